@@ -1,0 +1,25 @@
+"""Settings for every test: one thread for torch, asyncio for anyio, reproducible property tests."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_torch_thread() -> None:
+    """Tiny tensors lose more to thread wake-ups than they gain, and machines that test are shared."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
