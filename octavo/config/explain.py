@@ -1,0 +1,120 @@
+"""What octavo decided and why, in words and tables: the memory plan, the chosen operators, the facts of a model.
+
+The worker measures and fills `MemoryPlan`; the command line, the log at start and `octavo explain` render it. The numbers
+in a plan are bytes unless their name says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def render_bytes(count: int) -> str:
+    """`count` bytes as people read them: 1536 -> "1.50 KiB"."""
+    size = float(count)
+    for unit in _UNITS:
+        if abs(size) < 1024 or unit == _UNITS[-1]:
+            return f"{count} B" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    raise AssertionError("the last unit always returns")
+
+
+def render_table(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
+    """Rows of cells as aligned columns; the last column is free to run on."""
+    table = [tuple(row) for row in rows]
+    if not table:
+        return ""
+    columns = max(len(row) for row in table)
+    widths = [max((len(row[i]) for row in table if i < len(row)), default=0) for i in range(columns)]
+    return "\n".join(
+        indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in table
+    )
+
+
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How the memory of one worker is divided before a single block is allocated.
+
+    `limit` is what this worker may use in all, for the reason in `limit_because` ("machine", "cgroup", "utilization 0.9 of
+    the machine", ...). `num_blocks` is the number of usable KV blocks on the device, for the reason in
+    `num_blocks_because` ("kv_cache_memory", "at most 4 GiB on a CPU", "num_gpu_blocks_override", "memory left", ...).
+    """
+
+    device: str
+    total_memory: int
+    """Memory that the machine, or the cgroup that confines this process, has."""
+    available_memory: int
+    """Of `total_memory`, what nobody uses at the time of planning."""
+    limit: int
+    limit_because: str
+    weights_bytes: int
+    activation_bytes: int
+    """The peak of one step that fills `max_num_batched_tokens` and `max_num_seqs`, sampling included."""
+    block_size: int
+    """Tokens in a block."""
+    kv_block_bytes: int
+    """One block: keys and values of `block_size` tokens in all layers."""
+    num_blocks: int
+    num_blocks_because: str
+    kv_bytes: int
+    """All device blocks, the null block included."""
+    host_blocks: int
+    host_bytes: int
+    """Swap space. It is counted against `limit` where host and device share the memory."""
+    max_model_len: int
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+    @property
+    def planned_bytes(self) -> int:
+        """Everything that the plan hands out on the device: weights, activations, blocks."""
+        return self.weights_bytes + self.activation_bytes + self.kv_bytes
+
+    @property
+    def max_concurrency(self) -> float:
+        """How many requests of `max_model_len` tokens fit into the device blocks at once."""
+        blocks_each = -(-self.max_model_len // self.block_size)
+        return self.num_blocks / blocks_each if blocks_each else 0.0
+
+    def render(self) -> str:
+        rows = [
+            ("memory of the machine", render_bytes(self.total_memory), f"{render_bytes(self.available_memory)} available"),
+            ("limit", render_bytes(self.limit), self.limit_because),
+            ("weights", render_bytes(self.weights_bytes)),
+            ("activations", render_bytes(self.activation_bytes), "peak of the fullest step"),
+            (
+                "KV cache",
+                render_bytes(self.kv_bytes),
+                f"{self.num_blocks:,} blocks of {self.block_size} tokens, {render_bytes(self.kv_block_bytes)} each: "
+                f"{self.num_blocks_because}",
+            ),
+            ("host tier", render_bytes(self.host_bytes), f"{self.host_blocks:,} blocks of swap space"),
+            ("planned", render_bytes(self.planned_bytes), f"{self.planned_bytes / max(self.limit, 1):.0%} of the limit"),
+        ]
+        room = (
+            f"room for {self.kv_tokens:,} tokens: {self.max_concurrency:.1f} requests of {self.max_model_len:,} tokens "
+            "at once"
+        )
+        return f"memory plan ({self.device})\n{render_table(rows)}\n  {room}"
+
+
+class OpChoice(msgspec.Struct, frozen=True):
+    """Which implementation an operator got, and the reason."""
+
+    op: str
+    implementation: str
+    because: str
+
+
+def render_op_choices(choices: Iterable[OpChoice]) -> str:
+    rows = [(choice.op, choice.implementation, choice.because) for choice in choices]
+    return f"operators\n{render_table(rows)}" if rows else "operators\n  none"
+
+
+def render_facts(title: str, facts: Iterable[tuple[str, object]]) -> str:
+    return f"{title}\n{render_table([(name, str(value)) for name, value in facts])}"
