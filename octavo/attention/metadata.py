@@ -1,0 +1,103 @@
+"""What one step tells the model: the tokens it computes and where their keys and values live.
+
+The runner builds these once per step; models, layers and attention backends only read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """Where this step's tokens live. Rows are sequences in batch order.
+
+    Row ``i`` computes ``query_lengths[i]`` tokens, the last ones of its ``lengths[i]`` known to the cache after this step:
+    its context (what earlier steps or a prefix hit left in the cache) is the difference.
+    """
+
+    query_starts: Tensor
+    """int32 [rows + 1]: first flat token index of each row, then the number of tokens."""
+    sequence_lengths: Tensor
+    """int32 [rows]: tokens in the cache after this step, this step's included."""
+    block_tables: Tensor
+    """int32 [rows, max_blocks]: block ids, padded with 0 (the null block)."""
+    slot_mapping: Tensor
+    """int64 [tokens]: block * block_size + offset, where each token's key and value go."""
+    block_size: int
+    """Tokens per block."""
+    query_lengths: Sequence[int]
+    """[rows] on the host, so that planning needs no copy from the device."""
+    lengths: Sequence[int]
+    """[rows] on the host: ``sequence_lengths`` as plain numbers."""
+    derived: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What ``once`` has computed in this step."""
+
+    @classmethod
+    def build(
+        cls,
+        query_lengths: Sequence[int],
+        lengths: Sequence[int],
+        block_tables: Sequence[Sequence[int]],
+        block_size: int,
+        device: torch.device | str = "cpu",
+    ) -> AttentionMetadata:
+        """Build all tensors from plain rows; ``block_tables[i]`` covers ``lengths[i]`` tokens and may be longer."""
+        width = max((len(table) for table in block_tables), default=0)
+        padded = [[*table, *(0,) * (width - len(table))] for table in block_tables]
+        slots = [
+            table[position // block_size] * block_size + position % block_size
+            for queries, length, table in zip(query_lengths, lengths, block_tables, strict=True)
+            for position in range(length - queries, length)
+        ]
+        return cls(
+            query_starts=torch.tensor([0, *accumulate(query_lengths)], dtype=torch.int32, device=device),
+            sequence_lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
+            block_tables=torch.tensor(padded, dtype=torch.int32, device=device).view(len(padded), width),
+            slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
+            block_size=block_size,
+            query_lengths=query_lengths,
+            lengths=lengths,
+        )
+
+    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """``compute()`` the first time ``key`` is asked for in this step, the same object afterwards.
+
+        All layers of a step need the same gather indices, masks and rotary tables; the first one pays for them.
+        """
+        if key not in self.derived:
+            self.derived[key] = compute()
+        value: T = self.derived[key]
+        return value
+
+
+class ModelInput(Protocol):
+    """The part of the worker's input batch that a model reads."""
+
+    @property
+    def token_ids(self) -> Tensor:
+        """int64 [tokens]: the tokens of all rows, one row after the other."""
+        ...
+
+    @property
+    def positions(self) -> Tensor:
+        """int64 [tokens]: the position of each token in its sequence, from 0."""
+        ...
+
+    @property
+    def attention(self) -> AttentionMetadata:
+        """Where the tokens live."""
+        ...
+
+    @property
+    def kv_caches(self) -> Sequence[Tensor]:
+        """One cache tensor per layer, in the shape of the backend's ``cache_shape``."""
+        ...
