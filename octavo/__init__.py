@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from octavo.config.args import EngineArgs, ServerArgs
     from octavo.core.outputs import CompletionOutput, RequestOutput
     from octavo.core.prompt import Prompt
-    from octavo.core.sampling_params import RequestOutputKind, SamplingParams
+    from octavo.core.sampling_params import OutputKind, SamplingParams
     from octavo.engine.llm_engine import LLMEngine
     from octavo.errors import OctavoError
     from octavo.llm import LLM
@@ -34,7 +34,7 @@ __all__ = [
     "OctavoError",
     "Prompt",
     "RequestOutput",
-    "RequestOutputKind",
+    "OutputKind",
     "SamplingParams",
     "ServerArgs",
     "__version__",
@@ -49,7 +49,7 @@ _HOME = {
     "OctavoError": "octavo.errors",
     "Prompt": "octavo.core.prompt",
     "RequestOutput": "octavo.core.outputs",
-    "RequestOutputKind": "octavo.core.sampling_params",
+    "OutputKind": "octavo.core.sampling_params",
     "SamplingParams": "octavo.core.sampling_params",
     "ServerArgs": "octavo.config.args",
 }

@@ -1,0 +1,102 @@
+"""The resolved configuration: frozen sections, computed once by `resolve()` and never edited.
+
+A component takes the section, or the single values, that it needs; only `EngineCore.build` and `Worker.build` see the whole.
+All sections cross process borders as msgpack or JSON. Values that are measured at start (the number of blocks) are not here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+DType = Literal["float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "dummy"]
+Device = Literal["cpu", "cuda"]
+
+GenerationDefault = int | float | str | bool | list[int] | None
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Which weights and tokenizer, and what the checkpoint says about them."""
+
+    name: str
+    """What the person asked for: a hub name, a directory, or octavo-tiny."""
+    path: str
+    """Directory that holds the checkpoint on this machine."""
+    tokenizer_path: str
+    """Directory (or tokenizer.json) of the tokenizer on this machine."""
+    served_model_names: tuple[str, ...]
+    """Names by which clients may ask for the model; the first one is used in answers."""
+    revision: str | None = None
+    load_format: LoadFormat = "auto"
+    dtype: DType
+    quantization: str | None = None
+    seed: int = 0
+    max_model_len: int
+    user_set_max_model_len: bool = False
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    generation_defaults: dict[str, GenerationDefault] = {}
+    """Sampling values that hold when a request does not set them, from generation_config.json."""
+    max_logprobs: int = 20
+    chat_template: str | None = None
+    """Text of a template that replaces the checkpoint's own."""
+
+    @property
+    def served_model_name(self) -> str:
+        return self.served_model_names[0]
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV cache: its block size and what may be spent on it. Sizes are bytes."""
+
+    block_size: int = 16
+    dtype: DType
+    num_gpu_blocks_override: int | None = None
+    """Exact number of usable device blocks, on any device."""
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
+    swap_space_bytes: int = 4 << 30
+    enable_prefix_caching: bool = True
+    watermark: float = 0.01
+    """Share of the device blocks that admission leaves free."""
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens and sequences a step may have, and in which order requests get them."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int
+    policy: Literal["fcfs"] = "fcfs"
+    enable_chunked_prefill: bool = True
+    max_steps_in_flight: int = 1
+
+
+class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where and how the model runs."""
+
+    device: Device = "cpu"
+    threads: int
+    enforce_eager: bool = False
+    op_overrides: dict[str, str] = {}
+    """Implementation by operator name, instead of the best one."""
+
+
+class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What is logged."""
+
+    log_stats: bool = True
+    log_level: str = "info"
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All sections together."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    device: DeviceConfig
+    observability: ObservabilityConfig = ObservabilityConfig()
