@@ -1,0 +1,140 @@
+"""What travels between the front (text, HTTP) and the engine core (tokens, blocks).
+
+All are `msgspec` structs: in one process they are passed as they are, between processes as MessagePack.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from octavo.core.outputs import RequestError, RequestMetrics
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import PromptLogprobs, TokenLogprobs
+
+
+class EngineCoreRequest(msgspec.Struct, kw_only=True, tag="add"):
+    """An accepted request: everything is resolved and within limits.
+
+    params: `max_tokens` and `seed` are set.
+    end_token_ids: end-of-sequence ids of the model (empty when `ignore_eos`); `params.stop_token_ids` come on top.
+    bad_words_token_ids: the token sequences that `params.bad_words` stand for.
+    arrival_time: seconds on the monotonic clock.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival_time: float
+    end_token_ids: tuple[int, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    priority: int = 0
+    tenant: str | None = None
+    cache_salt: str | None = None
+    trace_id: str | None = None
+
+
+class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
+    """The caller no longer wants these requests. No output follows for them."""
+
+    request_ids: list[str]
+
+
+class StopSequence(msgspec.Struct, frozen=True, tag="stop"):
+    """A stop string was found in the text of one sequence: it ends here, its siblings go on."""
+
+    request_id: str
+    index: int
+
+
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    """A named control call (`stats`, `reset_prefix_cache`, …), answered by a `CallResult` with the same id."""
+
+    call_id: int
+    method: str
+    arguments: list[str | int | float | bool | None] = []
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """End the core process; running requests are dropped."""
+
+
+ToCore = EngineCoreRequest | AbortRequests | StopSequence | Call | Shutdown
+
+
+class SequenceDelta(msgspec.Struct, kw_only=True):
+    """What one step added to one sequence. finish_reason is None, 'stop', 'length', 'abort' or 'error'."""
+
+    index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+
+
+class EngineCoreOutput(msgspec.Struct, kw_only=True):
+    """What one step produced for one request. `finished` is True in exactly one output of every accepted request."""
+
+    request_id: str
+    deltas: list[SequenceDelta]
+    finished: bool
+    prompt_logprobs: PromptLogprobs | None = None
+    num_cached_tokens: int = 0
+    error: RequestError | None = None
+    metrics: RequestMetrics | None = None
+
+
+class SchedulerStats(msgspec.Struct, kw_only=True):
+    """State of the engine after a step. Token counts add up since the start; the others are of the moment."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_swapped: int = 0
+    num_blocks: int = 0
+    num_used_blocks: int = 0
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_queried_tokens: int = 0
+    num_preemptions: int = 0
+    num_recomputed_tokens: int = 0
+
+    @property
+    def kv_cache_usage(self) -> float:
+        return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0
+
+
+class StepOutputs(msgspec.Struct, kw_only=True, tag="outputs"):
+    """All outputs of one step, and the state after it."""
+
+    outputs: list[EngineCoreOutput]
+    stats: SchedulerStats
+
+
+class CallResult(msgspec.Struct, kw_only=True, tag="result"):
+    """Answer to a `Call`; `error` is None when it succeeded."""
+
+    call_id: int
+    value: msgspec.Raw = msgspec.Raw(b"\xc0")
+    error: str | None = None
+
+
+class CoreReady(msgspec.Struct, kw_only=True, tag="ready"):
+    """The core can take requests. Limits that only the core knows: measured at start, so not configuration."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    plan: str
+    """The memory plan as text, for the log of the front."""
+
+
+class CoreFailed(msgspec.Struct, kw_only=True, tag="failed"):
+    """The core could not start or has died; `message` is one line for a person. `kind` is the error's class name."""
+
+    message: str
+    kind: str = "EngineDeadError"
+
+
+FromCore = StepOutputs | CallResult | CoreReady | CoreFailed

@@ -1,0 +1,85 @@
+"""What a caller gets back."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Logprob(msgspec.Struct, frozen=True):
+    """Log-probability of one token at one position, under the model's distribution before any filter.
+
+    `rank` is 1 for the likeliest token of the vocabulary.
+    """
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+class CompletionOutput(msgspec.Struct, kw_only=True):
+    """One sequence of a request.
+
+    finish_reason: None while running, then 'stop', 'length', 'abort' or 'error'.
+    stop_reason: the stop string or stop token id that ended it; None for an end-of-sequence token.
+    logprobs: for each token, a mapping from token id to Logprob: the likeliest ones and the drawn one.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+class RequestMetrics(msgspec.Struct, kw_only=True):
+    """Times of one request in seconds on the monotonic clock of the engine core."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+    num_preemptions: int = 0
+
+    @property
+    def time_in_queue(self) -> float | None:
+        return None if self.first_scheduled_time is None else self.first_scheduled_time - self.arrival_time
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+
+class RequestError(msgspec.Struct, frozen=True):
+    """Why a request ended with an error: one line for a person, the field it is about, a word for machines.
+
+    `is_client_error` tells a mistake of the caller (HTTP 4xx) from a failure of ours (5xx).
+    """
+
+    message: str
+    field: str | None = None
+    code: str = "internal_error"
+    is_client_error: bool = False
+
+
+class RequestOutput(msgspec.Struct, kw_only=True):
+    """State of one request: outputs in the order of their index. With OutputKind.DELTA they hold only what is new.
+
+    prompt_logprobs: None for the first position, then a mapping from token id to Logprob for each further one.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
+    error: RequestError | None = None

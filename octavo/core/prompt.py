@@ -1,0 +1,77 @@
+"""What a caller may hand in as a prompt, and its one normal form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import msgspec
+
+from octavo.errors import InvalidRequest
+
+
+class TextPrompt(TypedDict):
+    """`{"prompt": "text"}`, as vLLM users write it."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """`{"prompt_token_ids": [1, 2, 3]}`."""
+
+    prompt_token_ids: list[int]
+
+
+PromptLike = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """Text or token ids, exactly one of the two; `add_special_tokens` says whether BOS still has to be added to text."""
+
+    text: str | None = None
+    token_ids: list[int] | None = None
+    add_special_tokens: bool = True
+
+    @classmethod
+    def read(cls, value: PromptLike | Prompt) -> Prompt:
+        """Normalise one prompt. Raises InvalidRequest for anything that is neither text nor token ids."""
+        if isinstance(value, Prompt):
+            return value
+        if isinstance(value, str):
+            return cls(text=value)
+        if isinstance(value, Mapping):
+            unknown = set(value) - {"prompt", "prompt_token_ids"}
+            if unknown or len(value) != 1:
+                raise InvalidRequest(
+                    f"a prompt given as a mapping has exactly one key, prompt or prompt_token_ids; got {sorted(value)}",
+                    field="prompt",
+                )
+            if "prompt" in value:
+                return cls(text=_text(value["prompt"]))
+            return cls(token_ids=_token_ids(value["prompt_token_ids"]))
+        return cls(token_ids=_token_ids(value))
+
+
+def is_single_prompt(value: Any) -> bool:
+    """True for one prompt, False for a list of prompts. An empty list is an empty list of prompts."""
+    if isinstance(value, str | Mapping | Prompt):
+        return True
+    return isinstance(value, Sequence) and len(value) > 0 and all(_is_int(item) for item in value)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"prompt is {type(value).__name__}, expected text", field="prompt")
+    return value
+
+
+def _token_ids(value: Any) -> list[int]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes) or not all(_is_int(item) for item in value):
+        raise InvalidRequest(
+            "prompt_token_ids is not a list of integers; give text, or a list of token ids", field="prompt_token_ids"
+        )
+    return list(value)

@@ -1,0 +1,251 @@
+"""Every sampling knob once: its name, default, limits and one line of documentation.
+
+The offline API, the server's schema and the command line all derive from these fields; nothing validates them elsewhere.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+
+from octavo.errors import InvalidRequest, suggestion
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy decoding."""
+
+MAX_N = 1024
+MAX_SEED = 2**63 - 1
+MAX_STOPS = 64
+MAX_BIAS = 100.0
+
+
+class OutputKind(str, enum.Enum):
+    """What each `RequestOutput` of a stream carries."""
+
+    CUMULATIVE = "cumulative"
+    DELTA = "delta"
+    FINAL_ONLY = "final_only"
+
+
+class Param(msgspec.Struct, frozen=True):
+    """Documentation and limits of one field; `finite` fields also refuse NaN and infinities."""
+
+    doc: str
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How tokens are drawn for one request, in the words of vLLM and the OpenAI API.
+
+    Raises InvalidRequest naming the field, its value and its limit.
+    """
+
+    n: Annotated[int, Param("Number of sequences to generate for the prompt.", ge=1, le=MAX_N)] = 1
+    temperature: Annotated[float, Param("Randomness; 0 is greedy.", ge=0, le=100)] = 1.0
+    top_k: Annotated[int, Param("Keep the k most likely tokens; 0 or -1 keeps all.", ge=-1)] = 0
+    top_p: Annotated[float, Param("Keep the smallest set of tokens with this total probability.", gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Param("Drop tokens below this share of the likeliest one.", ge=0, le=1)] = 0.0
+    presence_penalty: Annotated[float, Param("Subtracted once for a token already in the output.", ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[
+        float, Param("Subtracted for each time that a token is in the output.", ge=-2, le=2)
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, Param("Divides positive (multiplies negative) logits of tokens in prompt or output.", gt=0, le=100)
+    ] = 1.0
+    seed: Annotated[
+        int | None, Param("The same seed draws the same tokens, whatever else runs.", ge=-MAX_SEED - 1, le=MAX_SEED)
+    ] = None
+    stop: Annotated[tuple[str, ...], Param("Strings that end the text; they are not part of it.")] = ()
+    stop_token_ids: Annotated[tuple[int, ...], Param("Token ids that end the sequence.")] = ()
+    include_stop_str_in_output: Annotated[bool, Param("Keep the stop string in the text.")] = False
+    ignore_eos: Annotated[bool, Param("Go on after an end-of-sequence token.")] = False
+    max_tokens: Annotated[
+        int | None, Param("Most tokens per sequence; None means as many as fit the context.", ge=1)
+    ] = 16
+    min_tokens: Annotated[int, Param("No end token and no stop string before this many tokens.", ge=0)] = 0
+    logprobs: Annotated[
+        int | None, Param("Log-probabilities of this many likeliest tokens per position, and of the drawn one.", ge=0)
+    ] = None
+    prompt_logprobs: Annotated[int | None, Param("The same for the tokens of the prompt.", ge=0)] = None
+    logit_bias: Annotated[dict[int, float] | None, Param("Added to the logits of these token ids (-100 to 100).")] = (
+        None
+    )
+    allowed_token_ids: Annotated[tuple[int, ...] | None, Param("Only these token ids may be drawn.")] = None
+    bad_words: Annotated[tuple[str, ...], Param("Texts that may not be generated.")] = ()
+    skip_special_tokens: Annotated[bool, Param("Leave special tokens out of the text.")] = True
+    spaces_between_special_tokens: Annotated[bool, Param("Put spaces around special tokens that are kept.")] = True
+    detokenize: Annotated[bool, Param("Make text; False leaves token ids only.")] = True
+    output_kind: Annotated[OutputKind, Param("cumulative, delta, or final_only.")] = OutputKind.CUMULATIVE
+
+    def __post_init__(self) -> None:
+        _normalise(self)
+        _check_numbers(self)
+        _check_sequences(self)
+        _check_together(self)
+
+    @classmethod
+    def from_keywords(cls, **values: Any) -> SamplingParams:
+        """Like the constructor, but an unknown name is an InvalidRequest with the nearest known one."""
+        for name in values:
+            if name not in cls.__struct_fields__:
+                raise InvalidRequest(
+                    f"{name} is not a sampling parameter{suggestion(name, cls.__struct_fields__)}", field=name
+                )
+        return cls(**values)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+
+def documented_fields() -> dict[str, Param]:
+    """Documentation and limits by field name, in the order of the class."""
+    hints = get_type_hints(SamplingParams, include_extras=True)
+    return {name: hints[name].__metadata__[0] for name in SamplingParams.__struct_fields__}
+
+
+_DOCUMENTED = documented_fields()
+
+
+def _normalise(params: SamplingParams) -> None:
+    """Lists become tuples, one stop string becomes a tuple of one, whole floats become the type of their field."""
+    for name in ("stop", "bad_words"):
+        value = getattr(params, name)
+        if value is None:
+            value = ()
+        elif isinstance(value, str):
+            value = (value,)
+        _set_tuple(params, name, value)
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        value = getattr(params, name)
+        if value is None and name == "stop_token_ids":
+            value = ()
+        if value is not None:
+            _set_tuple(params, name, value)
+    if isinstance(params.output_kind, str) and not isinstance(params.output_kind, OutputKind):
+        try:
+            msgspec.structs.force_setattr(params, "output_kind", OutputKind(params.output_kind))
+        except ValueError as error:
+            raise InvalidRequest(
+                f"output_kind is {params.output_kind!r}; it is one of {[kind.value for kind in OutputKind]}",
+                field="output_kind",
+            ) from error
+
+
+def _set_tuple(params: SamplingParams, name: str, value: Any) -> None:
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | dict):
+        raise InvalidRequest(f"{name} is {value!r}, expected a list", field=name)
+    msgspec.structs.force_setattr(params, name, tuple(value))
+
+
+_LIMITS: tuple[tuple[str, type, bool], ...] = tuple(
+    (name, kind, optional)
+    for kind, optional, names in (
+        (int, False, ("n", "top_k", "min_tokens")),
+        (int, True, ("seed", "max_tokens", "logprobs", "prompt_logprobs")),
+        (
+            float,
+            False,
+            (
+                "temperature",
+                "top_p",
+                "min_p",
+                "presence_penalty",
+                "frequency_penalty",
+                "repetition_penalty",
+            ),
+        ),
+    )
+    for name in names
+)
+_FLAGS = (
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "detokenize",
+)
+
+
+def _check_numbers(params: SamplingParams) -> None:
+    for name, kind, optional in _LIMITS:
+        value = getattr(params, name)
+        if value is None and optional:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidRequest(f"{name} is {value!r}, expected a number", field=name)
+        if not math.isfinite(value):
+            raise InvalidRequest(f"{name} is {value!r}; NaN and infinities are refused", field=name)
+        if kind is int and int(value) != value:
+            raise InvalidRequest(f"{name} is {value!r}, expected a whole number", field=name)
+        if type(value) is not kind:
+            msgspec.structs.force_setattr(params, name, kind(value))
+        check_limits(name, value, _DOCUMENTED[name])
+    for name in _FLAGS:
+        if not isinstance(getattr(params, name), bool):
+            raise InvalidRequest(f"{name} is {getattr(params, name)!r}, expected true or false", field=name)
+
+
+def check_limits(name: str, value: float, limits: Param) -> None:
+    """Raise InvalidRequest when `value` is outside `limits`."""
+    if limits.ge is not None and value < limits.ge:
+        raise InvalidRequest(f"{name} is {value}, must be at least {limits.ge:g}", field=name)
+    if limits.gt is not None and value <= limits.gt:
+        raise InvalidRequest(f"{name} is {value}, must be greater than {limits.gt:g}", field=name)
+    if limits.le is not None and value > limits.le:
+        raise InvalidRequest(f"{name} is {value}, must be at most {limits.le:g}", field=name)
+
+
+def _check_sequences(params: SamplingParams) -> None:
+    for name in ("stop", "bad_words"):
+        values = getattr(params, name)
+        if len(values) > MAX_STOPS:
+            raise InvalidRequest(f"{name} has {len(values)} entries, must have at most {MAX_STOPS}", field=name)
+        for value in values:
+            if not isinstance(value, str) or not value:
+                raise InvalidRequest(f"{name} contains {value!r}; its entries are non-empty strings", field=name)
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        for value in getattr(params, name) or ():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise InvalidRequest(f"{name} contains {value!r}; its entries are token ids", field=name)
+    if params.allowed_token_ids is not None and not params.allowed_token_ids:
+        raise InvalidRequest("allowed_token_ids is empty: nothing could be drawn; leave it out", field="allowed_token_ids")
+    if params.logit_bias is not None:
+        _check_logit_bias(params)
+
+
+def _check_logit_bias(params: SamplingParams) -> None:
+    if not isinstance(params.logit_bias, dict):
+        raise InvalidRequest(f"logit_bias is {params.logit_bias!r}, expected a mapping", field="logit_bias")
+    bias: dict[int, float] = {}
+    for key, value in params.logit_bias.items():
+        try:
+            token_id = int(key)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"logit_bias has the key {key!r}, expected a token id", field="logit_bias") from error
+        if token_id < 0:
+            raise InvalidRequest(f"logit_bias has the key {key!r}, expected a token id", field="logit_bias")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_BIAS:
+            raise InvalidRequest(
+                f"logit_bias of {token_id} is {value!r}, must be from -{MAX_BIAS:g} to {MAX_BIAS:g}", field="logit_bias"
+            )
+        bias[token_id] = float(value)
+    msgspec.structs.force_setattr(params, "logit_bias", bias)
+
+
+def _check_together(params: SamplingParams) -> None:
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {params.min_tokens}, must be at most max_tokens, which is {params.max_tokens}",
+            field="min_tokens",
+        )
+    if params.stop and not params.detokenize:
+        raise InvalidRequest(
+            "stop needs text, but detokenize is false; use stop_token_ids, or leave detokenize on", field="stop"
+        )

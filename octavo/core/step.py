@@ -1,0 +1,124 @@
+"""What travels between the control plane and the device plane: a step goes down, its results come up."""
+
+from __future__ import annotations
+
+import msgspec
+
+from octavo.core.sampling_params import SamplingParams
+
+
+class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence that the worker does not know (yet, or any more).
+
+    A fork names a parent that the worker still holds: its first `num_shared_tokens` tokens are the parent's, and
+    `token_ids` holds those that follow. Without a parent `token_ids` holds all. `block_ids` is the whole table.
+
+    end_token_ids: all ids that end the sequence (end-of-sequence and stop ids): barred while `min_tokens` is not reached.
+    """
+
+    seq_id: int
+    index: int
+    epoch: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    block_ids: list[int]
+    params: SamplingParams
+    end_token_ids: tuple[int, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    parent_id: int | None = None
+    num_shared_tokens: int = 0
+
+
+class ScheduledSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the batch: compute the KV of tokens [start, start + num_tokens) of a sequence.
+
+    The block table changes from entry `first_block_index` on: the new entries are `block_ids` (often none).
+    num_samples: tokens to draw from the logits of the last position: 0 in the middle of a prompt, 1, or n at its end.
+    With n samples, sample i is drawn for the child with index i.
+    num_prompt_logprobs: positions of this row, from its first, whose successor's log-probability is wanted (0: none).
+    """
+
+    seq_id: int
+    epoch: int
+    start: int
+    num_tokens: int
+    num_samples: int
+    first_block_index: int = 0
+    block_ids: list[int] = []
+    num_prompt_logprobs: int = 0
+
+
+class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
+    """Copy the keys and values of all layers from one block to another."""
+
+    source: int
+    target: int
+
+
+class BlockOps(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens to blocks before the forward pass, in this order."""
+
+    swap_outs: list[BlockCopy] = []
+    swap_ins: list[BlockCopy] = []
+    copies: list[BlockCopy] = []
+
+
+class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """One step. Order of effect: new sequences are added, finished ones dropped, then BlockOps, then the rows.
+
+    `finished_ids` are sequences whose state the worker drops (finished, aborted or preempted). They are dropped after the
+    new ones are added because a fork may name one of them as its parent. An id in both lists was preempted and comes
+    back in the same step: its new state stays.
+    """
+
+    step_id: int
+    new_sequences: list[NewSequence]
+    rows: list[ScheduledSequence]
+    finished_ids: list[int]
+    block_ops: BlockOps
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-probabilities at one position. `logprob` and `rank` (1 is the likeliest) are of `token_id`;
+    `top_ids` and `top_logprobs` are the likeliest tokens in falling order."""
+
+    token_id: int
+    logprob: float
+    rank: int = 0
+    top_ids: list[int] = []
+    top_logprobs: list[float] = []
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-probabilities of the prompt tokens at positions first_position, first_position + 1, …"""
+
+    first_position: int
+    tokens: list[TokenLogprobs]
+
+
+class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """One drawn token. `index` is the child that it belongs to (0 unless the row asked for several samples)."""
+
+    index: int
+    token: TokenLogprobs
+
+
+class RowOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """Results of one row, in the order of the step's rows. A row with an `error` ends its request; others go on."""
+
+    seq_id: int
+    epoch: int
+    samples: list[SequenceOutput]
+    prompt_logprobs: PromptLogprobs | None = None
+    error: str | None = None
+
+
+class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """Results of one step."""
+
+    step_id: int
+    rows: list[RowOutput]

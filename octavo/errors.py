@@ -1,0 +1,78 @@
+"""Every error that octavo raises on purpose.
+
+    OctavoError
+    ├── ConfigError              an engine argument is wrong (name, value, limit, remedy)
+    ├── CheckpointError          a model directory cannot be used as it is
+    │   └── UnsupportedModel     its architecture, or an option of it, is not implemented
+    ├── InvalidRequest           a request is refused at the door; the server answers 400
+    │   ├── ContextTooLong       the prompt does not fit the model's context
+    │   └── RequestTooLarge      the request can never fit the KV cache, even alone
+    ├── RequestFailed            an accepted request ended with an error of its own
+    └── EngineDeadError          the engine core has gone; nothing can be served any more
+
+The message is one line for a person: what, where, and what to do. Nothing else is raised on purpose, so any other
+exception that surfaces is a bug of ours.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OctavoError(Exception):
+    """Base of the errors above."""
+
+
+class ConfigError(OctavoError, ValueError):
+    """An engine argument is wrong."""
+
+
+class CheckpointError(OctavoError, ValueError):
+    """A model directory is missing something, has too much, or is damaged."""
+
+
+class UnsupportedModel(CheckpointError):
+    """The checkpoint is sound but asks for something that is not implemented."""
+
+
+class InvalidRequest(OctavoError, ValueError):
+    """A request is refused before it is accepted.
+
+    `field` names the offending field in the caller's words (`max_tokens`, `messages[1].role`) or is None.
+    `code` is a short machine-readable word, as in the OpenAI API.
+    """
+
+    code = "invalid_value"
+
+    def __init__(self, message: str, *, field: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+        if code is not None:
+            self.code = code
+
+
+class ContextTooLong(InvalidRequest):
+    """Prompt (and the tokens asked for) exceed the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class RequestTooLarge(InvalidRequest):
+    """The request needs more KV blocks or sequences than the engine has, even when it runs alone."""
+
+    code = "request_too_large"
+
+
+class RequestFailed(OctavoError, RuntimeError):
+    """An accepted request ended with an error; the others go on."""
+
+
+class EngineDeadError(OctavoError, RuntimeError):
+    """The engine core has stopped; the message carries its last words."""
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """'; did you mean X?' for the nearest known name, or an empty string."""
+    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
