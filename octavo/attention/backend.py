@@ -18,18 +18,18 @@ class AttentionBackend(Protocol):
     name: str
 
     def cache_shape(self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """Shape of one layer's cache; ``num_blocks`` counts the null block. The cache starts zeroed.
+        """Shape of one layer's cache; `num_blocks` counts the null block. The cache starts zeroed.
 
-        Block ids index dimension 1, so that copying or moving block ``i`` is copying ``cache[:, i]``.
+        Block ids index dimension 1, so that copying or moving block `i` is copying `cache[:, i]`.
         """
         ...
 
     def workspace_bytes(
         self, max_tokens: int, max_length: int, num_heads: int, kv_heads: int, head_dim: int, element_size: int
     ) -> int:
-        """Most bytes that ``run`` allocates beside its output, for the memory plan.
+        """Most bytes that `run` allocates beside its output, for the memory plan.
 
-        ``max_tokens`` is the most tokens in one step, ``max_length`` the longest sequence.
+        `max_tokens` is the most tokens in one step, `max_length` the longest sequence.
         """
         ...
 
@@ -45,10 +45,10 @@ class AttentionBackend(Protocol):
         soft_cap: float | None = None,
         alibi: Tensor | None = None,
     ) -> Tensor:
-        """Write ``k``, ``v`` to their slots, then let every query see its own sequence up to itself.
+        """Write `k`, `v` to their slots, then let every query see its own sequence up to itself.
 
-        ``q`` is [tokens, heads, dim], ``k`` and ``v`` [tokens, kv_heads, dim]; the answer is [tokens, heads, dim].
-        ``sliding_window`` counts the tokens a query sees, itself included; ``soft_cap`` bends scores to
-        ``cap * tanh(score / cap)``; ``alibi`` is float32 [heads], the slope added per position of distance.
+        `q` is [tokens, heads, dim], `k` and `v` [tokens, kv_heads, dim]; the answer is [tokens, heads, dim].
+        `sliding_window` counts the tokens a query sees, itself included; `soft_cap` bends scores to
+        `cap * tanh(score / cap)`; `alibi` is float32 [heads], the slope added per position of distance.
         """
         ...

@@ -20,8 +20,8 @@ T = TypeVar("T")
 class AttentionMetadata:
     """Where this step's tokens live. Rows are sequences in batch order.
 
-    Row ``i`` computes ``query_lengths[i]`` tokens, the last ones of its ``lengths[i]`` known to the cache after this step:
-    its context (what earlier steps or a prefix hit left in the cache) is the difference.
+    Row `i` computes `query_lengths[i]` tokens, the last ones of the `lengths[i]` that are in the cache after this
+    step. The difference is its context: what earlier steps or a prefix hit left in the cache.
     """
 
     query_starts: Tensor
@@ -37,9 +37,9 @@ class AttentionMetadata:
     query_lengths: Sequence[int]
     """[rows] on the host, so that planning needs no copy from the device."""
     lengths: Sequence[int]
-    """[rows] on the host: ``sequence_lengths`` as plain numbers."""
+    """[rows] on the host: `sequence_lengths` as plain numbers."""
     derived: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
-    """What ``once`` has computed in this step."""
+    """What `once` has computed in this step."""
 
     @classmethod
     def build(
@@ -50,7 +50,7 @@ class AttentionMetadata:
         block_size: int,
         device: torch.device | str = "cpu",
     ) -> AttentionMetadata:
-        """Build all tensors from plain rows; ``block_tables[i]`` covers ``lengths[i]`` tokens and may be longer."""
+        """Build all tensors from plain rows; `block_tables[i]` covers `lengths[i]` tokens and may be longer."""
         width = max((len(table) for table in block_tables), default=0)
         padded = [[*table, *(0,) * (width - len(table))] for table in block_tables]
         slots = [
@@ -69,7 +69,7 @@ class AttentionMetadata:
         )
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """``compute()`` the first time ``key`` is asked for in this step, the same object afterwards.
+        """`compute()` the first time `key` is asked for in this step, the same object afterwards.
 
         All layers of a step need the same gather indices, masks and rotary tables; the first one pays for them.
         """
@@ -99,5 +99,5 @@ class ModelInput(Protocol):
 
     @property
     def kv_caches(self) -> Sequence[Tensor]:
-        """One cache tensor per layer, in the shape of the backend's ``cache_shape``."""
+        """One cache tensor per layer, in the shape of the backend's `cache_shape`."""
         ...

@@ -1,0 +1,303 @@
+"""A model directory in Hugging Face layout: its config, its generation defaults, and what its weight files hold.
+
+Nothing here reads weights: safetensors headers say names, types and shapes, which is all that arithmetic needs.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from octavo.config.safetensors_header import TensorInfo, read_header
+from octavo.errors import CheckpointError, UnsupportedModel
+
+T = TypeVar("T")
+
+CONFIG: Final = "config.json"
+GENERATION_CONFIG: Final = "generation_config.json"
+
+_DTYPE_NAMES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_REQUIRED: Final[Any] = object()
+_TYPE_WORDS: Final[Mapping[builtins.type, builtins.str]] = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
+
+
+class Section:
+    """Typed reading of one JSON object; every complaint names the file, the key, what was found and what is expected.
+
+    A key that is `null` counts as absent.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
+        self.values = values
+        self.where = where
+        self._prefix = prefix
+
+    def int(self, name: str, default: builtins.int = _REQUIRED) -> builtins.int:
+        """The integer `name`; required when no default is given."""
+        return self._read(name, int, default)
+
+    def float(self, name: str, default: builtins.float = _REQUIRED) -> builtins.float:
+        """The number `name`, an integer included."""
+        return float(self._read(name, float, default))
+
+    def bool(self, name: str, default: builtins.bool = _REQUIRED) -> builtins.bool:
+        """The flag `name`."""
+        return self._read(name, bool, default)
+
+    def str(self, name: str, default: builtins.str = _REQUIRED) -> builtins.str:
+        """The string `name`."""
+        return self._read(name, str, default)
+
+    def optional_int(self, name: builtins.str) -> builtins.int | None:
+        """The integer `name`, or None when it is absent or null."""
+        return None if self.values.get(name) is None else self.int(name)
+
+    def optional_str(self, name: builtins.str) -> builtins.str | None:
+        """The string `name`, or None when it is absent or null."""
+        return None if self.values.get(name) is None else self.str(name)
+
+    def positive(self, name: builtins.str, default: builtins.int = _REQUIRED) -> builtins.int:
+        """The integer `name`, at least 1: a size or a count."""
+        value = self.int(name, default)
+        if value < 1:
+            raise self.error(name, "an integer of at least 1")
+        return value
+
+    def section(self, name: builtins.str) -> Section | None:
+        """The object `name`, or None when it is absent or null."""
+        if self.values.get(name) is None:
+            return None
+        return Section(self._read(name, dict, {}), self.where, f"{self._prefix}{name}.")
+
+    def expect(self, name: builtins.str, *allowed: object, default: object = _REQUIRED) -> Any:
+        """The value of `name` when it is one of `allowed`; else a model that is not implemented, by name.
+
+        Without a `default` an absent key stands for the first allowed value.
+        """
+        value = self.values.get(name)
+        if value is None:
+            value = allowed[0] if default is _REQUIRED else default
+        if value not in allowed:
+            wanted = " or ".join(json.dumps(each) for each in allowed)
+            raise UnsupportedModel(
+                f"{self.where}: {self._prefix}{name} is {json.dumps(value)}, expected {wanted}; "
+                "this variant of the model is not implemented"
+            )
+        return value
+
+    def refuse(self, *names: builtins.str, because: builtins.str) -> None:
+        """Raise when one of `names` is set to anything but null, false or empty."""
+        for name in names:
+            if self.values.get(name):
+                raise UnsupportedModel(f"{self.where}: {self._prefix}{name} is {shown(self.values[name])}; {because}")
+
+    def error(self, name: builtins.str, expected: builtins.str) -> CheckpointError:
+        """The complaint that `name` is not as `expected`."""
+        found = f"is {shown(self.values[name])}" if name in self.values else "is missing"
+        return CheckpointError(f"{self.where}: {self._prefix}{name} {found}, expected {expected}")
+
+    def _read(self, name: builtins.str, kind: type[T], default: T) -> T:
+        value: T | None = self.values.get(name)
+        if value is None:
+            if default is _REQUIRED:
+                raise self.error(name, _TYPE_WORDS[kind])
+            return default
+        # an integer is a fine number, but a flag is no integer although Python says so
+        accepted = (int, float) if kind is float else (kind,)
+        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+            raise self.error(name, _TYPE_WORDS[kind])
+        return value
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """One file that holds weights; `names` is what the index promises it holds, None without an index."""
+
+    path: Path
+    names: frozenset[str] | None = None
+
+    @property
+    def is_safetensors(self) -> bool:
+        """False for a PyTorch archive (`.bin`)."""
+        return self.path.suffix == ".safetensors"
+
+
+class Checkpoint(Section):
+    """A model directory. Keys of `config.json` are read with the accessors of `Section`."""
+
+    def __init__(self, path: Path, config: Mapping[builtins.str, Any], generation: Mapping[builtins.str, Any]) -> None:
+        super().__init__(config, str(path / CONFIG))
+        self.path = path
+        self.generation_config = generation
+
+    @classmethod
+    def open(cls, path: Path) -> Checkpoint:
+        """Read the JSON files of `path`. Raises CheckpointError when it is no model directory."""
+        if not path.is_dir():
+            state = "is a file" if path.exists() else "does not exist"
+            raise CheckpointError(f"{path}: {state}; expected a directory with a {CONFIG} and weights")
+        if not (path / CONFIG).is_file():
+            raise CheckpointError(f"{path}: has no {CONFIG}; expected a model directory in Hugging Face layout")
+        generation = path / GENERATION_CONFIG
+        return cls(path, read_json_object(path / CONFIG), read_json_object(generation) if generation.is_file() else {})
+
+    @property
+    def config(self) -> Mapping[builtins.str, Any]:
+        """All of `config.json`."""
+        return self.values
+
+    @cached_property
+    def architecture(self) -> builtins.str:
+        """The first name in `architectures`."""
+        names = self.values.get("architectures")
+        if not isinstance(names, list) or not names or not isinstance(names[0], str):
+            raise self.error("architectures", "a list with the name of the architecture")
+        return names[0]
+
+    def max_model_len(self) -> builtins.int:
+        """Longest context the model is made for, in tokens."""
+        name = "n_positions" if "n_positions" in self.values else "max_position_embeddings"
+        length = self.positive(name)
+        rope = self.rope()
+        # linear scaling stretches the positions that max_position_embeddings states; llama3's figure includes it
+        return int(length * rope.float("factor")) if rope.str("rope_type") == "linear" else length
+
+    def rope(self) -> Section:
+        """Rotary parameters in one layout: `rope_type`, `rope_theta` and what the type needs.
+
+        Reads `rope_parameters` as well as the older `rope_theta` beside `rope_scaling`.
+        """
+        section = self.section("rope_parameters") or self.section("rope_scaling")
+        values: dict[builtins.str, Any] = {**(section.values if section else {})}
+        values["rope_type"] = values.get("rope_type") or values.get("type") or "default"
+        if values.get("rope_theta") is None:
+            values["rope_theta"] = self.float("rope_theta", 10_000.0)
+        prefix = section._prefix if section else ""
+        return Section(values, self.where, prefix)
+
+    def dtype_name(self) -> builtins.str:
+        """`float32`, `float16` or `bfloat16`: what the config states, else what most weights have."""
+        for name in ("dtype", "torch_dtype"):
+            if self.values.get(name) is not None:
+                stated = self.str(name).removeprefix("torch.")
+                if stated not in _DTYPE_NAMES.values():
+                    raise self.error(name, "float32, float16 or bfloat16")
+                return stated
+        sizes: dict[builtins.str, builtins.int] = {}
+        for tensor in self.tensors().values():
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
+        return _DTYPE_NAMES.get(max(sizes, key=lambda dtype: sizes[dtype], default="F32"), "float32")
+
+    def bos_token_id(self) -> builtins.int | None:
+        """The token that starts a text, where the config names one."""
+        return self.optional_int("bos_token_id")
+
+    def eos_token_ids(self) -> tuple[builtins.int, ...]:
+        """Tokens that end a text: `generation_config.json`'s, else `config.json`'s; there may be none."""
+        generation = Section(self.generation_config, str(self.path / GENERATION_CONFIG))
+        for section in (generation, self):
+            ids = section.values.get("eos_token_id")
+            if ids is None:
+                continue
+            listed = ids if isinstance(ids, list) else [ids]
+            if not all(isinstance(each, int) and not isinstance(each, bool) for each in listed):
+                raise section.error("eos_token_id", "a token id or a list of them")
+            return tuple(listed)
+        return ()
+
+    def weight_files(self) -> tuple[WeightFile, ...]:
+        """Files to load, safetensors before `.bin`. Raises CheckpointError when there are none or one is missing."""
+        for stem in ("model.safetensors", "pytorch_model.bin"):
+            index = self.path / f"{stem}.index.json"
+            if index.is_file():
+                return self._indexed_files(index)
+            if (self.path / stem).is_file():
+                return (WeightFile(self.path / stem),)
+        raise CheckpointError(
+            f"{self.path}: has no weights; expected model.safetensors, model.safetensors.index.json with its shards, "
+            "pytorch_model.bin or pytorch_model.bin.index.json"
+        )
+
+    def tensors(self) -> Mapping[builtins.str, TensorInfo]:
+        """Every tensor of the safetensors files by name, from their headers; empty for `.bin` files."""
+        return self._tensors
+
+    def weights_bytes(self) -> builtins.int:
+        """Bytes of weights on disk: exact for safetensors, the files' size for `.bin`."""
+        files = self.weight_files()
+        if files[0].is_safetensors:
+            return sum(tensor.nbytes for tensor in self.tensors().values())
+        return sum(file.path.stat().st_size for file in files)
+
+    def num_parameters(self) -> builtins.int | None:
+        """Elements of all tensors, where the headers say (safetensors)."""
+        return sum(prod(tensor.shape) for tensor in self.tensors().values()) or None
+
+    @cached_property
+    def _tensors(self) -> Mapping[builtins.str, TensorInfo]:
+        found: dict[builtins.str, TensorInfo] = {}
+        for file in self.weight_files():
+            if not file.is_safetensors:
+                continue
+            header = read_header(file.path)
+            missing = sorted((file.names or frozenset()) - header.keys())
+            if missing:
+                raise CheckpointError(f"{file.path}: lacks {missing[0]}, which the index promises; download it again")
+            found.update(header)
+        return found
+
+    def _indexed_files(self, index: Path) -> tuple[WeightFile, ...]:
+        weight_map = read_json_object(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{index}: weight_map is missing, expected an object from tensor name to file name")
+        names: dict[builtins.str, set[builtins.str]] = {}
+        for tensor, file_name in weight_map.items():
+            # a shard lies beside its index: a path that leads elsewhere is not followed
+            if not isinstance(file_name, str) or Path(file_name).name != file_name:
+                raise CheckpointError(f"{index}: {tensor} is in {shown(file_name)}, expected a file beside the index")
+            names.setdefault(file_name, set()).add(tensor)
+        absent = [name for name in sorted(names) if not (self.path / name).is_file()]
+        if absent:
+            raise CheckpointError(
+                f"{self.path}: lacks {', '.join(absent[:3])} ({len(absent)} of {len(names)} weight files); "
+                "download the model again"
+            )
+        return tuple(WeightFile(self.path / name, frozenset(names[name])) for name in sorted(names))
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises CheckpointError with the place of the damage."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise CheckpointError(
+            f"{path}: is not valid JSON (line {error.lineno}, column {error.colno}: {error.msg}); download it again"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds {shown(value)}, expected a JSON object")
+    return value
+
+
+def shown(value: object) -> str:
+    """`value` as JSON, cut to a length that fits a message."""
+    text = json.dumps(value, ensure_ascii=False) if _plain(value) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _plain(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float | bool | Mapping | Sequence)
