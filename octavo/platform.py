@@ -1,4 +1,4 @@
-"""What this machine is: processor, cores and memory that this process may really use, accelerators. No torch, no probing at import.
+"""What this machine is: processor, cores and memory that this process may really use, accelerators.
 
 Memory and cores are those of the control group or the affinity mask that confines the process, where there is one.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import platform as python_platform
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -50,26 +49,6 @@ class Platform(msgspec.Struct, frozen=True, kw_only=True):
             instruction_sets=instruction_sets or _instruction_sets_from_proc(),
             native_module=native,
         )
-
-    def facts(self) -> list[tuple[str, str]]:
-        """For people, in the order in which they are worth reading."""
-        from octavo.config.explain import render_bytes
-
-        vector_sets = [name for name in self.instruction_sets if name.startswith(("avx", "amx"))]
-        return [
-            ("processor", self.cpu_model),
-            ("cores", str(self.cores)),
-            (
-                "memory",
-                f"{render_bytes(self.memory.total)} ({self.memory.source}), "
-                f"{render_bytes(self.memory.available)} available",
-            ),
-            ("instruction sets", " ".join(vector_sets) or "none that octavo knows"),
-            (
-                "compiled module",
-                self.native_module or "absent: every operator runs in plain torch; reinstall octavo to build it",
-            ),
-        ]
 
 
 def usable_cores(root: Path = Path("/")) -> int:

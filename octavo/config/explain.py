@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from octavo.platform import Platform
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -31,7 +33,8 @@ def render_table(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
     columns = max(len(row) for row in table)
     widths = [max((len(row[i]) for row in table if i < len(row)), default=0) for i in range(columns)]
     return "\n".join(
-        indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in table
+        indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
+        for row in table
     )
 
 
@@ -83,7 +86,11 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def render(self) -> str:
         rows = [
-            ("memory of the machine", render_bytes(self.total_memory), f"{render_bytes(self.available_memory)} available"),
+            (
+                "memory of the machine",
+                render_bytes(self.total_memory),
+                f"{render_bytes(self.available_memory)} available",
+            ),
             ("limit", render_bytes(self.limit), self.limit_because),
             ("weights", render_bytes(self.weights_bytes)),
             ("activations", render_bytes(self.activation_bytes), "peak of the fullest step"),
@@ -94,7 +101,11 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.num_blocks_because}",
             ),
             ("host tier", render_bytes(self.host_bytes), f"{self.host_blocks:,} blocks of swap space"),
-            ("planned", render_bytes(self.planned_bytes), f"{self.planned_bytes / max(self.limit, 1):.0%} of the limit"),
+            (
+                "planned",
+                render_bytes(self.planned_bytes),
+                f"{self.planned_bytes / max(self.limit, 1):.0%} of the limit",
+            ),
         ]
         room = (
             f"room for {self.kv_tokens:,} tokens: {self.max_concurrency:.1f} requests of {self.max_model_len:,} tokens "
@@ -118,3 +129,19 @@ def render_op_choices(choices: Iterable[OpChoice]) -> str:
 
 def render_facts(title: str, facts: Iterable[tuple[str, object]]) -> str:
     return f"{title}\n{render_table([(name, str(value)) for name, value in facts])}"
+
+
+def platform_facts(platform: Platform) -> list[tuple[str, object]]:
+    """The machine, in the order in which its facts are worth reading."""
+    vector_sets = [name for name in platform.instruction_sets if name.startswith(("avx", "amx", "asimd", "sve"))]
+    memory = platform.memory
+    return [
+        ("processor", platform.cpu_model),
+        ("cores", platform.cores),
+        ("memory", f"{render_bytes(memory.total)} ({memory.source}), {render_bytes(memory.available)} available"),
+        ("instruction sets", " ".join(vector_sets) or "none that octavo knows"),
+        (
+            "compiled module",
+            platform.native_module or "absent: every operator runs in plain torch; reinstall octavo to build it",
+        ),
+    ]

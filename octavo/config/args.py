@@ -1,0 +1,259 @@
+"""Everything a person may set, each once: `EngineArgs` for the engine, `ServerArgs` for what `octavo serve` adds.
+
+A field's annotation carries its documentation, limits and group. From it come the keyword of `LLM`, the `--flag`, the YAML
+key, the `OCTAVO_*` variable, the line in the reference page and the check that every one of these ways goes through.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
+
+from octavo.config.fields import Arg, arguments, check_values
+from octavo.errors import ConfigError, suggestion
+
+BUILTIN_MODEL = "octavo-tiny"
+"""The demonstration model that ships with the package."""
+
+_MODEL, _CACHE, _SCHEDULING, _DEVICE, _LOGGING, _SERVER = (
+    "Model",
+    "Memory and cache",
+    "Scheduling",
+    "Device",
+    "Logging",
+    "Server",
+)
+_ONE_DEVICE = "this version runs a model in one process on one device"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineArgs:
+    """What a person wrote about the engine. Frozen and checked field by field; `resolve()` makes the configuration of it.
+
+    Raises ConfigError naming the argument, its value, its limit and what to do.
+    """
+
+    model: Annotated[
+        str,
+        Arg(
+            "Hub name or directory of the model; octavo-tiny is the demonstration model that ships with the package.",
+            group=_MODEL,
+        ),
+    ] = BUILTIN_MODEL
+    tokenizer: Annotated[
+        str | None, Arg("Hub name, directory or tokenizer.json of the tokenizer; by default the model's.", group=_MODEL)
+    ] = None
+    revision: Annotated[str | None, Arg("Branch, tag or commit of the model on the hub.", group=_MODEL)] = None
+    tokenizer_revision: Annotated[str | None, Arg("The same for the tokenizer.", group=_MODEL)] = None
+    served_model_name: Annotated[
+        tuple[str, ...],
+        Arg(
+            "Name by which clients ask for the model; may be given several times. By default what --model says.",
+            group=_MODEL,
+        ),
+    ] = ()
+    model_source: Annotated[
+        str, Arg("Hub that names refer to.", group=_MODEL, choices=("huggingface", "modelscope"))
+    ] = "huggingface"
+    download_dir: Annotated[
+        str | None, Arg("Where downloads are kept; by default the hub's own cache.", group=_MODEL)
+    ] = None
+    load_format: Annotated[
+        str,
+        Arg(
+            "auto reads the checkpoint's weights; dummy makes random ones, to measure speed.",
+            group=_MODEL,
+            choices=("auto", "dummy"),
+        ),
+    ] = "auto"
+    dtype: Annotated[
+        str,
+        Arg(
+            "Number format of weights and activations; auto takes the checkpoint's.",
+            group=_MODEL,
+            choices=("auto", "float32", "bfloat16", "float16"),
+        ),
+    ] = "auto"
+    quantization: Annotated[
+        str | None,
+        Arg(
+            "Weight format.", group=_MODEL, only=(None,), otherwise="quantised weights are not there yet; leave it out"
+        ),
+    ] = None
+    max_model_len: Annotated[
+        int | None,
+        Arg(
+            "Most tokens of prompt and output together; by default what the checkpoint was made for.",
+            group=_MODEL,
+            ge=1,
+        ),
+    ] = None
+    seed: Annotated[
+        int, Arg("Seeds the requests that have no seed of their own.", group=_MODEL, ge=0, le=2**63 - 1)
+    ] = 0
+    generation_config: Annotated[
+        str,
+        Arg(
+            "Where sampling defaults come from: auto is the checkpoint's generation_config.json, none is octavo's own, "
+            "anything else is a directory or file to read.",
+            group=_MODEL,
+        ),
+    ] = "auto"
+    chat_template: Annotated[
+        str | None, Arg("Chat template instead of the checkpoint's: a file, or the template itself.", group=_MODEL)
+    ] = None
+    max_logprobs: Annotated[
+        int, Arg("Most log-probabilities per position that a request may ask for.", group=_MODEL, ge=0)
+    ] = 20
+    trust_remote_code: Annotated[
+        bool,
+        Arg(
+            "Run code that comes with a checkpoint.",
+            group=_MODEL,
+            only=(False,),
+            otherwise="octavo never runs code from a checkpoint; the architectures it knows are in octavo/models",
+        ),
+    ] = False
+
+    block_size: Annotated[int, Arg("Tokens in a KV block.", group=_CACHE, ge=1, le=1024)] = 16
+    gpu_memory_utilization: Annotated[
+        float,
+        Arg(
+            "Share of the device's memory that octavo may use, the machine's memory on a CPU.", group=_CACHE, gt=0, le=1
+        ),
+    ] = 0.9
+    kv_cache_memory: Annotated[
+        int | None,
+        Arg(
+            "Memory for the KV cache, with a suffix such as 2GiB; by default what is left over, on a CPU at most 4GiB.",
+            group=_CACHE,
+            ge=1,
+            is_bytes=True,
+        ),
+    ] = None
+    num_gpu_blocks_override: Annotated[
+        int | None,
+        Arg("Exact number of KV blocks, on any device, instead of one derived from memory.", group=_CACHE, ge=1),
+    ] = None
+    swap_space: Annotated[float, Arg("Host memory for swapped-out blocks, in GiB.", group=_CACHE, ge=0, le=1 << 20)] = 4
+    enable_prefix_caching: Annotated[bool, Arg("Reuse KV blocks of prompts that start alike.", group=_CACHE)] = True
+    watermark: Annotated[
+        float, Arg("Share of the KV blocks kept free when a request is admitted.", group=_CACHE, ge=0, le=0.5)
+    ] = 0.01
+    kv_cache_dtype: Annotated[
+        str,
+        Arg(
+            "Number format of the KV cache; auto takes the model's.",
+            group=_CACHE,
+            only=("auto",),
+            otherwise="a cache format of its own is not there yet; leave it at auto",
+        ),
+    ] = "auto"
+
+    max_num_seqs: Annotated[int, Arg("Most sequences in one step.", group=_SCHEDULING, ge=1, le=1 << 16)] = 256
+    max_num_batched_tokens: Annotated[int, Arg("Most tokens in one step.", group=_SCHEDULING, ge=1, le=1 << 24)] = 2048
+    enable_chunked_prefill: Annotated[
+        bool,
+        Arg(
+            "Compute long prompts in pieces, together with decoding.",
+            group=_SCHEDULING,
+            only=(True,),
+            otherwise="steps that are all prefill or all decode come with the classic policy, which is not there yet; leave it on",
+        ),
+    ] = True
+    scheduling_policy: Annotated[
+        str,
+        Arg(
+            "Which waiting request is next.",
+            group=_SCHEDULING,
+            only=("fcfs",),
+            otherwise="first come, first served (fcfs) is the only policy so far",
+        ),
+    ] = "fcfs"
+    max_steps_in_flight: Annotated[
+        int,
+        Arg(
+            "Steps planned before the tokens of earlier ones are known; more than 1 pays on a GPU.",
+            group=_SCHEDULING,
+            ge=1,
+            le=8,
+        ),
+    ] = 1
+
+    device: Annotated[
+        str,
+        Arg(
+            "Where the model runs.",
+            group=_DEVICE,
+            choices=("auto", "cpu", "cuda"),
+            only=("auto", "cpu"),
+            otherwise="this version runs on the CPU; CUDA is not there yet",
+        ),
+    ] = "auto"
+    threads: Annotated[
+        int | None,
+        Arg("Threads that compute; by default one per core that the process may use.", group=_DEVICE, ge=1, le=4096),
+    ] = None
+    tensor_parallel_size: Annotated[
+        int, Arg("Devices that share each layer.", group=_DEVICE, only=(1,), otherwise=f"{_ONE_DEVICE}; leave it at 1")
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        Arg(
+            "Groups of layers on devices of their own.",
+            group=_DEVICE,
+            only=(1,),
+            otherwise=f"{_ONE_DEVICE}; leave it at 1",
+        ),
+    ] = 1
+    enforce_eager: Annotated[bool, Arg("Never capture graphs of the model; has no effect on a CPU.", group=_DEVICE)] = (
+        False
+    )
+    op_overrides: Annotated[
+        dict[str, str],
+        Arg("Implementation of single operators, such as rms_norm=reference, instead of the best one.", group=_DEVICE),
+    ] = dataclasses.field(default_factory=dict)
+
+    disable_log_stats: Annotated[
+        bool, Arg("No log line about queues, blocks and tokens per second.", group=_LOGGING)
+    ] = False
+    log_level: Annotated[
+        str,
+        Arg("Least important messages that are logged.", group=_LOGGING, choices=("debug", "info", "warning", "error")),
+    ] = "info"
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+    @classmethod
+    def from_keywords(cls, **values: Any) -> Self:
+        """Like the constructor, but an unknown name is a ConfigError with the nearest known one."""
+        known = arguments(cls)
+        for name in values:
+            if name not in known:
+                raise ConfigError(f"{name} is not an argument of LLM{suggestion(name, known)}")
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerArgs:
+    """What a person wrote about the HTTP server."""
+
+    host: Annotated[str, Arg("Address to listen on; 0.0.0.0 lets other machines in.", group=_SERVER)] = "127.0.0.1"
+    port: Annotated[int, Arg("Port to listen on; 0 takes a free one.", group=_SERVER, ge=0, le=65535)] = 8000
+    api_key: Annotated[
+        tuple[str, ...],
+        Arg(
+            "Key that clients must send; may be given several times. Without one everybody who can connect is served.",
+            group=_SERVER,
+        ),
+    ] = ()
+    max_body_size: Annotated[
+        int, Arg("Largest request body, with a suffix such as 8MiB.", group=_SERVER, ge=1, is_bytes=True)
+    ] = 32 << 20
+    log_requests: Annotated[bool, Arg("Log a line for each HTTP request.", group=_SERVER)] = False
+    root_path: Annotated[str, Arg("Path under which a proxy serves octavo.", group=_SERVER)] = ""
+
+    def __post_init__(self) -> None:
+        check_values(self)

@@ -1,0 +1,193 @@
+"""How an annotated argument is read, checked and described. Knows no argument by name.
+
+Four kinds of text and value arrive here: keywords and YAML values (typed), flags and environment variables (text). All end
+in `accept`, so that a limit holds whichever way a value came.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+import msgspec
+
+from octavo.errors import ConfigError, suggestion
+
+_TRUE, _FALSE, _NONE = ("1", "true", "yes", "on"), ("0", "false", "no", "off"), ("", "none", "null")
+_SUFFIX = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
+_BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
+
+
+class Arg(msgspec.Struct, frozen=True):
+    """What there is to know about an argument besides its type and default.
+
+    doc: one sentence. group: heading in help and reference page. is_bytes: a number of bytes that may be written with a
+    suffix ("4GiB", "512M"). only: the values that this version carries out; others are refused for the reason `otherwise`.
+    """
+
+    doc: str
+    group: str = "Engine"
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    choices: tuple[str, ...] | None = None
+    only: tuple[Any, ...] | None = None
+    otherwise: str = ""
+    is_bytes: bool = False
+
+
+class Argument(msgspec.Struct, frozen=True):
+    """One field of an argument class. `kind` is bool, int, float, str, tuple (of str) or dict (str to str)."""
+
+    name: str
+    kind: type
+    is_optional: bool
+    default: Any
+    arg: Arg
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def variable(self) -> str:
+        return f"OCTAVO_{self.name.upper()}"
+
+
+@functools.cache
+def arguments(cls: type) -> dict[str, Argument]:
+    """The arguments of a class such as EngineArgs, by name, in the order of its fields."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    found: dict[str, Argument] = {}
+    for field in fields(cls):
+        inner, arg = typing.get_args(hints[field.name])
+        kind, is_optional = _kind(inner)
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        found[field.name] = Argument(field.name, kind, is_optional, default, arg)
+    return found
+
+
+def _kind(annotation: Any) -> tuple[type, bool]:
+    """(bool | int | float | str | tuple | dict, whether None is allowed)."""
+    is_optional = isinstance(annotation, types.UnionType)
+    if is_optional:
+        (annotation,) = (member for member in typing.get_args(annotation) if member is not types.NoneType)
+    return typing.get_origin(annotation) or annotation, is_optional
+
+
+def check_values(instance: Any) -> None:
+    """Check every field of an argument class and put its value into normal form. Raises ConfigError."""
+    for argument in arguments(type(instance)).values():
+        value = accept(argument, getattr(instance, argument.name))
+        object.__setattr__(instance, argument.name, value)
+
+
+def accept(argument: Argument, value: Any) -> Any:
+    """`value` in the type of its argument, within its limits. Raises ConfigError naming argument, value, limit, remedy."""
+    name, arg = argument.name, argument.arg
+    value = _typed(argument, value)
+    if arg.choices is not None and value not in arg.choices:
+        raise ConfigError(
+            f"{name} is {value!r}, must be one of {', '.join(arg.choices)}{suggestion(str(value), arg.choices)}"
+        )
+    if arg.only is not None and value not in arg.only:
+        raise ConfigError(f"{name}={value!r} is refused: {arg.otherwise}")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise ConfigError(f"{name} is {value}, must be a finite number")
+        if arg.ge is not None and value < arg.ge:
+            raise ConfigError(f"{name} is {value}, must be at least {arg.ge}")
+        if arg.gt is not None and value <= arg.gt:
+            raise ConfigError(f"{name} is {value}, must be greater than {arg.gt}")
+        if arg.le is not None and value > arg.le:
+            raise ConfigError(f"{name} is {value}, must be at most {arg.le}")
+    return value
+
+
+def _typed(argument: Argument, value: Any) -> Any:
+    name, kind = argument.name, argument.kind
+    if value is None and (argument.is_optional or kind in (tuple, dict)):
+        return kind() if kind in (tuple, dict) else None
+    if argument.arg.is_bytes and isinstance(value, str):
+        return parse_bytes(name, value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if kind is tuple:
+        return _strings(name, value)
+    if kind is dict:
+        return _pairs(name, value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigError(f"{name} is {value!r}, expected {_NOUN[kind]}")
+    return value
+
+
+_NOUN = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    items = (value,) if isinstance(value, str) else value
+    if not isinstance(items, list | tuple) or not all(isinstance(item, str) and item for item in items):
+        raise ConfigError(f"{name} is {value!r}, expected text or a list of texts")
+    return tuple(items)
+
+
+def _pairs(name: str, value: Any) -> dict[str, str]:
+    """A mapping, or text such as "rms_norm=reference,linear=torch", or a list of such texts."""
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    elif isinstance(value, str | list | tuple):
+        texts = value.split(",") if isinstance(value, str) else value
+        pairs = [tuple(part.strip() for part in str(text).partition("=")[::2]) for text in texts if str(text).strip()]
+    else:
+        pairs = [("", "")]
+    if not all(isinstance(key, str) and isinstance(item, str) and key and item for key, item in pairs):
+        raise ConfigError(f"{name} is {value!r}, expected pairs such as rms_norm=reference, separated by commas")
+    return dict(pairs)
+
+
+def parse_bytes(name: str, text: str) -> int:
+    """ "4GiB", "512M", "1000" → bytes; k, M, G, T are powers of 1000, with an i powers of 1024."""
+    match = _BYTES.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{name} is {text!r}, expected a number of bytes such as 4GiB, 512M or 1000000")
+    number, suffix = match.groups()
+    return int(float(number) * _SUFFIX[(suffix or "").lower()])
+
+
+def from_text(argument: Argument, text: str, where: str) -> Any:
+    """The value that `text`, found at `where` (a variable's or flag's name), stands for. Raises ConfigError."""
+    kind = argument.kind
+    if argument.is_optional and text.strip().lower() in _NONE:
+        return None
+    if kind is bool:
+        word = text.strip().lower()
+        if word not in _TRUE + _FALSE:
+            raise ConfigError(f"{where}={text!r} is neither true nor false")
+        return word in _TRUE
+    if kind is tuple:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if kind in (int, float) and not argument.arg.is_bytes:
+        try:
+            return kind(text)
+        except ValueError as error:
+            raise ConfigError(f"{where}={text!r} is not {_NOUN[kind]}") from error
+    return text

@@ -1,0 +1,105 @@
+"""Where arguments come from: flags or keywords, then OCTAVO_* variables, then a YAML file, then defaults.
+
+The one place that reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from octavo.config.args import EngineArgs, ServerArgs
+from octavo.config.fields import Argument, accept, arguments, from_text
+from octavo.errors import ConfigError, suggestion
+
+Args = TypeVar("Args", EngineArgs, ServerArgs)
+
+_PREFIX = "OCTAVO_"
+_CONFIG_VARIABLE = "OCTAVO_CONFIG"
+
+
+def known_arguments() -> dict[str, Argument]:
+    """Every argument of engine and server: one file or environment may serve all commands."""
+    return arguments(EngineArgs) | arguments(ServerArgs)
+
+
+def gather(
+    cls: type[Args],
+    given: Mapping[str, Any],
+    *,
+    config_file: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Args:
+    """Arguments of class `cls` from all sources; `given` are those that the caller wrote on the spot and wins.
+
+    Raises ConfigError for an unknown key or variable, with the nearest known name, and for a value outside its limits.
+    """
+    environ = os.environ if environ is None else environ
+    config_file = config_file or environ.get(_CONFIG_VARIABLE)
+    merged = (read_yaml(Path(config_file)) if config_file else {}) | read_environment(environ)
+    mine = arguments(cls)
+    return cls(**({name: value for name, value in merged.items() if name in mine} | dict(given)))
+
+
+def engine_args(keywords: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> EngineArgs:
+    """Arguments of `LLM(...)`: its keywords, then OCTAVO_* variables, then defaults. Raises ConfigError."""
+    known = arguments(EngineArgs)
+    for name in keywords:
+        if name not in known:
+            raise ConfigError(f"{name} is not an argument of LLM{suggestion(name, known)}")
+    return gather(EngineArgs, keywords, environ=environ)
+
+
+def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Values of the OCTAVO_* variables that are set."""
+    known = {argument.variable: argument for argument in known_arguments().values()}
+    values: dict[str, Any] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(_PREFIX) or variable == _CONFIG_VARIABLE:
+            continue
+        if variable not in known:
+            raise ConfigError(
+                f"the environment sets {variable}, which octavo does not know{suggestion(variable, known)}"
+            )
+        argument = known[variable]
+        values[argument.name] = _checked(argument, from_text(argument, text, variable), variable)
+    return values
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Values of a YAML file whose keys are argument names, with underscores or hyphens."""
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the configuration file {path} is not UTF-8 text") from error
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds {type(content).__name__}, expected keys such as max_num_seqs: 64")
+    known = known_arguments()
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            raise ConfigError(f"{path}: {key} is not an argument{suggestion(name, known)}")
+        if name in values:
+            raise ConfigError(f"{path}: {key} is there twice, with a hyphen and with an underscore; keep one")
+        values[name] = _checked(known[name], value, str(path))
+    return values
+
+
+def _checked(argument: Argument, value: Any, where: str) -> Any:
+    try:
+        return accept(argument, value)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
