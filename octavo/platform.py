@@ -139,7 +139,7 @@ def _cgroup_directories(root: Path, controller: str) -> list[Path]:
 
 
 def _cgroup_memory(directory: Path) -> tuple[int, int] | None:
-    """(limit, used) of one memory cgroup; None where it sets no limit. Reclaimable page cache does not count as used."""
+    """(limit, used) of a memory cgroup; None where it sets no limit. Reclaimable page cache does not count as used."""
     for limit_file, used_file, cache_key in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

@@ -1,7 +1,7 @@
 """Everything a person may set, each once: `EngineArgs` for the engine, `ServerArgs` for what `octavo serve` adds.
 
-A field's annotation carries its documentation, limits and group. From it come the keyword of `LLM`, the `--flag`, the YAML
-key, the `OCTAVO_*` variable, the line in the reference page and the check that every one of these ways goes through.
+A field's annotation carries its documentation, limits and group. From it come the keyword of `LLM`, the `--flag`, the
+YAML key, the `OCTAVO_*` variable, the line in the reference page and the check that each of these ways goes through.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ONE_DEVICE = "this version runs a model in one process on one device"
 
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs:
-    """What a person wrote about the engine. Frozen and checked field by field; `resolve()` makes the configuration of it.
+    """What a person wrote about the engine, checked field by field; `resolve()` makes the configuration of it.
 
     Raises ConfigError naming the argument, its value, its limit and what to do.
     """
@@ -159,7 +159,7 @@ class EngineArgs:
             "Compute long prompts in pieces, together with decoding.",
             group=_SCHEDULING,
             only=(True,),
-            otherwise="steps that are all prefill or all decode come with the classic policy, which is not there yet; leave it on",
+            otherwise="steps that are all prefill or all decode need the classic policy, not there yet; leave it on",
         ),
     ] = True
     scheduling_policy: Annotated[

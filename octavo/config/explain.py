@@ -1,7 +1,7 @@
 """What octavo decided and why, in words and tables: the memory plan, the chosen operators, the facts of a model.
 
-The worker measures and fills `MemoryPlan`; the command line, the log at start and `octavo explain` render it. The numbers
-in a plan are bytes unless their name says otherwise.
+The worker measures and fills `MemoryPlan`; the command line, the log at start and `octavo explain` render it. The
+numbers in a plan are bytes unless their name says otherwise.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def render_table(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How the memory of one worker is divided before a single block is allocated.
 
-    `limit` is what this worker may use in all, for the reason in `limit_because` ("machine", "cgroup", "utilization 0.9 of
-    the machine", ...). `num_blocks` is the number of usable KV blocks on the device, for the reason in
-    `num_blocks_because` ("kv_cache_memory", "at most 4 GiB on a CPU", "num_gpu_blocks_override", "memory left", ...).
+    `limit` is what this worker may use in all, for the reason in `limit_because` ("machine", "cgroup",
+    "utilization 0.9 of the machine", ...). `num_blocks` is the number of usable KV blocks on the device, for the
+    reason in `num_blocks_because` ("kv_cache_memory", "at most 4 GiB on a CPU", "num_gpu_blocks_override", "memory left", ...).
     """
 
     device: str

@@ -1,12 +1,11 @@
 """How an annotated argument is read, checked and described. Knows no argument by name.
 
-Four kinds of text and value arrive here: keywords and YAML values (typed), flags and environment variables (text). All end
+Keywords and YAML values arrive here typed, flags and environment variables as text. All end
 in `accept`, so that a limit holds whichever way a value came.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import re
@@ -39,7 +38,7 @@ class Arg(msgspec.Struct, frozen=True):
     """What there is to know about an argument besides its type and default.
 
     doc: one sentence. group: heading in help and reference page. is_bytes: a number of bytes that may be written with a
-    suffix ("4GiB", "512M"). only: the values that this version carries out; others are refused for the reason `otherwise`.
+    suffix ("4GiB", "512M"). only: the values that this version carries out; others are refused, because of `otherwise`.
     """
 
     doc: str
@@ -71,8 +70,7 @@ class Argument(msgspec.Struct, frozen=True):
         return f"OCTAVO_{self.name.upper()}"
 
 
-@functools.cache
-def arguments(cls: type) -> dict[str, Argument]:
+def arguments(cls: type[Any]) -> dict[str, Argument]:
     """The arguments of a class such as EngineArgs, by name, in the order of its fields."""
     hints = typing.get_type_hints(cls, include_extras=True)
     found: dict[str, Argument] = {}
@@ -100,7 +98,7 @@ def check_values(instance: Any) -> None:
 
 
 def accept(argument: Argument, value: Any) -> Any:
-    """`value` in the type of its argument, within its limits. Raises ConfigError naming argument, value, limit, remedy."""
+    """`value` in the type of its argument, within its limits. Raises ConfigError: argument, value, limit, remedy."""
     name, arg = argument.name, argument.arg
     value = _typed(argument, value)
     if arg.choices is not None and value not in arg.choices:
@@ -156,7 +154,8 @@ def _pairs(name: str, value: Any) -> dict[str, str]:
         pairs = list(value.items())
     elif isinstance(value, str | list | tuple):
         texts = value.split(",") if isinstance(value, str) else value
-        pairs = [tuple(part.strip() for part in str(text).partition("=")[::2]) for text in texts if str(text).strip()]
+        split = [str(text).partition("=") for text in texts if str(text).strip()]
+        pairs = [(key.strip(), item.strip()) for key, _, item in split]
     else:
         pairs = [("", "")]
     if not all(isinstance(key, str) and isinstance(item, str) and key and item for key, item in pairs):

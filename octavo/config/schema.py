@@ -1,7 +1,8 @@
 """The resolved configuration: frozen sections, computed once by `resolve()` and never edited.
 
-A component takes the section, or the single values, that it needs; only `EngineCore.build` and `Worker.build` see the whole.
-All sections cross process borders as msgpack or JSON. Values that are measured at start (the number of blocks) are not here.
+A component takes the section, or the single values, that it needs; only `EngineCore.build` and `Worker.build` see the
+whole. All sections cross process borders as msgpack or JSON. Values that are measured at start (the number of blocks)
+are not here.
 """
 
 from __future__ import annotations

@@ -1,0 +1,163 @@
+"""From what a person wrote to the configuration: a pure function of arguments, checkpoint and platform."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from octavo.config.args import EngineArgs
+from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_object
+from octavo.config.schema import (
+    CacheConfig,
+    DeviceConfig,
+    DType,
+    EngineConfig,
+    GenerationDefault,
+    LoadFormat,
+    ModelConfig,
+    ObservabilityConfig,
+    SchedulerConfig,
+)
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import CheckpointError, ConfigError, InvalidRequest
+from octavo.platform import Platform
+
+_GENERATION_KEYS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+"""Keys of generation_config.json that have a sampling parameter, and which."""
+
+_GIB = 1 << 30
+
+
+def configure(args: EngineArgs) -> EngineConfig:
+    """Find the checkpoint (downloading it if need be), look at the machine, and resolve.
+
+    Raises ConfigError or CheckpointError.
+    """
+    from octavo.config import hub
+
+    model_path = hub.locate_model(args)
+    tokenizer_path = hub.locate_tokenizer(args, model_path)
+    return resolve(args, Checkpoint.open(model_path), Platform.detect(), tokenizer_path=tokenizer_path)
+
+
+def resolve(
+    args: EngineArgs, checkpoint: Checkpoint, platform: Platform, *, tokenizer_path: Path | None = None
+) -> EngineConfig:
+    """The configuration that follows from `args` for this checkpoint on this platform.
+
+    Reads only what `checkpoint` reads, and the files that `generation_config` and `chat_template` name.
+    Raises ConfigError where arguments contradict each other or the checkpoint.
+    """
+    max_model_len = _max_model_len(args, checkpoint)
+    if args.max_num_batched_tokens < args.max_num_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens is {args.max_num_batched_tokens}, must be at least max_num_seqs, which is "
+            f"{args.max_num_seqs}: every running sequence needs a token in each step; raise the one or lower the other"
+        )
+    dtype = _dtype(args, checkpoint)
+    return EngineConfig(
+        model=ModelConfig(
+            name=args.model,
+            path=str(checkpoint.path),
+            tokenizer_path=str(tokenizer_path or checkpoint.path),
+            served_model_names=args.served_model_name or (args.model,),
+            revision=args.revision,
+            load_format=cast(LoadFormat, args.load_format),
+            dtype=dtype,
+            quantization=args.quantization,
+            seed=args.seed,
+            max_model_len=max_model_len,
+            user_set_max_model_len=args.max_model_len is not None,
+            vocab_size=checkpoint.positive("vocab_size"),
+            eos_token_ids=checkpoint.eos_token_ids(),
+            bos_token_id=checkpoint.bos_token_id(),
+            generation_defaults=_generation_defaults(args.generation_config, checkpoint),
+            max_logprobs=args.max_logprobs,
+            chat_template=_chat_template(args.chat_template),
+        ),
+        cache=CacheConfig(
+            block_size=args.block_size,
+            dtype=dtype,
+            num_gpu_blocks_override=args.num_gpu_blocks_override,
+            kv_cache_memory_bytes=args.kv_cache_memory,
+            gpu_memory_utilization=args.gpu_memory_utilization,
+            swap_space_bytes=int(args.swap_space * _GIB),
+            enable_prefix_caching=args.enable_prefix_caching,
+            watermark=args.watermark,
+        ),
+        scheduler=SchedulerConfig(
+            max_num_seqs=args.max_num_seqs,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            policy="fcfs",
+            enable_chunked_prefill=args.enable_chunked_prefill,
+            max_steps_in_flight=args.max_steps_in_flight,
+        ),
+        device=DeviceConfig(
+            device="cpu",
+            threads=args.threads or platform.cores,
+            enforce_eager=args.enforce_eager,
+            op_overrides=args.op_overrides,
+        ),
+        observability=ObservabilityConfig(log_stats=not args.disable_log_stats, log_level=args.log_level),
+    )
+
+
+def _max_model_len(args: EngineArgs, checkpoint: Checkpoint) -> int:
+    longest = checkpoint.max_model_len()
+    if args.max_model_len is not None and args.max_model_len > longest:
+        raise ConfigError(
+            f"max_model_len is {args.max_model_len}, must be at most {longest}, the context that the checkpoint was made "
+            f"for ({checkpoint.where}); lower it or leave it out"
+        )
+    return args.max_model_len or longest
+
+
+def _dtype(args: EngineArgs, checkpoint: Checkpoint) -> DType:
+    if args.dtype != "auto":
+        return cast(DType, args.dtype)
+    states_dtype = checkpoint.config.get("dtype") is not None or checkpoint.config.get("torch_dtype") is not None
+    if args.load_format == "dummy" and not states_dtype:
+        return "float32"  # there may be no weight files to look at
+    return cast(DType, checkpoint.dtype_name())
+
+
+def _generation_defaults(source: str, checkpoint: Checkpoint) -> dict[str, GenerationDefault]:
+    """Sampling values of generation_config.json under the names of SamplingParams, those that it states."""
+    where, values = _generation_values(source, checkpoint)
+    defaults = {ours: values[theirs] for theirs, ours in _GENERATION_KEYS.items() if values.get(theirs) is not None}
+    try:
+        SamplingParams.from_keywords(**defaults)
+    except InvalidRequest as error:
+        raise CheckpointError(f"{where}: {error}; correct the file, or start with generation_config none") from error
+    return defaults
+
+
+def _generation_values(source: str, checkpoint: Checkpoint) -> tuple[Path, dict[str, Any]]:
+    if source == "none":
+        return checkpoint.path, {}
+    if source == "auto":
+        return checkpoint.path / GENERATION_CONFIG, dict(checkpoint.generation_config)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        path /= GENERATION_CONFIG
+    if not path.is_file():
+        raise ConfigError(f"generation_config is {source!r}: there is no file {path}; give auto, none, or a file")
+    return path, read_json_object(path)
+
+
+def _chat_template(source: str | None) -> str | None:
+    """The template's text. A value with Jinja braces or a line break is the template itself, anything else a file."""
+    if source is None or "{" in source or "\n" in source:
+        return source
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"chat_template is {source!r}: there is no such file; give a file or the template itself")
+    return path.read_text(encoding="utf-8")
