@@ -43,7 +43,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     `limit` is what this worker may use in all, for the reason in `limit_because` ("machine", "cgroup",
     "utilization 0.9 of the machine", ...). `num_blocks` is the number of usable KV blocks on the device, for the
-    reason in `num_blocks_because` ("kv_cache_memory", "at most 4 GiB on a CPU", "num_gpu_blocks_override", "memory left", ...).
+    reason in `num_blocks_because` ("kv_cache_memory", "at most 4 GiB on a CPU",
+    "num_gpu_blocks_override", "memory left", ...).
     """
 
     device: str

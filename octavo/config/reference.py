@@ -1,0 +1,132 @@
+"""The reference pages of arguments and sampling parameters, made from the annotated fields.
+
+python -m octavo.config.reference docs/reference
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from octavo.config.args import EngineArgs, ServerArgs
+from octavo.config.fields import Argument, arguments
+
+_INTRODUCTION = """\
+<!-- Made by `python -m octavo.config.reference docs/reference`; edit the fields in octavo/config/args.py instead. -->
+# {title}
+
+{text}
+"""
+
+_ENGINE_TEXT = """\
+Each argument has one name in four spellings: the keyword `max_num_seqs` of `LLM` and `EngineArgs`, the flag
+`--max-num-seqs`, the key `max_num_seqs` (or `max-num-seqs`) of the YAML file given by `--config`, and the variable
+`OCTAVO_MAX_NUM_SEQS`. A flag or keyword wins over a variable, a variable over the file, the file over the default.
+A name that octavo does not know is an error that tells the nearest one. A flag that is on or off has a second form,
+such as `--no-enable-prefix-caching`.
+"""
+
+_SERVER_TEXT = "What `octavo serve` takes besides the [engine arguments](engine-arguments.md), spelt in the same ways."
+
+_SAMPLING_TEXT = """\
+Fields of `SamplingParams`, of a request to the server, and flags of `octavo run`. A request is refused when a value is
+outside its limits; the message names the field, the value and the limit.
+"""
+
+
+def pages() -> dict[str, str]:
+    """File name → Markdown of every generated page."""
+    return {
+        "engine-arguments.md": _page("Engine arguments", _ENGINE_TEXT, arguments(EngineArgs).values()),
+        "server-arguments.md": _page("Server arguments", _SERVER_TEXT, arguments(ServerArgs).values()),
+        "sampling-parameters.md": _sampling_page(),
+    }
+
+
+def describe_limits(argument: Argument) -> str:
+    """The values an argument takes, in words."""
+    arg = argument.arg
+    if arg.only is not None:
+        return " or ".join(f"`{_shown(value)}`" for value in arg.only) + f" ({arg.otherwise})"
+    if arg.choices is not None:
+        return ", ".join(f"`{choice}`" for choice in arg.choices)
+    noun = {
+        bool: "on or off",
+        int: "whole number",
+        float: "number",
+        str: "text",
+        tuple: "texts",
+        dict: "name=value pairs",
+    }
+    words = "bytes" if arg.is_bytes else noun[argument.kind]
+    return words + _bounds(arg)
+
+
+def describe_default(argument: Argument) -> str:
+    if argument.arg.is_bytes and isinstance(argument.default, int):
+        return f"{argument.default >> 20}MiB"
+    return _shown(argument.default)
+
+
+def _bounds(limits: Any) -> str:
+    """Works on Arg and on the sampling parameters' Param alike."""
+    parts = [
+        f"{words} {getattr(limits, name):,}"
+        for name, words in (("ge", "at least"), ("gt", "more than"), ("le", "at most"))
+        if getattr(limits, name) is not None
+    ]
+    return f", {', '.join(parts)}" if parts else ""
+
+
+def _shown(value: object) -> str:
+    if value is None or value == () or value == {}:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _page(title: str, text: str, listed: Iterable[Argument]) -> str:
+    lines = [_INTRODUCTION.format(title=title, text=text.strip())]
+    group = ""
+    for argument in listed:
+        if argument.arg.group != group:
+            group = argument.arg.group
+            lines += [f"## {group}\n", "| argument | default | values | meaning |", "|---|---|---|---|"]
+        lines.append(
+            f"| `{argument.name}` | `{describe_default(argument)}` | {describe_limits(argument)} | {argument.arg.doc} |"
+        )
+        lines += [""] if _is_last_of_group(argument, listed) else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _is_last_of_group(argument: Argument, listed: Iterable[Argument]) -> bool:
+    return [other.name for other in listed if other.arg.group == argument.arg.group][-1] == argument.name
+
+
+def _sampling_page() -> str:
+    from octavo.core.sampling_params import SamplingParams, documented_fields
+
+    default = SamplingParams()
+    lines = [
+        _INTRODUCTION.format(title="Sampling parameters", text=_SAMPLING_TEXT.strip()),
+        "| parameter | default | limits | meaning |",
+        "|---|---|---|---|",
+    ]
+    for name, param in documented_fields().items():
+        value = getattr(default, name)
+        shown = value.value if hasattr(value, "value") else _shown(value)
+        lines.append(f"| `{name}` | `{shown}` | {_bounds(param).removeprefix(', ')} | {param.doc} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(directory: str) -> None:
+    """Write the pages into `directory`."""
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "docs/reference")

@@ -1,0 +1,36 @@
+"""How octavo logs: the standard library's loggers under "octavo", one line per event, to stderr. Nothing at import.
+
+A module takes `logging.getLogger(__name__)`; a program (the command line, the server, the core process) calls `set_up`
+once. Used as a library, octavo leaves logging to the program around it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO
+
+_NAME = "octavo"
+
+
+class _LineFormatter(logging.Formatter):
+    """`12:34:56.789 core INFO message`; the process's role tells the lines of a server apart."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__(f"%(asctime)s.%(msecs)03d {role} %(levelname)s %(message)s", datefmt="%H:%M:%S")
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Our own handler, so that a second `set_up` replaces it and leaves other people's alone."""
+
+
+def set_up(level: str = "info", *, role: str = "octavo", stream: TextIO | None = None) -> None:
+    """Send octavo's messages from `level` on to `stream` (stderr). A second call replaces the first."""
+    logger = logging.getLogger(_NAME)
+    for handler in [handler for handler in logger.handlers if isinstance(handler, _StderrHandler)]:
+        logger.removeHandler(handler)
+    handler = _StderrHandler(stream or sys.stderr)
+    handler.setFormatter(_LineFormatter(role))
+    logger.addHandler(handler)
+    logger.setLevel(level.upper())
+    logger.propagate = False
