@@ -252,6 +252,20 @@ class ServerArgs:
     max_body_size: Annotated[
         int, Arg("Largest request body, with a suffix such as 8MiB.", group=_SERVER, ge=1, is_bytes=True)
     ] = 32 << 20
+    allow_origins: Annotated[
+        tuple[str, ...],
+        Arg(
+            "Web origin whose pages may call the server from a browser, or *; may be given several times.",
+            group=_SERVER,
+        ),
+    ] = ()
+    shutdown_timeout_s: Annotated[
+        float,
+        Arg("Seconds that open requests may take to finish after SIGTERM or Ctrl-C.", group=_SERVER, ge=0, le=86400),
+    ] = 10.0
+    trust_request_chat_template: Annotated[
+        bool, Arg("Let a request bring its own chat template, a program that runs here.", group=_SERVER)
+    ] = False
     log_requests: Annotated[bool, Arg("Log a line for each HTTP request.", group=_SERVER)] = False
     root_path: Annotated[str, Arg("Path under which a proxy serves octavo.", group=_SERVER)] = ""
 
