@@ -81,7 +81,7 @@ def _bounds(limits: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    if value is None or value == () or value == {}:
+    if value is None or value in ((), {}, ""):
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
 

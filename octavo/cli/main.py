@@ -1,0 +1,79 @@
+"""The console script: finds the command, and turns every error that octavo raises on purpose into one line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError, Group
+
+from octavo import __version__
+from octavo.cli.help import AlignedHelp
+from octavo.errors import OctavoError
+
+EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+_COMMANDS = (
+    ("run", "octavo.cli.run:run", "Continue a text, written as it is generated."),
+    ("chat", "octavo.cli.chat:chat", "Talk to a model."),
+    ("serve", "octavo.cli.serve:serve", "Serve a model over HTTP, as the OpenAI API does."),
+    ("explain", "octavo.cli.explain:explain", "Show what octavo would do with a model on this machine, and why."),
+)
+_BENCHMARKS = (
+    ("throughput", "octavo.cli.bench:throughput", "Tokens per second of many requests at once."),
+    ("latency", "octavo.cli.bench:latency", "Seconds of one batch, and per token."),
+    ("startup", "octavo.cli.bench:startup", "Seconds from nothing to the first token."),
+)
+
+
+def build_app() -> App:
+    """The tree of commands; a command's own module is imported when it runs."""
+    app = App(
+        name="octavo",
+        help="Serve large language models: from a prompt to text, offline and over HTTP.",
+        version=__version__,
+        help_format="plaintext",
+        help_formatter=AlignedHelp(),
+        group_parameters=Group("Options"),
+    )
+    for position, (name, target, text) in enumerate(_COMMANDS):
+        app.command(target, name=name, help=text, sort_key=position)
+    bench = App(name="bench", help="Measure throughput, latency or start-up.", sort_key=len(_COMMANDS))
+    for position, (name, target, text) in enumerate(_BENCHMARKS):
+        bench.command(target, name=name, help=text, sort_key=position)
+    app.command(bench)
+    return app
+
+
+def main(tokens: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    try:
+        result = build_app()(
+            sys.argv[1:] if tokens is None else list(tokens),
+            exit_on_error=False,
+            print_error=False,
+            result_action="return_value",
+        )
+        sys.stdout.flush()
+    except CycloptsError as error:
+        return _fail(" ".join(str(error).split()), EXIT_USAGE)
+    except OctavoError as error:
+        return _fail(str(error), EXIT_ERROR)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # the reader went away (`octavo run ... | head`); keep the interpreter from complaining about it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"octavo: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

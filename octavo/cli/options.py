@@ -1,0 +1,154 @@
+"""Flags made from annotated fields: engine arguments, server arguments and sampling parameters.
+
+`with_options` gives a command the flags of the field classes that it names. Flags that were not given are left out, so
+that variables, the YAML file and defaults can speak.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from cyclopts import Group, Parameter
+
+from octavo.config.args import EngineArgs, ServerArgs
+from octavo.config.fields import Argument, arguments
+from octavo.config.reference import describe_default
+from octavo.config.sources import gather
+from octavo.core.sampling_params import SamplingParams, documented_fields
+
+Args = TypeVar("Args", EngineArgs, ServerArgs)
+
+_GROUPS = (
+    "Benchmark",
+    "Sampling",
+    "Server",
+    "Model",
+    "Memory and cache",
+    "Scheduling",
+    "Device",
+    "Logging",
+    "Configuration",
+)
+"""Headings of the help, in this order."""
+
+_NOT_FOR_A_TERMINAL = ("output_kind", "detokenize", "logprobs", "prompt_logprobs", "spaces_between_special_tokens")
+"""Sampling parameters that shape the output object, not the text."""
+
+
+class Given(msgspec.Struct, frozen=True):
+    """The flags that a person gave, by the class that their fields belong to."""
+
+    config: str | None
+    values: dict[str, Any]
+
+    def arguments(self, cls: type[Args]) -> Args:
+        """Arguments of `cls` from flags, variables, YAML file and defaults. Raises ConfigError."""
+        mine = arguments(cls)
+        return gather(cls, {k: v for k, v in self.values.items() if k in mine}, config_file=self.config)
+
+    def sampling(self, defaults: dict[str, Any]) -> SamplingParams:
+        """Sampling parameters: the flags over `defaults`. Raises InvalidRequest."""
+        mine = SamplingParams.__struct_fields__
+        return SamplingParams.from_keywords(**(defaults | {k: v for k, v in self.values.items() if k in mine}))
+
+
+def with_options(
+    *classes: type, without: Iterable[str] = (), model: Literal["positional", "flag"] = "flag"
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Add the flags of `classes` to a command, which gets them as its keyword `given: Given`.
+
+    Where two classes have a field of the same name (`seed`), the class that is named first has the flag.
+    """
+
+    def decorate(function: Callable[..., int]) -> Callable[..., int]:
+        own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "given"]
+        options: dict[str, inspect.Parameter] = {}
+        for cls in classes:
+            for parameter in _flags(cls):
+                if parameter.name not in without:
+                    options.setdefault(parameter.name, parameter)
+        if model == "positional":
+            options["model"] = options["model"].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            own = [*own, options.pop("model")]
+        config = _flag("config", str, "YAML file with arguments.", "Configuration")
+        signature = inspect.Signature([*own, *options.values(), config], return_annotation=int)
+        own_names = {parameter.name for parameter in own} - {"model"}
+
+        def command(*args: Any, **kwargs: Any) -> int:
+            bound = signature.bind(*args, **kwargs).arguments
+            config_file = bound.pop("config", None)
+            mine = {name: bound.pop(name) for name in own_names if name in bound}
+            given = {name: value for name, value in bound.items() if value is not None}
+            return function(**mine, given=Given(config_file, given))
+
+        command.__doc__, command.__name__ = function.__doc__, function.__name__
+        command.__signature__ = signature  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+        return command
+
+    return decorate
+
+
+def _flags(cls: type) -> list[inspect.Parameter]:
+    if cls is SamplingParams:
+        return _sampling_flags()
+    return [_argument_flag(argument) for argument in arguments(cls).values()]
+
+
+def _argument_flag(argument: Argument) -> inspect.Parameter:
+    arg = argument.arg
+    default = describe_default(argument)
+    doc = arg.doc if default in ("none", "") else f"{arg.doc} [default: {default}]"
+    kind: Any = argument.kind
+    if arg.is_bytes:
+        kind = str
+    elif kind in (tuple, dict):
+        kind = list[str]
+    elif arg.choices is not None:
+        kind = Literal[arg.choices]
+    # what only takes one value so far is in the reference page; here it would be in the way
+    return _flag(argument.name, kind, doc, arg.group, show=arg.only is None)
+
+
+def _sampling_flags() -> list[inspect.Parameter]:
+    hints = typing.get_type_hints(SamplingParams)
+    default = SamplingParams()
+    found = []
+    for name, param in documented_fields().items():
+        kind = _plain_kind(hints[name])
+        if kind is None or name in _NOT_FOR_A_TERMINAL:
+            continue
+        value = getattr(default, name)
+        doc = param.doc if value in (None, (), False) or name == "max_tokens" else f"{param.doc} [default: {value}]"
+        found.append(_flag(name, kind, doc, "Sampling"))
+    return found
+
+
+def _plain_kind(hint: Any) -> Any:
+    """The type of a flag for a sampling parameter; None for mappings, which have no good flag."""
+    if isinstance(hint, types.UnionType):
+        (hint,) = (member for member in typing.get_args(hint) if member is not types.NoneType)
+    origin = typing.get_origin(hint)
+    if origin is dict:
+        return None
+    return list[typing.get_args(hint)[0]] if origin is tuple else hint  # type: ignore[misc]
+
+
+def _flag(name: str, kind: Any, doc: str, group: str, show: bool = True) -> inspect.Parameter:
+    is_list = typing.get_origin(kind) is list
+    parameter = Parameter(
+        help=doc,
+        group=Group(group, sort_key=_GROUPS.index(group)),
+        show=show,
+        show_default=False,
+        negative=None if kind is bool else (),
+        consume_multiple=False if is_list else None,
+        allow_leading_hyphen=kind in (int, float),
+    )
+    annotation = Annotated[kind | None, parameter]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -1,0 +1,68 @@
+"""`octavo run "prompt"`: continue a text, written as it is generated."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from octavo.cli.demonstration import mention_demonstration_model
+from octavo.cli.options import Given, with_options
+from octavo.config.args import EngineArgs
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from octavo.engine.llm_engine import LLMEngine
+
+_MAX_TOKENS = 256
+
+
+@with_options(SamplingParams, EngineArgs, without=("served_model_name", "disable_log_stats"))
+def run(
+    prompt: Annotated[str | None, Parameter(help="Text to continue; without it, standard input is read.")] = None,
+    *,
+    given: Given,
+) -> int:
+    """Continue a text, written to standard output as it is generated."""
+    args = given.arguments(EngineArgs)
+    if prompt is None:
+        if sys.stdin.isatty():
+            raise InvalidRequest('there is no prompt; write one, as in octavo run "Once upon a time"', field="prompt")
+        prompt = sys.stdin.read().removesuffix("\n")
+    given.sampling({})  # what is wrong with the flags is said before a model is loaded
+    mention_demonstration_model(args)
+
+    from octavo.engine.llm_engine import LLMEngine
+
+    engine = LLMEngine.from_args(args)
+    params = given.sampling({"max_tokens": _MAX_TOKENS} | engine.generation_defaults)
+    if params.n == 1:
+        _write_one(engine, prompt, params)
+    else:
+        _write_several(engine, prompt, params)
+    return 0
+
+
+def _write_one(engine: LLMEngine, prompt: str, params: SamplingParams) -> None:
+    from octavo.cli.stream import stream
+
+    sys.stdout.write(prompt)
+    sys.stdout.flush()
+    for output in stream(engine, prompt, params):
+        sys.stdout.write(output.outputs[0].text)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def _write_several(engine: LLMEngine, prompt: str, params: SamplingParams) -> None:
+    """Texts that grow together cannot be told apart on one screen: each is written when all are there."""
+    from octavo.cli.stream import stream
+
+    texts = [""] * params.n
+    for output in stream(engine, prompt, params):
+        for completion in output.outputs:
+            texts[completion.index] += completion.text
+    for number, text in enumerate(texts, start=1):
+        sys.stdout.write(f"[{number}] {prompt}{text}\n")

@@ -1,0 +1,17 @@
+"""`octavo serve [MODEL]`."""
+
+from __future__ import annotations
+
+from octavo.cli.demonstration import mention_demonstration_model
+from octavo.cli.options import Given, with_options
+from octavo.config.args import EngineArgs, ServerArgs
+
+
+@with_options(ServerArgs, EngineArgs, model="positional")
+def serve(*, given: Given) -> int:
+    """Serve a model over HTTP, as the OpenAI API does."""
+    from octavo.server.app import serve as serve_http
+
+    engine_args = given.arguments(EngineArgs)
+    mention_demonstration_model(engine_args)
+    return serve_http(engine_args, given.arguments(ServerArgs))
