@@ -1,0 +1,171 @@
+"""A request inside the core: a `SequenceGroup`, and the `Sequence`s that it runs.
+
+Only the scheduler changes them. A sequence knows `num_tokens` tokens and has `num_computed_tokens` of them in its blocks;
+the scheduler closes that gap. Tokens that were planned but whose value has not come back yet count as `num_pending`.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from octavo.core.messages import EngineCoreRequest
+from octavo.core.outputs import RequestMetrics
+
+
+class SequenceStatus(enum.Enum):
+    """Where a sequence stands. Names of finished states begin with FINISHED."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SWAPPED = "swapped"
+    FINISHED_STOPPED = "stop"
+    FINISHED_LENGTH_CAPPED = "length"
+    FINISHED_ABORTED = "abort"
+    FINISHED_IGNORED = "ignored"
+    FINISHED_ERROR = "error"
+
+    @property
+    def is_finished(self) -> bool:
+        return self not in _UNFINISHED
+
+
+_UNFINISHED = frozenset({SequenceStatus.WAITING, SequenceStatus.RUNNING, SequenceStatus.SWAPPED})
+
+
+class Sequence:
+    """One stream of tokens.
+
+    epoch: grows with each preemption; results of an older epoch are dropped.
+    num_computed_tokens: tokens whose KV is in the blocks once every submitted step has run.
+    num_pending: tokens drawn by submitted steps whose results are not back.
+    block_hashes: digests of the full blocks of known tokens, as far as they were needed.
+    num_published_blocks: leading blocks that the prefix index has been told of.
+    is_resident: the worker holds this sequence's state.
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "epoch",
+        "index",
+        "is_resident",
+        "num_computed_tokens",
+        "num_pending",
+        "num_prompt_tokens",
+        "num_published_blocks",
+        "seq_id",
+        "status",
+        "token_ids",
+    )
+
+    def __init__(self, seq_id: int, index: int, token_ids: list[int], num_prompt_tokens: int) -> None:
+        self.seq_id = seq_id
+        self.index = index
+        self.token_ids = token_ids
+        self.num_prompt_tokens = num_prompt_tokens
+        self.status = SequenceStatus.WAITING
+        self.epoch = 0
+        self.num_computed_tokens = 0
+        self.num_pending = 0
+        self.block_hashes: list[bytes] = []
+        self.num_published_blocks = 0
+        self.is_resident = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens and those on their way."""
+        return len(self.token_ids) + self.num_pending
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens drawn and known."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    def fork(self, seq_id: int, index: int) -> Sequence:
+        """A copy with the same tokens and the same computed part; the caller forks its blocks."""
+        child = Sequence(seq_id, index, list(self.token_ids), self.num_prompt_tokens)
+        child.status = self.status
+        child.num_computed_tokens = self.num_computed_tokens
+        child.block_hashes = list(self.block_hashes)
+        child.num_published_blocks = self.num_published_blocks
+        return child
+
+    def restart(self) -> None:
+        """Forget what was computed (preemption by recomputation); known tokens stay."""
+        self.epoch += 1
+        self.num_computed_tokens = 0
+        self.num_pending = 0
+        self.num_published_blocks = 0
+        self.is_resident = False
+
+
+class SequenceGroup:
+    """One request: a prompt, and the sequences that share its blocks.
+
+    arrival: place in the order of arrival; unique.
+    sequences: all sequences so far, by index; only the first exists until the prompt has been computed.
+    live: those that are not finished.
+    end_token_ids: every id that ends a sequence (end-of-sequence and stop ids).
+    refork_at: after a preemption with several live sequences, the length of the prefix that the first live one computes
+        for all before the others fork from it again; None otherwise.
+    num_prompt_logprobs_sent: prompt positions whose log-probabilities have gone out (the first has none).
+    """
+
+    __slots__ = (
+        "arrival",
+        "end_token_ids",
+        "live",
+        "max_tokens",
+        "metrics",
+        "num_cached_tokens",
+        "num_prompt_logprobs_sent",
+        "refork_at",
+        "request",
+        "sequences",
+        "status",
+        "was_preempted",
+    )
+
+    def __init__(self, request: EngineCoreRequest, arrival: int, first_seq_id: int) -> None:
+        assert request.params.max_tokens is not None, "max_tokens is resolved before a request is accepted"
+        self.request = request
+        self.max_tokens = request.params.max_tokens
+        self.arrival = arrival
+        first = Sequence(first_seq_id, 0, list(request.prompt_token_ids), len(request.prompt_token_ids))
+        self.sequences = [first]
+        self.live = [first]
+        self.status = SequenceStatus.WAITING
+        self.end_token_ids = frozenset(request.end_token_ids) | frozenset(request.params.stop_token_ids)
+        self.refork_at: int | None = None
+        self.was_preempted = False
+        self.num_cached_tokens = 0
+        self.num_prompt_logprobs_sent = 1
+        self.metrics = RequestMetrics(arrival_time=request.arrival_time)
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def is_forked(self) -> bool:
+        """True once all n sequences exist."""
+        return len(self.sequences) == self.request.params.n
+
+    @property
+    def max_running_sequences(self) -> int:
+        """Most sequences that this group can still run at once."""
+        return len(self.live) if self.is_forked else self.request.params.n
+
+    @property
+    def has_output(self) -> bool:
+        """True once a token of any of its sequences is known."""
+        return len(self.sequences) > 1 or self.sequences[0].num_output_tokens > 0
+
+    @property
+    def may_read_prefix_cache(self) -> bool:
+        """Positions whose log-probabilities are still owed must be computed, not looked up."""
+        wanted = self.request.params.prompt_logprobs is not None
+        return not wanted or self.num_prompt_logprobs_sent >= self.num_prompt_tokens

@@ -1,0 +1,155 @@
+"""The engine core: scheduler and executor in one plain, synchronous loop body. Processes are wrappers around it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from octavo.core.arithmetic import max_blocks_of_group
+from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest, SchedulerStats, StepOutputs
+from octavo.core.outputs import RequestError
+from octavo.core.step import ModelRunnerOutput
+from octavo.errors import ConfigError
+from octavo.executor.executor import Executor, make_executor
+from octavo.kv_cache.block_manager import BlockManager
+from octavo.scheduler.policy import POLICIES
+from octavo.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from octavo.config.schema import EngineConfig
+
+
+class EngineCore:
+    """Requests go in, each `step` answers what it produced. Not thread-safe: one caller at a time."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        ready: CoreReady,
+        *,
+        max_steps_in_flight: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.executor = executor
+        self.scheduler = scheduler
+        self.ready = ready
+        self._depth = max_steps_in_flight
+        self._clock = clock
+        self._in_flight: deque[Future[ModelRunnerOutput]] = deque()
+        self._refused: list[EngineCoreOutput] = []
+
+    @classmethod
+    def build(cls, config: EngineConfig) -> EngineCore:
+        """Load the model, size the cache, and be ready. Raises ConfigError or CheckpointError."""
+        executor = make_executor(config)
+        try:
+            plan = executor.call("memory_plan")
+            ready = CoreReady(
+                num_blocks=plan.num_blocks,
+                block_size=config.cache.block_size,
+                max_model_len=_fitting_max_model_len(config, plan.num_blocks),
+                vocab_size=config.model.vocab_size,
+                plan=plan.render(),
+            )
+        except BaseException:
+            executor.shutdown()
+            raise
+        block_manager = BlockManager(
+            plan.num_blocks, config.cache.block_size, config.cache.watermark, config.cache.enable_prefix_caching
+        )
+        scheduler = Scheduler(
+            block_manager,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            policy=POLICIES[config.scheduler.policy](),
+        )
+        return cls(executor, scheduler, ready, max_steps_in_flight=config.scheduler.max_steps_in_flight)
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Take a request in. Whatever is wrong with it comes back as an output with an error, never as an exception."""
+        if request.request_id in self.scheduler.groups:
+            error = RequestError(
+                f"request id {request.request_id!r} is in use; give another", field="request_id", is_client_error=True
+            )
+            self._refused.append(
+                EngineCoreOutput(request_id=request.request_id, deltas=[], finished=True, error=error)
+            )
+            return
+        self.scheduler.add(request)
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        """End requests; no output follows for them. Unknown ids are passed over."""
+        self.scheduler.abort(request_ids)
+
+    def stop_sequence(self, request_id: str, index: int) -> None:
+        """End one sequence whose text met a stop string; no output follows for it."""
+        self.scheduler.stop_sequence(request_id, index)
+
+    def has_unfinished(self) -> bool:
+        return self.scheduler.has_unfinished() or bool(self._refused) or bool(self._in_flight)
+
+    def step(self) -> StepOutputs:
+        """Keep the executor busy up to the depth, then wait for the oldest step and take its results in.
+
+        Raises what the executor raises; the core is of no use afterwards.
+        """
+        while len(self._in_flight) < self._depth:
+            step = self.scheduler.schedule(self._clock())
+            if step is None:
+                break
+            self._in_flight.append(self.executor.submit(step))
+        outputs, self._refused = self._refused, []
+        outputs += self.scheduler.take_ended()
+        if self._in_flight:
+            result = self._in_flight.popleft().result()
+            outputs += self.scheduler.update(result, self._clock())
+        else:
+            assert outputs or not self.scheduler.groups, "requests are left, but no step can be planned"
+        return StepOutputs(outputs=outputs, stats=self.scheduler.stats())
+
+    def stats(self) -> SchedulerStats:
+        return self.scheduler.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes. False, and nothing happens, while requests run."""
+        return self.scheduler.block_manager.reset_prefix_cache()
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError when a worker is gone."""
+        self.executor.check_health()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """A named control call; ConfigError for a name that is none. Values can be encoded by msgspec."""
+        calls: dict[str, Callable[..., Any]] = {
+            "stats": lambda: msgspec.to_builtins(self.stats()),
+            "reset_prefix_cache": self.reset_prefix_cache,
+            "check_health": self.check_health,
+        }
+        if method not in calls:
+            raise ConfigError(f"{method} is not a control call; there are {sorted(calls)}")
+        return calls[method](*arguments)
+
+    def shutdown(self) -> None:
+        """Release the executor. Idempotent."""
+        self._in_flight.clear()
+        self.executor.shutdown()
+
+
+def _fitting_max_model_len(config: EngineConfig, num_blocks: int) -> int:
+    """The context length that one request can have in this cache. Lowered only when nobody asked for a length."""
+    wanted, block_size = config.model.max_model_len, config.cache.block_size
+    if max_blocks_of_group(wanted, 1, 1, block_size) <= num_blocks:
+        return wanted
+    fitting = num_blocks * block_size
+    if config.model.user_set_max_model_len:
+        raise ConfigError(
+            f"max_model_len = {wanted} needs {max_blocks_of_group(wanted, 1, 1, block_size)} KV blocks of {block_size} "
+            f"tokens, the cache has {num_blocks}; lower max_model_len to {fitting} or less, or give the cache more memory"
+        )
+    return fitting

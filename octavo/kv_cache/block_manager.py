@@ -1,0 +1,196 @@
+"""Block tables of all sequences, and the decisions that need them: may a group come in, may a sequence grow.
+
+Sequences share blocks by reference count; the first to write into a shared block copies it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from octavo.core.arithmetic import num_blocks_for
+from octavo.core.sequence import Sequence, SequenceGroup
+from octavo.core.step import BlockCopy
+from octavo.kv_cache.block_hash import extend_hashes
+from octavo.kv_cache.block_pool import BlockPool
+
+
+class AllocStatus(enum.Enum):
+    """OK: now. LATER: when others have finished. NEVER: not even alone."""
+
+    OK = "ok"
+    LATER = "later"
+    NEVER = "never"
+
+
+class Admission(NamedTuple):
+    """The decision, and the reason in words (empty for OK)."""
+
+    status: AllocStatus
+    because: str = ""
+
+
+class PrefixHit(NamedTuple):
+    """Leading blocks that are in the cache already, and the digest of the first that is not (None: none is missing)."""
+
+    blocks: list[int]
+    missing: bytes | None = None
+
+
+class Growth(NamedTuple):
+    """How a block table changed: from entry `first_index` on it now holds `blocks`; `copies` come before writing."""
+
+    first_index: int
+    blocks: list[int]
+    copies: list[BlockCopy]
+
+
+UNCHANGED = Growth(0, [], [])
+NO_HIT = PrefixHit([])
+
+
+class BlockManager:
+    """Owns the device pool and the tables. `watermark` is the share of blocks kept free at admission."""
+
+    def __init__(self, num_blocks: int, block_size: int, watermark: float, enable_prefix_caching: bool) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.num_watermark_blocks = int(watermark * num_blocks)
+        self._tables: dict[int, list[int]] = {}
+
+    def table(self, sequence: Sequence) -> list[int]:
+        """Block ids of a sequence, in the order of its tokens. Not to be changed by the caller."""
+        return self._tables[sequence.seq_id]
+
+    # ---- admission ----
+
+    def find_prefix(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> PrefixHit:
+        """The cached blocks that hold the first `num_tokens` tokens at most, of which the last is always computed anew
+        when it is the sequence's last: its logits are needed."""
+        if not self.enable_prefix_caching:
+            return NO_HIT
+        hashes = extend_hashes(sequence, self.block_size, group.request.cache_salt)
+        if not group.may_read_prefix_cache:
+            return NO_HIT
+        usable = min(num_tokens, len(sequence.token_ids) - 1) // self.block_size
+        blocks: list[int] = []
+        for digest in hashes[:usable]:
+            block = self.pool.find(digest)
+            if block is None:
+                return PrefixHit(blocks, missing=digest)
+            blocks.append(block)
+        return PrefixHit(blocks)
+
+    def num_required_blocks(self, group: SequenceGroup) -> int:
+        """Blocks that hold all known tokens of the group: the common prefix once, and a tail for each sequence."""
+        size = self.block_size
+        if not group.is_forked:
+            num_tails, tail_tokens = group.request.params.n, [group.num_prompt_tokens + 1]
+            if num_tails == 1:
+                return num_blocks_for(len(group.sequences[0].token_ids), size)
+            tail_tokens *= num_tails
+        else:
+            tail_tokens = [len(sequence.token_ids) for sequence in group.live]
+            if len(tail_tokens) == 1:
+                return num_blocks_for(tail_tokens[0], size)
+        num_shared = group.num_prompt_tokens // size
+        return num_shared + sum(num_blocks_for(tokens, size) - num_shared for tokens in tail_tokens)
+
+    def can_allocate(self, group: SequenceGroup, hit: PrefixHit, *, waive_watermark: bool) -> Admission:
+        """May the group come in? The watermark is waived when nothing runs, so that LATER cannot last for ever."""
+        required = self.num_required_blocks(group)
+        if required > self.pool.num_blocks:
+            return Admission(
+                AllocStatus.NEVER, f"needs {required} KV blocks, the pool has {self.pool.num_blocks} in all"
+            )
+        # a hit that has users costs nothing; one that is only cached leaves the free blocks like a new one
+        from_free = required - len(hit.blocks) + sum(map(self.pool.is_cached, hit.blocks))
+        kept = 0 if waive_watermark else self.num_watermark_blocks
+        free = self.pool.num_free_blocks
+        if free - from_free < kept:
+            return Admission(AllocStatus.LATER, f"needs {from_free} free KV blocks, {free} are free, {kept} stay free")
+        return Admission(AllocStatus.OK)
+
+    def allocate(self, sequence: Sequence, num_tokens: int, hit: PrefixHit) -> None:
+        """Give a sequence blocks for its first `num_tokens` tokens, the cached ones first."""
+        assert sequence.seq_id not in self._tables, f"sequence {sequence.seq_id} has blocks already"
+        for block in hit.blocks:
+            self.pool.acquire(block)
+        num_new = num_blocks_for(num_tokens, self.block_size) - len(hit.blocks)
+        self._tables[sequence.seq_id] = hit.blocks + [self.pool.allocate() for _ in range(num_new)]
+        sequence.num_computed_tokens = len(hit.blocks) * self.block_size
+        sequence.num_published_blocks = len(hit.blocks)
+
+    # ---- growth ----
+
+    def append_slots(self, sequence: Sequence, start: int, end: int, num_lookahead: int = 0) -> Growth | None:
+        """Make tokens [start, end) and `num_lookahead` more writable: new blocks at the end, copies of shared ones.
+
+        Answers None, with nothing changed, when the pool has too few free blocks.
+        """
+        table = self._tables[sequence.seq_id]
+        size = self.block_size
+        num_new = num_blocks_for(end + num_lookahead, size) - len(table)
+        first = start // size
+        is_shared = self.pool.is_shared
+        if num_new <= 0 and first == len(table) - 1 and not is_shared(table[first]):
+            return UNCHANGED
+        shared = [i for i in range(first, len(table)) if is_shared(table[i])]
+        if max(num_new, 0) + len(shared) > self.pool.num_free_blocks:
+            return None
+        if not shared and num_new <= 0:
+            return UNCHANGED
+        copies = []
+        for i in shared:
+            source, table[i] = table[i], self.pool.allocate()
+            self.pool.release(source)
+            copies.append(BlockCopy(source, table[i]))
+        first_index = shared[0] if shared else len(table)
+        for _ in range(num_new):
+            table.append(self.pool.allocate())
+        return Growth(first_index, table[first_index:], copies)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """The child shares all blocks of its parent."""
+        assert child.seq_id not in self._tables, f"sequence {child.seq_id} has blocks already"
+        table = self._tables[parent.seq_id]
+        for block in table:
+            self.pool.acquire(block)
+        self._tables[child.seq_id] = list(table)
+
+    def publish(self, sequence: Sequence, cache_salt: str | None) -> None:
+        """Tell the prefix index of blocks that are full of known, computed tokens. Steps take effect in order, so a
+        block that a submitted step fills may be read by any later step."""
+        size = self.block_size
+        num_full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // size
+        if num_full <= sequence.num_published_blocks or not self.enable_prefix_caching:
+            return
+        hashes = extend_hashes(sequence, size, cache_salt)
+        table = self._tables[sequence.seq_id]
+        for i in range(sequence.num_published_blocks, num_full):
+            self.pool.publish(table[i], hashes[i])
+        sequence.num_published_blocks = num_full
+
+    # ---- the end ----
+
+    def free(self, sequence: Sequence) -> None:
+        """Give back a sequence's blocks, the last first; without blocks nothing happens."""
+        for block in reversed(self._tables.pop(sequence.seq_id, ())):
+            self.pool.release(block)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached content; refused (False) while any block is in use."""
+        return self.pool.reset()
+
+    def check(self, sequences: Iterable[Sequence] | None = None) -> None:
+        """Prove the accounting; with `sequences`, also that exactly these hold tables. Raises AssertionError."""
+        counts: dict[int, int] = {}
+        for table in self._tables.values():
+            assert len(set(table)) == len(table), "a table holds a block twice"
+            for block in table:
+                counts[block] = counts.get(block, 0) + 1
+        self.pool.check(counts)
+        if sequences is not None:
+            assert {s.seq_id for s in sequences} == set(self._tables), "tables of other sequences than the running ones"

@@ -1,0 +1,101 @@
+"""One step while it is being planned: rows that can be dropped again, and the `SchedulerOutput` they become."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from octavo.core.sequence import Sequence, SequenceGroup
+from octavo.core.step import BlockCopy, BlockOps, NewSequence, ScheduledSequence, SchedulerOutput
+from octavo.kv_cache.block_manager import Growth
+
+
+class PlannedRow(NamedTuple):
+    """A row with what came along with it, so that all of it goes when the row goes."""
+
+    group: SequenceGroup
+    sequence: Sequence
+    row: ScheduledSequence
+    new_sequence: NewSequence | None
+    copies: list[BlockCopy]
+
+
+class StepPlan:
+    """Rows by sequence id, in batch order."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, PlannedRow] = {}
+        self.has_preempted = False
+
+    def add(self, planned: PlannedRow) -> None:
+        self.rows[planned.sequence.seq_id] = planned
+
+    def drop(self, sequence: Sequence) -> PlannedRow | None:
+        """Take a sequence's row out of the step; answers what it was."""
+        return self.rows.pop(sequence.seq_id, None)
+
+    def hashes_computed(self, block_size: int) -> set[bytes]:
+        """Digests of the blocks that this step's prefills fill. Decode rows are left out: they seldom fill one."""
+        digests: set[bytes] = set()
+        for _, sequence, row, _, _ in self.rows.values():
+            if row.num_tokens > 1:
+                end = row.start + row.num_tokens
+                digests.update(sequence.block_hashes[row.start // block_size : end // block_size])
+        return digests
+
+    def output(self, step_id: int, finished_ids: list[int]) -> SchedulerOutput:
+        planned = self.rows.values()
+        return SchedulerOutput(
+            step_id=step_id,
+            new_sequences=[p.new_sequence for p in planned if p.new_sequence is not None],
+            rows=[p.row for p in planned],
+            finished_ids=finished_ids,
+            block_ops=BlockOps(copies=[copy for p in planned for copy in p.copies]),
+        )
+
+
+def new_sequence(group: SequenceGroup, sequence: Sequence, block_ids: list[int]) -> NewSequence:
+    """The message that makes a sequence known to the worker; it names a sibling there as parent if there is one."""
+    parent = next((other for other in group.sequences if other.is_resident), None)
+    num_shared = group.num_prompt_tokens if parent is not None else 0
+    return NewSequence(
+        seq_id=sequence.seq_id,
+        index=sequence.index,
+        epoch=sequence.epoch,
+        token_ids=sequence.token_ids[num_shared:],
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        block_ids=list(block_ids),
+        params=group.request.params,
+        end_token_ids=tuple(group.end_token_ids),
+        bad_words_token_ids=group.request.bad_words_token_ids,
+        parent_id=parent.seq_id if parent is not None else None,
+        num_shared_tokens=num_shared,
+    )
+
+
+def num_prompt_logprobs(group: SequenceGroup, sequence: Sequence, start: int, end: int) -> int:
+    """Positions of a row over tokens [start, end) whose successor's log-probability is still owed, from its first."""
+    if group.request.params.prompt_logprobs is None or sequence.index != 0:
+        return 0
+    last = min(end, group.num_prompt_tokens - 1)
+    return last - start if last + 1 > group.num_prompt_logprobs_sent else 0
+
+
+def scheduled_row(
+    group: SequenceGroup, sequence: Sequence, num_tokens: int, growth: Growth, *, is_new: bool
+) -> ScheduledSequence:
+    """The row that computes the next `num_tokens` tokens of a sequence; it draws when it reaches the last one."""
+    start = sequence.num_computed_tokens
+    end = start + num_tokens
+    num_samples = 0
+    if end == len(sequence.token_ids) + sequence.num_pending:
+        num_samples = 1 if group.is_forked else group.request.params.n
+    return ScheduledSequence(
+        seq_id=sequence.seq_id,
+        epoch=sequence.epoch,
+        start=start,
+        num_tokens=num_tokens,
+        num_samples=num_samples,
+        first_block_index=0 if is_new else growth.first_index,
+        block_ids=[] if is_new else growth.blocks,
+        num_prompt_logprobs=num_prompt_logprobs(group, sequence, start, end),
+    )

@@ -1,0 +1,102 @@
+"""Engine cores over the fake executor, and requests for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.engine_core import EngineCore
+from octavo.kv_cache.block_manager import BlockManager
+from octavo.scheduler.scheduler import Scheduler
+from tests.fakes.executor import HashExecutor
+
+
+def make_core(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 16,
+    watermark: float = 0.0,
+    enable_prefix_caching: bool = True,
+    depth: int = 1,
+    fail_token: int | None = None,
+) -> EngineCore:
+    """A core whose clock counts its readings."""
+    scheduler = Scheduler(
+        BlockManager(num_blocks, block_size, watermark, enable_prefix_caching),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+    ready = CoreReady(num_blocks=num_blocks, block_size=block_size, max_model_len=512, vocab_size=50, plan="")
+    readings = iter(range(10**9))
+    return EngineCore(
+        HashExecutor(block_size, fail_token=fail_token),
+        scheduler,
+        ready,
+        max_steps_in_flight=depth,
+        clock=lambda: float(next(readings)),
+    )
+
+
+def make_request(
+    request_id: str, prompt: Iterable[int], *, end_token_ids: tuple[int, ...] = (), **params: object
+) -> EngineCoreRequest:
+    values: dict[str, object] = {"max_tokens": 8, "seed": 0} | params
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        params=SamplingParams(**values),  # type: ignore[arg-type]
+        arrival_time=0.0,
+        end_token_ids=end_token_ids,
+    )
+
+
+class Collected:
+    """All outputs of a core by request: token ids and log-probabilities by sequence index, and how each one ended."""
+
+    def __init__(self) -> None:
+        self.token_ids: dict[str, dict[int, list[int]]] = {}
+        self.logprobs: dict[str, dict[int, list[float]]] = {}
+        self.prompt_logprobs: dict[str, list[float]] = {}
+        self.finish: dict[str, dict[int, tuple[str, int | None]]] = {}
+        self.finals: dict[str, EngineCoreOutput] = {}
+
+    def add(self, outputs: Iterable[EngineCoreOutput]) -> None:
+        for output in outputs:
+            name = output.request_id
+            assert name not in self.finals, f"{name} has an output after its final one"
+            for delta in output.deltas:
+                assert delta.index not in self.finish.get(name, {}), "a finished sequence goes on"
+                self.token_ids.setdefault(name, {}).setdefault(delta.index, []).extend(delta.token_ids)
+                logprobs = [token.logprob for token in delta.logprobs]
+                self.logprobs.setdefault(name, {}).setdefault(delta.index, []).extend(logprobs)
+                if delta.finish_reason is not None:
+                    self.finish.setdefault(name, {})[delta.index] = (delta.finish_reason, delta.stop_reason)
+            if output.prompt_logprobs is not None:
+                have = self.prompt_logprobs.setdefault(name, [])
+                assert output.prompt_logprobs.first_position == len(have) + 1
+                have.extend(token.logprob for token in output.prompt_logprobs.tokens)
+            if output.finished:
+                self.finals[name] = output
+
+
+def run(core: EngineCore, requests: Iterable[EngineCoreRequest] = (), max_steps: int = 10_000) -> Collected:
+    """Add the requests, step until all have ended, and prove the accounting."""
+    collected = Collected()
+    for request in requests:
+        core.add_request(request)
+    for _ in range(max_steps):
+        if not core.has_unfinished():
+            break
+        collected.add(core.step().outputs)
+        core.scheduler.check()
+    assert not core.has_unfinished(), "requests are left after many steps"
+    assert core.scheduler.block_manager.pool.num_used_blocks == 0
+    return collected
+
+
+def run_alone(request: EngineCoreRequest) -> Collected:
+    """What the request gives by itself: a roomy core, no prefix cache, one step at a time."""
+    return run(make_core(num_blocks=512, max_num_seqs=64, enable_prefix_caching=False), [request])

@@ -1,0 +1,140 @@
+"""A fake executor whose KV cache stores a hash of the whole prefix per slot and reads it back through the block tables.
+
+A block that was freed too early, shared wrongly, not copied, or not computed gives another token than the right one.
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import (
+    ModelRunnerOutput,
+    NewSequence,
+    PromptLogprobs,
+    RowOutput,
+    ScheduledSequence,
+    SchedulerOutput,
+    SequenceOutput,
+    TokenLogprobs,
+)
+
+
+def digest(*parts: object) -> int:
+    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
+
+
+@dataclass
+class State:
+    index: int
+    token_ids: list[int]
+    table: list[int]
+    params: SamplingParams
+    epoch: int
+
+
+@dataclass
+class HashExecutor:
+    """Tokens are `hash(everything that attention reads, seed, index, position) % vocab_size`.
+
+    fail_token: a row that computes this token answers with an error, as a row with NaN logits would.
+    """
+
+    block_size: int
+    vocab_size: int = 50
+    fail_token: int | None = None
+    slots: dict[tuple[int, int], int] = field(default_factory=dict)
+    states: dict[int, State] = field(default_factory=dict)
+    steps: list[SchedulerOutput] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    is_shut_down: bool = False
+
+    def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        future: Future[ModelRunnerOutput] = Future()
+        future.set_result(self.execute(step))
+        return future
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        raise NotImplementedError(method)
+
+    def check_health(self) -> None:
+        assert not self.is_shut_down
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        self.steps.append(step)
+        for new in step.new_sequences:
+            self._add(new)
+        new_ids = {new.seq_id for new in step.new_sequences}
+        for seq_id in step.finished_ids:
+            if seq_id not in new_ids:
+                del self.states[seq_id]  # the scheduler names only sequences that the worker holds
+        for copy in step.block_ops.copies:
+            for offset in range(self.block_size):
+                self.slots[copy.target, offset] = self.slots.get((copy.source, offset), -1)
+        written: dict[tuple[int, int], int] = {}
+        for row in step.rows:
+            self._write(row, written)
+        return ModelRunnerOutput(step_id=step.step_id, rows=[self._read(row, written) for row in step.rows])
+
+    def _add(self, new: NewSequence) -> None:
+        shared: list[int] = []
+        if new.parent_id is not None:
+            parent = self.states[new.parent_id]
+            assert len(parent.token_ids) >= new.num_shared_tokens
+            shared = parent.token_ids[: new.num_shared_tokens]
+        self.states[new.seq_id] = State(new.index, shared + new.token_ids, list(new.block_ids), new.params, new.epoch)
+
+    def _slot(self, state: State, position: int) -> tuple[int, int]:
+        return state.table[position // self.block_size], position % self.block_size
+
+    def _write(self, row: ScheduledSequence, written: dict[tuple[int, int], int]) -> None:
+        state = self.states[row.seq_id]
+        assert state.epoch == row.epoch
+        if row.block_ids:
+            state.table[row.first_block_index :] = row.block_ids
+        self.num_computed_tokens += row.num_tokens
+        for position in range(row.start, row.start + row.num_tokens):
+            before = 0 if position == 0 else self.slots.get(self._slot(state, position - 1), -1)
+            slot = self._slot(state, position)
+            assert slot[0] != 0, "the null block is written"
+            assert slot not in written, "two rows write one slot"
+            self.slots[slot] = digest(before, state.token_ids[position])
+            written[slot] = row.seq_id
+
+    def _read(self, row: ScheduledSequence, written: dict[tuple[int, int], int]) -> RowOutput:
+        state = self.states[row.seq_id]
+        end = row.start + row.num_tokens
+        slots = [self._slot(state, position) for position in range(end)]
+        for slot in slots:
+            assert written.get(slot, row.seq_id) == row.seq_id, "a row reads what another row of its step writes"
+        if self.fail_token is not None and self.fail_token in state.token_ids[row.start : end]:
+            return RowOutput(seq_id=row.seq_id, epoch=row.epoch, samples=[], error="the logits hold NaN")
+        read = [self.slots.get(slot, -1) for slot in slots]
+        samples = []
+        for i in range(row.num_samples):
+            index = i if row.num_samples > 1 else state.index
+            samples.append(SequenceOutput(index=index, token=self._draw(read, state.params, index, end)))
+        if samples:
+            state.token_ids.append(samples[0].token.token_id)
+        prompt = None
+        if row.num_prompt_logprobs:
+            tokens = [
+                self._describe(read[: p + 1], state.token_ids[p + 1])
+                for p in range(row.start, row.start + row.num_prompt_logprobs)
+            ]
+            prompt = PromptLogprobs(first_position=row.start + 1, tokens=tokens)
+        return RowOutput(seq_id=row.seq_id, epoch=row.epoch, samples=samples, prompt_logprobs=prompt)
+
+    def _draw(self, read: list[int], params: SamplingParams, index: int, position: int) -> TokenLogprobs:
+        token = digest(read, params.seed, index, position) % self.vocab_size
+        return self._describe(read, token)
+
+    def _describe(self, read: list[int], token: int) -> TokenLogprobs:
+        return TokenLogprobs(token_id=token, logprob=-math.log(2 + digest(read, token) % 1000))
