@@ -35,7 +35,7 @@ constexpr Feature kFeatures[] = {
     {"avx512dq", 7, 0, EBX, 17, kAvx512},
     {"avx512bw", 7, 0, EBX, 30, kAvx512},
     {"avx512vl", 7, 0, EBX, 31, kAvx512},
-    {"avx512_vbmi", 7, 0, ECX, 1, kAvx512},
+    {"avx512vbmi", 7, 0, ECX, 1, kAvx512},
     {"avx512_vnni", 7, 0, ECX, 11, kAvx512},
     {"avx512_bf16", 7, 1, EAX, 5, kAvx512},
     {"avx512_fp16", 7, 0, EDX, 23, kAvx512},

@@ -1,6 +1,6 @@
 """`octavo bench throughput | latency | startup`: what was measured, on what, and one line of JSON.
 
-Prompts are random token ids, and generation goes on after an end-of-sequence token, so that every run does the same work.
+Prompts are random token ids, and generation goes on after an end-of-sequence token: every run does the same work.
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ def _start_once(args: EngineArgs) -> dict[str, float]:
     keywords = {name: value for name, value in vars(args).items() if value != getattr(defaults, name)}
     began = time.perf_counter()
     child = subprocess.run(
-        [sys.executable, "-c", _CHILD, msgspec.json.encode(keywords).decode()], capture_output=True, text=True, check=False
+        [sys.executable, "-c", _CHILD, msgspec.json.encode(keywords).decode()],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     total = time.perf_counter() - began
     if child.returncode != 0:

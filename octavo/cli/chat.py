@@ -40,7 +40,7 @@ def chat(
 
 
 def converse(engine: LLMEngine, params: SamplingParams, system: str | None) -> None:
-    """Read a line, write an answer, until /exit or the end of the input. A refused turn leaves the conversation as it was."""
+    """Read a line, write an answer, until /exit or the end of the input. A refused turn is forgotten."""
     start = [{"role": "system", "content": system}] if system else []
     messages = list(start)
     is_terminal = sys.stdin.isatty()

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from octavo.core.outputs import RequestOutput
     from octavo.engine.llm_engine import LLMEngine
 
-_request_numbers = count()
-
 
 class Interrupt:
     """True once Ctrl-C was pressed; pressing it again raises KeyboardInterrupt as usual."""

@@ -1,0 +1,1 @@
+"""Tests of octavo/config: arguments, their sources, resolution, and what is told about them."""

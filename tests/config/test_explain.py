@@ -1,0 +1,51 @@
+"""What people read about a plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.config.explain import MemoryPlan, render_bytes, render_table
+
+PLAN = MemoryPlan(
+    device="cpu",
+    total_memory=8 << 30,
+    available_memory=6 << 30,
+    limit=7 << 30,
+    limit_because="cgroup",
+    weights_bytes=1 << 30,
+    activation_bytes=1 << 29,
+    block_size=16,
+    kv_block_bytes=1 << 20,
+    num_blocks=512,
+    num_blocks_because="memory left",
+    kv_bytes=513 << 20,
+    host_blocks=100,
+    host_bytes=100 << 20,
+    max_model_len=100,
+)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.50 KiB"), (4 << 30, "4.00 GiB"), (1 << 50, "1024.00 TiB")],
+)
+def test_bytes_are_shown_in_the_largest_unit_that_fits(count: int, text: str) -> None:
+    assert render_bytes(count) == text
+
+
+def test_plan_tells_how_many_requests_fit() -> None:
+    # 100 tokens take 7 blocks of 16
+    assert PLAN.max_concurrency == pytest.approx(512 / 7)
+    assert PLAN.kv_tokens == 8192
+
+
+def test_rendered_plan_holds_every_part_and_its_reason() -> None:
+    text = PLAN.render()
+    for expected in ("8.00 GiB", "6.00 GiB available", "7.00 GiB", "cgroup", "1.00 GiB", "512.00 MiB", "memory left"):
+        assert expected in text
+    assert "512 blocks of 16 tokens, 1.00 MiB each" in text
+    assert "8,192 tokens: 73.1 requests of 100 tokens" in text
+
+
+def test_columns_are_aligned_and_the_last_one_is_not_padded() -> None:
+    assert render_table([("a", "bb", "c"), ("aaa", "b")], indent="") == "a    bb  c\naaa  b"

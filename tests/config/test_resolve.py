@@ -1,0 +1,135 @@
+"""From arguments, checkpoint and platform to the configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from octavo.config.args import EngineArgs
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.resolve import resolve
+from octavo.config.schema import EngineConfig
+from octavo.errors import CheckpointError, ConfigError
+from octavo.platform import Memory, Platform
+
+PLATFORM = Platform(
+    system="Linux",
+    machine="x86_64",
+    cpu_model="a processor",
+    cores=6,
+    memory=Memory(total=8 << 30, available=4 << 30, source="machine"),
+    instruction_sets=("avx2",),
+    native_module=None,
+)
+
+
+def checkpoint(directory: Path, generation: dict[str, Any] | None = None, **config: Any) -> Checkpoint:
+    values = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 300,
+        "max_position_embeddings": 128,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": 2,
+        "bos_token_id": 1,
+    }
+    (directory / "config.json").write_text(json.dumps(values | config))
+    if generation is not None:
+        (directory / "generation_config.json").write_text(json.dumps(generation))
+    return Checkpoint.open(directory)
+
+
+def test_defaults_come_from_checkpoint_and_platform(tmp_path: Path) -> None:
+    config = resolve(EngineArgs(model="m"), checkpoint(tmp_path), PLATFORM)
+    assert config.model.max_model_len == config.scheduler.max_model_len == 128
+    assert not config.model.is_max_model_len_explicit
+    assert (config.model.dtype, config.cache.dtype) == ("bfloat16", "bfloat16")
+    assert (config.model.vocab_size, config.model.eos_token_ids, config.model.bos_token_id) == (300, (2,), 1)
+    assert config.model.served_model_name == "m"
+    assert config.model.tokenizer_path == config.model.path == str(tmp_path)
+    assert config.device.threads == 6
+    assert config.cache.swap_space_bytes == 4 << 30
+
+
+def test_arguments_win(tmp_path: Path) -> None:
+    args = EngineArgs(
+        max_model_len=64,
+        dtype="float32",
+        threads=1,
+        served_model_name=("a", "b"),
+        swap_space=0.5,
+        disable_log_stats=True,
+    )
+    config = resolve(args, checkpoint(tmp_path), PLATFORM, tokenizer_path=tmp_path / "elsewhere")
+    assert config.model.max_model_len == 64
+    assert config.model.is_max_model_len_explicit
+    assert config.model.dtype == "float32"
+    assert config.device.threads == 1
+    assert config.model.served_model_names == ("a", "b")
+    assert config.cache.swap_space_bytes == 1 << 29
+    assert config.model.tokenizer_path.endswith("elsewhere")
+    assert not config.observability.log_stats
+
+
+def test_a_context_longer_than_the_checkpoint_was_made_for_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"max_model_len is 129, must be at most 128.*config\.json"):
+        resolve(EngineArgs(max_model_len=129), checkpoint(tmp_path), PLATFORM)
+
+
+def test_a_step_must_have_a_token_for_every_sequence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens is 8, must be at least max_num_seqs, which is 9"):
+        resolve(EngineArgs(max_num_batched_tokens=8, max_num_seqs=9), checkpoint(tmp_path), PLATFORM)
+
+
+def test_generation_defaults_have_the_names_of_sampling_parameters(tmp_path: Path) -> None:
+    generation = {"temperature": 0.6, "top_p": 0.95, "max_new_tokens": 99, "do_sample": True, "eos_token_id": [3, 4]}
+    here = checkpoint(tmp_path, generation)
+    config = resolve(EngineArgs(), here, PLATFORM)
+    assert config.model.generation_defaults == {"temperature": 0.6, "top_p": 0.95, "max_tokens": 99}
+    assert config.model.eos_token_ids == (3, 4)
+    assert resolve(EngineArgs(generation_config="none"), here, PLATFORM).model.generation_defaults == {}
+
+
+def test_generation_defaults_can_come_from_another_file(tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text('{"top_k": 5}')
+    config = resolve(EngineArgs(generation_config=str(other)), checkpoint(tmp_path, {"top_k": 9}), PLATFORM)
+    assert config.model.generation_defaults == {"top_k": 5}
+    with pytest.raises(ConfigError, match="generation_config is '/nowhere': there is no file"):
+        resolve(EngineArgs(generation_config="/nowhere"), checkpoint(tmp_path), PLATFORM)
+
+
+def test_a_senseless_generation_default_names_its_file(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"generation_config.json: temperature is -1, must be at least 0"):
+        resolve(EngineArgs(), checkpoint(tmp_path, {"temperature": -1}), PLATFORM)
+
+
+def test_chat_template_is_a_file_or_the_template_itself(tmp_path: Path) -> None:
+    here = checkpoint(tmp_path)
+    file = tmp_path / "chat.jinja"
+    file.write_text("{{ messages }}")
+    for given in (str(file), "{{ messages }}"):
+        assert resolve(EngineArgs(chat_template=given), here, PLATFORM).model.chat_template == "{{ messages }}"
+    with pytest.raises(ConfigError, match="chat_template is 'absent.jinja': there is no such file"):
+        resolve(EngineArgs(chat_template="absent.jinja"), here, PLATFORM)
+
+
+def test_dummy_weights_need_no_weight_files(tmp_path: Path) -> None:
+    here = checkpoint(tmp_path, torch_dtype=None)
+    assert resolve(EngineArgs(load_format="dummy"), here, PLATFORM).model.dtype == "float32"
+
+
+def test_configuration_survives_the_way_to_another_process(tmp_path: Path) -> None:
+    args = EngineArgs(op_overrides={"rms_norm": "reference"})
+    config = resolve(args, checkpoint(tmp_path, {"temperature": 0.6, "top_k": 20}), PLATFORM)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=EngineConfig) == config
+    assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config
+
+
+def test_sections_cannot_be_edited(tmp_path: Path) -> None:
+    config = resolve(EngineArgs(), checkpoint(tmp_path), PLATFORM)
+    with pytest.raises(AttributeError):
+        config.cache.block_size = 32  # type: ignore[misc]
