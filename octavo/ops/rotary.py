@@ -58,7 +58,7 @@ def examples(
         frequencies = 10_000.0 ** -(torch.arange(0, dim, 2) / dim)
         cos, sin = rotary_tables(torch.tensor(positions), frequencies, dtype)
         qkv = torch.randn(len(positions), heads + 2 * kv_heads, dim, generator=generator).to(dtype)
-        q, k, _ = torch.split(qkv, (heads, kv_heads, kv_heads), dim=1)
+        q, k, _ = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
         q_weight, k_weight = (torch.rand(2, dim, generator=generator) + 0.5).to(dtype)
         yield q, k, cos, sin, None, None, 0.0
         yield q, k, cos, sin, q_weight, k_weight, 1e-6

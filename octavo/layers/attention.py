@@ -1,0 +1,46 @@
+"""The layer between a model's projections and the paged KV cache."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from octavo.attention.backend import AttentionBackend
+from octavo.attention.metadata import ModelInput
+from octavo.layers.heads import Heads
+from octavo.layers.layer import Binding, Layer
+
+
+class PagedAttention(Layer):
+    """Stores keys and values, attends to the sequence so far. One per decoder layer; `layer_index` is its cache's.
+
+    `scale` is `1 / sqrt(dim)` unless given; `sliding_window` counts the tokens a query sees, itself included.
+    """
+
+    def __init__(
+        self,
+        heads: Heads,
+        layer_index: int,
+        *,
+        scale: float | None = None,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.layer_index = layer_index
+        self.scale = heads.dim**-0.5 if scale is None else scale
+        self.sliding_window = sliding_window
+        self.soft_cap = soft_cap
+        self._backend: AttentionBackend
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ModelInput) -> Tensor:
+        """q [tokens, heads, dim], k and v [tokens, kv_heads, dim] → [tokens, heads · dim]."""
+        cache = batch.kv_caches[self.layer_index]
+        out = self._backend.run(
+            q, k, v, cache, batch.attention, self.scale, self.sliding_window, self.soft_cap
+        )  # [tokens, heads, dim]
+        return out.flatten(1)
+
+    def bind(self, binding: Binding) -> None:
+        """Take the attention backend."""
+        self._backend = binding.backend
