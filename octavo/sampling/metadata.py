@@ -1,0 +1,67 @@
+"""What the sampler is told about the rows whose logits it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import SequenceOutput
+
+
+class SampledSequence(Protocol):
+    """The part of the worker's sequence state that sampling reads."""
+
+    @property
+    def index(self) -> int:
+        """Index of the sequence in its group."""
+        ...
+
+    @property
+    def params(self) -> SamplingParams:
+        """`seed` is set for every request that is not greedy."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
+    def known_tokens(self) -> NDArray[np.int64]:
+        """[tokens]: prompt and output so far, a view."""
+        ...
+
+    @property
+    def end_token_ids(self) -> Sequence[int]:
+        """Ids that `min_tokens` bars."""
+        ...
+
+    @property
+    def bad_words_token_ids(self) -> Sequence[Sequence[int]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """One row of logits: those that follow the last token of `sequence`.
+
+    With `num_samples` 1 the token is drawn for the sequence itself; with more, sample `i` is for the child with index `i`.
+    """
+
+    sequence: SampledSequence
+    num_samples: int = 1
+
+    @property
+    def position(self) -> int:
+        """Position of the drawn token in its sequence."""
+        return len(self.sequence.known_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class RowSamples:
+    """What was drawn for one row; with an `error` nothing was."""
+
+    samples: list[SequenceOutput]
+    error: str | None = None

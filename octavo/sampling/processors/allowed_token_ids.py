@@ -1,0 +1,35 @@
+"""`allowed_token_ids`: everything else is barred."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.sampling.processors.processor import ProcessedRow
+
+
+class AllowedTokenIds:
+    """Leaves the logits of the allowed ids and sets all others to -inf."""
+
+    name = "allowed_token_ids"
+
+    def __init__(self) -> None:
+        self._rows: Sequence[ProcessedRow] = ()
+
+    def needs(self, params: SamplingParams) -> bool:
+        return params.allowed_token_ids is not None
+
+    def update(self, rows: Sequence[ProcessedRow]) -> None:
+        self._rows = rows
+
+    def apply(self, logits: Tensor) -> None:
+        for each in self._rows:
+            allowed = torch.tensor(each.sequence.params.allowed_token_ids, device=logits.device)
+            row = logits[each.row]
+            kept = row[allowed]
+            row.fill_(-math.inf)
+            row[allowed] = kept

@@ -1,0 +1,41 @@
+"""`bad_words`: token sequences that may not come about in the output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.sampling.processors.processor import ProcessedRow, TokenMask
+
+
+class BadWords:
+    """Bars the last token of every bad word whose other tokens are the end of the output."""
+
+    name = "bad_words"
+
+    def __init__(self) -> None:
+        self._barred = TokenMask()
+
+    def needs(self, params: SamplingParams) -> bool:
+        return bool(params.bad_words)
+
+    def update(self, rows: Sequence[ProcessedRow]) -> None:
+        self._barred = TokenMask()
+        for each in rows:
+            sequence = each.sequence
+            words = [word for word in sequence.bad_words_token_ids if word]
+            longest = max((len(word) for word in words), default=1)
+            # what the prompt says is not ours to bar: a word counts from its first token in the output
+            first = max(sequence.num_prompt_tokens, len(sequence.known_tokens) - longest + 1)
+            tail = sequence.known_tokens[first:].tolist()
+            self._barred.add(each.row, (word[-1] for word in words if _ends_with(tail, word[:-1])))
+
+    def apply(self, logits: Tensor) -> None:
+        self._barred.fill(logits, -math.inf)
+
+
+def _ends_with(tail: list[int], start: Sequence[int]) -> bool:
+    return not start or tail[-len(start) :] == list(start)

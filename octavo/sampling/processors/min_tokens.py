@@ -1,0 +1,34 @@
+"""`min_tokens`: no end token before that many tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.sampling.processors.processor import ProcessedRow, TokenMask
+
+
+class MinTokens:
+    """Bars the end tokens of sequences whose output is still too short."""
+
+    name = "min_tokens"
+
+    def __init__(self) -> None:
+        self._barred = TokenMask()
+
+    def needs(self, params: SamplingParams) -> bool:
+        return params.min_tokens > 0
+
+    def update(self, rows: Sequence[ProcessedRow]) -> None:
+        self._barred = TokenMask()
+        for each in rows:
+            sequence = each.sequence
+            num_output_tokens = len(sequence.known_tokens) - sequence.num_prompt_tokens
+            if num_output_tokens < sequence.params.min_tokens:
+                self._barred.add(each.row, sequence.end_token_ids)
+
+    def apply(self, logits: Tensor) -> None:
+        self._barred.fill(logits, -math.inf)

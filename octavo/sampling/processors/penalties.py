@@ -1,0 +1,101 @@
+"""`repetition_penalty`, `frequency_penalty` and `presence_penalty`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.sampling.metadata import SampledSequence
+from octavo.sampling.processors.processor import ProcessedRow
+
+
+class Penalties:
+    """First repetition (prompt and output), then frequency and presence (output).
+
+    repetition: positive logits are divided by it, negative ones multiplied (Keskar et al. 2019, "CTRL").
+    frequency, presence: `count * frequency + (count > 0) * presence` is subtracted, as in the OpenAI API.
+    """
+
+    name = "penalties"
+
+    def __init__(self) -> None:
+        # a cache: whatever is missing is counted again from the tokens; it goes with the sequence
+        self._counts: WeakKeyDictionary[SampledSequence, TokenCounts] = WeakKeyDictionary()
+        self._rows: Sequence[ProcessedRow] = ()
+
+    def needs(self, params: SamplingParams) -> bool:
+        return params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+
+    def update(self, rows: Sequence[ProcessedRow]) -> None:
+        self._rows = rows
+        for each in rows:
+            counts = self._counts.get(each.sequence)
+            if counts is None:
+                counts = self._counts[each.sequence] = TokenCounts(each.sequence.num_prompt_tokens)
+            counts.catch_up(each.sequence.known_tokens)
+
+    def apply(self, logits: Tensor) -> None:
+        # row by row: a row's tokens are few, and the scratch stays that small
+        for each in self._rows:
+            counts = self._counts[each.sequence]
+            params = each.sequence.params
+            row = logits[each.row]
+            token_ids = torch.from_numpy(counts.token_ids).to(logits.device)
+            output_counts = torch.from_numpy(counts.output_counts).to(logits.device)
+            values = row[token_ids]
+            if params.repetition_penalty != 1.0:
+                penalty = params.repetition_penalty
+                values = torch.where(values > 0, values / penalty, values * penalty)
+            if params.frequency_penalty != 0.0:
+                values -= output_counts * params.frequency_penalty
+            if params.presence_penalty != 0.0:
+                values -= (output_counts > 0) * params.presence_penalty
+            row[token_ids] = values
+
+
+class TokenCounts:
+    """The distinct tokens of one sequence, and how often each is in its output. Grows with the sequence."""
+
+    def __init__(self, num_prompt_tokens: int) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_counted = 0
+        self._place: dict[int, int] = {}
+        self._token_ids = np.zeros(64, dtype=np.int64)
+        self._output_counts = np.zeros(64, dtype=np.float32)
+
+    @property
+    def token_ids(self) -> NDArray[np.int64]:
+        """[distinct]: a view."""
+        return self._token_ids[: len(self._place)]
+
+    @property
+    def output_counts(self) -> NDArray[np.float32]:
+        """[distinct]: occurrences in the output, 0 for tokens of the prompt alone; a view."""
+        return self._output_counts[: len(self._place)]
+
+    def catch_up(self, tokens: NDArray[np.int64]) -> None:
+        """Count the tokens that have come since the last call."""
+        if self._num_counted < self._num_prompt_tokens:
+            for token_id in np.unique(tokens[self._num_counted : self._num_prompt_tokens]).tolist():
+                self._place_of(token_id)
+            self._num_counted = min(self._num_prompt_tokens, len(tokens))
+        for token_id in tokens[self._num_counted :].tolist():
+            place = self._place_of(token_id)  # may put larger arrays in place
+            self._output_counts[place] += 1
+        self._num_counted = len(tokens)
+
+    def _place_of(self, token_id: int) -> int:
+        place = self._place.get(token_id)
+        if place is None:
+            place = self._place[token_id] = len(self._place)
+            if place == len(self._token_ids):
+                self._token_ids = np.concatenate((self._token_ids, np.zeros_like(self._token_ids)))
+                self._output_counts = np.concatenate((self._output_counts, np.zeros_like(self._output_counts)))
+            self._token_ids[place] = token_id
+        return place

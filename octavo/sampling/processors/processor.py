@@ -1,0 +1,63 @@
+"""The seam behind which everything lives that changes logits before a token is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.sampling.metadata import SampledSequence
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedRow:
+    """A row of the logits, and the sequence that it belongs to."""
+
+    row: int
+    sequence: SampledSequence
+
+
+class LogitsProcessor(Protocol):
+    """Changes the logits of the rows that ask for it. Per step: `update` with those rows, then `apply`.
+
+    Whatever it keeps between steps must be recomputable from a sequence's tokens: a preempted or moved sequence arrives
+    without it.
+    """
+
+    name: str
+
+    def needs(self, params: SamplingParams) -> bool:
+        """True when a request with these parameters can ever be changed by this processor."""
+        ...
+
+    def update(self, rows: Sequence[ProcessedRow]) -> None:
+        """Take the rows of the coming `apply`: only sequences whose parameters need it."""
+        ...
+
+    def apply(self, logits: Tensor) -> None:
+        """Change `logits`, float32 [rows, vocab], in place."""
+        ...
+
+
+class TokenMask:
+    """Places (row, token) of a logits tensor, collected row by row."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._token_ids: list[int] = []
+
+    def add(self, row: int, token_ids: Iterable[int]) -> None:
+        before = len(self._token_ids)
+        self._token_ids.extend(token_ids)
+        self._rows.extend([row] * (len(self._token_ids) - before))
+
+    def fill(self, logits: Tensor, value: float) -> None:
+        """Write `value` to all places."""
+        if self._rows:
+            # two indices, not one flat index: an id outside the vocabulary raises instead of hitting the next row
+            rows = torch.tensor(self._rows, device=logits.device)
+            logits[rows, torch.tensor(self._token_ids, device=logits.device)] = value

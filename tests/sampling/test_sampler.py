@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.sampling.metadata import SamplingRow
+from octavo.sampling.sampler import Sampler
+from tests.sampling.sequences import sampling_row
+
+VOCAB = 257
+
+
+def make_logits(rows: int, seed: int = 0, vocab_size: int = VOCAB) -> Tensor:
+    return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def drawn(logits: Tensor, *rows: SamplingRow, sampler: Sampler | None = None) -> list[list[int]]:
+    results = (sampler or Sampler()).sample(logits.clone(), rows)
+    assert all(result.error is None for result in results)
+    return [[sample.token.token_id for sample in result.samples] for result in results]
+
+
+MIXED: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"seed": 1},
+    {"seed": 2, "top_p": 0.9},
+    {"seed": 3, "top_k": 5, "logprobs": 3},
+    {"temperature": 0.0, "repetition_penalty": 1.7, "logprobs": 0},
+    {"seed": 4, "min_p": 0.1, "frequency_penalty": 0.5, "temperature": 1.3},
+    {"seed": 5, "allowed_token_ids": [3, 9, 27]},
+    {"seed": 6, "logit_bias": {8: 5.0}, "num_samples": 3, "top_p": 0.5},
+    {"seed": 7, "num_samples": 5, "logprobs": 2},
+    {"seed": -1, "temperature": 0.2},
+]
+
+
+def test_greedy_rows_take_the_likeliest_token_and_the_first_of_equals() -> None:
+    logits = make_logits(3)
+    logits[1, 40] = logits[1, 90] = 100.0
+    rows = [sampling_row(temperature=0.0, top_k=3, top_p=0.5, seed=seed) for seed in (1, None, 2)]
+    assert drawn(logits, *rows) == [[int(logits[0].argmax())], [40], [int(logits[2].argmax())]]
+
+
+def test_logprobs_are_those_of_the_models_distribution() -> None:
+    logits = make_logits(2)
+    row = {"logprobs": 4, "temperature": 0.3, "top_k": 2, "repetition_penalty": 1.9, "logit_bias": {5: 50.0}}
+    expected = torch.log_softmax(logits, -1)
+    for i, result in enumerate(Sampler().sample(logits.clone(), [sampling_row(**row), sampling_row(seed=3)])):
+        token = result.samples[0].token
+        assert token.logprob == expected[i, token.token_id].item()
+        if i == 0:
+            assert token.token_id == 5
+            assert token.rank == int((expected[0] > expected[0, 5]).sum()) + 1
+            assert token.top_ids == expected[0].topk(4).indices.tolist()
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 3 * 4 * VOCAB, 4 << 20])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_draws_the_same_bits_alone_and_in_any_batch(chunk_bytes: int, threads: int) -> None:
+    logits = make_logits(len(MIXED))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        together = Sampler(chunk_bytes=chunk_bytes).sample(logits.clone(), [sampling_row(**row) for row in MIXED])
+        order = [7, 3, 0, 9, 1, 8, 2]
+        shuffled = Sampler().sample(logits[order], [sampling_row(**MIXED[i]) for i in order])
+        for place, i in enumerate(order):
+            assert shuffled[place] == together[i]
+        for i, row in enumerate(MIXED):
+            assert Sampler().sample(logits[i : i + 1].clone(), [sampling_row(**row)]) == [together[i]]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_wide_rows_draw_the_same_bits_alone_and_in_a_batch() -> None:
+    # wide enough for torch to split its work between threads
+    logits = make_logits(3, vocab_size=70_001)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        rows = [{"seed": 1, "logprobs": 2}, {"seed": 2, "top_p": 0.9, "logprobs": 2}, {"seed": 3, "top_k": 40}]
+        together = Sampler().sample(logits.clone(), [sampling_row(**row) for row in rows])
+        for i, row in enumerate(rows):
+            assert Sampler().sample(logits[i : i + 1].clone(), [sampling_row(**row)]) == [together[i]]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_children_of_one_seed_draw_different_tokens_and_each_what_it_would_draw_itself() -> None:
+    flat = torch.zeros(1, VOCAB)
+    (children,) = drawn(flat, sampling_row(seed=9, num_samples=8))
+    assert len(set(children)) > 4
+    assert [drawn(flat, sampling_row(seed=9, index=i))[0][0] for i in range(8)] == children
+
+
+def test_draws_follow_the_tempered_distribution() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]])
+    count = 4000
+    (tokens,) = drawn(logits, sampling_row(seed=5, temperature=1.5, num_samples=count))
+    expected = torch.softmax(logits[0] / 1.5, -1) * count
+    chi_square = ((torch.bincount(torch.tensor(tokens), minlength=4) - expected) ** 2 / expected).sum()
+    assert chi_square < 16.3  # 3 degrees of freedom, 0.999
+
+
+def test_seed_and_position_decide_the_draw() -> None:
+    flat = torch.zeros(1, 5000)
+    first = drawn(flat, sampling_row(seed=1))
+    assert drawn(flat, sampling_row(seed=1)) == first
+    assert drawn(flat, sampling_row(seed=2)) != first
+    assert drawn(flat, sampling_row(seed=1, prompt=(1, 2, 3, 4))) != first
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_row_without_numbers_gets_an_error_and_the_others_go_on(bad: float) -> None:
+    logits = make_logits(4)
+    alone = Sampler().sample(logits[2:3].clone(), [sampling_row(seed=2, top_p=0.9)])
+    logits[0, 5] = logits[1, 0] = bad
+    results = Sampler().sample(
+        logits,
+        [
+            sampling_row(temperature=0.0),
+            sampling_row(seed=1),
+            sampling_row(seed=2, top_p=0.9),
+            sampling_row(temperature=0.0),
+        ],
+    )
+    for result in results[:2]:
+        assert result.samples == []
+        assert result.error is not None
+        assert "position 3" in result.error
+        assert "NaN" in result.error
+    assert results[2] == alone[0]
+    assert results[3].error is None
+
+
+def test_a_row_whose_tokens_are_all_barred_says_by_what() -> None:
+    logits = make_logits(1)
+    logits[0, [3, 9]] = -math.inf
+    (result,) = Sampler().sample(logits, [sampling_row(allowed_token_ids=[3, 9])])
+    assert result.samples == []
+    assert result.error is not None
+    assert "allowed_token_ids" in result.error
+
+
+def test_a_plain_greedy_batch_touches_no_processor() -> None:
+    class Refusing:
+        name = "refusing"
+
+        def needs(self, params: object) -> bool:
+            return False
+
+        def update(self, rows: object) -> None:
+            raise AssertionError("asked for rows that do not need it")
+
+        apply = update
+
+    assert drawn(make_logits(1), sampling_row(temperature=0.0), sampler=Sampler([Refusing()]))
