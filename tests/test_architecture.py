@@ -1,0 +1,261 @@
+"""The import arrows and the house rules of ARCHITECTURE.md, held by reading the source.
+
+A room is a package (or a module) directly below `octavo`. Imports count wherever they stand, inside functions
+and for type checkers too.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "octavo"
+
+EVERYBODY = {"core", "config.schema", "errors", "platform", "logging"}
+"""What every room but these themselves may import."""
+
+ARROWS: dict[str, set[str]] = {
+    "errors": set(),
+    "logging": set(),
+    "platform": {"_native"},
+    "core": {"errors"},
+    "config": EVERYBODY | {"builtin"},
+    "kv_cache": EVERYBODY,
+    "scheduler": EVERYBODY | {"kv_cache"},
+    "engine": EVERYBODY | {"config", "scheduler", "kv_cache", "executor"},
+    "executor": EVERYBODY | {"worker"},
+    "worker": EVERYBODY | {"config", "models", "layers", "sampling", "attention", "ops", "quantization", "distributed"},
+    "models": EVERYBODY | {"config", "layers", "quantization", "attention", "ops", "distributed"},
+    "layers": EVERYBODY | {"quantization", "attention", "ops", "distributed"},
+    "sampling": EVERYBODY | {"ops"},
+    "attention": EVERYBODY | {"ops"},
+    "quantization": EVERYBODY | {"ops"},
+    "distributed": EVERYBODY,
+    "ops": EVERYBODY,
+    "kernels": EVERYBODY | {"ops"},
+    "builtin": EVERYBODY,
+    "llm": EVERYBODY | {"config", "engine"},
+    "async_llm": EVERYBODY | {"config", "engine"},
+    "server": EVERYBODY | {"config", "engine", "llm", "async_llm", "__init__"},
+    "cli": EVERYBODY | {"config", "engine", "llm", "server", "ops", "worker", "__init__"},
+    "__main__": {"cli"},
+    "__init__": EVERYBODY | {"config", "engine", "llm", "async_llm"},
+}
+"""Room → what it may import. A room that is not here yet has to be entered, with a thought about its place."""
+
+TORCH_FREE = {"errors", "logging", "platform", "core", "config", "kv_cache", "scheduler", "engine", "server", "cli"}
+TORCH_FREE |= {"llm", "async_llm", "__init__", "__main__"}
+
+MAY_READ_ENVIRONMENT = {"config/sources.py"}
+MAY_SEE_WHOLE_CONFIG = {
+    "octavo.engine.engine_core.EngineCore.build",
+    "octavo.worker.worker.Worker.build",
+}
+
+
+class Import(NamedTuple):
+    """One import of `module`, a full dotted name, at a line of a file."""
+
+    file: Path
+    line: int
+    module: str
+
+    def __str__(self) -> str:
+        return f"{self.file.relative_to(ROOT)}:{self.line} imports {self.module}"
+
+
+def source_files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+@cache
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
+def module_name(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts)
+
+
+def room(module: str) -> str:
+    """ "octavo.core.prompt" → "core"; the package's own file is "__init__"."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def is_module(dotted: str) -> bool:
+    path = ROOT.joinpath(*dotted.split("."))
+    return path.with_suffix(".py").is_file() or path.with_suffix(".pyi").is_file() or (path / "__init__.py").is_file()
+
+
+def imports(file: Path) -> Iterator[Import]:
+    """Every import of a file by full name; `from octavo.config import hub` is an import of octavo.config.hub."""
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.Import):
+            yield from (Import(file, node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: write imports in full"
+            assert node.module
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield Import(
+                    file, node.lineno, inner if inner.startswith("octavo") and is_module(inner) else node.module
+                )
+
+
+def all_imports() -> list[Import]:
+    return [found for file in source_files() for found in imports(file)]
+
+
+def test_every_room_has_its_place() -> None:
+    rooms = {room(module_name(file)) for file in source_files()}
+    assert rooms - {"__init__"} <= set(ARROWS)
+
+
+def test_rooms_import_only_what_the_arrows_allow() -> None:
+    wrong = []
+    for found in all_imports():
+        if found.module.split(".")[0] != "octavo":
+            continue
+        source, target = room(module_name(found.file)), room(found.module)
+        allowed = ARROWS[source] | {source}
+        if target not in allowed and not any(
+            found.module == f"octavo.{name}" or found.module.startswith(f"octavo.{name}.") for name in allowed
+        ):
+            wrong.append(str(found))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_control_plane_never_imports_torch() -> None:
+    wrong = [
+        str(found)
+        for found in all_imports()
+        if found.module.split(".")[0] in ("torch", "triton") and room(module_name(found.file)) in TORCH_FREE
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_control_plane_loads_without_torch() -> None:
+    """The same once more in earnest: importing it pulls torch in by no detour."""
+    code = (
+        "import sys, octavo.llm, octavo.async_llm, octavo.engine.engine_core, octavo.server.app, octavo.cli.main\n"
+        "sys.exit('torch is loaded' if 'torch' in sys.modules else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_model_imports_no_other_model() -> None:
+    """Files that name ARCHITECTURES are models; what they share lives in the files that do not."""
+    folder = PACKAGE / "models"
+    models = {
+        module_name(file)
+        for file in folder.glob("*.py")
+        if any(
+            isinstance(node, ast.Assign | ast.AnnAssign)
+            and any(
+                isinstance(target, ast.Name) and target.id == "ARCHITECTURES"
+                for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            )
+            for node in tree(file).body
+        )
+    }
+    assert models
+    wrong = [str(i) for i in all_imports() if module_name(i.file) in models and i.module in models]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("module", ["pickle", "cloudpickle", "dill", "marshal", "shelve"])
+def test_nothing_that_runs_code_from_data_is_imported(module: str) -> None:
+    assert not [str(found) for found in all_imports() if found.module.split(".")[0] == module]
+
+
+def test_environment_is_read_in_one_place() -> None:
+    """config/sources.py turns variables into arguments; launching a process hands its environment on."""
+    wrong = []
+    for file in source_files():
+        where = file.relative_to(PACKAGE).as_posix()
+        if where in MAY_READ_ENVIRONMENT or where.startswith("executor/"):
+            continue
+        wrong += [
+            f"{where}:{node.lineno}"
+            for node in ast.walk(tree(file))
+            if (isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv"))
+            or (isinstance(node, ast.ImportFrom) and node.module == "os" and _names(node) & {"environ", "getenv"})
+        ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_whole_configuration_reaches_only_the_two_builders() -> None:
+    """Everybody else takes a section or single values; functions that only carry it to a builder look at no parts."""
+    wrong = []
+    for file in source_files():
+        if room(module_name(file)) == "config":
+            continue
+        for name, function in functions(tree(file), module_name(file)):
+            if name not in MAY_SEE_WHOLE_CONFIG and _reads_whole_config(function):
+                wrong.append(name)
+    assert not wrong, "\n".join(wrong)
+
+
+def functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{prefix}.{child.name}", child
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from functions(child, f"{prefix}.{child.name}")
+        elif isinstance(child, ast.If | ast.Try | ast.With):
+            yield from functions(child, prefix)
+
+
+def _reads_whole_config(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """True when a parameter is the EngineConfig and the function looks into more than one of its sections."""
+    arguments = function.args
+    parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    whole = {p.arg for p in parameters if p.annotation is not None and "EngineConfig" in ast.unparse(p.annotation)}
+    sections = {
+        node.attr
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in whole
+    }
+    return len(sections) > 1
+
+
+def _names(node: ast.ImportFrom) -> set[str]:
+    return {alias.name for alias in node.names}
+
+
+def test_every_folder_says_what_lives_there() -> None:
+    wrong = []
+    for folder in sorted({file.parent for file in source_files()} - {PACKAGE}):
+        init = folder / "__init__.py"
+        text = (ast.get_docstring(tree(init)) or "") if init.is_file() else ""
+        if len(text.splitlines()) < 3:
+            wrong.append(
+                f"{folder.relative_to(ROOT)}: needs an __init__.py with three lines: what, may import, used by"
+            )
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_file_says_what_it_is() -> None:
+    assert not [str(f.relative_to(ROOT)) for f in source_files() if not ast.get_docstring(tree(f))]
+
+
+def test_errors_are_not_swallowed() -> None:
+    """`except ...: pass` hides what went wrong; contextlib.suppress at least says what is expected."""
+    wrong = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in source_files()
+        for node in ast.walk(tree(file))
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or (len(node.body) == 1 and isinstance(node.body[0], ast.Pass)))
+    ]
+    assert not wrong, "\n".join(wrong)
