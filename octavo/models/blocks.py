@@ -1,0 +1,74 @@
+"""Llama's block, which many architectures share: pre-norm attention, then a pre-norm gated SiLU MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from octavo.attention.metadata import ModelInput
+from octavo.distributed.mesh import Mesh
+from octavo.layers.activation import SiluAndMul
+from octavo.layers.embedding import Embedding, LMHead
+from octavo.layers.linear import ColumnLinear, RowLinear
+from octavo.layers.norm import RMSNorm
+from octavo.models.causal_lm import CausalLM
+from octavo.models.config import DecoderConfig
+
+
+class GatedMLP(nn.Module):
+    """`down(silu(gate(x)) * up(x))`."""
+
+    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
+        super().__init__()
+        self.gate_up_proj = ColumnLinear(
+            c.hidden_size, [c.intermediate_size] * 2, mesh, bias=c.mlp_bias, reads=("gate_proj", "up_proj")
+        )
+        self.act = SiluAndMul()
+        self.down_proj = RowLinear(c.intermediate_size, c.hidden_size, mesh, bias=c.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        out: Tensor = self.down_proj(self.act(self.gate_up_proj(x)))
+        return out
+
+
+class GatedLayer(nn.Module):
+    """Attention and MLP, each behind a norm; the residual stream is carried beside x."""
+
+    def __init__(self, c: DecoderConfig, mesh: Mesh, attention: nn.Module) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.mlp = GatedMLP(c, mesh)
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        """(x, residual), each [tokens, hidden]; the stream is their sum."""
+        x, residual = self.input_layernorm.add(x, residual)
+        x, residual = self.post_attention_layernorm.add(self.self_attn(x, batch), residual)
+        return self.mlp(x), residual
+
+
+class GatedDecoder(CausalLM):
+    """Token embedding, layers, norm and head; a model brings the attention of each layer."""
+
+    def __init__(self, c: DecoderConfig, mesh: Mesh, attention: Callable[[int], nn.Module]) -> None:
+        super().__init__(c, mesh)
+        self.embed_tokens = Embedding(c.vocab_size, c.hidden_size)
+        self.layers = nn.ModuleList(GatedLayer(c, mesh, attention(index)) for index in range(c.num_layers))
+        self.norm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.lm_head = LMHead(c.hidden_size, c.vocab_size, mesh, tied_to=self.embed_tokens if c.tied else None)
+
+    def forward(self, batch: ModelInput) -> Tensor:
+        """The normalised last hidden state of every token, [tokens, hidden]."""
+        x, residual = self.embed_tokens(batch.token_ids), None
+        for layer in self.layers:
+            x, residual = layer(x, residual, batch)
+        x, _ = self.norm.add(x, residual)
+        return x
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [rows, hidden] → float32 [rows, vocabulary]."""
+        logits: Tensor = self.lm_head(hidden)
+        return logits

@@ -1,0 +1,58 @@
+"""What every model offers to the loader and the runner."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar, Protocol, Self
+
+from torch import Tensor, nn
+
+from octavo.attention.metadata import ModelInput
+from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
+from octavo.layers.layer import Layer
+from octavo.models.config import DecoderConfig
+
+
+class ConfigReader(Protocol):
+    """A config class, seen from the loader."""
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> Self:
+        """The config that `c` states. Raises CheckpointError or UnsupportedModel."""
+        ...
+
+
+class CausalLM(nn.Module):
+    """A decoder with a head over the vocabulary.
+
+    The names of its modules are the checkpoint's names, but for one of `PREFIXES`, which a checkpoint may put before
+    all names of the decoder. Tensors that match a pattern of `IGNORED` (a regular expression for the whole name,
+    without prefix) are known and not needed.
+    """
+
+    Config: ClassVar[type[ConfigReader]]
+    PREFIXES: ClassVar[tuple[str, ...]] = ("model.",)
+    IGNORED: ClassVar[tuple[str, ...]] = (r".*rotary_emb\.inv_freq",)
+
+    config: DecoderConfig
+
+    @abstractmethod
+    def __init__(self, config: DecoderConfig, mesh: Mesh) -> None:
+        super().__init__()
+        self.config = config
+
+    @abstractmethod
+    def forward(self, batch: ModelInput) -> Tensor:
+        """The last hidden state of every token, [tokens, hidden], ready for `compute_logits`."""
+
+    @abstractmethod
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Rows chosen from `forward`'s answer, [rows, hidden] → float32 [rows, vocabulary]."""
+
+    def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
+        """Every layer with its path in the model."""
+        for path, module in self.named_modules():
+            if isinstance(module, Layer):
+                yield path, module

@@ -1,0 +1,113 @@
+"""What a decoder's `config.json` says, in our words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.core.model_shape import ModelShape
+from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.layers.heads import Heads
+from octavo.layers.rotary import Llama3Scaling, Rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """The numbers that every decoder has. A model with more of them derives its own class."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    heads: Heads
+    vocab_size: int
+    max_positions: int
+    norm_eps: float
+    tied: bool
+    """The head shares the token embedding's table."""
+    rope: Rope | None = None
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    activation: str = "silu"
+    sliding_window: int | None = None
+    """Tokens that a query sees, itself included."""
+
+    @classmethod
+    def common(cls, c: Checkpoint, *, head_dim: int | None = None, **own: Any) -> Self:
+        """Read the keys that Llama and its descendants share; `own` adds or replaces fields.
+
+        `head_dim` defaults to the config's key, else to an even share of the hidden size.
+        """
+        refuse_quantization(c)
+        hidden_size, num_heads = c.positive("hidden_size"), c.positive("num_attention_heads")
+        num_kv_heads = c.positive("num_key_value_heads", num_heads)
+        if num_heads % num_kv_heads:
+            raise c.error("num_key_value_heads", f"a divisor of num_attention_heads, which is {num_heads}")
+        dim = head_dim or c.optional_int("head_dim") or even_share(c, "hidden_size", hidden_size, num_heads)
+        fields: dict[str, Any] = {
+            "num_layers": c.positive("num_hidden_layers"),
+            "hidden_size": hidden_size,
+            "intermediate_size": c.positive("intermediate_size"),
+            "heads": Heads(num_heads, num_kv_heads, dim),
+            "vocab_size": c.positive("vocab_size"),
+            "max_positions": c.max_model_len(),
+            "norm_eps": c.float("rms_norm_eps", 1e-6),
+            "tied": c.bool("tie_word_embeddings", False),
+            "rope": read_rope(c, dim),
+        }
+        return cls(**{**fields, **own})
+
+    def shape(self) -> ModelShape:
+        """The sizes that memory arithmetic needs."""
+        return ModelShape(
+            num_layers=self.num_layers,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_heads=self.heads.query,
+            num_kv_heads=self.heads.kv,
+            head_dim=self.heads.dim,
+            vocab_size=self.vocab_size,
+            max_position_embeddings=self.max_positions,
+            sliding_window=self.sliding_window,
+        )
+
+
+def read_rope(c: Checkpoint, dim: int) -> Rope:
+    """Rotary parameters for heads of size `dim`; a type that is not implemented is refused by name."""
+    rope = c.rope()
+    if dim % 2:
+        raise CheckpointError(f"{c.where}: the heads have size {dim}, expected an even one for rotary embeddings")
+    rope.expect("partial_rotary_factor", 1.0, 1)
+    c.expect("partial_rotary_factor", 1.0, 1)
+    theta, kind = rope.float("rope_theta"), rope.str("rope_type")
+    if kind == "default":
+        return Rope(dim, theta)
+    if kind == "linear":
+        return Rope(dim, theta, linear_factor=rope.float("factor"))
+    if kind == "llama3":
+        return Rope(
+            dim,
+            theta,
+            llama3=Llama3Scaling(
+                rope.float("factor"),
+                rope.float("low_freq_factor"),
+                rope.float("high_freq_factor"),
+                rope.positive("original_max_position_embeddings"),
+            ),
+        )
+    raise UnsupportedModel(
+        f'{c.where}: rope_type is "{kind}", expected "default", "linear" or "llama3"; '
+        "this way to stretch the context is not implemented"
+    )
+
+
+def refuse_quantization(c: Checkpoint) -> None:
+    """Quantised checkpoints store other tensors than a model names."""
+    c.refuse("quantization_config", because="quantised weights are not implemented; use the unquantised checkpoint")
+
+
+def even_share(c: Checkpoint, name: str, size: int, num_heads: int) -> int:
+    """The head size when `size`, the value of `name`, is shared evenly by the heads."""
+    if size % num_heads:
+        raise c.error(name, f"a multiple of the number of heads, which is {num_heads}")
+    return size // num_heads

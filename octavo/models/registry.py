@@ -1,0 +1,46 @@
+"""From the architecture that a checkpoint names to the file that implements it.
+
+A model file states `ARCHITECTURES`, the names it answers to, and `MODEL`, its class; the folder is the registry.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
+
+import octavo.models
+from octavo.config.checkpoint import Checkpoint
+from octavo.errors import UnsupportedModel, suggestion
+from octavo.models.causal_lm import CausalLM
+
+
+def resolve_model(checkpoint: Checkpoint) -> type[CausalLM]:
+    """The class for the checkpoint's architecture. Raises UnsupportedModel, which names the known ones."""
+    wanted = checkpoint.architecture
+    for module in _model_files(wanted):
+        if wanted in module.ARCHITECTURES:
+            model: type[CausalLM] = module.MODEL
+            return model
+    known = known_architectures()
+    raise UnsupportedModel(
+        f'{checkpoint.where}: architecture "{wanted}" is not implemented{suggestion(wanted, known)} '
+        f"(known: {', '.join(known)})"
+    )
+
+
+def known_architectures() -> list[str]:
+    """All architectures that some file answers to, sorted."""
+    return sorted(name for module in _model_files("") for name in module.ARCHITECTURES)
+
+
+def _model_files(architecture: str) -> Iterator[ModuleType]:
+    """The files that state architectures, the most likely first, so that a step of the walk imports one of many."""
+    names = [each.name for each in pkgutil.iter_modules(octavo.models.__path__)]
+    likely = architecture.lower()
+    names.sort(key=lambda name: (-len(name) if likely.startswith(name) else 0, name))
+    for name in names:
+        module = import_module(f"octavo.models.{name}")
+        if hasattr(module, "ARCHITECTURES"):
+            yield module
