@@ -1,0 +1,30 @@
+# `just` lists the recipes; each is a command that works without just as well.
+
+default:
+    @just --list
+
+# Lint, formatting and types.
+check:
+    ruff check .
+    ruff format --check .
+    mypy
+
+# The tests; `just test tests/core` runs a part, `just test -m "not slow"` the quick ones.
+test *arguments:
+    python -m pytest {{arguments}}
+
+# Measure the scheduler and the engine on the model that ships with octavo.
+bench:
+    python -m benchmarks.scheduler
+    octavo bench throughput
+    octavo bench latency
+    octavo bench startup
+
+# Make the reference pages and the site (into site/).
+docs:
+    python -m octavo.config.reference docs/reference
+    zensical build
+
+# Everything that a change must pass, in a virtual environment of its own.
+ci:
+    .ci/run
