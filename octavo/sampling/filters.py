@@ -1,7 +1,7 @@
 """Which tokens may be drawn: min-p, top-k and top-p, in this order, after the temperature.
 
-Every filter keeps an upper set of the distribution: all tokens at least as likely as some boundary, so tokens that tie with
-the boundary stay, and one token always remains. top-p counts the mass of what min-p and top-k have left.
+Every filter keeps an upper set of the distribution: all tokens at least as likely as some boundary, so tokens that tie
+with the boundary stay, and one token always remains. top-p counts the mass of what min-p and top-k have left.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
 
-# 11 leading bits of a positive float32: sign, exponent and three bits of mantissa. Their order is the order of the values.
+# Leading bits of a positive float32: sign, exponent, three bits of mantissa. Their order is the order of the values.
 _BIN_SHIFT = 20
 _NUM_BINS = 1 << (31 - _BIN_SHIFT)
 
@@ -34,7 +34,7 @@ def scale(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
 
 
 def filtered_probabilities(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Probabilities [rows, vocab] of what the filters keep, 0 elsewhere. `scaled` comes from `scale` and is overwritten.
+    """Probabilities [rows, vocab] of what the filters keep, 0 elsewhere. `scaled` is from `scale` and is overwritten.
 
     A row that top-p cut does not sum to 1: its entries keep their proportions, which is all that a draw needs.
     """
@@ -76,8 +76,8 @@ def _apply_top_p(probabilities: Tensor, rows: list[int], top_p: list[float]) -> 
     index = torch.tensor(rows, device=probabilities.device)
     chosen = probabilities if everything else probabilities[index]
     wanted = torch.tensor(top_p, dtype=torch.float64, device=probabilities.device)
-    # all tokens below (1 - top_p) / vocab weigh less than 1 - top_p together: the boundary is not among them (half of it,
-    # to be clear of rounding)
+    # all tokens below (1 - top_p) / vocab weigh less than 1 - top_p together: the boundary is not among them (half of
+    # it, to be clear of rounding)
     floor = ((1.0 - wanted) / (2 * vocab_size)).float().unsqueeze(1)
     boundaries = _top_p_boundaries(chosen, chosen >= floor, wanted)
     chosen.masked_fill_(chosen < boundaries.unsqueeze(1), 0.0)
@@ -88,8 +88,8 @@ def _apply_top_p(probabilities: Tensor, rows: list[int], top_p: list[float]) -> 
 def _top_p_boundaries(probabilities: Tensor, candidates: Tensor, wanted: Tensor) -> Tensor:
     """Smallest probability kept in each row, float32 [rows].
 
-    No sort of the vocabulary: a histogram over the leading bits finds the bin that holds the boundary, and only the tokens
-    of that bin are sorted. All sums run in an order that depends on the row alone, so its neighbours change nothing.
+    No sort of the vocabulary: a histogram over the leading bits finds the bin that holds the boundary, and only the
+    tokens of that bin are sorted. All sums run in an order that depends on the row alone: neighbours change nothing.
     """
     num_rows = probabilities.shape[0]
     row_of, token_of = candidates.nonzero(as_tuple=True)

@@ -1,4 +1,4 @@
-"""Log-probabilities as a caller sees them: of the model's own distribution, before any processor, temperature or filter."""
+"""Log-probabilities as a caller sees them: of the model's own distribution, before processors, temperature, filters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def token_logprobs(
 ) -> list[TokenLogprobs]:
     """Describe `token_ids[i]` under row `rows[i]` of `logprobs`, float32 [rows, vocab]; `rows` do not fall.
 
-    wanted[i]: how many of the likeliest tokens to list; 0 gives the rank of the token alone, None its log-probability alone.
+    wanted[i]: how many of the likeliest tokens to list; 0 gives the token's rank alone, None only its log-probability.
     """
     device = logprobs.device
     row_index = torch.tensor(rows, device=device)
@@ -24,8 +24,8 @@ def token_logprobs(
     results = [
         TokenLogprobs(token_id=token_id, logprob=value) for token_id, value in zip(token_ids, values, strict=True)
     ]
-    # one look-up per count, not one for the largest: which of several tied tokens are listed may depend on the count, and
-    # must not depend on what the neighbours asked for
+    # one look-up per count, not one for the largest: which of several tied tokens are listed may depend on the count,
+    # and must not depend on what the neighbours asked for
     for count in {each for each in wanted if each is not None}:
         draws = [i for i, each in enumerate(wanted) if each == count]
         ranks, top_ids, top_values = _likeliest(logprobs, row_index[draws], chosen[draws], count)

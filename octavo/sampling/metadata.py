@@ -47,7 +47,7 @@ class SampledSequence(Protocol):
 class SamplingRow:
     """One row of logits: those that follow the last token of `sequence`.
 
-    With `num_samples` 1 the token is drawn for the sequence itself; with more, sample `i` is for the child with index `i`.
+    With `num_samples` 1 the token is drawn for the sequence itself; with more, sample `i` is for child `i`.
     """
 
     sequence: SampledSequence

@@ -1,9 +1,9 @@
 """Random draws without state: a counter-based generator keyed by who draws, where, and for what.
 
-A draw is an exponential race: token `t` with probability `p_t` arrives after `E_t / p_t`, where the `E_t` are independent
-standard exponentials; the first to arrive is a sample of `p`. `E_t` is a hash of the token id and a key, so that a draw
-depends on its own probabilities and its own key only: neither on the batch, nor on what was drawn before, nor on where it
-runs. This module is the reference of that stream for every device.
+A draw is an exponential race: token `t` with probability `p_t` arrives after `E_t / p_t`, where the `E_t` are
+independent standard exponentials; the first to arrive is a sample of `p`. `E_t` is a hash of the token id and a key, so
+that a draw depends on its own probabilities and its own key only: neither on the batch, nor on what was drawn before,
+nor on where it runs. This module is the reference of that stream for every device.
 """
 
 from __future__ import annotations
@@ -83,13 +83,18 @@ def race(probabilities: NDArray[np.float32], keys: NDArray[np.uint32], *, sparse
         token_ids = np.arange(vocab_size, dtype=np.uint32)
         scores = exponentials(token_ids, keys[:, :1], keys[:, 1:])
         np.divide(probabilities, scores, out=scores)
-        return scores.argmax(axis=1)
+        return _argmax(scores)
     flat = np.flatnonzero(probabilities)
     rows, token_ids64 = np.divmod(flat, vocab_size)
     noise = exponentials(token_ids64.astype(np.uint32), keys[rows, 0], keys[rows, 1])
     scores = np.zeros_like(probabilities)
     scores.reshape(-1)[flat] = probabilities.reshape(-1)[flat] / noise
-    return scores.argmax(axis=1)
+    return _argmax(scores)
+
+
+def _argmax(scores: NDArray[np.float32]) -> NDArray[np.int64]:
+    winners: NDArray[np.int64] = scores.argmax(axis=1)
+    return winners
 
 
 def _mix(hashed: NDArray[np.uint32], scratch: NDArray[np.uint32]) -> None:

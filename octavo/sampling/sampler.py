@@ -27,7 +27,7 @@ CHUNK_BYTES = 4 << 20
 """Logits that are sampled at a time: small enough to stay in cache, and a bound on the memory that sampling takes."""
 
 PEAK_FACTOR = 14
-"""Most bytes alive while a chunk is sampled, in multiples of the chunk's logits: the test of the memory plan guards it."""
+"""Most bytes alive while a chunk is sampled, in multiples of its logits; the memory plan's test guards it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +146,8 @@ def _errors(logprobs: Tensor, logits: Tensor, rows: Sequence[SamplingRow]) -> di
             )
         elif processed == -math.inf:
             errors[row] = (
-                f"no token may be drawn for position {position}: {_barring(rows[row].sequence.params)} bar every token; "
-                "loosen one of them"
+                f"no token may be drawn for position {position}: {_barring(rows[row].sequence.params)} bar every "
+                "token; loosen one of them"
             )
         elif not math.isfinite(processed):
             errors[row] = f"the logits for position {position} overflow under {_barring(rows[row].sequence.params)}"
