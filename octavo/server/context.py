@@ -1,0 +1,41 @@
+"""What every endpoint works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import time
+from typing import TYPE_CHECKING
+
+from octavo.config.args import ServerArgs
+from octavo.server.errors import ApiError
+from octavo.server.open_requests import OpenRequests
+
+if TYPE_CHECKING:
+    from octavo.async_llm import AsyncLLM
+
+
+@dataclass(frozen=True)
+class ServerContext:
+    """The engine, what a person wrote about the server, and the requests in progress. `created` is in Unix seconds."""
+
+    llm: AsyncLLM
+    args: ServerArgs
+    open_requests: OpenRequests = field(default_factory=OpenRequests)
+    created: int = field(default_factory=lambda: int(time()))
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return self.llm.config.model.served_model_names
+
+    def served_model(self, asked: str | None) -> str:
+        """The name under which the model answers. Raises ApiError 404 for a name that is not served."""
+        if not asked:
+            return self.model_names[0]
+        if asked not in self.model_names:
+            raise ApiError(
+                404,
+                f"the model {asked[:200]!r} is not served here; served: {', '.join(self.model_names)}",
+                param="model",
+                code="model_not_found",
+            )
+        return asked

@@ -1,0 +1,157 @@
+"""From the bytes of a request to a checked struct; every complaint names the field and what was expected."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any, TypeVar, get_type_hints
+
+import msgspec
+from msgspec import inspect
+from starlette.requests import ClientDisconnect, Request
+
+from octavo.errors import InvalidRequest, suggestion
+from octavo.server.errors import ApiError, ClientDisconnectedError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?\Z", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[\]]+)|\[[^\]]*\]")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`?\Z", re.DOTALL)
+_LONGEST_QUOTE = 200
+_MISSING = re.compile(r"Object missing required field `(.*)`")
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """Annotates a field that is known but not supported. `harmless` values, like null, mean the same as none."""
+
+    because: str
+    harmless: tuple[Any, ...] = ()
+
+
+@functools.cache
+def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    """One decoder per struct; building it takes a hundred times longer than using it."""
+    return msgspec.json.Decoder(kind)
+
+
+@functools.cache
+def refused_fields(kind: type[msgspec.Struct]) -> dict[str, Refused]:
+    """The fields of a struct that are known but not supported."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        name: mark
+        for name in kind.__struct_fields__
+        for mark in getattr(hints[name], "__metadata__", ())
+        if isinstance(mark, Refused)
+    }
+
+
+async def read_json(request: Request, kind: type[T]) -> T:
+    """Body of a request as a struct of this kind. Raises InvalidRequest, or ApiError 413 and 415."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json" and not content_type.endswith("+json"):
+        # also keeps web pages out: a browser sends other types to any server, but asks before it sends JSON
+        raise ApiError(
+            415,
+            f"Content-Type is {content_type or 'absent'}; send JSON with Content-Type: application/json",
+            code="invalid_content_type",
+        )
+    try:
+        body = await request.body()
+    except ClientDisconnect as error:
+        raise ClientDisconnectedError from error
+    return decode(body, kind)
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """A struct of this kind from JSON. Raises InvalidRequest for anything that does not fit."""
+    try:
+        value: T = decoder(kind).decode(body)
+    except msgspec.ValidationError as error:
+        raise _misfit(str(error), kind) from error
+    except msgspec.DecodeError as error:
+        raise _malformed(str(error), body) from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("the body is not UTF-8 text; encode it as UTF-8", code="invalid_json") from error
+    except RecursionError as error:
+        raise InvalidRequest("the body nests arrays or objects too deeply", code="invalid_json") from error
+    refuse_unsupported(value)
+    return value
+
+
+def refuse_unsupported(value: msgspec.Struct, prefix: str = "") -> None:
+    """Raise InvalidRequest when a field that is not supported has a value that would matter."""
+    for name, mark in refused_fields(type(value)).items():
+        given = getattr(value, name)
+        if given is not None and not any(
+            given == harmless and type(given) is type(harmless) for harmless in mark.harmless
+        ):
+            field = f"{prefix}{name}"
+            raise InvalidRequest(f"{field} is not supported: {mark.because}", field=field, code="unsupported_parameter")
+
+
+def _malformed(message: str, body: bytes) -> InvalidRequest:
+    if not body:
+        return InvalidRequest("the body is empty; send a JSON object", code="invalid_json")
+    if message == "Input data was truncated":
+        message = f"JSON is malformed: it breaks off (byte {len(body)})"
+    return InvalidRequest(f"the body is not JSON: {message.removeprefix('JSON is malformed: ')}", code="invalid_json")
+
+
+def _misfit(message: str, kind: type[msgspec.Struct]) -> InvalidRequest:
+    match = _PATH.match(message)
+    assert match is not None
+    what, path = match["what"][:_LONGEST_QUOTE], (match["path"] or "").removeprefix(".")
+    if unknown := _UNKNOWN.match(what):
+        name = unknown[1]
+        near = suggestion(name, _field_names(kind, path))
+        field = f"{path}.{name}" if path else name
+        return InvalidRequest(f"{field} is not a known field{near}", field=field, code="unknown_parameter")
+    if missing := _MISSING.fullmatch(what):
+        field = f"{path}.{missing[1]}" if path else missing[1]
+        return InvalidRequest(f"{field} is missing", field=field, code="missing_required_parameter")
+    if what.startswith("Invalid enum value") and (values := _choices(kind, path)):
+        what = f"{what.removeprefix('Invalid enum value ')} is not one of {', '.join(values)}"
+    elif what.startswith("Invalid value") and path.endswith("type"):
+        tags = sorted(str(t.tag) for t in _types_at(kind, path.rpartition(".")[0]) if isinstance(t, inspect.StructType))
+        what = f"{what.removeprefix('Invalid value ')} is not one of {', '.join(tags)}"
+    else:
+        what = what[:1].lower() + what[1:]
+    return InvalidRequest(f"{path or 'the body'}: {what}", field=path or None, code="invalid_type")
+
+
+def _field_names(kind: type[msgspec.Struct], path: str) -> list[str]:
+    return [field.name for t in _types_at(kind, path) if isinstance(t, inspect.StructType) for field in t.fields]
+
+
+def _choices(kind: type[msgspec.Struct], path: str) -> list[str]:
+    return [str(value) for t in _types_at(kind, path) if isinstance(t, inspect.LiteralType) for value in t.values]
+
+
+def _types_at(kind: type[msgspec.Struct], path: str) -> list[inspect.Type]:
+    """The types that may stand at `messages[0].content` and the like."""
+    types = list(_alternatives(inspect.type_info(kind)))
+    for step in _STEP.finditer(f".{path}" if path else ""):
+        types = [inner for t in types for outer in _inside(t, step[1]) for inner in _alternatives(outer)]
+    return types
+
+
+def _alternatives(kind: inspect.Type) -> Iterator[inspect.Type]:
+    if isinstance(kind, inspect.UnionType):
+        for inner in kind.types:
+            yield from _alternatives(inner)
+    elif isinstance(kind, inspect.Metadata):
+        yield from _alternatives(kind.type)
+    else:
+        yield kind
+
+
+def _inside(kind: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
+    if name is None and isinstance(kind, inspect.ListType):
+        yield kind.item_type
+    elif name is None and isinstance(kind, inspect.DictType):
+        yield kind.value_type
+    elif name is not None and isinstance(kind, inspect.StructType):
+        yield from (field.type for field in kind.fields if field.name == name)

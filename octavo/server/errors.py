@@ -1,0 +1,104 @@
+"""Errors as the OpenAI API words them: one nested object, whatever went wrong, and a status that clients understand."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.core.outputs import RequestError
+from octavo.errors import EngineDeadError, InvalidRequest, OctavoError, RequestFailed
+
+logger = logging.getLogger(__name__)
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ErrorObject(msgspec.Struct, frozen=True):
+    """What went wrong: a line for a person, the kind, the field it is about, and a word for machines."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every answer that is not 2xx."""
+
+    error: ErrorObject
+
+
+class ApiError(OctavoError):
+    """An answer with an HTTP status. `param` names a field of the request, `code` is a word for machines."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> ErrorBody:
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return ErrorBody(ErrorObject(str(self), kind, self.param, self.code))
+
+    def response(self) -> Response:
+        return Response(
+            msgspec.json.encode(self.body), self.status, headers=self.headers, media_type="application/json"
+        )
+
+
+class ClientDisconnectedError(ConnectionError):
+    """Nobody waits for the answer any more; there is nobody to tell."""
+
+
+def shutting_down() -> ApiError:
+    """What open requests get when the server ends before they do."""
+    return ApiError(503, "the server is shutting down", code="server_shutting_down", headers={"Connection": "close"})
+
+
+def ended_with_error(error: RequestError) -> ApiError:
+    """The answer for an accepted request that ended with an error of its own."""
+    return ApiError(400 if error.is_client_error else 500, error.message, param=error.field, code=error.code)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The answer for any exception. One that nobody raised on purpose is logged, and answered without its details."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, InvalidRequest):
+        return ApiError(400, str(error), param=error.field, code=error.code)
+    if isinstance(error, EngineDeadError):
+        return ApiError(503, f"the engine has stopped: {error}", code="engine_dead")
+    if isinstance(error, RequestFailed):
+        return ApiError(500, str(error), code="request_failed")
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, error.detail, headers=error.headers)
+    logger.error("a request failed: %s: %s", type(error).__name__, error, exc_info=error)
+    return ApiError(500, "internal error; the server's log has the details", code="internal_error")
+
+
+async def answer_error(request: Request, error: Exception) -> Response:
+    """Starlette's exception handler for the errors above; 404 and 405 also name what was asked for."""
+    if isinstance(error, HTTPException) and error.status_code in (404, 405):
+        asked = f"{request.method} {request.url.path}"
+        if error.status_code == 404:
+            return ApiError(404, f"there is no {asked}; GET / lists the endpoints", code="unknown_url").response()
+        allowed = (error.headers or {}).get("Allow", "another method")
+        message = f"{asked} is not possible; use {allowed}"
+        return ApiError(405, message, code="method_not_allowed", headers=error.headers).response()
+    return as_api_error(error).response()

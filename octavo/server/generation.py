@@ -1,0 +1,119 @@
+"""What completions and chat share: from a checked request to outputs of the engine, and the frame of their answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from time import time
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo import __version__
+from octavo.core.outputs import RequestOutput
+from octavo.core.prompt import Prompt
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import InvalidRequest
+from octavo.server.context import ServerContext
+from octavo.server.errors import ApiError, ended_with_error
+from octavo.server.responses import Usage
+from octavo.server.schema import GenerationRequest
+from octavo.server.streaming import Outputs, merge
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What all chunks of one answer have in common."""
+
+    id: str
+    created: int
+    model: str
+
+    @classmethod
+    def of(cls, prefix: str, request: Request, asked: GenerationRequest, context: ServerContext) -> Frame:
+        """The id is the client's `request_id`, or else that of the HTTP request. Raises ApiError 404 for the model."""
+        request_id = asked.request_id or request.scope["state"]["request_id"]
+        return cls(f"{prefix}-{request_id}", int(time()), context.served_model(asked.model))
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": f"octavo-{__version__}",
+        }
+
+
+class TokenCounts:
+    """Adds up the usage of one answer over the outputs of its prompts."""
+
+    def __init__(self, num_prompts: int) -> None:
+        self._prompt = [0] * num_prompts
+        self._cached = [0] * num_prompts
+        self._completion = 0
+
+    def add(self, index: int, output: RequestOutput) -> None:
+        """Count an output of prompt `index` that holds what is new since the last one, or everything at once."""
+        self._prompt[index] = len(output.prompt_token_ids)
+        self._cached[index] = output.num_cached_tokens
+        self._completion += sum(len(completion.token_ids) for completion in output.outputs)
+
+    def usage(self, *, without_completion: bool = False) -> Usage:
+        return Usage.of(sum(self._prompt), 0 if without_completion else self._completion, sum(self._cached))
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Prompts that were accepted for one answer.
+
+    field_names: what the client calls a field that the engine knows by another name, for the messages of errors.
+    """
+
+    context: ServerContext
+    name: str
+    prompts: Sequence[Prompt]
+    params: SamplingParams
+    priority: int
+    cache_salt: str | None
+    field_names: Mapping[str, str]
+
+    async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Outputs of the engine with the index of their prompt. Closing it aborts what still runs.
+
+        Raises InvalidRequest before the first output, ApiError for a request that ends with an error or is aborted.
+        """
+        # clients may choose their ids, and two may choose the same: the engine gets one of our own
+        unique = uuid4().hex[:12]
+        streams = [self._submit(prompt, f"{self.name}-{index}-{unique}") for index, prompt in enumerate(self.prompts)]
+        async with aclosing(merge(streams)) as merged:
+            try:
+                async for index, output in merged:
+                    if output.error is not None:
+                        raise ended_with_error(output.error)
+                    if any(completion.finish_reason == "abort" for completion in output.outputs):
+                        raise ApiError(503, "the request was aborted by the engine", code="request_aborted")
+                    yield index, output
+            except InvalidRequest as error:
+                error.field = self.field_names.get(error.field or "", error.field)
+                raise
+
+    async def final_outputs(self) -> list[RequestOutput]:
+        """The last output of each prompt, in the order of the prompts. Raises as `outputs` does."""
+        last: dict[int, RequestOutput] = {}
+        async with aclosing(self.outputs()) as stream:
+            async for index, output in stream:
+                last[index] = output
+        return [last[index] for index in range(len(self.prompts))]
+
+    def _submit(self, prompt: Prompt, request_id: str) -> Outputs:
+        return self.context.llm.generate(
+            prompt, self.params, request_id, priority=self.priority, cache_salt=self.cache_salt
+        )
+
+
+def json_response(value: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,43 @@
+"""A log line every few seconds while there is something to do, and none when there is not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from octavo.core.messages import SchedulerStats
+from octavo.server.open_requests import OpenRequests
+
+if TYPE_CHECKING:
+    from octavo.async_llm import AsyncLLM
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 5.0
+
+
+async def log_load(llm: AsyncLLM, open_requests: OpenRequests, interval_s: float = INTERVAL_S) -> None:
+    """Log until cancelled. Sleeps without waking while no request is open."""
+    while True:
+        await open_requests.started.wait()
+        before, measured_at = llm.stats, time.monotonic()
+        while open_requests:
+            await asyncio.sleep(interval_s)
+            after, now = llm.stats, time.monotonic()
+            if after.num_steps != before.num_steps or open_requests:
+                logger.info("%s", describe_load(before, after, now - measured_at))
+            before, measured_at = after, now
+
+
+def describe_load(before: SchedulerStats, after: SchedulerStats, seconds: float) -> str:
+    """What happened between two moments, in one line."""
+    prompt_rate = (after.num_prompt_tokens - before.num_prompt_tokens) / seconds
+    generated_rate = (after.num_generated_tokens - before.num_generated_tokens) / seconds
+    queried = after.num_queried_tokens - before.num_queried_tokens
+    hits = f", {(after.num_cached_tokens - before.num_cached_tokens) / queried:.0%} prefix hits" if queried else ""
+    return (
+        f"{after.num_running} running, {after.num_waiting} waiting, {after.num_swapped} swapped; "
+        f"KV {after.kv_cache_usage:.1%}; {prompt_rate:,.1f} prompt and {generated_rate:,.1f} generated tokens/s{hits}"
+    )

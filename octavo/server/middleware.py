@@ -1,0 +1,158 @@
+"""What every HTTP request passes through, in plain ASGI: its id and date, the key, the limit of its body."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import time
+from collections.abc import Collection
+from email.utils import formatdate
+from uuid import uuid4
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+
+class RequestContext:
+    """Gives each request an id (the client's `X-Request-Id` where it is usable) and answers what nobody else caught.
+
+    The id is in `scope["state"]["request_id"]` and in the answer's headers. Prompts and keys are never logged.
+    """
+
+    def __init__(self, app: ASGIApp, log_requests: bool) -> None:
+        self._app = app
+        self._log_requests = log_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asked = Headers(scope=scope).get("x-request-id", "")
+        request_id = asked if _REQUEST_ID.fullmatch(asked) else uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        status = 0
+        started_at = time.perf_counter()
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                date = formatdate(usegmt=True).encode()
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", request_id.encode()),
+                    (b"date", date),
+                ]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except ClientDisconnectedError:
+            status = 499
+        except Exception as error:
+            if status:
+                # half an answer is out: cutting the connection is the one way left to say so
+                raise
+            await as_api_error(error).response()(scope, receive, send_with_headers)
+        finally:
+            if self._log_requests:
+                duration_s = time.perf_counter() - started_at
+                line = f"{scope['method']} {scope['path']} {status} {duration_s:.3f} s {request_id}"
+                logger.info("%s", line.encode("ascii", "backslashreplace").decode())
+
+
+class RequireKey:
+    """Lets requests pass that bring one of the keys as `Authorization: Bearer …`, or that ask for an open path."""
+
+    def __init__(self, app: ASGIApp, keys: Collection[str], open_paths: Collection[str]) -> None:
+        self._app = app
+        # digests are of one length, so that a comparison takes the same time whatever was sent
+        self._digests = [_digest(key.encode()) for key in keys]
+        self._open_paths = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and _local_path(scope) not in self._open_paths and not self._has_key(scope):
+            error = ApiError(
+                401,
+                "the API key is missing or wrong; send Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+            await error.response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _has_key(self, scope: Scope) -> bool:
+        value = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, key = value.partition(b" ")
+        digest = _digest(key.strip())
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        return scheme.lower() == b"bearer" and any(matches)
+
+
+class LimitBody:
+    """Refuses bodies of more than `max_bytes` with 413, whether their length is announced or not."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        num_bytes = 0
+
+        async def limited_receive() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            if message["type"] == "http.request":
+                num_bytes += len(message.get("body", b""))
+                if num_bytes > self._max_bytes:
+                    if message.get("more_body"):
+                        await _discard(receive, self._max_bytes)
+                    raise self._too_large()
+            return message
+
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isdecimal() and int(announced) > self._max_bytes:
+            await _discard(receive, self._max_bytes)
+            await self._too_large().response()(scope, receive, send)
+            return
+        await self._app(scope, limited_receive, send)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413,
+            f"the body has more than {self._max_bytes:,} bytes; send less, or start the server with a larger "
+            "--max-body-size",
+            code="request_body_too_large",
+            headers={"Connection": "close"},
+        )
+
+
+async def _discard(receive: Receive, max_bytes: int) -> None:
+    """Read on without keeping anything, so that a client that writes before it reads gets to see the answer."""
+    while max_bytes > 0:
+        message = await receive()
+        if message["type"] != "http.request" or not message.get("more_body"):
+            return
+        max_bytes -= len(message.get("body", b""))
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _local_path(scope: Scope) -> str:
+    """The path below `root_path`."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path.removeprefix(root) if root and path.startswith(root + "/") else path

@@ -1,0 +1,97 @@
+"""`/openapi.json`: the endpoints and, derived from the structs, what goes in and what comes out."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import msgspec
+
+from octavo import __version__
+from octavo.server.decode import refused_fields
+from octavo.server.errors import ErrorBody
+from octavo.server.responses import (
+    ChatCompletionResponse,
+    CompletionResponse,
+    DetokenizeResponse,
+    Index,
+    Model,
+    ModelList,
+    TokenizeResponse,
+    Version,
+)
+from octavo.server.schema import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Message,
+    TokenizeRequest,
+)
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """A path, and the types of what goes in and comes out (None: no JSON)."""
+
+    method: str
+    path: str
+    summary: str
+    request: type[msgspec.Struct] | None = None
+    response: type[msgspec.Struct] | None = None
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST", "/v1/chat/completions", "the next turn of a conversation", ChatCompletionRequest, ChatCompletionResponse
+    ),
+    Endpoint("POST", "/v1/completions", "text that goes on from a prompt", CompletionRequest, CompletionResponse),
+    Endpoint("GET", "/v1/models", "the models served here", None, ModelList),
+    Endpoint("GET", "/v1/models/{model_id}", "one of them", None, Model),
+    Endpoint("POST", "/tokenize", "token ids of a text or a conversation", TokenizeRequest, TokenizeResponse),
+    Endpoint("POST", "/detokenize", "the text of token ids", DetokenizeRequest, DetokenizeResponse),
+    Endpoint("GET", "/health", "200 while the engine runs"),
+    Endpoint("GET", "/metrics", "counters and gauges for Prometheus"),
+    Endpoint("GET", "/version", "octavo's version", None, Version),
+    Endpoint("GET", "/", "this list", None, Index),
+)
+
+_TEMPLATE = "#/components/schemas/{name}"
+
+
+@functools.cache
+def document() -> dict[str, Any]:
+    """The OpenAPI 3.1 document. Fields that are refused are left out of it."""
+    structs: list[type[msgspec.Struct]] = [ErrorBody]
+    structs += [kind for endpoint in ENDPOINTS for kind in (endpoint.request, endpoint.response) if kind is not None]
+    _, components = msgspec.json.schema_components(structs, ref_template=_TEMPLATE)
+    structs.append(Message)
+    for kind in structs:
+        for name in refused_fields(kind):
+            components[kind.__name__]["properties"].pop(name)
+    paths: dict[str, Any] = {}
+    for endpoint in ENDPOINTS:
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "octavo", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+    }
+
+
+def _operation(endpoint: Endpoint) -> dict[str, Any]:
+    answer: dict[str, Any] = {"description": endpoint.summary}
+    if endpoint.response is not None:
+        answer["content"] = _json(endpoint.response)
+    operation: dict[str, Any] = {
+        "summary": endpoint.summary,
+        "responses": {"200": answer, "default": {"description": "an error", "content": _json(ErrorBody)}},
+    }
+    if endpoint.request is not None:
+        operation["requestBody"] = {"required": True, "content": _json(endpoint.request)}
+    if "{model_id}" in endpoint.path:
+        operation["parameters"] = [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    return operation
+
+
+def _json(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": _TEMPLATE.format(name=kind.__name__)}}}

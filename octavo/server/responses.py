@@ -1,0 +1,207 @@
+"""What the server answers: the objects of the OpenAI API, with vLLM's extensions where a request asks for them.
+
+A field that is UNSET is left out; a field that is None is `null`, where the OpenAI API has it so.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from octavo.core.outputs import Logprob
+
+
+class PromptTokensDetails(Struct, frozen=True):
+    """Prompt tokens whose KV was found in the prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(Struct, frozen=True):
+    """Token counts of a request: each prompt once, the outputs of all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+    @classmethod
+    def of(cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+        return cls(
+            prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, PromptTokensDetails(cached_tokens)
+        )
+
+
+class TokenLogprob(Struct, frozen=True):
+    """A token of a chat answer. `bytes` is None for a token whose bytes are not a character by themselves."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ContentLogprob(Struct, frozen=True):
+    """A token that was drawn, and the likeliest ones at its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    """Log-probabilities of a chat choice."""
+
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(Struct, frozen=True):
+    """Log-probabilities of a completion choice; with echo the prompt's come first, its first token has none."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+PromptLogprobsField = list[dict[int, Logprob] | None] | UnsetType
+
+
+class CompletionChoice(Struct, kw_only=True):
+    """One completion, or what is new of it in a chunk of a stream."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_logprobs: PromptLogprobsField = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionResponse(Struct, kw_only=True):
+    """Answer of `POST /v1/completions`, and each chunk of its stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class ChatMessage(Struct, kw_only=True):
+    """What the model said."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(Struct, kw_only=True):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionResponse(Struct, kw_only=True):
+    """Answer of `POST /v1/chat/completions`."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobsField = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Delta(Struct, kw_only=True):
+    """What is new in a chunk: the role, or text, or nothing."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct, kw_only=True):
+    """What is new of one answer."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionChunk(Struct, kw_only=True):
+    """A chunk of the stream of `POST /v1/chat/completions`."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Model(Struct, kw_only=True):
+    """A model by a name under which it is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "octavo"
+    root: str
+    parent: None = None
+    max_model_len: int
+
+
+class ModelList(Struct, kw_only=True):
+    """Answer of `GET /v1/models`."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class TokenizeResponse(Struct, kw_only=True):
+    """Answer of `POST /tokenize`."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeResponse(Struct, kw_only=True):
+    """Answer of `POST /detokenize`."""
+
+    prompt: str
+
+
+class Version(Struct):
+    """Answer of `GET /version`."""
+
+    version: str
+
+
+class Index(Struct):
+    """Answer of `GET /`: what there is to ask for."""
+
+    name: str
+    version: str
+    model: str
+    endpoints: dict[str, Any]

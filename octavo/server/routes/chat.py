@@ -1,0 +1,163 @@
+"""`POST /v1/chat/completions`: the next turn of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from octavo.core.outputs import CompletionOutput
+from octavo.errors import InvalidRequest
+from octavo.server.context import ServerContext
+from octavo.server.conversation import render
+from octavo.server.decode import read_json
+from octavo.server.generation import Frame, Generation, TokenCounts, json_response
+from octavo.server.logprobs import chat_logprobs
+from octavo.server.responses import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletionChunk,
+    ChatCompletionResponse,
+    ChatLogprobs,
+    ChatMessage,
+    Delta,
+    Usage,
+)
+from octavo.server.schema import ChatCompletionRequest
+from octavo.server.streaming import DONE, EventStream, event
+
+
+def routes(context: ServerContext) -> list[Route]:
+    async def create_chat_completion(request: Request) -> Response | EventStream:
+        asked = await read_json(request, ChatCompletionRequest)
+        asked.check()
+        answer = _Answer(context, asked, Frame.of("chatcmpl", request, asked, context))
+        if asked.stream:
+            return EventStream(answer.events(), context.open_requests)
+        async with context.open_requests.track(request.receive):
+            return json_response(await answer.whole())
+
+    return [Route("/v1/chat/completions", create_chat_completion, methods=["POST"])]
+
+
+@dataclass
+class _Answer:
+    """One request on its way from the client's words to the answer's."""
+
+    context: ServerContext
+    asked: ChatCompletionRequest
+    frame: Frame
+    generation: Generation = field(init=False)
+
+    def __post_init__(self) -> None:
+        asked, model = self.asked, self.context.llm.config.model
+        if (asked.top_logprobs or 0) > model.max_logprobs:
+            raise InvalidRequest(
+                f"top_logprobs is {asked.top_logprobs}, must be at most {model.max_logprobs}", field="top_logprobs"
+            )
+        # a conversation goes on until the model ends its turn, unless the request or the checkpoint sets a limit
+        max_tokens = model.generation_defaults.get("max_tokens") if asked.token_limit is None else asked.token_limit
+        prompt = render(self.context, asked)
+        if asked.add_special_tokens is not None:
+            prompt = msgspec.structs.replace(prompt, add_special_tokens=asked.add_special_tokens)
+        self.generation = Generation(
+            self.context,
+            self.frame.id,
+            [prompt],
+            asked.sampling_params(
+                self.context.llm.default_sampling_params(),
+                max_tokens=max_tokens,
+                logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+            ),
+            priority=asked.priority or 0,
+            cache_salt=asked.cache_salt,
+            field_names={"prompt": "messages", "logprobs": "top_logprobs"},
+        )
+
+    async def whole(self) -> ChatCompletionResponse:
+        """The answer in one piece."""
+        (output,) = await self.generation.final_outputs()
+        counts = TokenCounts(1)
+        counts.add(0, output)
+        choices = [
+            ChatChoice(
+                index=completion.index,
+                message=ChatMessage(content=completion.text),
+                logprobs=self._logprobs(completion),
+                finish_reason=completion.finish_reason,
+                stop_reason=completion.stop_reason,
+                token_ids=self._token_ids(completion),
+            )
+            for completion in output.outputs
+        ]
+        answer = ChatCompletionResponse(**self.frame.fields(), choices=choices, usage=counts.usage())
+        if self.asked.prompt_logprobs is not None:
+            answer.prompt_logprobs = output.prompt_logprobs or []
+        if self.asked.return_token_ids:
+            answer.prompt_token_ids = output.prompt_token_ids
+        return answer
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The answer in pieces: the role, text as it comes, an empty delta with the finish reason, the usage."""
+        encoder = msgspec.json.Encoder()
+        counts = TokenCounts(1)
+        is_first = True
+
+        def chunk(choice: ChatChunkChoice, prompt_token_ids: list[int] | UnsetType = UNSET) -> bytes:
+            usage: Usage | UnsetType | None = None if self.asked.wants_usage_chunk else UNSET
+            if self.asked.wants_usage_always:
+                usage = counts.usage()
+            return event(
+                encoder,
+                ChatCompletionChunk(
+                    **self.frame.fields(), choices=[choice], usage=usage, prompt_token_ids=prompt_token_ids
+                ),
+            )
+
+        async with aclosing(self.generation.outputs()) as outputs:
+            async for _, output in outputs:
+                counts.add(0, output)
+                if is_first:
+                    is_first = False
+                    for index in range(self.generation.params.n):
+                        yield chunk(
+                            ChatChunkChoice(index=index, delta=Delta(role="assistant", content="")),
+                            output.prompt_token_ids if self.asked.return_token_ids and index == 0 else UNSET,
+                        )
+                for completion in output.outputs:
+                    logprobs = self._logprobs(completion)
+                    if completion.text or logprobs or (self.asked.return_token_ids and completion.token_ids):
+                        yield chunk(
+                            ChatChunkChoice(
+                                index=completion.index,
+                                delta=Delta(content=completion.text),
+                                logprobs=logprobs,
+                                token_ids=self._token_ids(completion),
+                            )
+                        )
+                    if completion.finish_reason is not None:
+                        yield chunk(
+                            ChatChunkChoice(
+                                index=completion.index,
+                                delta=Delta(),
+                                finish_reason=completion.finish_reason,
+                                stop_reason=completion.stop_reason,
+                            )
+                        )
+        if self.asked.wants_usage_chunk:
+            yield event(encoder, ChatCompletionChunk(**self.frame.fields(), choices=[], usage=counts.usage()))
+        yield DONE
+
+    def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
+        if not self.asked.logprobs or not completion.token_ids:
+            return None
+        return chat_logprobs(completion.token_ids, completion.logprobs or [], self.asked.top_logprobs or 0)
+
+    def _token_ids(self, completion: CompletionOutput) -> list[int] | UnsetType:
+        return completion.token_ids if self.asked.return_token_ids else UNSET

@@ -1,0 +1,333 @@
+"""What clients may send: each struct is type, validator and documentation of one request body.
+
+The structs list every field of the OpenAI API and of vLLM's extensions that is known. A field that is not supported is
+annotated `Refused` with the reason, so that it is refused by name; a name that is not here at all is refused with the
+nearest one that is. Limits of sampling values are checked by SamplingParams alone.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.errors import InvalidRequest
+from octavo.server.decode import Refused, refuse_unsupported
+
+Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+RequestId = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$")]
+"""1 to 128 visible ASCII characters: it travels in a header too."""
+
+_STRUCTURED = Refused("structured output is not there yet")
+_TOOLS = Refused("tool calls are not there yet", harmless=([],))
+_NO_TOOLS = Refused("tool calls are not there yet", harmless=("none",))
+_BEAMS = Refused("beam search is not there yet", harmless=(False,))
+_MEDIA = Refused("the server reads and writes text only")
+
+MAX_PROMPTS = 2048
+"""Prompts in one completion request; each becomes a request of its own in the engine."""
+
+
+class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    """include_usage: a last chunk with the token counts. continuous_usage_stats: counts in every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ResponseFormat(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """`{"type": "text"}`, the only format so far."""
+
+
+class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What completions and chat have in common."""
+
+    model: str | None = None
+    n: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: Int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    max_tokens: Int | None = None
+    min_tokens: Int | None = None
+    prompt_logprobs: Int | None = None
+    logit_bias: dict[TokenId, float] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: str | None = None
+    priority: Int | None = None
+    request_id: RequestId | None = None
+    user: str | None = None
+
+    response_format: Annotated[Any, Refused(_STRUCTURED.because, harmless=({"type": "text"},))] = None
+    structured_outputs: Annotated[Any, _STRUCTURED] = None
+    guided_json: Annotated[Any, _STRUCTURED] = None
+    guided_regex: Annotated[Any, _STRUCTURED] = None
+    guided_choice: Annotated[Any, _STRUCTURED] = None
+    guided_grammar: Annotated[Any, _STRUCTURED] = None
+    guided_decoding_backend: Annotated[Any, _STRUCTURED] = None
+    guided_whitespace_pattern: Annotated[Any, _STRUCTURED] = None
+    use_beam_search: Annotated[Any, _BEAMS] = None
+    length_penalty: Annotated[Any, Refused(_BEAMS.because, harmless=(1.0, 1))] = None
+    early_stopping: Annotated[Any, _BEAMS] = None
+    logits_processors: Annotated[Any, Refused("code from requests is never run")] = None
+    truncate_prompt_tokens: Annotated[Any, Refused("shorten the prompt before sending it")] = None
+    return_tokens_as_token_ids: Annotated[Any, Refused("ask for return_token_ids", harmless=(False,))] = None
+    mm_processor_kwargs: Annotated[Any, _MEDIA] = None
+    kv_transfer_params: Annotated[Any, Refused("moving KV between engines is not there yet")] = None
+    vllm_xargs: Annotated[Any, Refused("octavo has no such extensions", harmless=({},))] = None
+
+    SAMPLING_FIELDS: ClassVar[tuple[str, ...]] = (
+        *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+        *(
+            "seed",
+            "stop",
+            "stop_token_ids",
+            "include_stop_str_in_output",
+            "ignore_eos",
+            "min_tokens",
+            "prompt_logprobs",
+        ),
+        *("logit_bias", "allowed_token_ids", "bad_words", "skip_special_tokens", "spaces_between_special_tokens"),
+    )
+
+    def sampling_params(self, defaults: SamplingParams, **others: Any) -> SamplingParams:
+        """`defaults`, changed by what the request sets and by `others`. Raises InvalidRequest."""
+        given = {name: value for name in self.SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        kind = OutputKind.DELTA if self.stream else OutputKind.FINAL_ONLY
+        return msgspec.structs.replace(defaults, output_kind=kind, **given, **others)
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_usage_always(self) -> bool:
+        return self.wants_usage_chunk and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def check(self) -> None:
+        """Raise InvalidRequest for fields that contradict each other."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options needs stream to be true", field="stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequest("prompt_logprobs come only when stream is false", field="prompt_logprobs")
+
+
+class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[str | TokenId | list[TokenId]]
+    echo: bool | None = None
+    logprobs: Int | None = None
+    best_of: Int | None = None
+
+    suffix: Annotated[Any, Refused("filling in before a suffix is not there yet", harmless=("",))] = None
+    prompt_embeds: Annotated[Any, Refused("send text or token ids")] = None
+
+    def check(self) -> None:
+        GenerationRequest.check(self)
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise InvalidRequest(
+                f"best_of is {self.best_of}, and n is {self.n or 1}: choosing among more is not there yet",
+                field="best_of",
+                code="unsupported_parameter",
+            )
+        if self.echo and self.prompt_logprobs is not None:
+            raise InvalidRequest("prompt_logprobs does not go with echo; ask for logprobs", field="prompt_logprobs")
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts one by one. Raises InvalidRequest for a list of several kinds."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise InvalidRequest("prompt is an empty list; give text or token ids", field="prompt")
+        kinds = {type(item) for item in self.prompt}
+        if kinds == {int}:
+            return [[item for item in self.prompt if isinstance(item, int)]]
+        if len(kinds) > 1:
+            raise InvalidRequest(
+                "prompt mixes kinds; it is text, a list of texts, a list of token ids, or a list of such lists",
+                field="prompt",
+            )
+        if len(self.prompt) > MAX_PROMPTS:
+            raise InvalidRequest(
+                f"prompt has {len(self.prompt):,} entries, must have at most {MAX_PROMPTS:,}; send several requests",
+                field="prompt",
+            )
+        return [item for item in self.prompt if not isinstance(item, int)]
+
+
+class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """A piece of text in a message."""
+
+    text: str
+
+
+class RefusalPart(Struct, tag_field="type", tag="refusal", forbid_unknown_fields=True):
+    """An assistant's refusal in an earlier turn; it is text like any other."""
+
+    refusal: str
+
+
+class _MediaPart(Struct, tag_field="type"):
+    """Something that is not text."""
+
+
+class ImagePart(_MediaPart, tag="image_url"):
+    """An image."""
+
+
+class AudioPart(_MediaPart, tag="input_audio"):
+    """Sound."""
+
+
+class AudioUrlPart(_MediaPart, tag="audio_url"):
+    """Sound by address."""
+
+
+class VideoPart(_MediaPart, tag="video_url"):
+    """A video."""
+
+
+class FilePart(_MediaPart, tag="file"):
+    """A file."""
+
+
+ContentPart = TextPart | RefusalPart | ImagePart | AudioPart | AudioUrlPart | VideoPart | FilePart
+
+
+class Message(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One turn of a conversation: a role and its text."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+
+    tool_calls: Annotated[Any, _TOOLS] = None
+    function_call: Annotated[Any, _TOOLS] = None
+    audio: Annotated[Any, _MEDIA] = None
+
+    def as_dict(self, field: str) -> dict[str, Any]:
+        """The message as a chat template reads it. Raises InvalidRequest, which names `field`."""
+        refuse_unsupported(self, f"{field}.")
+        # developer is the newer word for system; templates know the older one
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
+        message["content"] = self._text(f"{field}.content")
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        return message
+
+    def _text(self, field: str) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        if self.content is None:
+            if self.refusal is not None:
+                return self.refusal
+            raise InvalidRequest(f"{field} is missing; give text", field=field, code="missing_required_parameter")
+        texts = []
+        for index, part in enumerate(self.content):
+            if isinstance(part, _MediaPart):
+                kind = part.__struct_config__.tag
+                raise InvalidRequest(
+                    f"{field}[{index}] is of type {kind}: {_MEDIA.because}",
+                    field=f"{field}[{index}]",
+                    code="unsupported_content_type",
+                )
+            texts.append(part.text if isinstance(part, TextPart) else part.refusal)
+        return "\n".join(texts)
+
+
+class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    parallel_tool_calls: bool | None = None
+
+    tools: Annotated[Any, _TOOLS] = None
+    tool_choice: Annotated[Any, _NO_TOOLS] = None
+    functions: Annotated[Any, _TOOLS] = None
+    function_call: Annotated[Any, _NO_TOOLS] = None
+    audio: Annotated[Any, _MEDIA] = None
+    modalities: Annotated[Any, Refused(_MEDIA.because, harmless=(["text"],))] = None
+    store: Annotated[Any, Refused("nothing is stored", harmless=(False,))] = None
+    prediction: Annotated[Any, Refused("predicted output is not there yet")] = None
+    reasoning_effort: Annotated[Any, Refused("use chat_template_kwargs, where the model's template knows it")] = None
+    verbosity: Annotated[Any, Refused("the models served here do not know it")] = None
+    web_search_options: Annotated[Any, Refused("the server does not search the web")] = None
+    documents: Annotated[Any, Refused("put the text of documents into a message", harmless=([],))] = None
+    include_reasoning: Annotated[Any, Refused("reasoning is not told apart yet", harmless=(True,))] = None
+    echo: Annotated[Any, Refused("completions have it; a chat answer has no prompt text", harmless=(False,))] = None
+    best_of: Annotated[Any, Refused("choosing among more than n is not there yet", harmless=(1,))] = None
+
+    def check(self) -> None:
+        GenerationRequest.check(self)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise InvalidRequest(
+                f"max_tokens is {self.max_tokens} and max_completion_tokens is {self.max_completion_tokens}; give one",
+                field="max_tokens",
+            )
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /tokenize`: text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+    skip_special_tokens: bool = False
