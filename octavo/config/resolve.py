@@ -74,7 +74,7 @@ def resolve(
             quantization=args.quantization,
             seed=args.seed,
             max_model_len=max_model_len,
-            is_max_model_len_explicit=args.max_model_len is not None,
+            user_set_max_model_len=args.max_model_len is not None,
             vocab_size=checkpoint.positive("vocab_size"),
             eos_token_ids=checkpoint.eos_token_ids(),
             bos_token_id=checkpoint.bos_token_id(),

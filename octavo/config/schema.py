@@ -35,7 +35,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str | None = None
     seed: int = 0
     max_model_len: int
-    is_max_model_len_explicit: bool = False
+    user_set_max_model_len: bool = False
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None

@@ -45,7 +45,7 @@ def checkpoint(directory: Path, generation: dict[str, Any] | None = None, **conf
 def test_defaults_come_from_checkpoint_and_platform(tmp_path: Path) -> None:
     config = resolve(EngineArgs(model="m"), checkpoint(tmp_path), PLATFORM)
     assert config.model.max_model_len == config.scheduler.max_model_len == 128
-    assert not config.model.is_max_model_len_explicit
+    assert not config.model.user_set_max_model_len
     assert (config.model.dtype, config.cache.dtype) == ("bfloat16", "bfloat16")
     assert (config.model.vocab_size, config.model.eos_token_ids, config.model.bos_token_id) == (300, (2,), 1)
     assert config.model.served_model_name == "m"
@@ -65,7 +65,7 @@ def test_arguments_win(tmp_path: Path) -> None:
     )
     config = resolve(args, checkpoint(tmp_path), PLATFORM, tokenizer_path=tmp_path / "elsewhere")
     assert config.model.max_model_len == 64
-    assert config.model.is_max_model_len_explicit
+    assert config.model.user_set_max_model_len
     assert config.model.dtype == "float32"
     assert config.device.threads == 1
     assert config.model.served_model_names == ("a", "b")
