@@ -1,0 +1,233 @@
+"""`AsyncLLM`: many requests at once on one event loop, with the engine core in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+from octavo.config.args import EngineArgs
+from octavo.config.resolve import configure
+from octavo.config.schema import EngineConfig
+from octavo.core.messages import AbortRequests, CoreReady, EngineCoreRequest, SchedulerStats
+from octavo.core.outputs import RequestOutput
+from octavo.core.prompt import Prompt, PromptLike
+from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.engine.chat_template import ChatTemplate, Message
+from octavo.engine.core_client import ProcessClient
+from octavo.engine.input_processor import InputProcessor, open_tokenizer
+from octavo.engine.metrics import Metrics
+from octavo.engine.output_processor import OutputProcessor, merge_deltas
+from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
+from octavo.errors import EngineDeadError
+
+_log = logging.getLogger(__name__)
+
+
+class AsyncLLM:
+    """A model behind an event loop. Make one with `await AsyncLLM.start(args)`; use it on that loop only.
+
+    stats: state of the engine after its latest step. metrics: Prometheus collectors. ready: what the core measured.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        client: ProcessClient,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.ready: CoreReady = client.ready
+        self.stats = SchedulerStats(num_blocks=client.ready.num_blocks)
+        self.metrics = Metrics(config.model.served_model_name)
+        self._client = client
+        self._input = InputProcessor(
+            config.model,
+            client.ready,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            tokenizer=tokenizer,
+            chat_template=chat_template,
+        )
+        self._output = OutputProcessor(tokenizer, metrics=self.metrics)
+        self._streams: dict[str, _Stream] = {}
+        self._dead: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
+        self._receiver = asyncio.create_task(self._receive(), name="octavo-receiver")
+
+    @classmethod
+    async def start(cls, args: EngineArgs) -> AsyncLLM:
+        """Find the model and start the core process. Raises ConfigError, CheckpointError or UnsupportedModel."""
+        config = await asyncio.to_thread(configure, args)
+        starting = asyncio.create_task(ProcessClient.start(config))
+        try:
+            tokenizer, chat_template = await asyncio.to_thread(open_tokenizer, config.model)
+        except BaseException:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            raise
+        client = await starting
+        _log.info("%s", client.ready.plan)
+        return cls(config, client, tokenizer, chat_template)
+
+    @property
+    def is_running(self) -> bool:
+        """False once the core has died or `shutdown` was called."""
+        return self._client.is_running
+
+    @property
+    def num_open_requests(self) -> int:
+        return len(self._output)
+
+    def default_sampling_params(self, **explicit: Any) -> SamplingParams:
+        """The model's sampling defaults, with `explicit` values over them."""
+        return self._input.default_sampling_params(**explicit)
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """The prompt that a conversation becomes. Raises InvalidRequest."""
+        return self._input.render_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+
+    async def generate(
+        self,
+        prompt: PromptLike | Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+        trace_id: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of one request until the one with `finished`; leaving the loop early ends the request in the core.
+
+        A slow reader gets several outputs in one. Raises InvalidRequest before the first output when the request is
+        refused, EngineDeadError when the core dies.
+        """
+        request_id = request_id or f"request-{uuid4().hex}"
+        prompt = Prompt.read(prompt)
+        params = self.default_sampling_params() if sampling_params is None else sampling_params
+        options: dict[str, Any] = {
+            "priority": priority,
+            "tenant": tenant,
+            "cache_salt": cache_salt,
+            "trace_id": trace_id,
+        }
+        if prompt.text is not None and len(prompt.text) >= LONG_TEXT_CHARS:
+            request = await asyncio.to_thread(self._input.process, request_id, prompt, params, **options)
+        else:
+            request = self._input.process(request_id, prompt, params, **options)
+        stream = self._open(request, prompt.text)
+        try:
+            while True:
+                output = await stream.next()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            await self.abort(request_id)
+            self._streams.pop(request_id, None)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its reader gets a last output with finish reason "abort". Unknown ids are ignored."""
+        output = self._output.abort(request_id)
+        if output is None:
+            return
+        self._streams.pop(request_id).put(output)
+        if self._client.is_running:
+            self._client.send(AbortRequests([request_id]))
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """A named control call to the core (`stats`, `reset_prefix_cache`, `check_health`); built-in types return."""
+        return await self._client.call(method, *arguments)
+
+    async def wait_dead(self) -> EngineDeadError:
+        """Wait until the core has died; the error says of what. Also ends when `shutdown` is called."""
+        return await asyncio.shield(self._dead)
+
+    async def shutdown(self) -> None:
+        """End the core process; open requests get EngineDeadError. Bounded in time, and idempotent."""
+        self._receiver.cancel()
+        await asyncio.gather(self._receiver, return_exceptions=True)
+        self._die(EngineDeadError("the engine has been shut down"))
+        await self._client.shutdown()
+
+    def _open(self, request: EngineCoreRequest, prompt: str | None) -> _Stream:
+        if self._dead.done():
+            raise self._dead.result()
+        self._output.add(request, prompt)
+        stream = self._streams[request.request_id] = _Stream(request.params.output_kind)
+        try:
+            self._client.send(request)
+        except EngineDeadError:
+            self._output.abort(request.request_id)
+            del self._streams[request.request_id]
+            raise
+        return stream
+
+    async def _receive(self) -> None:
+        """Take outputs from the core until it dies."""
+        try:
+            while True:
+                step = await self._client.receive()
+                self.stats = step.stats
+                self.metrics.observe_stats(step.stats)
+                processed = self._output.process(step.outputs)
+                for stop in processed.stops:
+                    self._client.send(stop)
+                for output in processed.outputs:
+                    stream = self._streams.pop if output.finished else self._streams.__getitem__
+                    stream(output.request_id).put(output)
+        except EngineDeadError as error:
+            self._die(error)
+
+    def _die(self, error: EngineDeadError) -> None:
+        if not self._dead.done():
+            self._dead.set_result(error)
+        for output in self._output.fail(str(error)):
+            self._streams.pop(output.request_id).fail(error)
+
+
+class _Stream:
+    """What one reader has not read yet, as one output."""
+
+    def __init__(self, kind: OutputKind) -> None:
+        self._kind = kind
+        self._output: RequestOutput | None = None
+        self._error: EngineDeadError | None = None
+        self._changed = asyncio.Event()
+
+    def put(self, output: RequestOutput) -> None:
+        if self._output is not None and self._kind is OutputKind.DELTA:
+            output = merge_deltas(self._output, output)
+        self._output = output
+        self._changed.set()
+
+    def fail(self, error: EngineDeadError) -> None:
+        self._error = error
+        self._changed.set()
+
+    async def next(self) -> RequestOutput:
+        """What is new, waited for. Raises EngineDeadError once everything before it has been read."""
+        await self._changed.wait()
+        if self._output is not None:
+            output, self._output = self._output, None
+            if self._error is None:
+                self._changed.clear()
+            return output
+        assert self._error is not None
+        raise self._error

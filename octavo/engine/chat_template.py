@@ -1,0 +1,253 @@
+"""Chat messages to the text that a model was trained on, through the Jinja template of its checkpoint.
+
+Templates come from the internet: they run in jinja2's immutable sandbox; what they raise is an error of the request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import CheckpointError, InvalidRequest
+
+if TYPE_CHECKING:
+    import jinja2
+
+TEMPLATE_FILE: Final = "chat_template.jinja"
+
+Message = Mapping[str, Any]
+"""One message: `role`, and `content` as text or as a list of parts `{"type": "text", "text": …}`."""
+
+
+class ChatTemplate:
+    """A compiled template and the special tokens that it may name. Compiled when it is first used."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        self.source = source
+        self._special_tokens = dict(special_tokens or {})
+
+    @classmethod
+    def find(cls, directory: str | Path, tokenizer: Tokenizer, override: str | None = None) -> ChatTemplate | None:
+        """The template to use: `override`, else the directory's chat_template.jinja, else tokenizer_config.json's."""
+        source = override
+        directory = Path(directory)
+        file = (directory.parent if directory.is_file() else directory) / TEMPLATE_FILE
+        if source is None and file.is_file():
+            try:
+                source = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise CheckpointError(f"{file}: cannot be read ({error})") from error
+        if source is None:
+            source = _configured_template(tokenizer.config.get("chat_template"))
+        return None if source is None else cls(source, tokenizer.special_tokens)
+
+    def replaced_by(self, source: str) -> ChatTemplate:
+        """Another template for the same model, as one request may bring it."""
+        return ChatTemplate(source, self._special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation.
+
+        add_generation_prompt: end with what opens the assistant's answer. continue_final_message: end inside the last
+        message, so that the model goes on with it. variables: further values that the template may use.
+        Raises InvalidRequest naming the message, or telling what the template complains about.
+        """
+        import jinja2
+
+        if add_generation_prompt and continue_final_message:
+            raise InvalidRequest(
+                "add_generation_prompt and continue_final_message cannot both be true: the text either opens a new "
+                "message or goes on with the last one",
+                field="continue_final_message",
+            )
+        wants_parts = "content" in self.source and _loops_over_parts(self.source)
+        normal = [_normal_message(index, message, wants_parts) for index, message in enumerate(_some(messages))]
+        values = {**self._special_tokens, **(variables or {})}
+        values |= {"messages": normal, "add_generation_prompt": add_generation_prompt}
+        values.setdefault("tools", None)
+        values.setdefault("documents", None)
+        try:
+            text = self._compiled.render(values)
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(f"the chat template refuses these messages: {error}", field="messages") from error
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise InvalidRequest(
+                f"the chat template cannot render these messages ({type(error).__name__}: {error})", field="messages"
+            ) from error
+        return _cut_after_final(text, normal[-1]) if continue_final_message else text
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        import jinja2
+
+        try:
+            return _environment().from_string(self.source)
+        except jinja2.TemplateSyntaxError as error:
+            raise InvalidRequest(
+                f"the chat template is not valid Jinja (line {error.lineno}: {error.message}); give another one with "
+                "the argument chat_template",
+                field="chat_template",
+            ) from error
+
+
+def no_template() -> InvalidRequest:
+    """The complaint of a model that has no chat template."""
+    return InvalidRequest(
+        "this model has no chat template, so messages cannot be turned into a prompt; start octavo with the argument "
+        "chat_template, or send plain prompts (completions, LLM.generate)",
+        field="messages",
+    )
+
+
+def _configured_template(value: Any) -> str | None:
+    """tokenizer_config.json's `chat_template`: a template, or a list of named ones of which `default` is taken."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        template = named.get("default") or (next(iter(named.values())) if len(named) == 1 else None)
+        return template if isinstance(template, str) else None
+    return None
+
+
+def _some(messages: Sequence[Message]) -> Sequence[Message]:
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
+        raise InvalidRequest(
+            'messages is empty or no list; expected at least one {"role": …, "content": …}', field="messages"
+        )
+    return messages
+
+
+def _normal_message(index: int, message: Any, wants_parts: bool) -> dict[str, Any]:
+    """A message whose content is as the template wants it; other keys are handed on."""
+    field = f"messages[{index}]"
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(
+            f"{field} is {type(message).__name__}, expected an object with role and content", field=field
+        )
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequest(
+            f"{field}.role is {role!r}, expected a name such as system, user or assistant", field=f"{field}.role"
+        )
+    normal = dict(message)
+    content = message.get("content")
+    if isinstance(content, str):
+        normal["content"] = [{"type": "text", "text": content}] if wants_parts else content
+    elif content is None:
+        normal["content"] = None if wants_parts else ""
+    else:
+        texts = _text_parts(content, f"{field}.content")
+        normal["content"] = [{"type": "text", "text": text} for text in texts] if wants_parts else "\n".join(texts)
+    return normal
+
+
+def _text_parts(content: Any, field: str) -> list[str]:
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise InvalidRequest(f"{field} is {type(content).__name__}, expected text or a list of parts", field=field)
+    texts: list[str] = []
+    for number, part in enumerate(content):
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise InvalidRequest(
+                f"{field}[{number}] has the type {kind!r}; this model reads text parts only: "
+                '{"type": "text", "text": …}',
+                field=f"{field}[{number}]",
+            )
+        texts.append(part["text"])
+    return texts
+
+
+def _loops_over_parts(source: str) -> bool:
+    """Whether a template goes through the parts of a content without accepting plain text."""
+    import jinja2
+    from jinja2 import nodes
+
+    try:
+        tree = _environment().parse(source)
+    except jinja2.TemplateSyntaxError:
+        return False  # reported when it is compiled
+    over_content = any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+    accepts_text = any(test.name == "string" and _is_content(test.node) for test in tree.find_all(nodes.Test))
+    return over_content and not accepts_text
+
+
+def _is_content(node: Any) -> bool:
+    from jinja2 import nodes
+
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    return isinstance(node, nodes.Name) and node.name == "content"
+
+
+def _cut_after_final(text: str, message: Message) -> str:
+    """The text up to the end of its last message, so without what closes it."""
+    content = message.get("content")
+    final = content[-1]["text"] if isinstance(content, list) and content else content
+    if not isinstance(final, str) or not final.strip() or final.strip() not in text:
+        raise InvalidRequest(
+            "continue_final_message needs a last message whose text the chat template keeps as it is; its content is "
+            "empty or was changed",
+            field="continue_final_message",
+        )
+    start = text.rindex(final.strip())
+    kept = final.lstrip()
+    return text[: start + len(kept if text.startswith(kept, start) else final.strip())]
+
+
+def _environment() -> jinja2.Environment:
+    """What checkpoints' templates are written for."""
+    import jinja2
+    from jinja2 import nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks the assistant's text for training; here its body is just rendered."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: jinja2.parser.Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def strftime_now(form: str) -> str:
+        return datetime.now().strftime(form)
+
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    return environment

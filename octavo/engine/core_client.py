@@ -1,0 +1,213 @@
+"""The engine core as the front sees it: an object in this process, or a process behind a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from octavo import errors
+from octavo.config.schema import EngineConfig
+from octavo.core.messages import (
+    Call,
+    CallResult,
+    CoreFailed,
+    CoreReady,
+    EngineCoreRequest,
+    FromCore,
+    SchedulerStats,
+    Shutdown,
+    StepOutputs,
+    ToCore,
+)
+from octavo.engine import frames
+from octavo.errors import EngineDeadError, OctavoError, RequestFailed
+
+SHUTDOWN_TIMEOUT_S: Final = 10.0
+"""How long a core may take to end by itself before it is terminated, and after that until it is killed."""
+
+
+class Core(Protocol):
+    """An engine core in this process. `EngineCore` is one."""
+
+    ready: CoreReady
+
+    def add_request(self, request: EngineCoreRequest) -> None: ...
+
+    def abort_requests(self, request_ids: list[str]) -> None: ...
+
+    def stop_sequence(self, request_id: str, index: int) -> None: ...
+
+    def step(self) -> StepOutputs: ...
+
+    def has_unfinished(self) -> bool: ...
+
+    def stats(self) -> SchedulerStats: ...
+
+    def call(self, method: str, *arguments: Any) -> Any: ...
+
+    def shutdown(self) -> None: ...
+
+
+class ProcessClient:
+    """A core in another process, or wherever the other end of the socket is served. One event loop, one receiver.
+
+    When the core dies, `receive` and every call raise EngineDeadError with its last words.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        ready: CoreReady,
+        process: subprocess.Popen[bytes] | None,
+    ) -> None:
+        self.ready = ready
+        self._reader = reader
+        self._writer = writer
+        self._process = process
+        self._decoder = msgspec.msgpack.Decoder(FromCore)
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._num_calls = 0
+        self._error: EngineDeadError | None = None
+
+    @classmethod
+    async def start(cls, config: EngineConfig) -> ProcessClient:
+        """Start a core process and wait until it is ready. Raises what the core raised, such as CheckpointError."""
+        ours, theirs = socket.socketpair()
+        try:
+            # a process group of its own: Ctrl-C on a terminal goes to the front alone
+            process = subprocess.Popen(
+                [sys.executable, "-m", "octavo.engine.core_process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        try:
+            ours.sendall(frames.pack(config))
+            return await cls.connect(ours, process)
+        except BaseException:
+            ours.close()
+            await asyncio.shield(asyncio.to_thread(_end, process, 0.0))
+            raise
+
+    @classmethod
+    async def connect(cls, connection: socket.socket, process: subprocess.Popen[bytes] | None = None) -> ProcessClient:
+        """Wait for CoreReady on a connection whose other end is served by `serve_core`."""
+        reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 20)
+        try:
+            body = await frames.read_async(reader)
+            if body is None:
+                raise EngineDeadError(await _last_words(process))
+            message = msgspec.msgpack.decode(body, type=CoreReady | CoreFailed)
+            if isinstance(message, CoreFailed):
+                raise _error_of(message)
+        except BaseException:
+            writer.close()
+            raise
+        return cls(reader, writer, message, process)
+
+    @property
+    def is_running(self) -> bool:
+        return self._error is None
+
+    def send(self, message: ToCore) -> None:
+        """Send a message. Raises EngineDeadError."""
+        if self._error is not None:
+            raise self._error
+        self._writer.write(frames.pack(message))
+
+    async def receive(self) -> StepOutputs:
+        """The next outputs; answers to calls go to their callers meanwhile. Raises EngineDeadError."""
+        while self._error is None:
+            body = await frames.read_async(self._reader)
+            if body is None:
+                self._die(await _last_words(self._process))
+                break
+            message = self._decoder.decode(body)
+            if isinstance(message, StepOutputs):
+                return message
+            if isinstance(message, CallResult):
+                self._answer_call(message)
+            elif isinstance(message, CoreFailed):
+                self._die(message.message)
+        assert self._error is not None
+        raise self._error
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """The answer to a control call, as built-in types. Raises RequestFailed with what the core says against it."""
+        self._num_calls += 1
+        call_id = self._num_calls
+        self.send(Call(call_id, method, list(arguments)))
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = answer
+        try:
+            return await answer
+        finally:
+            self._calls.pop(call_id, None)
+
+    async def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
+        """End the core and wait for its process, with force when it takes longer than `timeout_s`. Idempotent."""
+        if self._error is None:
+            self._writer.write(frames.pack(Shutdown()))
+            self._die("the engine has been shut down")
+        if self._process is not None:
+            await asyncio.to_thread(_end, self._process, timeout_s)
+        self._writer.close()
+
+    def _answer_call(self, result: CallResult) -> None:
+        answer = self._calls.get(result.call_id)
+        if answer is None or answer.done():
+            return
+        if result.error is not None:
+            answer.set_exception(RequestFailed(result.error))
+        else:
+            answer.set_result(msgspec.msgpack.decode(result.value))
+
+    def _die(self, message: str) -> None:
+        self._error = EngineDeadError(message)
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(self._error)
+
+
+def _error_of(failure: CoreFailed) -> OctavoError:
+    """The error that a core failed with at its start, in its own class."""
+    kind = getattr(errors, failure.kind, EngineDeadError)
+    is_ours = isinstance(kind, type) and issubclass(kind, OctavoError)
+    return kind(failure.message) if is_ours else EngineDeadError(failure.message)
+
+
+async def _last_words(process: subprocess.Popen[bytes] | None) -> str:
+    """What there is to say about a core whose connection has ended without a word."""
+    if process is None:
+        return "the engine core has closed its connection"
+    try:
+        code = await asyncio.to_thread(process.wait, 5.0)
+    except subprocess.TimeoutExpired:
+        return f"the engine core (process {process.pid}) has closed its connection but still runs"
+    if code == -9:
+        return "the engine core was killed (signal 9); when nobody did it by hand, the machine ran out of memory"
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"the engine core has stopped ({how}); its log says more"
+
+
+def _end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Wait for a process to end, then terminate it, then kill it."""
+    for force in (process.terminate, process.kill):
+        try:
+            process.wait(timeout_s)
+            return
+        except subprocess.TimeoutExpired:
+            force()
+            timeout_s = SHUTDOWN_TIMEOUT_S
+    process.wait()

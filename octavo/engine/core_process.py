@@ -1,0 +1,169 @@
+"""The engine core in a process of its own: `python -m octavo.engine.core_process FD`, started by `core_client`.
+
+The inherited socket brings the EngineConfig first and messages after it. One thread reads them into a queue; the main
+thread takes them out, steps while there is work, and sleeps on the queue when there is none.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import msgspec
+
+from octavo.config.schema import EngineConfig
+from octavo.core.messages import (
+    AbortRequests,
+    Call,
+    CallResult,
+    CoreFailed,
+    EngineCoreRequest,
+    Shutdown,
+    StepOutputs,
+    StopSequence,
+    ToCore,
+)
+from octavo.engine import frames
+from octavo.errors import OctavoError
+from octavo.logging import set_up
+
+if TYPE_CHECKING:
+    from octavo.engine.core_client import Core
+
+STATS_INTERVAL_S: Final = 0.5
+"""How often the state goes to the front while steps bring no output, as in a long prefill."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Closed(msgspec.Struct, frozen=True):
+    """The front has closed the connection."""
+
+
+def serve_core(core: Core, connection: socket.socket) -> None:
+    """Serve one front until it says Shutdown or goes away. Raises what the core raises."""
+    inbox: SimpleQueue[ToCore | _Closed] = SimpleQueue()
+    reader = threading.Thread(target=_read_messages, args=(connection, inbox), name="octavo-front", daemon=True)
+    connection.sendall(frames.pack(core.ready))
+    reader.start()
+    try:
+        _run(core, connection, inbox)
+    except (BrokenPipeError, ConnectionResetError):
+        return  # the front has gone; its last messages do not matter
+
+
+def _run(core: Core, connection: socket.socket, inbox: SimpleQueue[ToCore | _Closed]) -> None:
+    last_sent = time.monotonic()
+    was_busy = False
+    while True:
+        for message in _messages(inbox, wait=not (was_busy or core.has_unfinished())):
+            if isinstance(message, Shutdown | _Closed):
+                return
+            if isinstance(message, Call):
+                connection.sendall(frames.pack(_answer(core, message)))
+            else:
+                _hand_over(core, message)
+                was_busy = True
+        if core.has_unfinished():
+            was_busy = True
+            step = core.step()
+            if step.outputs or time.monotonic() - last_sent > STATS_INTERVAL_S:
+                connection.sendall(frames.pack(step))
+                last_sent = time.monotonic()
+        elif was_busy:
+            # the last word before sleep: nothing runs any more
+            was_busy = False
+            connection.sendall(frames.pack(StepOutputs(outputs=[], stats=core.stats())))
+
+
+def _messages(inbox: SimpleQueue[ToCore | _Closed], *, wait: bool) -> list[ToCore | _Closed]:
+    """What has arrived; with `wait`, at least one."""
+    messages = [inbox.get()] if wait else []
+    while True:
+        try:
+            messages.append(inbox.get(block=False))
+        except Empty:
+            return messages
+
+
+def _hand_over(core: Core, message: ToCore) -> None:
+    match message:
+        case EngineCoreRequest():
+            core.add_request(message)
+        case AbortRequests(request_ids):
+            core.abort_requests(request_ids)
+        case StopSequence(request_id, index):
+            core.stop_sequence(request_id, index)
+
+
+def _answer(core: Core, call: Call) -> CallResult:
+    try:
+        value = core.call(call.method, *call.arguments)
+    except (OctavoError, TypeError, ValueError) as error:
+        return CallResult(call_id=call.call_id, error=str(error))
+    return CallResult(call_id=call.call_id, value=msgspec.Raw(frames.encode(value)))
+
+
+def _read_messages(connection: socket.socket, inbox: SimpleQueue[ToCore | _Closed]) -> None:
+    decoder = msgspec.msgpack.Decoder(ToCore)
+    try:
+        while (body := frames.read(connection)) is not None:
+            inbox.put(decoder.decode(body))
+    finally:
+        inbox.put(_Closed())
+
+
+def main() -> int:
+    """The core process. Exit code 0 after Shutdown, SIGTERM or the end of the front, 1 after a failure."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both processes; the front decides what it means
+    signal.signal(signal.SIGTERM, _exit)
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        body = frames.read(connection)
+        if body is None:
+            return 0
+        config = msgspec.msgpack.decode(body, type=EngineConfig)
+        set_up(config.observability.log_level, role="core")
+        try:
+            _build_and_serve(config, connection)
+        except OctavoError as error:
+            _report(connection, CoreFailed(message=str(error), kind=type(error).__name__))
+            return 1
+        except Exception as error:
+            traceback.print_exc()
+            message = f"the engine core failed ({type(error).__name__}: {error}); its log has the traceback"
+            _report(connection, CoreFailed(message=message))
+            return 1
+    return 0
+
+
+def _build_and_serve(config: EngineConfig, connection: socket.socket) -> None:
+    from octavo.engine.engine_core import EngineCore
+
+    core = EngineCore.build(config)
+    try:
+        serve_core(core, connection)
+    finally:
+        core.shutdown()
+
+
+def _report(connection: socket.socket, failure: CoreFailed) -> None:
+    try:
+        connection.sendall(frames.pack(failure))
+    except OSError:
+        _log.error("%s", failure.message)  # nobody else is left to say it
+
+
+def _exit(signal_number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

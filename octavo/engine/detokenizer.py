@@ -1,0 +1,193 @@
+"""Token ids to text as they arrive, and the stop strings that are looked for in it.
+
+The text of an output is what follows the prompt's text: where a token writes a space before its word, the space is kept
+behind a prompt. It is made token by token whatever comes in one step, so a streamed text is the text of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.tokenizer import Tokenizer
+
+REPLACEMENT: Final = "\ufffd"
+"""What bytes that are no character (yet) are decoded to."""
+
+CONTEXT_TOKENS: Final = 6
+"""Prompt tokens that the first output token is decoded behind."""
+
+
+class Detokenizer:
+    """The text of one sequence, a piece for each token.
+
+    A piece is decoded behind the tokens of the piece before it, because decoders look at neighbours. While the text
+    ends with an incomplete character nothing is given out: the next token may complete it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        # only special tokens that are shown can have spaces between them
+        self._joins_special = not (skip_special_tokens or spaces_between_special_tokens)
+        self._last_was_special = False
+        self._before = _context(tokenizer, prompt_token_ids, skip_special_tokens)
+        self._before_text = self._decode(self._before)
+        self._pending: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """Text that this token completes; "" when there is none yet."""
+        if not _has_text(self._tokenizer, token_id, self._skip):
+            return ""
+        if self._joins_special and (special := self._joined_special(token_id)) is not None:
+            return special
+        self._pending.append(token_id)
+        piece = self._pending_text()
+        if piece.endswith(REPLACEMENT):
+            return ""
+        self._advance()
+        return piece
+
+    def flush(self) -> str:
+        """What is still held back, at the end of the sequence: an incomplete character shows as U+FFFD."""
+        piece = self._pending_text() if self._pending else ""
+        self._advance()
+        return piece
+
+    def _joined_special(self, token_id: int) -> str | None:
+        """The text of a special token right behind another one, without the space that the decoder puts there."""
+        follows, self._last_was_special = self._last_was_special, token_id in self._tokenizer.special_ids
+        if not (follows and self._last_was_special):
+            return None
+        piece = self.flush() + self._tokenizer.added_tokens[token_id]
+        self._pending = [token_id]
+        self._advance()
+        return piece
+
+    def _pending_text(self) -> str:
+        text = self._decode(self._before + self._pending)
+        if text.startswith(self._before_text):
+            return text[len(self._before_text) :]
+        # the pending bytes spoil characters that were complete: some decoders judge a run of bytes as a whole
+        return self._decode(self._pending)
+
+    def _advance(self) -> None:
+        if self._pending:
+            self._before = self._pending
+            self._before_text = self._decode(self._before)
+            self._pending = []
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip) if token_ids else ""
+
+
+class StopStrings:
+    """Looks for stop strings in a text that grows."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._longest = max(map(len, stops), default=0)
+        self._first_chars = frozenset(stop[0] for stop in stops)
+
+    def find(self, text: str, num_old_chars: int) -> tuple[int, str] | None:
+        """Start and text of the earliest match that ends behind the first `num_old_chars` characters."""
+        matches: list[tuple[int, int, str]] = []
+        for stop in self._stops:
+            start = text.find(stop, max(0, num_old_chars - len(stop) + 1))
+            if start >= 0:
+                matches.append((start, len(stop), stop))
+        if not matches:
+            return None
+        start, _, stop = min(matches)
+        return start, stop
+
+    def num_held_chars(self, text: str) -> int:
+        """Length of the longest end of `text` that may be the start of a stop string."""
+        tail = text[len(text) - self._longest + 1 :] if len(text) >= self._longest else text
+        for start, char in enumerate(tail):
+            if char in self._first_chars and any(
+                len(tail) - start < len(stop) and stop.startswith(tail[start:]) for stop in self._stops
+            ):
+                return len(tail) - start
+        return 0
+
+
+class SequenceText:
+    """The text of one sequence of a request under its sampling parameters: detokenised, and ended by stop strings.
+
+    A stop string counts when its last character comes with token number `min_tokens` or later.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        self.text = ""
+        self.stop_string: str | None = None
+        self._include_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._num_tokens = 0
+        self._stops = StopStrings(params.stop) if params.stop else None
+        self._detokenizer = None
+        if params.detokenize:
+            self._detokenizer = Detokenizer(
+                tokenizer,
+                prompt_token_ids,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+            )
+
+    def push(self, token_id: int, *, is_end: bool = False) -> bool:
+        """Take one token; True when it completes a stop string, with which the text ends.
+
+        is_end: the token ended the sequence (end-of-sequence or stop id); it is shown only where stop strings are.
+        """
+        self._num_tokens += 1
+        if self._detokenizer is None or (is_end and not self._include_stop):
+            return False
+        return self._append(self._detokenizer.push(token_id))
+
+    def finish(self) -> bool:
+        """Add what was held back; True when that completes a stop string."""
+        if self._detokenizer is None or self.stop_string is not None:
+            return False
+        return self._append(self._detokenizer.flush())
+
+    def num_visible_chars(self) -> int:
+        """Characters that can be shown while the sequence goes on: none of them will be taken back."""
+        if self._stops is None or self._include_stop or self.stop_string is not None:
+            return len(self.text)
+        return len(self.text) - self._stops.num_held_chars(self.text)
+
+    def _append(self, piece: str) -> bool:
+        if not piece:
+            return False
+        num_old_chars = len(self.text)
+        self.text += piece
+        if self._stops is None or self._num_tokens < self._min_tokens:
+            return False
+        match = self._stops.find(self.text, num_old_chars)
+        if match is None:
+            return False
+        start, self.stop_string = match
+        self.text = self.text[: start + (len(self.stop_string) if self._include_stop else 0)]
+        return True
+
+
+def _has_text(tokenizer: Tokenizer, token_id: int, skip_special_tokens: bool) -> bool:
+    return tokenizer.has_id(token_id) and not (skip_special_tokens and token_id in tokenizer.special_ids)
+
+
+def _context(tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+    """The end of the prompt that the first output token is decoded behind, cut where a character starts."""
+    nearest = prompt_token_ids[-4 * CONTEXT_TOKENS :]
+    shown = [token_id for token_id in nearest if _has_text(tokenizer, token_id, skip_special_tokens)]
+    context = shown[-CONTEXT_TOKENS:]
+    while context and tokenizer.decode(context, skip_special_tokens=skip_special_tokens).startswith(REPLACEMENT):
+        context = context[1:]
+    return context

@@ -1,0 +1,49 @@
+"""Frames between front and core: four bytes of length (little-endian), then that many bytes of MessagePack."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from typing import Any, Final
+
+import msgspec
+
+_LENGTH: Final = struct.Struct("<I")
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+def pack(message: Any) -> bytes:
+    """The frame of a message."""
+    body = encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def read(connection: socket.socket) -> bytes | None:
+    """The body of the next frame, waited for; None when the other side has closed the connection."""
+    head = _read_exactly(connection, _LENGTH.size)
+    return None if head is None else _read_exactly(connection, _LENGTH.unpack(head)[0])
+
+
+async def read_async(reader: asyncio.StreamReader) -> bytes | None:
+    """The same from an asyncio stream."""
+    try:
+        head = await reader.readexactly(_LENGTH.size)
+        return await reader.readexactly(_LENGTH.unpack(head)[0])
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+def _read_exactly(connection: socket.socket, size: int) -> bytes | None:
+    body = bytearray(size)
+    view = memoryview(body)
+    while view:
+        try:
+            count = connection.recv_into(view)
+        except ConnectionError:
+            return None
+        if count == 0:
+            return None
+        view = view[count:]
+    return bytes(body)

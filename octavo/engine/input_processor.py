@@ -1,0 +1,250 @@
+"""From what a caller wrote to a request that the core accepts; everything that can be wrong with it is said here."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from octavo.config.schema import ModelConfig
+from octavo.core.arithmetic import max_blocks_of_group
+from octavo.core.messages import CoreReady, EngineCoreRequest
+from octavo.core.prompt import Prompt, PromptLike
+from octavo.core.sampling_params import MAX_SEED, SamplingParams
+from octavo.engine.chat_template import ChatTemplate, Message, no_template
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import ContextTooLong, InvalidRequest, RequestTooLarge
+
+
+class InputProcessor:
+    """Turns prompts and sampling parameters into `EngineCoreRequest`s, or raises InvalidRequest with the remedy.
+
+    Safe to use from several threads: tokenising a long prompt need not hold up an event loop.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        ready: CoreReady,
+        *,
+        max_num_seqs: int,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self._model = model
+        self._ready = ready
+        self._max_num_seqs = max_num_seqs
+        self._clock = clock
+        self._counter = itertools.count()
+        self._end_token_ids = model.eos_token_ids or (
+            () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        )
+
+    def default_sampling_params(self, **explicit: Any) -> SamplingParams:
+        """The defaults of the checkpoint's generation_config.json, with `explicit` values over them."""
+        return SamplingParams.from_keywords(**{**self._model.generation_defaults, **explicit})
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """The prompt that a conversation becomes. Templates write BOS themselves, so none is added to it."""
+        template = self.chat_template
+        if chat_template is not None:
+            template = ChatTemplate(chat_template, self.tokenizer.special_tokens)
+        if template is None:
+            raise no_template()
+        text = template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=chat_template_kwargs,
+        )
+        return Prompt(text=text, add_special_tokens=False)
+
+    def process(
+        self,
+        request_id: str,
+        prompt: PromptLike | Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+        trace_id: str | None = None,
+        arrival_time: float | None = None,
+    ) -> EngineCoreRequest:
+        """A request within all limits. Raises InvalidRequest (ContextTooLong, RequestTooLarge)."""
+        token_ids = self._token_ids(Prompt.read(prompt))
+        self._check_params(params)
+        max_tokens = self._max_tokens(len(token_ids), params)
+        number = next(self._counter)
+        seed = params.seed if params.seed is not None else request_seed(self._model.seed, number)
+        return EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            params=msgspec.structs.replace(params, max_tokens=max_tokens, seed=seed),
+            arrival_time=self._clock() if arrival_time is None else arrival_time,
+            end_token_ids=() if params.ignore_eos else self._end_token_ids,
+            bad_words_token_ids=self._bad_words(params.bad_words),
+            priority=priority,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            trace_id=trace_id,
+        )
+
+    def _token_ids(self, prompt: Prompt) -> list[int]:
+        if prompt.token_ids is not None:
+            token_ids, field = prompt.token_ids, "prompt_token_ids"
+            self._check_ids(token_ids, field)
+        else:
+            field = "prompt"
+            text = prompt.text or ""
+            self._check_text_length(text)
+            token_ids = self.tokenizer.encode(text, prompt.add_special_tokens)
+            outside = [token_id for token_id in token_ids if token_id >= self._ready.vocab_size]
+            if outside:
+                raise InvalidRequest(
+                    f"the tokenizer makes the id {outside[0]} of this prompt, but the model's vocabulary has "
+                    f"{self._ready.vocab_size} ids; the tokenizer belongs to another model",
+                    field=field,
+                )
+        if not token_ids:
+            raise InvalidRequest(
+                "the prompt is empty; it must have at least one token", field=field, code="empty_prompt"
+            )
+        limit = self._ready.max_model_len
+        if len(token_ids) >= limit:
+            raise ContextTooLong(
+                f"the prompt has {len(token_ids)} tokens, but the context holds {limit} and at least one of them is "
+                f"for the answer; shorten the prompt to {limit - 1} tokens{self._longer_context()}",
+                field=field,
+            )
+        return token_ids
+
+    def _check_text_length(self, text: str) -> None:
+        """Refuse a text that is too long whatever its tokens are, before time is spent on making them."""
+        limit = self._ready.max_model_len
+        # nearly every text has a token for 16 characters; only beyond that is it worth to look through the vocabulary
+        if len(text) > 16 * limit and len(text) > limit * self.tokenizer.longest_token_chars:
+            raise ContextTooLong(
+                f"the prompt has {len(text)} characters, more than the {limit} tokens of the context can stand for; "
+                f"shorten the prompt{self._longer_context()}",
+                field="prompt",
+            )
+
+    def _longer_context(self) -> str:
+        return " or raise max_model_len" if self._model.is_max_model_len_explicit else ""
+
+    def _check_ids(self, token_ids: Collection[int], field: str) -> None:
+        vocab_size = self._ready.vocab_size
+        for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequest(
+                    f"{field} contains {token_id}; the model's token ids go from 0 to {vocab_size - 1}", field=field
+                )
+
+    def _check_params(self, params: SamplingParams) -> None:
+        if params.n > self._max_num_seqs:
+            raise RequestTooLarge(
+                f"n is {params.n}, but the engine runs at most {self._max_num_seqs} sequences at once; ask for fewer, "
+                "or raise max_num_seqs",
+                field="n",
+            )
+        for field in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, field)
+            limit = min(self._model.max_logprobs, self._ready.vocab_size)
+            if value is not None and value > limit:
+                raise InvalidRequest(
+                    f"{field} is {value}, must be at most {limit}; ask for fewer, or raise max_logprobs", field=field
+                )
+        self._check_ids(params.stop_token_ids, "stop_token_ids")
+        self._check_ids(params.allowed_token_ids or (), "allowed_token_ids")
+        self._check_ids(params.logit_bias or (), "logit_bias")
+
+    def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        """Tokens that each sequence may produce; the rest of context and KV cache when the caller sets no number."""
+        context_left = self._ready.max_model_len - num_prompt_tokens
+        if params.max_tokens is not None:
+            if params.max_tokens > context_left:
+                raise ContextTooLong(
+                    f"the prompt has {num_prompt_tokens} tokens and max_tokens is {params.max_tokens}, together "
+                    f"{num_prompt_tokens + params.max_tokens}, but the context holds {self._ready.max_model_len}; set "
+                    f"max_tokens to at most {context_left}, or shorten the prompt{self._longer_context()}",
+                    field="max_tokens",
+                )
+            self._check_fits(num_prompt_tokens, params.max_tokens, params.n)
+            return params.max_tokens
+        max_tokens = min(
+            context_left, tokens_that_fit(num_prompt_tokens, params.n, self._ready.num_blocks, self._ready.block_size)
+        )
+        if max_tokens < max(1, params.min_tokens):
+            if params.min_tokens > context_left:
+                raise ContextTooLong(
+                    f"min_tokens is {params.min_tokens}, but behind a prompt of {num_prompt_tokens} tokens the context "
+                    f"has room for {context_left}; lower min_tokens, or shorten the prompt{self._longer_context()}",
+                    field="min_tokens",
+                )
+            self._check_fits(num_prompt_tokens, max(1, params.min_tokens), params.n)
+        return max_tokens
+
+    def _check_fits(self, num_prompt_tokens: int, max_tokens: int, n: int) -> None:
+        """Refuse what cannot fit the KV cache even when it runs alone."""
+        needed = max_blocks_of_group(num_prompt_tokens, max_tokens, n, self._ready.block_size)
+        if needed <= self._ready.num_blocks:
+            return
+        fewer = ", ask for fewer sequences (n)" if n > 1 else ""
+        raise RequestTooLarge(
+            f"the request needs {needed} KV blocks of {self._ready.block_size} tokens ({num_prompt_tokens} of prompt, "
+            f"{n} × {max_tokens} of output), but the cache has {self._ready.num_blocks}; lower max_tokens, shorten the "
+            f"prompt{fewer}, or give the cache more memory (kv_cache_memory, num_gpu_blocks_override)",
+            field="max_tokens",
+        )
+
+    def _bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        sequences: dict[tuple[int, ...], None] = {}
+        for word in words:
+            variants = self.tokenizer.encode_word(word)
+            if not variants:
+                raise InvalidRequest(
+                    f"bad_words contains {word!r}, which has no tokens; leave it out", field="bad_words"
+                )
+            sequences.update(dict.fromkeys(variants))
+        return tuple(sequences)
+
+
+def open_tokenizer(model: ModelConfig) -> tuple[Tokenizer, ChatTemplate | None]:
+    """The tokenizer of a model and its chat template, where it has one. Raises CheckpointError without a tokenizer."""
+    tokenizer = Tokenizer.open(model.tokenizer_path)
+    template = ChatTemplate.find(model.tokenizer_path, tokenizer, model.chat_template)
+    if template is None and model.path != model.tokenizer_path:
+        template = ChatTemplate.find(model.path, tokenizer)
+    return tokenizer, template
+
+
+def request_seed(engine_seed: int, number: int) -> int:
+    """Seed of the request with this number among those that bring none: the same in every run of the engine."""
+    digest = hashlib.blake2b(f"{engine_seed}:{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & MAX_SEED
+
+
+def tokens_that_fit(num_prompt_tokens: int, num_sequences: int, num_blocks: int, block_size: int) -> int:
+    """Largest `max_tokens` with which a group fits `num_blocks`, at most 0 when none does.
+
+    The inverse of `max_blocks_of_group`.
+    """
+    num_shared = num_prompt_tokens // block_size if num_sequences > 1 else 0
+    blocks_per_tail = (num_blocks - num_shared) // num_sequences
+    return blocks_per_tail * block_size - (num_prompt_tokens - num_shared * block_size) + 1

@@ -1,0 +1,43 @@
+"""Ctrl-C between steps instead of inside one, so that an engine in this process stays usable."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupt:
+    """True once Ctrl-C was pressed."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def __bool__(self) -> bool:
+        return self.requested
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[Interrupt]:
+    """Inside, the first Ctrl-C sets a flag for the caller to look at; a second one raises KeyboardInterrupt at once.
+
+    Leaves signals alone outside of the main thread, and where the program has a handler of its own.
+    """
+    interrupt = Interrupt()
+    is_ours = threading.current_thread() is threading.main_thread()
+    if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield interrupt
+        return
+
+    def handle(signal_number: int, frame: FrameType | None) -> None:
+        if interrupt.requested:
+            raise KeyboardInterrupt
+        interrupt.requested = True
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,153 @@
+"""The engine in one process: requests in, outputs out, a step at a time. `LLM` and the command line are built on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from octavo.config.args import EngineArgs
+from octavo.config.resolve import configure
+from octavo.config.schema import EngineConfig, GenerationDefault
+from octavo.core.messages import CoreReady, SchedulerStats
+from octavo.core.outputs import RequestOutput
+from octavo.core.prompt import Prompt, PromptLike
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.chat_template import ChatTemplate, Message
+from octavo.engine.core_client import Core
+from octavo.engine.input_processor import InputProcessor, open_tokenizer
+from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import EngineDeadError
+
+
+class LLMEngine:
+    """Input processor, engine core and output processor in this process. Not thread-safe.
+
+    Every request that `add_request` accepts gets exactly one output with `finished` from `step`, aborted ones too.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        core: Core,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.stats = SchedulerStats()
+        self._core = core
+        self._error: EngineDeadError | None = None
+        self._aborted: list[RequestOutput] = []
+        self._input = InputProcessor(
+            config.model,
+            core.ready,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            tokenizer=tokenizer,
+            chat_template=chat_template,
+        )
+        self._output = OutputProcessor(tokenizer)
+
+    @classmethod
+    def from_args(cls, args: EngineArgs) -> LLMEngine:
+        """Find and load the model. Raises ConfigError, CheckpointError or UnsupportedModel."""
+        from octavo.engine.engine_core import EngineCore
+
+        config = configure(args)
+        tokenizer, chat_template = open_tokenizer(config.model)  # before the weights: it is the quicker to fail
+        return cls(config, EngineCore.build(config), tokenizer, chat_template)
+
+    @property
+    def ready(self) -> CoreReady:
+        """What was measured at start: the number of KV blocks, the memory plan."""
+        return self._core.ready
+
+    @property
+    def generation_defaults(self) -> dict[str, GenerationDefault]:
+        """Sampling values that the checkpoint's generation_config.json states."""
+        return self.config.model.generation_defaults
+
+    def default_sampling_params(self, **explicit: Any) -> SamplingParams:
+        """The model's sampling defaults, with `explicit` values over them."""
+        return self._input.default_sampling_params(**explicit)
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """The prompt that a conversation becomes. Raises InvalidRequest."""
+        return self._input.render_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: PromptLike | Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Accept a request, with the model's sampling defaults when none are given.
+
+        Raises InvalidRequest (ContextTooLong, RequestTooLarge) when it is refused, EngineDeadError after a failure.
+        """
+        self._check_alive()
+        prompt = Prompt.read(prompt)
+        params = self.default_sampling_params() if sampling_params is None else sampling_params
+        request = self._input.process(request_id, prompt, params, priority=priority, cache_salt=cache_salt)
+        self._output.add(request, prompt.text)
+        self._core.add_request(request)
+
+    def abort_request(self, request_id: str) -> None:
+        """End a request; its final output (finish reason "abort") comes from the next step. Unknown ids are ignored."""
+        output = self._output.abort(request_id)
+        if output is not None:
+            self._aborted.append(output)
+            self._core.abort_requests([request_id])
+
+    def step(self) -> list[RequestOutput]:
+        """One step of the engine: what callers see of it. Raises EngineDeadError after a failure."""
+        self._check_alive()
+        outputs, self._aborted = self._aborted, []
+        if not self._core.has_unfinished():
+            self.stats = self._core.stats()
+            return outputs
+        try:
+            step = self._core.step()
+        except Exception as error:
+            self._error = EngineDeadError(f"the engine failed in an earlier step ({type(error).__name__}: {error})")
+            raise
+        self.stats = step.stats
+        processed = self._output.process(step.outputs)
+        for stop in processed.stops:
+            self._core.stop_sequence(stop.request_id, stop.index)
+        return outputs + processed.outputs
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has something to do."""
+        return self._error is None and bool(self._aborted or len(self._output) or self._core.has_unfinished())
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """A named control call, such as `reset_prefix_cache`. Raises ConfigError for a name that is none."""
+        self._check_alive()
+        return self._core.call(method, *arguments)
+
+    def shutdown(self) -> None:
+        """Release the model. Open requests get no further output. Idempotent."""
+        self._error = self._error or EngineDeadError("the engine has been shut down")
+        self._core.shutdown()
+
+    def _check_alive(self) -> None:
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,358 @@
+"""From what the core produced to what callers read: text, log-probabilities by token, and exactly one final answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, SequenceDelta, StopSequence
+from octavo.core.outputs import CompletionOutput, Logprob, RequestError, RequestMetrics, RequestOutput
+from octavo.core.sampling_params import OutputKind
+from octavo.core.step import PromptLogprobs, TokenLogprobs
+from octavo.engine.detokenizer import SequenceText
+from octavo.engine.metrics import Metrics
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import InvalidRequest
+
+
+class Processed(NamedTuple):
+    """Outputs for callers, and the sequences that the core has to end because their text met a stop string."""
+
+    outputs: list[RequestOutput]
+    stops: list[StopSequence]
+
+
+class OutputProcessor:
+    """The open requests as their callers see them. One thread at a time."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, metrics: Metrics | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+        self._clock = clock
+        self._requests: dict[str, _Request] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Ids of the open requests, oldest first."""
+        return list(self._requests)
+
+    def add(self, request: EngineCoreRequest, prompt: str | None) -> None:
+        """Open a request; `prompt` is its text where there is one. Raises InvalidRequest when its id is in use."""
+        if request.request_id in self._requests:
+            raise InvalidRequest(
+                f"request id {request.request_id!r} is in use; give another", field="request_id", code="duplicate_id"
+            )
+        self._requests[request.request_id] = _Request(request, prompt, self._tokenizer)
+
+    def process(self, outputs: Iterable[EngineCoreOutput]) -> Processed:
+        """Take in the outputs of a step. What belongs to a request that has ended here is dropped."""
+        processed = Processed([], [])
+        for output in outputs:
+            request = self._requests.get(output.request_id)
+            if request is None:
+                continue
+            processed.stops.extend(request.take(output))
+            if output.deltas:
+                self._observe_tokens(request, output.deltas)
+            if request.finished:
+                processed.outputs.append(self._end(request))
+                continue
+            answer = request.answer()
+            if answer is not None:
+                processed.outputs.append(answer)
+        return processed
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request that its caller no longer wants: its final output, or None when it is not open."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        request.end("abort")
+        return self._end(request)
+
+    def fail(self, message: str) -> list[RequestOutput]:
+        """End all requests with an error of ours: their final outputs."""
+        outputs: list[RequestOutput] = []
+        for request in list(self._requests.values()):
+            request.error = RequestError(message)
+            request.end("error")
+            outputs.append(self._end(request))
+        return outputs
+
+    def _end(self, request: _Request) -> RequestOutput:
+        del self._requests[request.request_id]
+        metrics = request.metrics
+        if metrics.finished_time is None:  # it ended here, not in the core
+            metrics = request.metrics = msgspec.structs.replace(metrics, finished_time=self._clock())
+        if self._metrics is not None:
+            self._metrics.observe_request(
+                metrics,
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_generated_tokens=request.num_generated_tokens,
+                finish_reasons=request.finish_reasons,
+            )
+        return request.final_answer()
+
+    def _observe_tokens(self, request: _Request, deltas: list[SequenceDelta]) -> None:
+        last, now = request.note_tokens(self._clock())
+        if self._metrics is not None and last is not None:
+            self._metrics.observe_inter_token_latency(now - last, sum(1 for delta in deltas if delta.token_ids))
+
+
+class _Request:
+    """One open request."""
+
+    def __init__(self, request: EngineCoreRequest, prompt: str | None, tokenizer: Tokenizer) -> None:
+        params = request.params
+        self.request_id = request.request_id
+        self.prompt_token_ids = request.prompt_token_ids
+        self.metrics = RequestMetrics(arrival_time=request.arrival_time)
+        self.error: RequestError | None = None
+        self._last_token_time: float | None = None
+        self._prompt = prompt
+        self._tokenizer = tokenizer
+        self._kind = params.output_kind
+        self._num_cached_tokens = 0
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        if params.prompt_logprobs is not None:
+            self._prompt_logprobs = [None] * len(request.prompt_token_ids)
+        self._sequences = [_Sequence(index, request, tokenizer) for index in range(params.n)]
+
+    @property
+    def finished(self) -> bool:
+        return self.error is not None or all(sequence.finished for sequence in self._sequences)
+
+    @property
+    def num_generated_tokens(self) -> list[int]:
+        """By sequence."""
+        return [len(sequence.token_ids) for sequence in self._sequences]
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        return [sequence.finish_reason or "error" for sequence in self._sequences]
+
+    def take(self, output: EngineCoreOutput) -> list[StopSequence]:
+        """Add what a step brought; the sequences that met a stop string before the core had ended them."""
+        if output.metrics is not None:
+            self.metrics = msgspec.structs.replace(output.metrics)  # in one process it is the scheduler's own
+        self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        if output.prompt_logprobs is not None:
+            self._take_prompt_logprobs(output.prompt_logprobs)
+        stops: list[StopSequence] = []
+        for delta in output.deltas:
+            sequence = self._sequences[delta.index]
+            was_finished = sequence.finished
+            sequence.take(delta)
+            if sequence.finished and not was_finished and delta.finish_reason is None and not output.finished:
+                stops.append(StopSequence(self.request_id, delta.index))
+        if output.error is not None:
+            self.error = output.error
+            self.end("error")
+        elif output.finished:
+            self.end("abort")
+        return stops
+
+    def note_tokens(self, now: float) -> tuple[float | None, float]:
+        """When the tokens before these came, and `now`. The core's own times replace ours when it ends the request."""
+        last, self._last_token_time = self._last_token_time, now
+        if self.metrics.finished_time is None:
+            first = self.metrics.first_token_time
+            self.metrics.first_token_time = now if first is None else first
+            self.metrics.last_token_time = now
+        return last, now
+
+    def end(self, finish_reason: str) -> None:
+        """End the sequences that have not ended."""
+        for sequence in self._sequences:
+            sequence.end(finish_reason)
+
+    def answer(self) -> RequestOutput | None:
+        """What a caller sees after a step that did not end the request; None when there is nothing to see."""
+        if self._kind is OutputKind.FINAL_ONLY:
+            return None
+        if self._kind is OutputKind.CUMULATIVE:
+            if not any(sequence.token_ids for sequence in self._sequences):
+                return None
+            return self._output([sequence.whole() for sequence in self._sequences], finished=False)
+        deltas = [delta for sequence in self._sequences if (delta := sequence.delta()) is not None]
+        return self._output(deltas, finished=False) if deltas else None
+
+    def final_answer(self) -> RequestOutput:
+        """The last one, after all sequences have ended."""
+        if self._kind is OutputKind.DELTA:
+            outputs = [delta for sequence in self._sequences if (delta := sequence.delta()) is not None]
+        else:
+            outputs = [sequence.whole() for sequence in self._sequences]
+        return self._output(outputs, finished=True)
+
+    def _output(self, outputs: list[CompletionOutput], *, finished: bool) -> RequestOutput:
+        prompt_logprobs = self._prompt_logprobs
+        if self._kind is OutputKind.DELTA:
+            self._prompt_logprobs = None  # they are complete with the first token, and new only once
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self._prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=outputs,
+            finished=finished,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=self._num_cached_tokens,
+            metrics=self.metrics,
+            error=self.error,
+        )
+
+    def _take_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
+        if self._prompt_logprobs is None:
+            return
+        for position, token in enumerate(logprobs.tokens, start=logprobs.first_position):
+            self._prompt_logprobs[position] = logprobs_by_token(token, self._tokenizer)
+
+
+class _Sequence:
+    """One sequence of a request."""
+
+    def __init__(self, index: int, request: EngineCoreRequest, tokenizer: Tokenizer) -> None:
+        self.index = index
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self._stop_reason: int | str | None = None
+        self._tokenizer = tokenizer
+        self._text = SequenceText(tokenizer, request.prompt_token_ids, request.params)
+        self._cumulative_logprob: float | None = None
+        self._logprobs: list[dict[int, Logprob]] | None = [] if request.params.logprobs is not None else None
+        self._num_sent_tokens = 0
+        self._num_sent_chars = 0
+        self._was_sent_finished = False
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def take(self, delta: SequenceDelta) -> None:
+        """Add tokens up to the one that ends the sequence; later ones are dropped."""
+        last = len(delta.token_ids) - 1
+        for number, token_id in enumerate(delta.token_ids):
+            if self.finished:
+                return
+            self.token_ids.append(token_id)
+            if number < len(delta.logprobs):
+                self._take_logprobs(delta.logprobs[number])
+            if self._text.push(token_id, is_end=number == last and delta.finish_reason == "stop"):
+                self._finish("stop", self._text.stop_string)
+        if not self.finished and delta.finish_reason is not None:
+            self.end(delta.finish_reason, delta.stop_reason)
+
+    def end(self, finish_reason: str, stop_reason: int | None = None) -> None:
+        """End the sequence unless it has ended; what its text held back may still complete a stop string."""
+        if self.finished:
+            return
+        if self._text.finish():
+            self._finish("stop", self._text.stop_string)
+        else:
+            self._finish(finish_reason, stop_reason)
+
+    def whole(self) -> CompletionOutput:
+        """Everything so far."""
+        return CompletionOutput(
+            index=self.index,
+            text=self._text.text[: self._num_visible_chars()],
+            token_ids=self.token_ids.copy(),
+            cumulative_logprob=self._cumulative_logprob,
+            logprobs=None if self._logprobs is None else self._logprobs.copy(),
+            finish_reason=self.finish_reason,
+            stop_reason=self._stop_reason,
+        )
+
+    def delta(self) -> CompletionOutput | None:
+        """What is new since the last call, None when nothing is."""
+        first_token, first_char, num_chars = self._num_sent_tokens, self._num_sent_chars, self._num_visible_chars()
+        if first_token == len(self.token_ids) and first_char == num_chars and self._was_sent_finished == self.finished:
+            return None
+        self._num_sent_tokens, self._num_sent_chars, self._was_sent_finished = (
+            len(self.token_ids),
+            num_chars,
+            self.finished,
+        )
+        return CompletionOutput(
+            index=self.index,
+            text=self._text.text[first_char:num_chars],
+            token_ids=self.token_ids[first_token:],
+            cumulative_logprob=self._cumulative_logprob,
+            logprobs=None if self._logprobs is None else self._logprobs[first_token:],
+            finish_reason=self.finish_reason,
+            stop_reason=self._stop_reason,
+        )
+
+    def _num_visible_chars(self) -> int:
+        return len(self._text.text) if self.finished else self._text.num_visible_chars()
+
+    def _finish(self, finish_reason: str, stop_reason: int | str | None) -> None:
+        self.finish_reason, self._stop_reason = finish_reason, stop_reason
+
+    def _take_logprobs(self, token: TokenLogprobs) -> None:
+        self._cumulative_logprob = (self._cumulative_logprob or 0.0) + token.logprob
+        if self._logprobs is not None:
+            self._logprobs.append(logprobs_by_token(token, self._tokenizer))
+
+
+def logprobs_by_token(token: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
+    """The token at a position first, then the likeliest ones in falling order."""
+    found = {token.token_id: Logprob(token.logprob, token.rank or None, tokenizer.token_text(token.token_id))}
+    for rank, (token_id, logprob) in enumerate(zip(token.top_ids, token.top_logprobs, strict=True), start=1):
+        if token_id not in found:
+            found[token_id] = Logprob(logprob, rank, tokenizer.token_text(token_id))
+    return found
+
+
+def merge_deltas(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
+    """One output with what two successive ones of OutputKind.DELTA hold."""
+    completions = {completion.index: completion for completion in earlier.outputs}
+    for new in later.outputs:
+        old = completions.get(new.index)
+        completions[new.index] = new if old is None else _merge_completions(old, new)
+    return RequestOutput(
+        request_id=later.request_id,
+        prompt=later.prompt,
+        prompt_token_ids=later.prompt_token_ids,
+        outputs=[completions[index] for index in sorted(completions)],
+        finished=later.finished,
+        prompt_logprobs=earlier.prompt_logprobs or later.prompt_logprobs,
+        num_cached_tokens=later.num_cached_tokens,
+        metrics=later.metrics,
+        error=later.error,
+    )
+
+
+def _merge_completions(old: CompletionOutput, new: CompletionOutput) -> CompletionOutput:
+    return CompletionOutput(
+        index=new.index,
+        text=old.text + new.text,
+        token_ids=old.token_ids + new.token_ids,
+        cumulative_logprob=new.cumulative_logprob,
+        logprobs=None if old.logprobs is None or new.logprobs is None else old.logprobs + new.logprobs,
+        finish_reason=new.finish_reason,
+        stop_reason=new.stop_reason,
+    )
+
+
+def refused_output(request_id: str, prompt: str | None, n: int, error: InvalidRequest) -> RequestOutput:
+    """The final answer to a request that never reached the core."""
+    return RequestOutput(
+        request_id=request_id,
+        prompt=prompt,
+        prompt_token_ids=[],
+        outputs=[CompletionOutput(index=index, text="", token_ids=[], finish_reason="error") for index in range(n)],
+        finished=True,
+        error=RequestError(str(error), field=error.field, code=error.code, is_client_error=True),
+    )

@@ -1,0 +1,66 @@
+"""A progress bar on stderr for a batch of prompts."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import Final, Self, TextIO
+
+REFRESH_INTERVAL_S: Final = 0.1
+
+
+class ProgressBar:
+    """One line that is written over and over: prompts done, time taken and left, tokens per second in and out."""
+
+    def __init__(
+        self,
+        num_prompts: int,
+        *,
+        shown: bool | None = None,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """shown: None means only when the stream is a terminal."""
+        self._stream = stream or sys.stderr
+        self._shown = self._stream.isatty() if shown is None else shown
+        self._num_prompts = num_prompts
+        self._clock = clock
+        self._start = self._last = clock()
+        self._counts = (0, 0, 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._shown:
+            self._stream.write(f"\r{self._line(self._clock())}\n")
+            self._stream.flush()
+
+    def update(self, num_done: int, num_prompt_tokens: int, num_generated_tokens: int) -> None:
+        """Totals since the start of the batch."""
+        self._counts = (num_done, num_prompt_tokens, num_generated_tokens)
+        now = self._clock()
+        if self._shown and now - self._last >= REFRESH_INTERVAL_S:
+            self._last = now
+            self._stream.write(f"\r{self._line(now)}")
+            self._stream.flush()
+
+    def _line(self, now: float) -> str:
+        num_done, num_prompt_tokens, num_generated_tokens = self._counts
+        elapsed_s = max(now - self._start, 1e-6)
+        left = _clock_time(elapsed_s / num_done * (self._num_prompts - num_done)) if num_done else "?"
+        facts = (
+            f" {num_done}/{self._num_prompts} prompts [{_clock_time(elapsed_s)}<{left}, "
+            f"in {num_prompt_tokens / elapsed_s:.0f} tokens/s, out {num_generated_tokens / elapsed_s:.0f} tokens/s]"
+        )
+        width = max(10, min(40, shutil.get_terminal_size().columns - len(facts) - 3))
+        filled = width * num_done // self._num_prompts if self._num_prompts else width
+        return f"|{'█' * filled}{' ' * (width - filled)}|{facts}"
+
+
+def _clock_time(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"

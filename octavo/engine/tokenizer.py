@@ -1,0 +1,233 @@
+"""Text to token ids and back, over a model directory's `tokenizer.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from octavo.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+TOKENIZER_JSON: Final = "tokenizer.json"
+TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+SPECIAL_TOKENS_MAP: Final = "special_tokens_map.json"
+
+LONG_TEXT_CHARS: Final = 4096
+"""Texts from this length on are encoded without holding the interpreter lock, so other threads go on meanwhile."""
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """A tokenizer with the conventions of its model: which special tokens are added to a text, and which are left out.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        special_tokens: dict[str, str] | None = None,
+        add_bos: bool | None = None,
+        add_eos: bool | None = None,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        """special_tokens: texts by name (`bos_token`, `eos_token`, …). add_bos, add_eos: whether encoding adds them;
+        None leaves it to the backend's post-processor. config: all of tokenizer_config.json."""
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._add_bos = add_bos
+        self._add_eos = add_eos
+        self._texts: dict[int, str] = {}
+        self.special_tokens = special_tokens or {}
+        self.config = config or {}
+        self.bos_token = self.special_tokens.get("bos_token")
+        self.eos_token = self.special_tokens.get("eos_token")
+        self.bos_token_id = self.token_id(self.bos_token)
+        self.eos_token_id = self.token_id(self.eos_token)
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.added_tokens = {token_id: token.content for token_id, token in added.items()}
+
+    @classmethod
+    def open(cls, path: str | Path) -> Tokenizer:
+        """Read the tokenizer of a model directory (or a tokenizer.json file and what lies beside it).
+
+        Raises CheckpointError when there is none or it is damaged.
+        """
+        path = Path(path)
+        directory = path.parent if path.is_file() else path
+        config = _read_object(directory / TOKENIZER_CONFIG)
+        special = _special_tokens({**_read_object(directory / SPECIAL_TOKENS_MAP), **config})
+        backend = _open_backend(path if path.is_file() else directory)
+        _add_missing_tokens(backend, config, directory)
+        states_bos_or_eos = config.get("add_bos_token") is not None or config.get("add_eos_token") is not None
+        return cls(
+            backend,
+            special_tokens=special,
+            add_bos=bool(config.get("add_bos_token")) if states_bos_or_eos else None,
+            add_eos=bool(config.get("add_eos_token")) if states_bos_or_eos else None,
+            config=config,
+        )
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @cached_property
+    def longest_token_chars(self) -> int:
+        """Characters of the longest token: a text of more than n times as many has more than n tokens."""
+        return max(len(token) for token in self._backend.get_vocab(with_added_tokens=True))
+
+    def token_id(self, token: str | None) -> int | None:
+        """Id of one token given by its text in the vocabulary, None when it has none."""
+        return None if token is None else self._backend.token_to_id(token)
+
+    def has_id(self, token_id: int) -> bool:
+        """Whether an id stands for a token; models often have more rows of embeddings than tokens."""
+        return self._backend.id_to_token(token_id) is not None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. One that starts with the BOS token, as chat templates write it, gets no second one."""
+        # a text with explicit rules gets BOS and EOS here, else from the post-processor
+        explicit = self._add_bos is not None
+        from_backend = add_special_tokens and not explicit
+        if len(text) < LONG_TEXT_CHARS:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=from_backend).ids
+        else:
+            ids = self._backend.encode_batch_fast([text], add_special_tokens=from_backend)[0].ids
+        if not add_special_tokens:
+            return ids
+        bos, eos = self.bos_token_id, self.eos_token_id
+        if explicit and self._add_bos and bos is not None:
+            ids = [bos, *ids]
+        if bos is not None and ids[:2] == [bos, bos] and self.bos_token and text.lstrip().startswith(self.bos_token):
+            ids = ids[1:]
+        if explicit and self._add_eos and eos is not None:
+            ids = [*ids, eos]
+        return ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids; ids without a token have none."""
+        return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token in the middle of a text, with its leading space; "" for an id without a token.
+
+        Bytes that are no character by themselves show as U+FFFD.
+        """
+        text = self._texts.get(token_id)
+        if text is None:
+            # decoders of the sentencepiece kind strip the space of a first token, so another one goes before it
+            before = self._anchor
+            text = self.decode([*before, token_id], skip_special_tokens=False)
+            text = text.removeprefix(self.decode(before, skip_special_tokens=False))
+            self._texts[token_id] = text
+        return text
+
+    def encode_word(self, word: str) -> list[tuple[int, ...]]:
+        """The token sequences that a word stands for: at the start of a text, and after a space."""
+        variants = (self.encode(text, add_special_tokens=False) for text in (word, " " + word.lstrip()))
+        return list(dict.fromkeys(tuple(ids) for ids in variants if ids))
+
+    @cached_property
+    def _anchor(self) -> list[int]:
+        return self.encode("a", add_special_tokens=False)[-1:]
+
+
+def _open_backend(path: Path) -> Backend:
+    """path: a tokenizer.json, or a directory with one (or with the older vocab.json and merges.txt)."""
+    from tokenizers import Tokenizer as Backend
+
+    file = path if path.is_file() else path / TOKENIZER_JSON
+    if file.is_file():
+        try:
+            return Backend.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception for every kind of damage
+            raise CheckpointError(f"{file}: is not a usable tokenizer ({error}); download it again") from error
+    if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+        return _byte_level_bpe(path)
+    if (path / "tokenizer.model").is_file():
+        raise CheckpointError(
+            f"{path}: has a sentencepiece tokenizer.model but no {TOKENIZER_JSON}; convert it once with "
+            f"transformers: AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained({str(path)!r})"
+        )
+    raise CheckpointError(
+        f"{path}: has no {TOKENIZER_JSON}; copy it there from where the model came from, or name the model that "
+        "the tokenizer belongs to with the argument tokenizer"
+    )
+
+
+def _byte_level_bpe(path: Path) -> Backend:
+    """GPT-2's tokenizer from vocab.json and merges.txt, as OPT's first checkpoints have it."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
+
+    try:
+        model = models.BPE.from_file(str(path / "vocab.json"), str(path / "merges.txt"))
+    except Exception as error:
+        raise CheckpointError(
+            f"{path}: vocab.json and merges.txt are not usable ({error}); download it again"
+        ) from error
+    backend = Backend(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    config = {**_read_object(path / SPECIAL_TOKENS_MAP), **_read_object(path / TOKENIZER_CONFIG)}
+    backend.add_special_tokens([token for token in _special_tokens(config).values() if backend.token_to_id(token)])
+    return backend
+
+
+def _add_missing_tokens(backend: Backend, config: dict[str, Any], directory: Path) -> None:
+    """Add the tokens that only `added_tokens_decoder` of tokenizer_config.json names, in the order of their ids."""
+    from tokenizers import AddedToken
+
+    listed = config.get("added_tokens_decoder") or {}
+    for token_id, entry in sorted((int(key), value) for key, value in listed.items()):
+        if backend.token_to_id(entry["content"]) is not None:
+            continue
+        token = AddedToken(
+            entry["content"],
+            **{name: bool(entry.get(name)) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")},
+        )
+        backend.add_tokens([token])
+        if backend.token_to_id(entry["content"]) != token_id:
+            raise CheckpointError(
+                f"{directory / TOKENIZER_CONFIG}: added_tokens_decoder gives {entry['content']!r} the id {token_id}, "
+                f"but in {TOKENIZER_JSON} it gets {backend.token_to_id(entry['content'])}; download the tokenizer again"
+            )
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Texts of the named special tokens; each is written as a string or as an object with its `content`."""
+    found: dict[str, str] = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, {} when there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: is not valid JSON ({error}); download it again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds {type(value).__name__}, expected a JSON object")
+    return value

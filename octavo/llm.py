@@ -1,0 +1,175 @@
+"""`LLM`: generate text for a batch of prompts, offline."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Self
+
+import msgspec
+
+from octavo.config.args import BUILTIN_MODEL, EngineArgs
+from octavo.config.schema import EngineConfig
+from octavo.core.outputs import RequestOutput
+from octavo.core.prompt import Prompt, PromptLike, is_single_prompt
+from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.engine.chat_template import Message
+from octavo.engine.interrupt import deferred_interrupt
+from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.output_processor import refused_output
+from octavo.engine.progress import ProgressBar
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import InvalidRequest
+
+_log = logging.getLogger(__name__)
+
+ParamsLike = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A model in this process.
+
+    `model` is a hub name, a directory, or octavo-tiny, the demonstration model that ships with the package. Every other
+    keyword is a field of EngineArgs; an unknown one is a ConfigError that names the nearest. Use it as a context
+    manager, or call `close`, to give the memory back.
+    """
+
+    def __init__(self, model: str = BUILTIN_MODEL, **keywords: Any) -> None:
+        self.engine = LLMEngine.from_args(EngineArgs.from_keywords(model=model, **keywords))
+        self._request_numbers = itertools.count()
+        _log.info("%s", self.engine.ready.plan)
+
+    @classmethod
+    def from_engine(cls, engine: LLMEngine) -> LLM:
+        """Over an engine that is there already."""
+        llm = cls.__new__(cls)
+        llm.engine = engine
+        llm._request_numbers = itertools.count()
+        return llm
+
+    @property
+    def config(self) -> EngineConfig:
+        return self.engine.config
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.engine.tokenizer
+
+    def get_default_sampling_params(self, **explicit: Any) -> SamplingParams:
+        """What `generate` uses when it is given none: the checkpoint's defaults, with `explicit` values over them."""
+        return self.engine.default_sampling_params(**explicit)
+
+    def generate(
+        self,
+        prompts: PromptLike | Prompt | Sequence[PromptLike | Prompt],
+        sampling_params: ParamsLike = None,
+        use_tqdm: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Continue one prompt or a list of them: text, token ids, or mappings with `prompt` or `prompt_token_ids`.
+
+        sampling_params: for all prompts, or a list with one for each; None takes the model's defaults. use_tqdm: show a
+        progress bar on stderr; None shows it on a terminal.
+        Outputs come in the order of the prompts. A prompt that is refused has an output with `error`; others go on.
+        Ctrl-C ends all of them and leaves the model usable.
+        """
+        given: list[Any] = [prompts] if is_single_prompt(prompts) else list(prompts)  # type: ignore[arg-type]
+        return self._run([partial(Prompt.read, prompt) for prompt in given], sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: ParamsLike = None,
+        use_tqdm: bool | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (a list of messages) or a list of them, through the model's chat template.
+
+        Everything else is as in `generate`.
+        """
+        is_single = not messages or not isinstance(messages[0], Sequence)
+        conversations: list[Any] = [messages] if is_single else list(messages)
+        render = partial(
+            self.engine.render_chat,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        return self._run([partial(render, each) for each in conversations], sampling_params, use_tqdm)
+
+    def close(self) -> None:
+        """Give the model's memory back. Idempotent."""
+        self.engine.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _run(
+        self, prompts: Sequence[Callable[[], Prompt]], sampling_params: ParamsLike, use_tqdm: bool | None
+    ) -> list[RequestOutput]:
+        """prompts: each makes its prompt, or raises what is wrong with it."""
+        outputs: dict[str, RequestOutput] = {}
+        with deferred_interrupt() as interrupt, ProgressBar(len(prompts), shown=use_tqdm) as progress:
+            before = msgspec.structs.replace(self.engine.stats)
+            request_ids = self._add_all(prompts, self._params_of_each(sampling_params, len(prompts)), outputs)
+            try:
+                while len(outputs) < len(request_ids) or self.engine.has_unfinished_requests():
+                    for output in self.engine.step():
+                        outputs[output.request_id] = output
+                    if interrupt:
+                        raise KeyboardInterrupt
+                    stats = self.engine.stats
+                    progress.update(
+                        len(outputs),
+                        stats.num_prompt_tokens - before.num_prompt_tokens,
+                        stats.num_generated_tokens - before.num_generated_tokens,
+                    )
+            except BaseException:
+                self._abort_all(request_ids)
+                raise
+        return [outputs[request_id] for request_id in request_ids]
+
+    def _params_of_each(self, params: ParamsLike, num_prompts: int) -> list[SamplingParams]:
+        if params is None:
+            params = self.engine.default_sampling_params()
+        each = [params] * num_prompts if isinstance(params, SamplingParams) else list(params)
+        if len(each) != num_prompts:
+            raise InvalidRequest(
+                f"there are {num_prompts} prompts but {len(each)} sampling_params; give one for all, or one for each",
+                field="sampling_params",
+            )
+        # nobody looks at what comes before the end
+        return [msgspec.structs.replace(one, output_kind=OutputKind.FINAL_ONLY) for one in each]
+
+    def _add_all(
+        self,
+        prompts: Sequence[Callable[[], Prompt]],
+        params: Sequence[SamplingParams],
+        refused: dict[str, RequestOutput],
+    ) -> list[str]:
+        request_ids: list[str] = []
+        for make_prompt, one in zip(prompts, params, strict=True):
+            request_id = str(next(self._request_numbers))
+            request_ids.append(request_id)
+            prompt: Prompt | None = None
+            try:
+                prompt = make_prompt()
+                self.engine.add_request(request_id, prompt, one)
+            except InvalidRequest as error:
+                _log.warning("request %s is refused: %s", request_id, error)
+                refused[request_id] = refused_output(request_id, prompt.text if prompt else None, one.n, error)
+        return request_ids
+
+    def _abort_all(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self.engine.abort_request(request_id)
+        while self.engine.has_unfinished_requests():
+            self.engine.step()
