@@ -21,7 +21,7 @@ from octavo.scheduler.policy import POLICIES
 from octavo.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from octavo.config.schema import EngineConfig
+    from octavo.config.schema import EngineConfig, ModelConfig
 
 
 class EngineCore:
@@ -53,7 +53,7 @@ class EngineCore:
             ready = CoreReady(
                 num_blocks=plan.num_blocks,
                 block_size=config.cache.block_size,
-                max_model_len=_fitting_max_model_len(config, plan.num_blocks),
+                max_model_len=_fitting_max_model_len(config.model, config.cache.block_size, plan.num_blocks),
                 vocab_size=config.model.vocab_size,
                 plan=plan.render(),
             )
@@ -141,13 +141,13 @@ class EngineCore:
         self.executor.shutdown()
 
 
-def _fitting_max_model_len(config: EngineConfig, num_blocks: int) -> int:
+def _fitting_max_model_len(model: ModelConfig, block_size: int, num_blocks: int) -> int:
     """The context length that one request can have in this cache. Lowered only when nobody asked for a length."""
-    wanted, block_size = config.model.max_model_len, config.cache.block_size
+    wanted = model.max_model_len
     if max_blocks_of_group(wanted, 1, 1, block_size) <= num_blocks:
         return wanted
     fitting = num_blocks * block_size
-    if config.model.user_set_max_model_len:
+    if model.user_set_max_model_len:
         raise ConfigError(
             f"max_model_len = {wanted} needs {max_blocks_of_group(wanted, 1, 1, block_size)} KV blocks of {block_size} "
             f"tokens, the cache has {num_blocks}; lower max_model_len to {fitting} or less, or give the cache more memory"
