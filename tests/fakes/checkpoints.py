@@ -1,0 +1,131 @@
+"""Tiny random checkpoints of every family, written by transformers as the hub's are, and transformers as the oracle."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {"num_key_value_heads": 2}),
+    "mistral": ("MistralConfig", "MistralForCausalLM", {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 7}),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {"num_key_value_heads": 1}),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
+    "opt": ("OPTConfig", "OPTForCausalLM", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", {}),
+}
+"""Family → transformers' config class, its model class, sizes of its own."""
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": 130,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_OWN_WORDS = {
+    "gpt2": {
+        "hidden_size": "n_embd",
+        "intermediate_size": "n_inner",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+    },
+    "opt": {"intermediate_size": None},
+}
+
+
+def make_checkpoint(
+    family: str, path: Path, *, seed: int = 0, dtype: str = "float32", max_shard_size: str = "50GB", **overrides: Any
+) -> Path:
+    """Write a random model of `family` to `path` and answer `path`; `overrides` are keys of its config.
+
+    Weights are spread wider than those of a fresh model, so that logits differ clearly and no vector is all ones or
+    zeros. Dimensions: vocabulary 130, hidden 32, two layers, four heads, 256 positions.
+    """
+    import torch
+    import transformers
+
+    config_name, model_name, own = FAMILIES[family]
+    words = _OWN_WORDS.get(family, {})
+    sizes = {words.get(key, key): value for key, value in {**_COMMON, **own, **overrides}.items()}
+    sizes.pop(None, None)
+    config = getattr(transformers, config_name)(**sizes)
+    model = getattr(transformers, model_name)(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() == 1:
+                parameter.copy_(noise * 0.2 + (0.0 if name.endswith("bias") else 1.0))
+            else:
+                parameter.copy_(noise * 2.0 / parameter.shape[-1] ** 0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=max_shard_size)
+    return path
+
+
+def load_oracle(path: Path) -> Any:
+    """The checkpoint as transformers reads it, in float32 with its plainest attention."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    return model.eval()
+
+
+def edit_config(path: Path, remove: tuple[str, ...] = (), **changes: Any) -> None:
+    """Change keys of the checkpoint's config.json."""
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    for name in remove:
+        config.pop(name, None)
+    file.write_text(json.dumps({**config, **changes}))
+
+
+def to_old_layout(path: Path) -> None:
+    """Rewrite config.json as older releases did: `rope_theta` beside `rope_scaling`, and `torch_dtype`."""
+    config = json.loads((path / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    config["torch_dtype"] = config.pop("dtype")
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def edit_tensors(path: Path, remove: tuple[str, ...] = (), **changes: Any) -> None:
+    """Rewrite model.safetensors without the tensors `remove` and with `changes` (`name=tensor`)."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path / "model.safetensors")
+    for name in remove:
+        del tensors[name]
+    save_file({**tensors, **changes}, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def rename_tensors(path: Path, old_prefix: str, new_prefix: str) -> None:
+    """Replace what stands before the names in model.safetensors."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = {
+        (new_prefix + name.removeprefix(old_prefix) if name.startswith(old_prefix) else name): tensor
+        for name, tensor in load_file(path / "model.safetensors").items()
+    }
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def to_pytorch_archive(path: Path) -> None:
+    """Replace model.safetensors by pytorch_model.bin."""
+    import torch
+    from safetensors.torch import load_file
+
+    torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
+    (path / "model.safetensors").unlink()

@@ -1,0 +1,93 @@
+"""A model on a paged cache, stepped by hand: what the runner does, without scheduler or sampler."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from octavo.attention.metadata import AttentionMetadata
+from octavo.attention.reference import ReferenceBackend
+from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
+from octavo.models.causal_lm import CausalLM
+from octavo.models.loader import load_model
+from octavo.ops.registry import bind
+from octavo.platform import Platform
+
+BLOCK_SIZE = 4
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a model reads."""
+
+    token_ids: Tensor
+    positions: Tensor
+    attention: AttentionMetadata
+    kv_caches: Sequence[Tensor]
+
+
+@dataclass
+class Stream:
+    """A sequence: its tokens, how many are in the cache, its blocks, and the logits of every computed token."""
+
+    token_ids: list[int]
+    table: list[int] = field(default_factory=list)
+    computed: int = 0
+    logits: list[Tensor] = field(default_factory=list)
+
+
+def load(path: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
+    """The checkpoint on the reference backend."""
+    return load_model(
+        Checkpoint.open(path),
+        dtype=dtype,
+        mesh=Mesh.single(),
+        backend=ReferenceBackend(),
+        ops=bind(Platform.detect()),
+    )
+
+
+class PagedRun:
+    """Steps streams over caches whose blocks are dealt in random order."""
+
+    def __init__(self, model: CausalLM, num_blocks: int = 300) -> None:
+        self.model = model
+        shape = model.config.shape()
+        layout = ReferenceBackend().cache_shape(num_blocks, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
+        dtype = next(model.parameters()).dtype
+        self.caches = [torch.zeros(layout, dtype=dtype) for _ in range(shape.num_layers)]
+        self.free = list(range(1, num_blocks))
+        random.Random(0).shuffle(self.free)
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[tuple[Stream, int]]) -> None:
+        """Compute the next `count` tokens of every (stream, count)."""
+        for stream, count in rows:
+            while len(stream.table) * BLOCK_SIZE < stream.computed + count:
+                stream.table.append(self.free.pop())
+        spans = [range(stream.computed, stream.computed + count) for stream, count in rows]
+        batch = Batch(
+            torch.tensor([stream.token_ids[i] for (stream, _), span in zip(rows, spans, strict=True) for i in span]),
+            torch.tensor([i for span in spans for i in span]),
+            AttentionMetadata.build(
+                [len(span) for span in spans], [span.stop for span in spans], [s.table for s, _ in rows], BLOCK_SIZE
+            ),
+            self.caches,
+        )
+        logits = self.model.compute_logits(self.model(batch))
+        for (stream, count), found in zip(rows, logits.split([count for _, count in rows]), strict=True):
+            stream.logits.extend(found)
+            stream.computed += count
+
+    def decode(self, streams: Sequence[Stream], steps: int) -> None:
+        """Append each stream's likeliest token, `steps` times; all streams in one batch."""
+        for _ in range(steps):
+            for stream in streams:
+                stream.token_ids.append(int(stream.logits[-1].argmax()))
+            self.step([(stream, 1) for stream in streams])

@@ -1,0 +1,174 @@
+"""Every family computes what transformers computes, however the work is cut."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fakes.checkpoints import (
+    edit_config,
+    load_oracle,
+    make_checkpoint,
+    rename_tensors,
+    to_old_layout,
+    to_pytorch_archive,
+)
+from tests.models.paged_run import BLOCK_SIZE, PagedRun, Stream, load
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama with llama3 positions": ("llama", {"rope_parameters": LLAMA3}),
+    "llama with linear positions": ("llama", {"rope_parameters": LINEAR}),
+    "llama with biases and wide heads": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
+    "mistral": ("mistral", {}),
+    "mistral without window": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {}),
+    "qwen3 with biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    "opt": ("opt", {}),
+    "opt with late norms and projections": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
+    "opt without biases": ("opt", {"enable_bias": False, "_remove_final_layer_norm": True}),
+    "gpt2": ("gpt2", {}),
+    "gpt2 untied": ("gpt2", {"tie_word_embeddings": False, "intermediate_size": None, "activation_function": "gelu"}),
+}
+PROMPT_LENGTHS = (1, 9, 30, 17)
+
+
+def make_streams() -> list[Stream]:
+    choose = random.Random(3)
+    return [Stream([choose.randrange(3, 130) for _ in range(length)]) for length in PROMPT_LENGTHS]
+
+
+def assert_same_as_oracle(oracle: Any, stream: Stream) -> None:
+    """Logits of every token, and each generated token is the oracle's likeliest (or as likely)."""
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([stream.token_ids[: stream.computed]])).logits[0]
+    found = torch.stack(stream.logits)
+    # logits of float32 sums in another order; their size is that of the spread weights
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
+    behind = expected.max(dim=-1).values - expected.gather(1, found.argmax(-1, keepdim=True)).squeeze(1)
+    assert behind.max() < 1e-4
+
+
+@pytest.mark.parametrize(("family", "overrides"), VARIANTS.values(), ids=VARIANTS.keys())
+def test_prompts_and_greedy_text_agree(family: str, overrides: dict[str, Any], tmp_path: Path) -> None:
+    path = make_checkpoint(family, tmp_path, **overrides)
+    run, streams = PagedRun(load(path)), make_streams()
+    run.step([(stream, len(stream.token_ids)) for stream in streams])
+    run.decode(streams, 64)
+    oracle = load_oracle(path)
+    for stream in streams:
+        assert_same_as_oracle(oracle, stream)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "opt"])
+def test_prompts_cut_in_chunks_beside_decoding_rows_agree(family: str, tmp_path: Path) -> None:
+    path = make_checkpoint(family, tmp_path)
+    run, streams = PagedRun(load(path)), make_streams()
+    choose = random.Random(1)
+    for _ in range(60):
+        rows = []
+        for stream in streams:
+            if stream.computed == len(stream.token_ids):
+                stream.token_ids.append(int(stream.logits[-1].argmax()))
+            if choose.random() < 0.7:
+                rows.append((stream, choose.randint(1, min(6, len(stream.token_ids) - stream.computed))))
+        if rows:
+            choose.shuffle(rows)
+            run.step(rows)
+    oracle = load_oracle(path)
+    assert min(stream.computed for stream in streams) > 30
+    for stream in streams:
+        assert_same_as_oracle(oracle, stream)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
+def test_a_shared_prefix_read_from_anothers_blocks_agrees(family: str, tmp_path: Path) -> None:
+    path = make_checkpoint(family, tmp_path)
+    run, first = PagedRun(load(path)), make_streams()[2]
+    run.step([(first, len(first.token_ids))])
+    blocks = 5
+    shared = blocks * BLOCK_SIZE
+    second = Stream([*first.token_ids[:shared], 99, 7, 41], first.table[:blocks], shared, first.logits[:shared])
+    run.step([(second, 3)])
+    run.decode([first, second], 20)
+    oracle = load_oracle(path)
+    assert_same_as_oracle(oracle, first)
+    assert_same_as_oracle(oracle, second)
+
+
+@pytest.mark.parametrize("rope", [None, LLAMA3, LINEAR])
+def test_older_config_layout_means_the_same(rope: dict[str, Any] | None, tmp_path: Path) -> None:
+    path = make_checkpoint("llama", tmp_path, **({"rope_parameters": rope} if rope else {}))
+    oracle = load_oracle(path)
+    to_old_layout(path)
+    run, stream = PagedRun(load(path)), make_streams()[2]
+    run.step([(stream, len(stream.token_ids))])
+    assert_same_as_oracle(oracle, stream)
+
+
+def test_sharded_files_load_as_one(tmp_path: Path) -> None:
+    path = make_checkpoint("qwen3", tmp_path, max_shard_size="20KB")
+    assert len(list(path.glob("model-*.safetensors"))) > 2
+    run, stream = PagedRun(load(path)), make_streams()[1]
+    run.step([(stream, len(stream.token_ids))])
+    assert_same_as_oracle(load_oracle(path), stream)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_pytorch_archives_load_too(family: str, tmp_path: Path) -> None:
+    path = make_checkpoint(family, tmp_path)
+    oracle = load_oracle(path)
+    to_pytorch_archive(path)
+    run, stream = PagedRun(load(path)), make_streams()[1]
+    run.step([(stream, len(stream.token_ids))])
+    assert_same_as_oracle(oracle, stream)
+
+
+@pytest.mark.parametrize(
+    ("family", "usual", "variant"),
+    [
+        ("llama", "model.", ""),
+        ("gpt2", "transformer.", ""),
+        ("opt", "model.decoder.", "decoder."),
+    ],
+)
+def test_names_without_the_usual_prefix_are_found(family: str, usual: str, variant: str, tmp_path: Path) -> None:
+    path = make_checkpoint(family, tmp_path)
+    oracle = load_oracle(path)
+    rename_tensors(path, usual, variant)
+    run, stream = PagedRun(load(path)), make_streams()[1]
+    run.step([(stream, len(stream.token_ids))])
+    assert_same_as_oracle(oracle, stream)
+
+
+def test_a_mistral_config_without_the_key_has_the_first_releases_window(tmp_path: Path) -> None:
+    path = make_checkpoint("mistral", tmp_path)
+    edit_config(path, remove=("sliding_window",))
+    assert load(path).config.sliding_window == 4096
+
+
+def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
+    path = make_checkpoint("qwen3", tmp_path, dtype="bfloat16")
+    run, stream = PagedRun(load(path, torch.bfloat16)), make_streams()[2]
+    run.step([(stream, len(stream.token_ids))])
+    with torch.inference_mode():
+        expected = load_oracle(path)(torch.tensor([stream.token_ids])).logits[0]
+    found = torch.stack(stream.logits)
+    assert found.dtype == torch.float32
+    assert (found - expected).abs().max() < 0.05 * expected.abs().max()
