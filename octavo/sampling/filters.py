@@ -18,6 +18,9 @@ from octavo.core.sampling_params import SamplingParams
 _BIN_SHIFT = 20
 _NUM_BINS = 1 << (31 - _BIN_SHIFT)
 
+HISTOGRAM_BYTES = 3 * 8 * _NUM_BINS
+"""What the histogram of one row takes, with its running sums."""
+
 
 def is_filtered(params: SamplingParams) -> bool:
     """True when one of the filters can drop a token."""

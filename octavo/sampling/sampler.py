@@ -17,7 +17,7 @@ from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import SequenceOutput
-from octavo.sampling.filters import filtered_probabilities, is_filtered, scale
+from octavo.sampling.filters import HISTOGRAM_BYTES, filtered_probabilities, is_filtered, scale
 from octavo.sampling.logprobs import token_logprobs
 from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
 from octavo.sampling.processors import LogitsProcessor, ProcessedRow, default_processors
@@ -121,6 +121,11 @@ def rows_per_chunk(vocab_size: int, chunk_bytes: int) -> int:
     return max(1, chunk_bytes // (4 * vocab_size))
 
 
+def sampling_bytes(num_rows: int, vocab_size: int) -> int:
+    """Most bytes that `Sampler.sample` allocates for that many rows of logits."""
+    return min(num_rows, rows_per_chunk(vocab_size, CHUNK_BYTES)) * (PEAK_FACTOR * 4 * vocab_size + HISTOGRAM_BYTES)
+
+
 def chunks(count: int, size: int) -> Iterator[tuple[int, int]]:
     """(start, end) of consecutive pieces of at most `size`."""
     return ((start, min(start + size, count)) for start in range(0, count, size))
@@ -140,10 +145,7 @@ def _errors(logprobs: Tensor, logits: Tensor, rows: Sequence[SamplingRow]) -> di
     for row, (model, processed) in enumerate(likeliest.T.tolist()):
         position = rows[row].position
         if not math.isfinite(model):
-            errors[row] = (
-                f"the model's logits for position {position} hold NaN or infinity; the checkpoint is damaged, "
-                "or its numbers need a wider dtype (try float32)"
-            )
+            errors[row] = not_finite(position)
         elif processed == -math.inf:
             errors[row] = (
                 f"no token may be drawn for position {position}: {_barring(rows[row].sequence.params)} bar every "
@@ -152,6 +154,14 @@ def _errors(logprobs: Tensor, logits: Tensor, rows: Sequence[SamplingRow]) -> di
         elif not math.isfinite(processed):
             errors[row] = f"the logits for position {position} overflow under {_barring(rows[row].sequence.params)}"
     return errors
+
+
+def not_finite(position: int) -> str:
+    """The sentence for a row whose logits are not numbers."""
+    return (
+        f"the model's logits for position {position} hold NaN or infinity; the checkpoint is damaged, "
+        "or its numbers need a wider dtype (try float32)"
+    )
 
 
 def _barring(params: SamplingParams) -> str:

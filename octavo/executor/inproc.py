@@ -1,0 +1,63 @@
+"""The worker in this process: a step runs when it is submitted."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from octavo.core.step import ModelRunnerOutput, SchedulerOutput
+from octavo.errors import ConfigError, EngineDeadError
+
+if TYPE_CHECKING:
+    from octavo.config.schema import EngineConfig
+    from octavo.worker.worker import Worker
+
+CALLS = ("memory_plan", "op_choices", "check_health", "run_dummy")
+"""Methods of the worker that may be called by name."""
+
+
+class InprocExecutor:
+    """`Executor` around one worker. Used by one thread at a time, like the worker itself."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker: Worker | None = worker
+        self._last_words: str | None = None
+
+    @classmethod
+    def build(cls, config: EngineConfig) -> InprocExecutor:
+        """Load the model. Raises ConfigError or CheckpointError."""
+        from octavo.worker.worker import Worker
+
+        return cls(Worker.build(config))
+
+    def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """Run the step; the future is done, with the result or with what the worker raised."""
+        future: Future[ModelRunnerOutput] = Future()
+        try:
+            future.set_result(self._living().execute(step))
+        except Exception as error:
+            # a step that broke off leaves sequences half changed: nothing after it can be right
+            self._last_words = self._last_words or f"{type(error).__name__}: {error}"
+            future.set_exception(error)
+        return future
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """A method of the worker by name, one of `CALLS`."""
+        if method not in CALLS:
+            raise ConfigError(f"{method} is not a call of the worker; there are: {', '.join(CALLS)}")
+        return getattr(self._living(), method)(*arguments)
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError after a step has failed or `shutdown`."""
+        self._living().check_health()
+
+    def shutdown(self) -> None:
+        """Let go of the worker and its memory."""
+        self._worker = None
+
+    def _living(self) -> Worker:
+        if self._last_words is not None:
+            raise EngineDeadError(f"the worker failed in an earlier step: {self._last_words}")
+        if self._worker is None:
+            raise EngineDeadError("the executor is shut down")
+        return self._worker

@@ -1,0 +1,5 @@
+"""The device plane of one rank: the model, its KV cache, the states of its sequences, and the step that uses them.
+
+May import models, layers, attention, ops, sampling, config and torch; never the scheduler. Used by executor, and by the
+command line to explain a model.
+"""

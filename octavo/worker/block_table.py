@@ -1,0 +1,55 @@
+"""Block tables of all sequences in one array, so that a step gathers them without a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class BlockTables:
+    """Each sequence holds a line of the array. Entries behind a table's end are 0, the null block.
+
+    The array grows by doubling, so views of it are valid only until the next `acquire` or `write`.
+    """
+
+    def __init__(self, num_lines: int = 16, width: int = 16) -> None:
+        self._blocks = np.zeros((num_lines, width), dtype=np.int32)
+        self._lengths = [0] * num_lines
+        self._free = list(range(num_lines - 1, -1, -1))
+
+    def acquire(self, block_ids: Sequence[int]) -> int:
+        """A free line that holds `block_ids`."""
+        if not self._free:
+            num_lines = len(self._lengths)
+            self._blocks = np.concatenate((self._blocks, np.zeros_like(self._blocks)))
+            self._lengths += [0] * num_lines
+            self._free = list(range(2 * num_lines - 1, num_lines - 1, -1))
+        line = self._free.pop()
+        self.write(line, 0, block_ids)
+        return line
+
+    def release(self, line: int) -> None:
+        """Empty a line and make it free."""
+        self.write(line, 0, ())
+        self._free.append(line)
+
+    def write(self, line: int, first: int, block_ids: Sequence[int]) -> None:
+        """The table of `line` is `block_ids` from entry `first` on, and ends after them."""
+        end = first + len(block_ids)
+        assert first <= self._lengths[line], "a block table has no gaps"
+        while end > self._blocks.shape[1]:
+            self._blocks = np.concatenate((self._blocks, np.zeros_like(self._blocks)), axis=1)
+        self._blocks[line, first:end] = block_ids
+        self._blocks[line, end : self._lengths[line]] = 0
+        self._lengths[line] = end
+
+    def gather(self, lines: NDArray[np.int64], width: int) -> NDArray[np.int32]:
+        """The first `width` entries of these lines: a copy, int32 [lines, width]."""
+        assert width <= self._blocks.shape[1]
+        return self._blocks[lines, :width]
+
+    def blocks_at(self, lines: NDArray[np.int64], entries: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Entry `entries[i]` of line `lines[i]`, int32 like them."""
+        return self._blocks[lines, entries]

@@ -1,0 +1,74 @@
+"""The KV caches of all layers, and what moves in them between forward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from octavo.core.step import BlockCopy, BlockOps
+
+
+class CacheEngine:
+    """One cache per layer on the device, and the swap space that mirrors it in host memory, made when first used.
+
+    Block 0 is the null block; `num_blocks` and `num_host_blocks` count the usable ones, whose ids start at 1. The
+    blocks of a cache are its dimension 1.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        num_layers: int,
+        num_blocks: int,
+        num_host_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        assert shape[1] == num_blocks + 1
+        self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
+        # zeroed memory costs nothing on a CPU until it is written
+        self.caches: Sequence[Tensor] = tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers))
+        self._host_caches: Sequence[Tensor] = ()
+
+    def apply(self, ops: BlockOps) -> None:
+        """Swap out, swap in, copy: in this order, and within a list in the list's order."""
+        if ops.swap_outs:
+            _move(self.caches, self._host(), ops.swap_outs)
+        if ops.swap_ins:
+            _move(self._host(), self.caches, ops.swap_ins)
+        if ops.copies:
+            _move(self.caches, self.caches, ops.copies)
+
+    def _host(self) -> Sequence[Tensor]:
+        if not self._host_caches:
+            assert self.num_host_blocks > 0, "a step swaps, but there is no swap space"
+            first = self.caches[0]
+            shape = (first.shape[0], self.num_host_blocks + 1, *first.shape[2:])
+            self._host_caches = tuple(torch.zeros(shape, dtype=first.dtype) for _ in self.caches)
+        return self._host_caches
+
+
+def _move(sources: Sequence[Tensor], targets: Sequence[Tensor], copies: Sequence[BlockCopy]) -> None:
+    for group in _independent(copies):
+        source_ids = torch.tensor([copy.source for copy in group])
+        target_ids = torch.tensor([copy.target for copy in group])
+        for source, target in zip(sources, targets, strict=True):
+            moved = source.index_select(1, source_ids.to(source.device)).to(target.device)
+            target.index_copy_(1, target_ids.to(target.device), moved)
+
+
+def _independent(copies: Sequence[BlockCopy]) -> Iterator[list[BlockCopy]]:
+    """Cut a list where a copy reads or overwrites what an earlier one of the same group has written."""
+    group: list[BlockCopy] = []
+    written: set[int] = set()
+    for copy in copies:
+        if copy.source in written or copy.target in written:
+            yield group
+            group, written = [], set()
+        group.append(copy)
+        written.add(copy.target)
+    if group:
+        yield group

@@ -1,0 +1,101 @@
+"""A step's rows as the flat tensors that a model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.attention.metadata import AttentionMetadata
+from octavo.core.step import ScheduledSequence
+from octavo.worker.block_table import BlockTables
+from octavo.worker.sequence_state import SequenceState
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """A row of the step beside the state of its sequence."""
+
+    scheduled: ScheduledSequence
+    state: SequenceState
+
+    @property
+    def end(self) -> int:
+        """Tokens in the cache after this step."""
+        return self.scheduled.start + self.scheduled.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class InputBatch:
+    """`ModelInput` of one step. Valid until the next one is built: the tensors are views of the builder's buffers."""
+
+    token_ids: Tensor
+    positions: Tensor
+    attention: AttentionMetadata
+    kv_caches: Sequence[Tensor]
+
+
+class InputBatchBuilder:
+    """Holds buffers for `max_num_tokens` tokens, so that a step allocates next to nothing."""
+
+    def __init__(
+        self,
+        kv_caches: Sequence[Tensor],
+        tables: BlockTables,
+        *,
+        block_size: int,
+        max_num_tokens: int,
+        device: torch.device,
+    ) -> None:
+        self._kv_caches = kv_caches
+        self._tables = tables
+        self._block_size = block_size
+        self._device = device
+        self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
+        self._positions = np.zeros(max_num_tokens, dtype=np.int64)
+        self._slots = np.zeros(max_num_tokens, dtype=np.int64)
+
+    def build(self, rows: Sequence[BatchRow]) -> InputBatch:
+        """Gather tokens, positions and slots of all rows, one row after the other."""
+        query_lengths = [row.scheduled.num_tokens for row in rows]
+        lengths = [row.end for row in rows]
+        starts = np.array([row.scheduled.start for row in rows], dtype=np.int64)
+        lines = np.array([row.state.table_line for row in rows], dtype=np.int64)
+        counts = np.array(query_lengths, dtype=np.int32)
+        query_starts = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(counts, out=query_starts[1:])
+        num_tokens = int(query_starts[-1])
+        assert num_tokens <= len(self._token_ids), "a step has more tokens than max_num_batched_tokens"
+        token_ids, positions, slots = (each[:num_tokens] for each in (self._token_ids, self._positions, self._slots))
+        if num_tokens == len(rows):
+            # one token each: a decode step
+            token_ids[:] = [row.state.token_buffer[row.scheduled.start] for row in rows]
+            positions[:] = starts
+            line_of_token = lines
+        else:
+            for row, first in zip(rows, query_starts.tolist(), strict=False):
+                count = row.scheduled.num_tokens
+                token_ids[first : first + count] = row.state.token_buffer[row.scheduled.start : row.end]
+            np.subtract(np.arange(num_tokens), np.repeat(query_starts[:-1] - starts, counts), out=positions)
+            line_of_token = np.repeat(lines, counts)
+        entries, offsets = np.divmod(positions, self._block_size)
+        np.multiply(self._tables.blocks_at(line_of_token, entries), self._block_size, out=slots)
+        slots += offsets
+        width = -(-max(lengths) // self._block_size)
+        attention = AttentionMetadata(
+            query_starts=self._tensor(query_starts),
+            sequence_lengths=self._tensor(np.array(lengths, dtype=np.int32)),
+            block_tables=self._tensor(self._tables.gather(lines, width)),
+            slot_mapping=self._tensor(slots),
+            block_size=self._block_size,
+            query_lengths=query_lengths,
+            lengths=lengths,
+        )
+        return InputBatch(self._tensor(token_ids), self._tensor(positions), attention, self._kv_caches)
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        """`values` on the device; on a CPU without a copy."""
+        return torch.from_numpy(values).to(self._device)

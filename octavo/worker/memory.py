@@ -1,0 +1,200 @@
+"""The memory plan: arithmetic on sizes that are known before a weight is read. Nothing is measured by trying."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from octavo.attention.reference import ReferenceBackend
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.explain import MemoryPlan, render_bytes
+from octavo.config.schema import CacheConfig, ModelConfig, SchedulerConfig
+from octavo.core.arithmetic import block_bytes, num_blocks_for
+from octavo.core.model_shape import ModelShape
+from octavo.distributed.mesh import Mesh
+from octavo.errors import ConfigError
+from octavo.models.loader import DTYPES, make_model
+from octavo.platform import Memory, Platform
+from octavo.sampling.sampler import rows_per_chunk, sampling_bytes
+from octavo.worker.model_runner import LOGITS_BYTES
+
+KV_BYTES_ON_CPU = 4 << 30
+"""Most KV cache on a CPU unless someone asks for more: the machine has other things to do."""
+
+
+class Workspace(Protocol):
+    """The part of an attention backend that the plan asks."""
+
+    def workspace_bytes(
+        self, max_tokens: int, max_length: int, num_heads: int, kv_heads: int, head_dim: int, element_size: int
+    ) -> int:
+        """Most bytes that attention allocates beside its answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """What the plan needs to know of a model in the type that it will run in."""
+
+    shape: ModelShape
+    weights_bytes: int
+    element_size: int
+    """Bytes of one activation."""
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, dtype: torch.dtype) -> ModelSizes:
+        """Read config.json and build the model without memory. Raises CheckpointError."""
+        model = make_model(checkpoint, Mesh.single())
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        return cls(model.config.shape(), num_parameters * dtype.itemsize, dtype.itemsize)
+
+
+def plan_memory(
+    checkpoint: Checkpoint,
+    platform: Platform,
+    *,
+    model: ModelConfig,
+    cache: CacheConfig,
+    scheduler: SchedulerConfig,
+    device: str = "cpu",
+) -> MemoryPlan:
+    """The plan for a checkpoint on this machine. Raises CheckpointError, or ConfigError with a remedy."""
+    return divide_memory(
+        ModelSizes.of(checkpoint, DTYPES[model.dtype]),
+        ReferenceBackend(),
+        platform.memory,
+        cache=cache,
+        scheduler=scheduler,
+        user_set_max_model_len=model.user_set_max_model_len,
+        device=device,
+    )
+
+
+def divide_memory(
+    sizes: ModelSizes,
+    attention: Workspace,
+    memory: Memory,
+    *,
+    cache: CacheConfig,
+    scheduler: SchedulerConfig,
+    user_set_max_model_len: bool = False,
+    device: str = "cpu",
+) -> MemoryPlan:
+    """Divide what `memory` has available. Raises ConfigError, with a remedy, when it is too little."""
+    shape = sizes.shape
+    limit = int(memory.available * cache.gpu_memory_utilization)
+    limit_because = f"gpu_memory_utilization {cache.gpu_memory_utilization:g} of what the {memory.source} has available"
+    activations = activation_bytes(sizes, attention, scheduler, cache.block_size)
+    per_block = block_bytes(
+        shape.num_layers, shape.num_kv_heads, shape.head_dim, cache.block_size, DTYPES[cache.dtype].itemsize
+    )
+    left = limit - sizes.weights_bytes - activations
+    # one block more than the usable ones: the null block
+    most = left // per_block - 1
+    if most < 1:
+        raise ConfigError(
+            f"out of memory before the first KV block: weights {render_bytes(sizes.weights_bytes)} and the activations "
+            f"of one step {render_bytes(activations)} leave too little of {render_bytes(limit)} ({limit_because}); "
+            "lower max_num_batched_tokens or max_num_seqs, choose a smaller model or dtype, or free memory"
+        )
+    num_blocks, because = _num_blocks(most, per_block, cache, scheduler)
+    needed = num_blocks_for(scheduler.max_model_len, cache.block_size)
+    if num_blocks < needed and user_set_max_model_len:
+        raise ConfigError(
+            f"max_model_len {scheduler.max_model_len:,} needs {needed:,} KV blocks of {cache.block_size} tokens "
+            f"({render_bytes(needed * per_block)}), there are {num_blocks:,} ({because}); "
+            f"lower max_model_len to {num_blocks * cache.block_size:,}, or give the cache more memory"
+        )
+    kv_bytes = (num_blocks + 1) * per_block
+    # on a CPU swap space is the same memory, so it gets what is left at most
+    host_blocks = max(0, min(cache.swap_space_bytes, left - kv_bytes) // per_block - 1)
+    return MemoryPlan(
+        device=device,
+        total_memory=memory.total,
+        available_memory=memory.available,
+        limit=limit,
+        limit_because=limit_because,
+        weights_bytes=sizes.weights_bytes,
+        activation_bytes=activations,
+        block_size=cache.block_size,
+        kv_block_bytes=per_block,
+        num_blocks=num_blocks,
+        num_blocks_because=because,
+        kv_bytes=kv_bytes,
+        host_blocks=host_blocks,
+        host_bytes=(host_blocks + 1) * per_block if host_blocks else 0,
+        max_model_len=scheduler.max_model_len,
+    )
+
+
+def _num_blocks(most: int, per_block: int, cache: CacheConfig, scheduler: SchedulerConfig) -> tuple[int, str]:
+    """Usable blocks and the reason for their number, where at most `most` fit the memory."""
+    wanted = cache.num_gpu_blocks_override
+    if wanted is not None:
+        if wanted > most:
+            raise ConfigError(
+                f"num_gpu_blocks_override {wanted:,} needs {render_bytes((wanted + 1) * per_block)}, but there is room "
+                f"for {most:,} blocks ({render_bytes((most + 1) * per_block)}); lower it, or leave it out"
+            )
+        return wanted, "num_gpu_blocks_override"
+    if cache.kv_cache_memory_bytes is not None:
+        wanted = cache.kv_cache_memory_bytes // per_block - 1
+        if wanted < 1:
+            raise ConfigError(
+                f"kv_cache_memory {render_bytes(cache.kv_cache_memory_bytes)} holds no KV block beside the null block; "
+                f"one takes {render_bytes(per_block)}: give at least {render_bytes(2 * per_block)}"
+            )
+        if wanted > most:
+            raise ConfigError(
+                f"kv_cache_memory {render_bytes(cache.kv_cache_memory_bytes)} is more than the "
+                f"{render_bytes((most + 1) * per_block)} that weights and activations leave; lower it, or leave it out"
+            )
+        return wanted, "kv_cache_memory"
+    choices = (
+        (most, "memory left"),
+        (KV_BYTES_ON_CPU // per_block - 1, f"at most {render_bytes(KV_BYTES_ON_CPU)} on a CPU"),
+        (
+            scheduler.max_num_seqs * num_blocks_for(scheduler.max_model_len, cache.block_size),
+            f"room for max_num_seqs = {scheduler.max_num_seqs:,} sequences of full length",
+        ),
+    )
+    return min(((max(1, blocks), because) for blocks, because in choices), key=lambda choice: choice[0])
+
+
+def activation_bytes(sizes: ModelSizes, attention: Workspace, scheduler: SchedulerConfig, block_size: int) -> int:
+    """Most bytes that one step allocates: in the forward pass, or in sampling while the hidden states are there."""
+    shape, element = sizes.shape, sizes.element_size
+    num_tokens = scheduler.max_num_batched_tokens
+    num_rows = min(scheduler.max_num_seqs, num_tokens)
+    hidden = num_tokens * shape.hidden_size * element
+
+    logits_rows = min(num_tokens, rows_per_chunk(shape.vocab_size, LOGITS_BYTES))
+    # the head answers in the model's type, which is then widened
+    logits = logits_rows * shape.vocab_size * (4 if element == 4 else 4 + element)
+    sampling = 2 * hidden + logits + sampling_bytes(logits_rows, shape.vocab_size)
+
+    workspace = attention.workspace_bytes(
+        num_tokens, scheduler.max_model_len, shape.num_heads, shape.num_kv_heads, shape.head_dim, element
+    )
+    forward = num_tokens * _forward_bytes_per_token(shape, element) + workspace
+    return max(forward, sampling) + _batch_bytes(num_tokens, num_rows, scheduler, block_size)
+
+
+def _forward_bytes_per_token(shape: ModelShape, element: int) -> int:
+    """What the plain-torch operators keep of one token at the widest place of a layer."""
+    heads = shape.num_heads + 2 * shape.num_kv_heads
+    # the residual stream, a norm's input and output, and the float32 copies inside a norm
+    stream = shape.hidden_size * (4 * element + 12)
+    # projected, normed, rotated, and the products of the rotation; float32 inside the norms
+    attention = heads * shape.head_dim * (4 * element + 8) + shape.head_dim * (2 * element + 16)
+    # gate and up, silu of gate, their product, and one to spare
+    mlp = 5 * shape.intermediate_size * element
+    return stream + max(attention, mlp)
+
+
+def _batch_bytes(num_tokens: int, num_rows: int, scheduler: SchedulerConfig, block_size: int) -> int:
+    """Token ids, positions and slots with the arrays that they are made from, and the gathered block tables."""
+    width = num_blocks_for(scheduler.max_model_len, block_size)
+    return 80 * num_tokens + 64 * num_rows + 4 * num_rows * width

@@ -1,0 +1,182 @@
+"""One step on the device: bring the states up to date, run the model, sample. Real and dummy batches take this path."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.attention.metadata import ModelInput
+from octavo.core.step import (
+    ModelRunnerOutput,
+    PromptLogprobs,
+    RowOutput,
+    SchedulerOutput,
+    SequenceOutput,
+    TokenLogprobs,
+)
+from octavo.sampling.logprobs import token_logprobs
+from octavo.sampling.metadata import RowSamples, SamplingRow
+from octavo.sampling.sampler import CHUNK_BYTES, Sampler, chunks, not_finite, rows_per_chunk
+from octavo.worker.cache_engine import CacheEngine
+from octavo.worker.input_batch import BatchRow, InputBatchBuilder
+from octavo.worker.sequence_state import Sequences
+
+LOGITS_BYTES = 64 << 20
+"""Most float32 logits that are computed at once; a single row may exceed it."""
+
+
+class LanguageModel(Protocol):
+    """What the runner asks of a model."""
+
+    def __call__(self, batch: ModelInput) -> Tensor:
+        """Last hidden states [tokens, hidden]."""
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """float32 [rows, vocab]."""
+        ...
+
+
+class ModelRunner:
+    """Carries out steps in the order in which they come."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        cache: CacheEngine,
+        *,
+        vocab_size: int,
+        block_size: int,
+        max_num_tokens: int,
+        device: torch.device,
+        sampler: Sampler | None = None,
+    ) -> None:
+        self.sequences = Sequences()
+        self._model = model
+        self._cache = cache
+        self._vocab_size = vocab_size
+        self._sampler = sampler or Sampler()
+        self._builder = InputBatchBuilder(
+            cache.caches, self.sequences.tables, block_size=block_size, max_num_tokens=max_num_tokens, device=device
+        )
+
+    @torch.inference_mode()
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Take the step's changes in, compute its rows, and append what is drawn to the sequences."""
+        self._update_sequences(step)
+        self._cache.apply(step.block_ops)
+        if not step.rows:
+            return ModelRunnerOutput(step_id=step.step_id, rows=[])
+        rows = self._rows(step)
+        batch = self._builder.build(rows)
+        hidden = self._model(batch)  # [tokens, hidden]
+        prompt_logprobs = self._prompt_logprobs(hidden, rows)
+        samples = self._sample(hidden, rows)
+        return ModelRunnerOutput(
+            step_id=step.step_id,
+            rows=[_take_in(row, samples.get(i), prompt_logprobs.get(i)) for i, row in enumerate(rows)],
+        )
+
+    def _update_sequences(self, step: SchedulerOutput) -> None:
+        for new in step.new_sequences:
+            self.sequences.add(new)
+        if step.finished_ids:
+            stay = {new.seq_id for new in step.new_sequences}
+            for seq_id in step.finished_ids:
+                if seq_id not in stay:
+                    self.sequences.drop(seq_id)
+
+    def _rows(self, step: SchedulerOutput) -> list[BatchRow]:
+        rows = []
+        for scheduled in step.rows:
+            state = self.sequences[scheduled.seq_id]
+            assert state.epoch == scheduled.epoch, "a row was planned for another life of its sequence"
+            assert scheduled.start + scheduled.num_tokens <= state.num_tokens, "a row computes tokens nobody knows"
+            if scheduled.block_ids:
+                self.sequences.tables.write(state.table_line, scheduled.first_block_index, scheduled.block_ids)
+            rows.append(BatchRow(scheduled, state))
+        return rows
+
+    def _sample(self, hidden: Tensor, rows: Sequence[BatchRow]) -> dict[int, RowSamples]:
+        """What is drawn, by place in `rows`."""
+        sampled: list[int] = []
+        last_tokens: list[int] = []
+        end = 0
+        for place, row in enumerate(rows):
+            end += row.scheduled.num_tokens
+            if row.scheduled.num_samples:
+                assert row.end == row.state.num_tokens, "a row samples before all known tokens are computed"
+                sampled.append(place)
+                last_tokens.append(end - 1)
+        if not sampled:
+            return {}
+        if len(sampled) < len(hidden):
+            hidden = hidden[torch.tensor(last_tokens, device=hidden.device)]
+        sampling_rows = [SamplingRow(rows[place].state, rows[place].scheduled.num_samples) for place in sampled]
+        results: list[RowSamples] = []
+        for start, stop in chunks(len(sampled), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
+            logits = self._model.compute_logits(hidden[start:stop])
+            results += self._sampler.sample(logits, sampling_rows[start:stop])
+        return dict(zip(sampled, results, strict=True))
+
+    def _prompt_logprobs(self, hidden: Tensor, rows: Sequence[BatchRow]) -> dict[int, _PromptResult]:
+        """What the rows that ask for it get, by place in `rows`."""
+        results = {}
+        end = 0
+        for place, row in enumerate(rows):
+            first, end = end, end + row.scheduled.num_tokens
+            count = row.scheduled.num_prompt_logprobs
+            if count:
+                results[place] = self._describe_prompt(hidden[first : first + count], row)
+        return results
+
+    def _describe_prompt(self, hidden: Tensor, row: BatchRow) -> _PromptResult:
+        """The tokens that follow the positions whose hidden states [positions, hidden] these are."""
+        first = row.scheduled.start + 1
+        following: list[int] = row.state.token_buffer[first : first + len(hidden)].tolist()
+        assert first + len(hidden) <= row.state.num_tokens, "prompt log-probabilities end with the known tokens"
+        tokens: list[TokenLogprobs] = []
+        for start, stop in chunks(len(hidden), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
+            logits = self._model.compute_logits(hidden[start:stop])
+            for low, high in chunks(stop - start, rows_per_chunk(self._vocab_size, CHUNK_BYTES)):
+                logprobs = torch.log_softmax(logits[low:high], dim=-1)
+                wanted = [row.state.params.prompt_logprobs] * (high - low)
+                tokens += token_logprobs(logprobs, range(high - low), following[start + low : start + high], wanted)
+        unsound = next((i for i, token in enumerate(tokens) if math.isnan(token.logprob)), None)
+        if unsound is not None:
+            return _PromptResult(None, not_finite(first + unsound))
+        return _PromptResult(PromptLogprobs(first_position=first, tokens=tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptResult:
+    logprobs: PromptLogprobs | None
+    error: str | None = None
+
+
+def _take_in(row: BatchRow, sampled: RowSamples | None, prompt: _PromptResult | None) -> RowOutput:
+    """Append what was drawn to the row's sequence; the answer for the control plane."""
+    state, scheduled = row.state, row.scheduled
+    error = state.error or (prompt and prompt.error) or (sampled and sampled.error) or None
+    samples: list[SequenceOutput] = []
+    if error is not None:
+        state.error = error
+        if scheduled.num_samples:
+            # steps that are planned already compute the token that was not drawn
+            state.append(0)
+    elif sampled is not None:
+        samples = sampled.samples
+        # of several samples the first is the sequence's own; the others come back as forks
+        state.append(samples[0].token.token_id)
+    return RowOutput(
+        seq_id=state.seq_id,
+        epoch=state.epoch,
+        samples=samples,
+        prompt_logprobs=prompt.logprobs if prompt is not None and error is None else None,
+        error=error,
+    )

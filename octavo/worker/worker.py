@@ -1,0 +1,118 @@
+"""One rank of the device plane: loads its model, sizes and holds its KV cache, carries out steps."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from octavo.attention.reference import ReferenceBackend
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.explain import MemoryPlan
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import ModelRunnerOutput, SchedulerOutput
+from octavo.distributed.mesh import Mesh
+from octavo.models.loader import DTYPES, load_model
+from octavo.ops.registry import bind
+from octavo.platform import Platform
+from octavo.worker.cache_engine import CacheEngine
+from octavo.worker.dummy import FULLEST, dummy_end, dummy_step
+from octavo.worker.memory import plan_memory
+from octavo.worker.model_runner import ModelRunner
+
+if TYPE_CHECKING:
+    from octavo.config.schema import EngineConfig
+
+_PROGRESS_FROM_BYTES = 256 << 20
+"""Smaller models are there before a progress bar is."""
+
+
+class Worker:
+    """The methods are the control calls of an executor; `execute` is the step."""
+
+    def __init__(self, runner: ModelRunner, plan: MemoryPlan, op_choices: list[tuple[str, str, str]]) -> None:
+        self._runner = runner
+        self._plan = plan
+        self._op_choices = op_choices
+
+    @classmethod
+    def build(cls, config: EngineConfig) -> Worker:
+        """Plan the memory, load the weights, allocate the caches. Raises ConfigError or CheckpointError."""
+        # a setting of the process: this worker owns its threads
+        torch.set_num_threads(config.device.threads)
+        device = torch.device(config.device.device)
+        platform = Platform.detect()
+        ops = bind(platform, config.device.op_overrides)
+        backend = ReferenceBackend()
+        checkpoint = Checkpoint.open(Path(config.model.path))
+        # before the weights: a plan that cannot work fails at once
+        plan = plan_memory(
+            checkpoint,
+            platform,
+            model=config.model,
+            cache=config.cache,
+            scheduler=config.scheduler,
+            device=config.device.device,
+        )
+        model = load_model(
+            checkpoint,
+            dtype=DTYPES[config.model.dtype],
+            mesh=Mesh.single(),
+            backend=backend,
+            ops=ops,
+            device=device,
+            progress=sys.stderr.isatty() and plan.weights_bytes >= _PROGRESS_FROM_BYTES,
+            load_format=config.model.load_format,
+            seed=config.model.seed,
+        )
+        shape = model.config.shape()
+        cache = CacheEngine(
+            backend.cache_shape(plan.num_blocks + 1, plan.block_size, shape.num_kv_heads, shape.head_dim),
+            shape.num_layers,
+            plan.num_blocks,
+            plan.host_blocks,
+            DTYPES[config.cache.dtype],
+            device,
+        )
+        runner = ModelRunner(
+            model,
+            cache,
+            vocab_size=shape.vocab_size,
+            block_size=plan.block_size,
+            max_num_tokens=config.scheduler.max_num_batched_tokens,
+            device=device,
+        )
+        choices = [(each.operator, each.implementation, each.because) for each in ops.choices]
+        return cls(runner, plan, choices)
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Carry out a step. When it raises, the sequences are in no known state and the worker is of no further use."""
+        return self._runner.execute(step)
+
+    def memory_plan(self) -> MemoryPlan:
+        """How the memory was divided."""
+        return self._plan
+
+    def op_choices(self) -> list[tuple[str, str, str]]:
+        """Operator, the implementation that it got, and the reason."""
+        return self._op_choices
+
+    def check_health(self) -> None:
+        """Nothing to check: a worker in this process lives as long as its caller."""
+
+    def dummy_step(self, num_seqs: int, num_tokens: int, params: SamplingParams = FULLEST) -> SchedulerOutput:
+        """A step for `execute`; see `octavo.worker.dummy`. Not while requests run: it overwrites the caches."""
+        return dummy_step(
+            num_seqs,
+            num_tokens,
+            num_blocks=self._plan.num_blocks,
+            block_size=self._plan.block_size,
+            params=params,
+        )
+
+    def run_dummy(self, num_seqs: int, num_tokens: int) -> None:
+        """Execute one such step and forget its sequences."""
+        self.execute(self.dummy_step(num_seqs, num_tokens))
+        self.execute(dummy_end(num_seqs))
