@@ -16,7 +16,6 @@ from octavo.errors import OctavoError
 if TYPE_CHECKING:
     from octavo.engine.llm_engine import LLMEngine
 
-_MAX_TOKENS = 1024
 _HELP = "/exit ends, /clear starts a new conversation, Ctrl-C stops an answer."
 
 
@@ -34,7 +33,7 @@ def chat(
     from octavo.engine.llm_engine import LLMEngine
 
     engine = LLMEngine.from_args(args)
-    params = given.sampling(engine.generation_defaults | {"max_tokens": _MAX_TOKENS})
+    params = given.sampling({"max_tokens": None} | engine.generation_defaults)
     converse(engine, params, system)
     return 0
 
@@ -76,11 +75,12 @@ def _read_line(prompt: str) -> str | None:
 
 def _answer(engine: LLMEngine, messages: list[dict[str, str]], params: SamplingParams) -> str:
     """Write the model's answer to standard output and return it; what was written before Ctrl-C is the answer."""
-    from octavo.cli.stream import interrupt_as_flag, stream
+    from octavo.cli.stream import stream
+    from octavo.engine.interrupt import deferred_interrupt
 
     pieces: list[str] = []
-    with interrupt_as_flag() as interrupt:
-        for output in stream(engine, engine.chat_prompt(messages), params, interrupt):
+    with deferred_interrupt() as interrupt:
+        for output in stream(engine, engine.render_chat(messages), params, interrupt):
             pieces.append(output.outputs[0].text)
             sys.stdout.write(pieces[-1])
             sys.stdout.flush()

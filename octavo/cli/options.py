@@ -74,7 +74,7 @@ def with_options(
                     options.setdefault(parameter.name, parameter)
         if model == "positional":
             options["model"] = options["model"].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            own = [*own, options.pop("model")]
+            own = sorted([*own, options.pop("model")], key=lambda parameter: parameter.kind)
         config = _flag("config", str, "YAML file with arguments.", "Configuration")
         signature = inspect.Signature([*own, *options.values(), config], return_annotation=int)
         own_names = {parameter.name for parameter in own} - {"model"}

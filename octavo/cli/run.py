@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from octavo.engine.llm_engine import LLMEngine
 
 _MAX_TOKENS = 256
+"""Unless told otherwise: a model that never stops by itself should not fill a long context."""
 
 
 @with_options(SamplingParams, EngineArgs, without=("served_model_name", "disable_log_stats"))
@@ -37,7 +38,8 @@ def run(
     from octavo.engine.llm_engine import LLMEngine
 
     engine = LLMEngine.from_args(args)
-    params = given.sampling({"max_tokens": _MAX_TOKENS} | engine.generation_defaults)
+    room = max(1, engine.ready.max_model_len - len(engine.tokenizer.encode(prompt)))
+    params = given.sampling({"max_tokens": min(_MAX_TOKENS, room)} | engine.generation_defaults)
     if params.n == 1:
         _write_one(engine, prompt, params)
     else:

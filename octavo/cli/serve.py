@@ -10,8 +10,9 @@ from octavo.config.args import EngineArgs, ServerArgs
 @with_options(ServerArgs, EngineArgs, model="positional")
 def serve(*, given: Given) -> int:
     """Serve a model over HTTP, as the OpenAI API does."""
+    engine_args, server_args = given.arguments(EngineArgs), given.arguments(ServerArgs)
+    mention_demonstration_model(engine_args)
+
     from octavo.server.app import serve as serve_http
 
-    engine_args = given.arguments(EngineArgs)
-    mention_demonstration_model(engine_args)
-    return serve_http(engine_args, given.arguments(ServerArgs))
+    return serve_http(engine_args, server_args)

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.schema import EngineConfig
 from octavo.platform import Platform
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -115,9 +117,16 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         return f"memory plan ({self.device})\n{render_table(rows)}\n  {room}"
 
 
-def render_operators(choices: Iterable[tuple[str, str, str]]) -> str:
-    """Operator, implementation and the reason for it, one line each."""
-    return f"operators\n{render_table(choices)}"
+class OpChoice(msgspec.Struct, frozen=True):
+    """Which implementation an operator got, and the reason."""
+
+    op: str
+    implementation: str
+    because: str
+
+
+def render_operators(choices: Iterable[OpChoice]) -> str:
+    return f"operators\n{render_table((choice.op, choice.implementation, choice.because) for choice in choices)}"
 
 
 def render_facts(title: str, facts: Iterable[tuple[str, object]]) -> str:
@@ -136,5 +145,34 @@ def platform_facts(platform: Platform) -> list[tuple[str, object]]:
         (
             "compiled module",
             platform.native_module or "absent: every operator runs in plain torch; reinstall octavo to build it",
+        ),
+    ]
+
+
+def model_facts(config: EngineConfig, checkpoint: Checkpoint) -> list[tuple[str, object]]:
+    """What the checkpoint says, and what octavo takes from it."""
+    model, scheduler = config.model, config.scheduler
+    parameters = checkpoint.num_parameters() if model.load_format == "auto" else None
+    context = f"{model.max_model_len:,} tokens"
+    if model.max_model_len != checkpoint.max_model_len():
+        context += f" of the {checkpoint.max_model_len():,} that the checkpoint was made for"
+    defaults = ", ".join(f"{name} {value}" for name, value in model.generation_defaults.items())
+    return [
+        ("name", model.name),
+        ("directory", model.path),
+        ("architecture", checkpoint.architecture),
+        ("parameters", f"{parameters:,}" if parameters else "not stated by the weight files"),
+        ("number format", f"{model.dtype} (the checkpoint: {checkpoint.dtype_name()})"),
+        ("vocabulary", f"{model.vocab_size:,} tokens"),
+        ("context", context),
+        (
+            "ends with",
+            ", ".join(map(str, model.eos_token_ids)) or "no token: only max_tokens and stop strings end a text",
+        ),
+        ("sampling defaults", defaults or "octavo's own"),
+        (
+            "a step has",
+            f"at most {scheduler.max_num_batched_tokens:,} tokens of {scheduler.max_num_seqs:,} sequences; "
+            f"{config.device.threads} threads compute",
         ),
     ]

@@ -1,0 +1,121 @@
+"""The command line as people meet it: fast help, suggestions, one line per error."""
+
+from __future__ import annotations
+
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from octavo import __version__
+from octavo.cli.main import EXIT_ERROR, EXIT_USAGE, main
+
+
+def run_octavo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "octavo", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_help_is_there_in_a_blink() -> None:
+    """Seconds of the processor, not of the clock: what is measured is octavo, not what else the machine does."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert run_octavo("--help").returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.3
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["run", "--help"], ["bench", "--help"]])
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys; from octavo.cli.main import main; main(sys.argv[1:])\n"
+        "heavy = {'torch', 'starlette', 'uvicorn', 'tokenizers', 'transformers', 'huggingface_hub', 'numpy'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert re.findall(r"^  (\w+) ", shown, re.MULTILINE) == ["run", "chat", "serve", "explain", "bench"]
+
+
+def test_options_are_grouped_and_tell_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--help"]) == 0
+    shown = capsys.readouterr().out
+    headings = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
+    assert headings == ["Server", "Model", "Memory and cache", "Scheduling", "Device", "Logging", "Configuration"]
+    assert re.search(r"--max-num-seqs INT +Most sequences in one step\. \[default: 256\]", shown)
+    assert "--[no-]enable-prefix-caching" in shown
+    assert "--tensor-parallel-size" not in shown  # takes one value only, so far
+
+
+def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serv"], 'Unknown command "serv". Did you mean "serve"?'),
+        (["bench", "latncy"], 'Did you mean "latency"?'),
+        (["serve", "--max-num-seq", "3"], "Unknown option: --max-num-seq. Did you mean --max-num-seqs?"),
+        (["run", "x", "--temprature", "1"], "Did you mean --temperature?"),
+        (["serve", "--port", "many"], 'unable to convert "many" into int'),
+    ],
+)
+def test_a_misspelt_word_gets_the_nearest_one(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == EXIT_USAGE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("octavo: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "x", "--max-num-seqs", "0"], "max_num_seqs is 0, must be at least 1"),
+        (["run", "x", "--temperature", "-1"], "temperature is -1.0, must be at least 0"),
+        (["serve", "--port", "70000"], "port is 70000, must be at most 65535"),
+        (["chat", "--trust-remote-code"], "trust_remote_code=True is refused: octavo never runs code"),
+        (["explain", "--config", "/nowhere.yaml"], "cannot read the configuration file /nowhere.yaml"),
+        (["run", "x", "--model", "/nowhere"], "/nowhere"),
+        (["bench", "latency", "--batch-size", "0"], "batch_size is 0, must be at least 1"),
+    ],
+)
+def test_an_error_is_one_line_and_a_non_zero_exit(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == EXIT_ERROR
+    captured = capsys.readouterr()
+    assert captured.err.startswith("octavo: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+def test_a_wrong_variable_is_an_error_of_every_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OCTAVO_MAX_SEQS", "3")
+    assert main(["run", "x"]) == EXIT_ERROR
+    assert "did you mean OCTAVO_MAX_NUM_SEQS?" in capsys.readouterr().err
+
+
+def test_python_dash_m_octavo_is_octavo() -> None:
+    assert run_octavo("--version").stdout.strip() == __version__
+
+
+def test_every_command_is_where_the_table_says() -> None:
+    from octavo.cli import main as module
+
+    folder = Path(module.__file__).parent
+    for _, target, _ in module._COMMANDS + module._BENCHMARKS:
+        assert (folder / f"{target.partition(':')[0].rpartition('.')[2]}.py").is_file()

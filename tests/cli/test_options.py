@@ -1,0 +1,86 @@
+"""Flags made from fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cyclopts import App
+
+from octavo.cli.options import Given, with_options
+from octavo.config.args import EngineArgs, ServerArgs
+from octavo.config.fields import arguments
+from octavo.core.sampling_params import SamplingParams
+
+
+def call(line: list[str], *classes: type, **options: Any) -> Given:
+    """What a command with the flags of `classes` gets from a command line."""
+    seen: list[Given] = []
+
+    @with_options(*classes, **options)
+    def command(*, given: Given) -> int:
+        seen.append(given)
+        return 0
+
+    app = App(default_command=command)
+    app(line, exit_on_error=False, print_error=False, result_action="return_value")
+    return seen[0]
+
+
+def flag_values(name: str) -> tuple[list[str], Any]:
+    """A command line that sets an argument to something else than its default, and the value that it should have."""
+    argument = (arguments(EngineArgs) | arguments(ServerArgs))[name]
+    flag, arg = argument.flag, argument.arg
+    if arg.choices is not None:
+        other = next(c for c in arg.choices if c != argument.default and (arg.only is None or c in arg.only))
+        return [flag, other], other
+    if argument.kind is bool:
+        return ([flag.replace("--", "--no-", 1)], False) if argument.default else ([flag], True)
+    if argument.kind is tuple:
+        return [flag, "a", flag, "b"], ("a", "b")
+    if argument.kind is dict:
+        return [flag, "a=b", flag, "c=d"], {"a": "b", "c": "d"}
+    if arg.is_bytes:
+        return [flag, "3MiB"], 3 << 20
+    if argument.kind is str:
+        return [flag, "text"], "text"
+    value = argument.kind(arg.le if arg.le is not None and arg.le <= 1 else 3)
+    return [flag, str(value)], value
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [(cls, name) for cls in (EngineArgs, ServerArgs) for name, a in arguments(cls).items() if a.arg.only is None],
+)
+def test_every_argument_has_a_flag_that_sets_it(cls: type, name: str) -> None:
+    line, expected = flag_values(name)
+    given = call(line, cls)
+    assert getattr(given.arguments(cls), name) == expected
+    assert set(given.values) == {name}
+
+
+def test_flags_that_were_not_given_let_other_sources_speak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_MAX_NUM_SEQS", "7")
+    given = call(["--block-size", "8"], EngineArgs)
+    assert given.values == {"block_size": 8}
+    assert given.arguments(EngineArgs).max_num_seqs == 7
+
+
+def test_model_may_be_the_first_word() -> None:
+    assert call(["m"], EngineArgs, model="positional").arguments(EngineArgs).model == "m"
+    assert call(["--model", "m"], EngineArgs, model="positional").arguments(EngineArgs).model == "m"
+
+
+def test_the_class_named_first_has_the_flag_that_two_want() -> None:
+    given = call(["--seed", "5"], SamplingParams, EngineArgs)
+    assert given.sampling({}).seed == 5
+
+
+def test_sampling_flags_win_over_defaults() -> None:
+    given = call(["--temperature", "0.5", "--stop", "a", "--stop", "b"], SamplingParams)
+    params = given.sampling({"temperature": 0.9, "top_p": 0.8})
+    assert (params.temperature, params.top_p, params.stop) == (0.5, 0.8, ("a", "b"))
+
+
+def test_negative_numbers_are_values_not_flags() -> None:
+    assert call(["--presence-penalty", "-1.5"], SamplingParams).sampling({}).presence_penalty == -1.5
