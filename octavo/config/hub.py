@@ -1,0 +1,194 @@
+"""From the name of a model to a directory on this machine: a local one, the shipped one, or a download from a hub.
+
+A hub's library is imported only when a name has to be looked up there.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+from octavo.builtin import model_directory
+from octavo.config.args import BUILTIN_MODEL, EngineArgs
+from octavo.errors import CheckpointError, ConfigError
+
+Source = Literal["huggingface", "modelscope"]
+
+_HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_TEXT_FILES: Final = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
+# in the order of preference; a repository often holds the same weights in both
+_WEIGHT_FILES: Final = (["*.safetensors"], ["pytorch_model*.bin"])
+# copies of the weights in other layouts, exports for other programs
+_NEVER: Final = ["*/*", "consolidated*"]
+
+
+def locate_model(args: EngineArgs) -> Path:
+    """The directory of `args.model`, downloaded where need be."""
+    return locate(
+        args.model,
+        args.revision,
+        source=_source(args.model_source),
+        cache_dir=Path(args.download_dir) if args.download_dir else None,
+        with_weights=args.load_format != "dummy",
+    )
+
+
+def locate_tokenizer(args: EngineArgs, model_path: Path) -> Path:
+    """The directory or tokenizer.json of `args.tokenizer`; by default `model_path`."""
+    if args.tokenizer is None:
+        return model_path
+    path = Path(args.tokenizer).expanduser()
+    if path.is_file():
+        return path
+    return locate(
+        args.tokenizer,
+        args.tokenizer_revision,
+        source=_source(args.model_source),
+        cache_dir=Path(args.download_dir) if args.download_dir else None,
+        with_weights=False,
+    )
+
+
+def locate(
+    model: str,
+    revision: str | None = None,
+    *,
+    source: Source = "huggingface",
+    endpoint: str | None = None,
+    cache_dir: Path | None = None,
+    with_weights: bool = True,
+) -> Path:
+    """The directory that `model` names: itself when it exists, else what the hub has under that name at `revision`.
+
+    Downloads configuration and tokenizer, and `with_weights` the safetensors (PyTorch archives only where there are
+    none); what is in the cache is not fetched again, and is enough when the hub cannot be reached. `endpoint` replaces
+    the hub's address, `cache_dir` its library's own cache. Raises CheckpointError that says what to do.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if model == BUILTIN_MODEL:
+        return _shipped()
+    if path.exists():
+        raise CheckpointError(f"{model}: is a file, expected a model directory or the name of a model on a hub")
+    if not _HUB_NAME.fullmatch(model) or model.startswith((".", "~")):
+        raise CheckpointError(
+            f"{model}: does not exist, and is no name on a hub (owner/model); check the path or the name"
+        )
+    if source == "modelscope":
+        return _from_modelscope(model, revision, cache_dir, with_weights)
+    return _from_hugging_face(model, revision, endpoint, cache_dir, with_weights)
+
+
+def _shipped() -> Path:
+    path = model_directory()
+    if not path.is_dir():
+        raise CheckpointError(
+            f"{path}: the demonstration model is missing from this installation; install octavo again, make it with "
+            "`python -m octavo.builtin.train`, or name another model"
+        )
+    return path
+
+
+def _source(name: str) -> Source:
+    for source in get_args(Source):
+        if name == source:
+            found: Source = source
+            return found
+    raise ConfigError(f"model_source is {name!r}, expected one of {', '.join(get_args(Source))}")
+
+
+def _from_hugging_face(
+    model: str, revision: str | None, endpoint: str | None, cache_dir: Path | None, with_weights: bool
+) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    def download(patterns: list[str], commit: str | None) -> Path:
+        found = snapshot_download(
+            model,
+            revision=commit,
+            endpoint=endpoint,
+            cache_dir=cache_dir,
+            allow_patterns=patterns,
+            ignore_patterns=_NEVER,
+        )
+        return Path(str(found))
+
+    hub = endpoint or "the Hugging Face hub"
+    asked = f"{model} at revision {revision}" if revision else model
+    try:
+        path = download(_TEXT_FILES, revision)
+        if with_weights:
+            for patterns in _WEIGHT_FILES:
+                # the snapshot's folder is called after its commit: all files are of one and the same
+                download(patterns, path.name)
+                if any(path.glob(patterns[0])):
+                    break
+    except GatedRepoError as error:
+        raise CheckpointError(
+            f"{asked}: {hub} gives it only to those who accepted its terms; accept them on its page, then log in with "
+            "`hf auth login` or set HF_TOKEN"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"{asked}: there is no such directory, and no such model on {hub}; check the name, and if the model is "
+            "private log in with `hf auth login` or set HF_TOKEN"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise CheckpointError(
+            f"{asked}: {hub} has the model but not this revision; check branch, tag or commit"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise CheckpointError(
+            f"{asked}: there is no such directory, {hub} cannot be reached, and the model is not (wholly) in the local "
+            "cache; check the connection, or give the path of a directory"
+        ) from error
+    except Exception as error:
+        # the library lets many kinds of network and disk trouble through, which differ by its release
+        raise CheckpointError(f"{asked}: the download from {hub} failed: {_first_line(error)}") from error
+    return path
+
+
+def _from_modelscope(model: str, revision: str | None, cache_dir: Path | None, with_weights: bool) -> Path:
+    try:
+        snapshot_download = import_module("modelscope.hub.snapshot_download").snapshot_download
+    except ImportError as error:
+        raise CheckpointError(
+            f"{model}: ModelScope's library is not installed; run `pip install modelscope`, or take the model from "
+            "Hugging Face (model_source huggingface)"
+        ) from error
+
+    def download(patterns: list[str]) -> Path:
+        found = snapshot_download(
+            model,
+            revision=revision,
+            cache_dir=None if cache_dir is None else str(cache_dir),
+            allow_patterns=patterns,
+            ignore_patterns=_NEVER,
+        )
+        return Path(found)
+
+    try:
+        path = download(_TEXT_FILES)
+        if with_weights:
+            for patterns in _WEIGHT_FILES:
+                path = download(patterns)
+                if any(path.glob(patterns[0])):
+                    break
+    except Exception as error:
+        # the library's own errors have no common base
+        asked = f"{model} at revision {revision}" if revision else model
+        raise CheckpointError(f"{asked}: the download from ModelScope failed: {_first_line(error)}") from error
+    return path
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

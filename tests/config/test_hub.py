@@ -1,0 +1,147 @@
+"""Finding a model by directory or by name, against a hub on a local port."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from octavo.config.args import EngineArgs
+from octavo.config.hub import locate, locate_model, locate_tokenizer
+from octavo.errors import CheckpointError
+from tests.fakes.hub import COMMIT, FakeHub, serve_hub
+
+TEXT = {"config.json": b"{}", "tokenizer.json": b'{"a": 1}', "chat_template.jinja": b"{{ messages }}"}
+BOTH = {
+    **TEXT,
+    "model.safetensors": b"weights",
+    "pytorch_model.bin": b"the same weights",
+    "consolidated.safetensors": b"once more",
+    "onnx/model.json": b"{}",
+    "README.md": b"read me",
+}
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    models = {
+        "someone/both": BOTH,
+        "someone/archive": {**TEXT, "pytorch_model.bin": b"weights", "training_args.bin": b"no"},
+        "someone/gated": TEXT,
+    }
+    with serve_hub(FakeHub(models, gated={"someone/gated"})) as served:
+        yield served
+
+
+def test_a_directory_is_itself(tmp_path: Path) -> None:
+    assert locate(str(tmp_path)) == tmp_path
+
+
+def test_a_name_becomes_a_directory_with_what_an_engine_reads(hub: FakeHub, tmp_path: Path) -> None:
+    path = locate("someone/both", endpoint=hub.address, cache_dir=tmp_path)
+    assert sorted(each.name for each in path.iterdir()) == sorted([*TEXT, "model.safetensors"])
+    assert (path / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_archives_are_fetched_only_where_there_is_nothing_better(hub: FakeHub, tmp_path: Path) -> None:
+    path = locate("someone/archive", endpoint=hub.address, cache_dir=tmp_path)
+    assert sorted(each.name for each in path.iterdir()) == sorted([*TEXT, "pytorch_model.bin"])
+
+
+def test_without_weights_only_text_is_fetched(hub: FakeHub, tmp_path: Path) -> None:
+    locate("someone/both", endpoint=hub.address, cache_dir=tmp_path, with_weights=False)
+    assert sorted(hub.downloads) == sorted(TEXT)
+
+
+def test_what_is_cached_is_not_fetched_again(hub: FakeHub, tmp_path: Path) -> None:
+    first = locate("someone/both", endpoint=hub.address, cache_dir=tmp_path)
+    count = len(hub.downloads)
+    assert locate("someone/both", endpoint=hub.address, cache_dir=tmp_path) == first
+    assert len(hub.downloads) == count
+
+
+def test_a_commit_is_found_by_its_hash(hub: FakeHub, tmp_path: Path) -> None:
+    assert locate("someone/both", COMMIT, endpoint=hub.address, cache_dir=tmp_path).name == COMMIT
+
+
+def test_the_cache_is_enough_when_the_hub_is_gone(tmp_path: Path) -> None:
+    with serve_hub(FakeHub({"someone/archive": {**TEXT, "pytorch_model.bin": b"weights"}})) as hub:
+        path = locate("someone/archive", endpoint=hub.address, cache_dir=tmp_path)
+        gone = hub.address
+    assert locate("someone/archive", endpoint=gone, cache_dir=tmp_path) == path
+
+
+@pytest.mark.parametrize(
+    ("model", "revision", "message"),
+    [
+        ("someone/else", None, "no such model"),
+        ("someone/both", "v2", "someone/both at revision v2: .* not this revision"),
+        ("someone/gated", None, "accept them on its page"),
+    ],
+)
+def test_what_the_hub_refuses_is_said_plainly(
+    hub: FakeHub, tmp_path: Path, model: str, revision: str | None, message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        locate(model, revision, endpoint=hub.address, cache_dir=tmp_path)
+
+
+def test_an_unreachable_hub_is_said_plainly(tmp_path: Path) -> None:
+    with serve_hub(FakeHub({})) as hub:
+        gone = hub.address
+    with pytest.raises(CheckpointError, match="cannot be reached, and the model is not"):
+        locate("someone/both", endpoint=gone, cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("model", ["./missing", "/nowhere/at/all", "a/b/c", "~/missing", "what is this?"])
+def test_a_path_that_does_not_exist_is_no_reason_to_ask_a_hub(model: str) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        locate(model, endpoint="http://127.0.0.1:9")
+
+
+def test_a_file_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(CheckpointError, match="is a file"):
+        locate(str(tmp_path / "model.gguf"))
+
+
+def test_modelscope_is_asked_through_its_own_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[str, str | None, list[str]]] = []
+
+    def snapshot_download(name: str, *, revision: str | None, allow_patterns: list[str], **_: object) -> str:
+        asked.append((name, revision, allow_patterns))
+        if "*.safetensors" in allow_patterns:
+            (tmp_path / "model.safetensors").touch()
+        return str(tmp_path)
+
+    library = ModuleType("modelscope.hub.snapshot_download")
+    library.snapshot_download = snapshot_download  # type: ignore[attr-defined]
+    for name, module in (
+        ("modelscope", ModuleType("modelscope")),
+        ("modelscope.hub", ModuleType("modelscope.hub")),
+        ("modelscope.hub.snapshot_download", library),
+    ):
+        monkeypatch.setitem(sys.modules, name, module)
+    assert locate("someone/both", "v1", source="modelscope") == tmp_path
+    assert [(name, revision) for name, revision, _ in asked] == [("someone/both", "v1")] * 2
+    assert asked[1][2] == ["*.safetensors"]
+
+
+def test_modelscope_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "modelscope", None)
+    with pytest.raises(CheckpointError, match="pip install modelscope"):
+        locate("someone/both", source="modelscope")
+
+
+def test_arguments_lead_to_directories(tmp_path: Path) -> None:
+    other = tmp_path / "tokenizer"
+    other.mkdir()
+    (other / "tokenizer.json").touch()
+    args = EngineArgs(model=str(tmp_path))
+    assert locate_model(args) == tmp_path
+    assert locate_tokenizer(args, tmp_path) == tmp_path
+    assert locate_tokenizer(EngineArgs(tokenizer=str(other)), tmp_path) == other
+    assert locate_tokenizer(EngineArgs(tokenizer=str(other / "tokenizer.json")), tmp_path) == other / "tokenizer.json"
