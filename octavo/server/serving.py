@@ -125,7 +125,8 @@ async def _start_and_serve(
 async def _unless_stopped(starting: asyncio.Future[AsyncLLM], signals: StopSignals) -> AsyncLLM | None:
     """The engine, or None when a signal came first."""
     asked = asyncio.create_task(signals.asked.wait())
-    await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
+    waiting: set[asyncio.Future[Any]] = {starting, asked}
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
     if starting.done():
         return starting.result()

@@ -1,0 +1,91 @@
+"""A server on a free port of this machine, in a thread, over the fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import openai
+import pytest
+import uvloop
+
+from octavo.async_llm import AsyncLLM
+from octavo.config.args import ServerArgs
+from octavo.server.app import build_app
+from octavo.server.serving import StopSignals, bind, serve_until_stopped, url_of
+from tests.server.fake_llm import FakeAsyncLLM
+
+
+class Served:
+    """A running server: its address, its engine, and ways to stop it."""
+
+    def __init__(self, args: ServerArgs) -> None:
+        self.args = args
+        self.exit_code: int | None = None
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert self._up.wait(10)
+
+    def _run(self) -> None:
+        with bind(self.args.host, self.args.port) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            self.url = url_of(listener)
+            self.exit_code = runner.run(self._serve(listener))
+
+    async def _serve(self, listener: Any) -> int:
+        self.loop = asyncio.get_running_loop()
+        self.llm = FakeAsyncLLM()
+        self.signals = StopSignals()
+        self.loop.call_soon(self._up.set)
+        return await serve_until_stopped(cast(AsyncLLM, self.llm), self.args, build_app, listener, self.signals)
+
+    def on_loop(self, act: Callable[..., object], *arguments: object) -> None:
+        self.loop.call_soon_threadsafe(act, *arguments)
+
+    def stop(self) -> int:
+        """What a signal does; the exit code."""
+        if self._thread.is_alive():
+            self.on_loop(self.signals.stop)
+        return self.join()
+
+    def join(self) -> int:
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        assert self.exit_code is not None
+        return self.exit_code
+
+
+@pytest.fixture
+def start_server() -> Iterator[Callable[..., Served]]:
+    """Starts servers with arguments of the test's own."""
+    started: list[Served] = []
+
+    def start(**args: Any) -> Served:
+        started.append(Served(ServerArgs(port=0, **args)))
+        return started[-1]
+
+    yield start
+    for served in started:
+        served.stop()
+
+
+@pytest.fixture(scope="package")
+def _shared_server() -> Iterator[Served]:
+    served = Served(ServerArgs(port=0))
+    yield served
+    served.stop()
+
+
+@pytest.fixture
+def server(_shared_server: Served) -> Served:
+    """One server for many tests, its engine as new for each."""
+    _shared_server.llm.reset()
+    return _shared_server
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+        yield client

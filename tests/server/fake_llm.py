@@ -1,0 +1,234 @@
+"""An engine without a model: it answers with the letters of a fixed sentence, one token per character.
+
+It keeps the promises of AsyncLLM that the server builds on: refusals before the first output, deltas, an abort when its
+iterator is closed, errors when the core dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+
+from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.core.messages import CoreReady, SchedulerStats
+from octavo.core.outputs import CompletionOutput, Logprob, RequestError, RequestMetrics, RequestOutput
+from octavo.core.prompt import Prompt
+from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.engine.metrics import Metrics
+from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestTooLarge
+
+SENTENCE = "Blocks are pages — naïve ones. "
+BOS = 0
+VOCAB_SIZE = 1000
+MAX_MODEL_LEN = 256
+
+
+class LetterTokenizer:
+    """Characters are tokens; 0 starts a text."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [BOS] * add_special_tokens + [min(ord(letter), VOCAB_SIZE - 1) for letter in text]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(self.token_text(token_id) for token_id in token_ids if token_id or not skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        return "<s>" if token_id == BOS else chr(token_id)
+
+
+class FakeAsyncLLM:
+    """Answers each sequence with SENTENCE, again and again, up to max_tokens (31 when there is no limit).
+
+    error_after: this many tokens, then `error` (raised, or in the output when it is a RequestError).
+    hold_after: this many tokens, then nothing for ever. token_interval_s: pause between tokens.
+    Records the requests it was given, and the ids of those that were closed before their end.
+    """
+
+    def __init__(self, model_names: tuple[str, ...] = ("letters", "alias")) -> None:
+        self.tokenizer = LetterTokenizer()
+        self.config = EngineConfig(
+            model=ModelConfig(
+                name="letters",
+                path="/nowhere",
+                tokenizer_path="/nowhere",
+                served_model_names=model_names,
+                dtype="float32",
+                max_model_len=MAX_MODEL_LEN,
+                vocab_size=VOCAB_SIZE,
+            ),
+            cache=CacheConfig(dtype="float32"),
+            scheduler=SchedulerConfig(max_model_len=MAX_MODEL_LEN),
+            device=DeviceConfig(threads=1),
+        )
+        self.ready = CoreReady(
+            num_blocks=64, block_size=16, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, plan=""
+        )
+        self.stats = SchedulerStats(num_blocks=64)
+        self.metrics = Metrics("letters")
+        self.requests: list[tuple[str, Prompt, SamplingParams, dict[str, Any]]] = []
+        self.aborted: list[str] = []
+        self.num_outputs = 0
+        self.reset()
+        self._dead: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
+
+    def reset(self) -> None:
+        """Back to plain answers, and forget what was asked."""
+        self.error: Exception | RequestError | None = None
+        self.error_after = self.hold_after = 10**9
+        self.token_interval_s = 0.0
+        self.endless = False
+        self.requests.clear()
+        self.aborted.clear()
+        self.num_outputs = 0
+
+    @property
+    def is_running(self) -> bool:
+        return not self._dead.done()
+
+    def die(self, message: str) -> None:
+        """What the end of the core process does."""
+        self._dead.set_result(EngineDeadError(message))
+
+    async def wait_dead(self) -> EngineDeadError:
+        return await asyncio.shield(self._dead)
+
+    async def shutdown(self) -> None:
+        if self.is_running:
+            self.die("shut down")
+
+    def default_sampling_params(self) -> SamplingParams:
+        return SamplingParams(top_k=7)
+
+    def render_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> Prompt:
+        if add_generation_prompt and continue_final_message:
+            raise InvalidRequest("one of the two", field="continue_final_message")
+        end = "" if continue_final_message else "\n"
+        lines = [f"{message['role']}: {message['content']}" for message in messages]
+        text = (chat_template or "") + "\n".join(lines) + end
+        return Prompt(text=text + "assistant: " * add_generation_prompt, add_special_tokens=False)
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams, request_id: str, **options: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        prompt_ids = self._accept(prompt, params)
+        self.requests.append((request_id, prompt, params, options))
+        budget = params.max_tokens if params.max_tokens is not None else len(SENTENCE)
+        prompt_logprobs = None
+        if params.prompt_logprobs is not None:
+            tops = [self._position(token_id, params.prompt_logprobs) for token_id in prompt_ids[1:]]
+            prompt_logprobs = [None, *tops]
+        output = RequestOutput(
+            request_id=request_id,
+            prompt=prompt.text,
+            prompt_token_ids=prompt_ids,
+            outputs=[],
+            finished=False,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=len(prompt_ids) // 2,
+            metrics=RequestMetrics(arrival_time=0.0),
+        )
+        ended = False
+        try:
+            async for step, last in self._steps(budget):
+                deltas = [self._delta(index, step, last, params) for index in range(params.n)]
+                if params.output_kind is OutputKind.DELTA:
+                    yield msgspec.structs.replace(output, outputs=deltas, finished=last)
+                    self.num_outputs += 1
+                    output.prompt_logprobs = None
+                    continue
+                output.outputs = [
+                    self._joined(*pair) for pair in zip(output.outputs or [None] * params.n, deltas, strict=True)
+                ]
+                if last:
+                    output.finished = True
+                    yield output
+            ended = True
+        except RequestEndedError as error:
+            ended = True
+            yield msgspec.structs.replace(output, finished=True, error=error.error)
+        except EngineDeadError:
+            ended = True
+            raise
+        finally:
+            if not ended and not output.finished:
+                self.aborted.append(request_id)
+
+    def _accept(self, prompt: Prompt, params: SamplingParams) -> list[int]:
+        if not self.is_running:
+            raise self._dead.result()
+        token_ids = prompt.token_ids
+        if token_ids is None:
+            token_ids = self.tokenizer.encode(prompt.text or "", prompt.add_special_tokens)
+        if not token_ids or token_ids == [BOS]:
+            raise InvalidRequest("the prompt is empty", field="prompt", code="empty_prompt")
+        if any(token_id >= VOCAB_SIZE for token_id in token_ids):
+            raise InvalidRequest("prompt_token_ids has ids outside the vocabulary", field="prompt_token_ids")
+        if len(token_ids) + (params.max_tokens or 1) > MAX_MODEL_LEN:
+            raise ContextTooLong(f"more than {MAX_MODEL_LEN} tokens", field="max_tokens")
+        if params.n > 8:
+            raise RequestTooLarge(f"n is {params.n}, must be at most 8", field="n")
+        return list(token_ids)
+
+    async def _steps(self, budget: int) -> AsyncGenerator[tuple[int, bool], None]:
+        step = 0
+        while step < budget or self.endless:
+            if step >= self.hold_after:
+                dead = await self.wait_dead()
+                raise dead
+            if step >= self.error_after and self.error is not None:
+                raise RequestEndedError(self.error) if isinstance(self.error, RequestError) else self.error
+            await asyncio.sleep(self.token_interval_s)
+            if not self.is_running:
+                raise self._dead.result()
+            step += 1
+            yield step - 1, step == budget and not self.endless
+
+    def _delta(self, index: int, step: int, last: bool, params: SamplingParams) -> CompletionOutput:
+        letter = SENTENCE[step % len(SENTENCE)]
+        token_id = ord(letter) if ord(letter) < VOCAB_SIZE else VOCAB_SIZE - 1
+        return CompletionOutput(
+            index=index,
+            text=letter,
+            token_ids=[token_id],
+            logprobs=None if params.logprobs is None else [self._position(token_id, params.logprobs)],
+            finish_reason="length" if last else None,
+        )
+
+    def _joined(self, whole: CompletionOutput | None, delta: CompletionOutput) -> CompletionOutput:
+        if whole is None:
+            return delta
+        whole.text += delta.text
+        whole.token_ids += delta.token_ids
+        if whole.logprobs is not None and delta.logprobs is not None:
+            whole.logprobs += delta.logprobs
+        whole.finish_reason = delta.finish_reason
+        return whole
+
+    def _position(self, token_id: int, num_top: int) -> dict[int, Logprob]:
+        """The drawn token is the second likeliest; with `num_top` below 2 it comes on top of the likeliest."""
+        others = [token_id + offset for offset in (1, 2, 3, 4, 5)][:num_top]
+        ranked = [*others[:1], token_id, *others[1:]]
+        entries = {
+            other: Logprob(-math.log(2) * rank, rank, self.tokenizer.token_text(other))
+            for rank, other in enumerate(ranked, 1)
+        }
+        return {other: logprob for other, logprob in entries.items() if logprob.rank <= num_top or other == token_id}
+
+
+class RequestEndedError(Exception):
+    """Carries an error of one request to its output."""
+
+    def __init__(self, error: RequestError) -> None:
+        super().__init__(error.message)
+        self.error = error

@@ -1,0 +1,261 @@
+"""`/v1/chat/completions` through the openai client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from octavo.core.sampling_params import OutputKind
+from tests.server.conftest import Served
+from tests.server.fake_llm import SENTENCE
+from tests.server.raw import ask, events
+
+MESSAGES: Any = [{"role": "user", "content": "hi"}]
+
+
+def chat(server: Served, **fields: Any) -> Any:
+    return ask(server.url, "/v1/chat/completions", {"messages": MESSAGES, **fields})
+
+
+def test_answer_has_what_the_openai_api_promises(client: openai.OpenAI, server: Served) -> None:
+    answer = client.chat.completions.create(model="letters", messages=MESSAGES, max_tokens=6)
+    assert answer.id.startswith("chatcmpl-")
+    assert (answer.object, answer.model) == ("chat.completion", "letters")
+    (choice,) = answer.choices
+    assert (choice.index, choice.finish_reason, choice.logprobs) == (0, "length", None)
+    assert (choice.message.role, choice.message.content) == ("assistant", "Blocks")
+    assert answer.usage is not None
+    prompt_tokens = len("user: hi\nassistant: ")
+    assert answer.usage.to_dict() == {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": 6,
+        "total_tokens": prompt_tokens + 6,
+        "prompt_tokens_details": {"cached_tokens": prompt_tokens // 2},
+    }
+
+
+def test_conversation_goes_on_without_a_limit_of_tokens_unless_one_is_given(
+    client: openai.OpenAI, server: Served
+) -> None:
+    answer = client.chat.completions.create(model="letters", messages=MESSAGES)
+    assert answer.choices[0].message.content == SENTENCE
+    client.chat.completions.create(model="letters", messages=MESSAGES, max_completion_tokens=3)
+    assert [params.max_tokens for _, _, params, _ in server.llm.requests] == [None, 3]
+
+
+def test_stream_is_role_then_text_then_finish_reason_then_usage_then_done(server: Served) -> None:
+    answer = chat(server, max_tokens=2, stream=True, stream_options={"include_usage": True})
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    *chunks, done = events(answer.body)
+    assert done == "[DONE]"
+    assert [chunk["choices"] for chunk in chunks] == [
+        [{"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}],
+        [{"index": 0, "delta": {"content": "B"}, "logprobs": None, "finish_reason": None}],
+        [{"index": 0, "delta": {"content": "l"}, "logprobs": None, "finish_reason": None}],
+        [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "length", "stop_reason": None}],
+        [],
+    ]
+    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * 4
+    assert chunks[-1]["usage"]["completion_tokens"] == 2
+    assert len({(chunk["id"], chunk["created"], chunk["model"], chunk["object"]) for chunk in chunks}) == 1
+    assert chunks[0]["object"] == "chat.completion.chunk"
+
+
+def test_stream_has_no_usage_unless_it_is_asked_for(server: Served) -> None:
+    *chunks, _ = events(chat(server, max_tokens=2, stream=True).body)
+    assert len(chunks) == 4
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+def test_usage_comes_with_every_chunk_when_asked_for(server: Served) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, _ = events(chat(server, max_tokens=2, stream=True, stream_options=options).body)
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 1, 2, 2, 2]
+
+
+@pytest.mark.anyio
+async def test_async_client_reads_a_stream_as_it_comes(server: Served) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        stream = await client.chat.completions.create(model="letters", messages=MESSAGES, stream=True)
+        text = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    assert "".join(text) == SENTENCE
+    assert len(text) == len(SENTENCE) + 2
+    assert server.llm.requests[0][2].output_kind is OutputKind.DELTA
+
+
+def test_choices_keep_their_index(client: openai.OpenAI, server: Served) -> None:
+    answer = client.chat.completions.create(model="letters", messages=MESSAGES, n=3, max_tokens=2)
+    assert [(choice.index, choice.message.content) for choice in answer.choices] == [(0, "Bl"), (1, "Bl"), (2, "Bl")]
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 6
+    by_index: dict[int, list[Any]] = {}
+    for chunk in client.chat.completions.create(model="letters", messages=MESSAGES, n=3, max_tokens=2, stream=True):
+        by_index.setdefault(chunk.choices[0].index, []).append(chunk.choices[0])
+    assert sorted(by_index) == [0, 1, 2]
+    for choices in by_index.values():
+        assert [choice.delta.role for choice in choices] == ["assistant", None, None, None]
+        assert [choice.delta.content for choice in choices] == ["", "B", "l", None]
+        assert [choice.finish_reason for choice in choices] == [None, None, None, "length"]
+
+
+def test_logprobs_name_the_drawn_token_and_the_likeliest(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="letters", messages=MESSAGES, max_tokens=2, logprobs=True, top_logprobs=2
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    first = logprobs.content[0]
+    assert (first.token, first.bytes) == ("B", [66])
+    assert first.logprob == pytest.approx(-1.386, abs=1e-3)
+    assert [(top.token, top.bytes) for top in first.top_logprobs] == [("C", [67]), ("B", [66])]
+    assert [token.token for token in logprobs.content] == ["B", "l"]
+
+
+def test_logprobs_without_top_ones_have_the_drawn_token_alone(client: openai.OpenAI, server: Served) -> None:
+    answer = client.chat.completions.create(model="letters", messages=MESSAGES, max_tokens=1, logprobs=True)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert logprobs.content[0].top_logprobs == []
+    assert server.llm.requests[0][2].logprobs == 0
+
+
+def test_streamed_logprobs_are_those_of_the_whole_answer(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(
+        model="letters", messages=MESSAGES, max_tokens=5, logprobs=True, top_logprobs=1
+    )
+    stream = client.chat.completions.create(
+        model="letters", messages=MESSAGES, max_tokens=5, logprobs=True, top_logprobs=1, stream=True
+    )
+    pieces = [chunk.choices[0].logprobs for chunk in stream]
+    joined = [token for piece in pieces if piece is not None for token in piece.content or []]
+    assert whole.choices[0].logprobs is not None
+    assert joined == whole.choices[0].logprobs.content
+
+
+def test_messages_reach_the_template_as_text(client: openai.OpenAI, server: Served) -> None:
+    messages: Any = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": "c", "refusal": None, "tool_calls": None, "annotations": []},
+        {"role": "tool", "content": "d", "tool_call_id": "1"},
+    ]
+    client.chat.completions.create(model="letters", messages=messages, max_tokens=1)
+    prompt = server.llm.requests[0][1]
+    assert prompt.text == "system: be brief\nuser: a\nb\nassistant: c\ntool: d\nassistant: "
+    assert not prompt.add_special_tokens
+
+
+def test_final_message_can_be_continued(client: openai.OpenAI, server: Served) -> None:
+    messages: Any = [*MESSAGES, {"role": "assistant", "content": "well,"}]
+    client.chat.completions.create(
+        model="letters", messages=messages, max_tokens=1, extra_body={"continue_final_message": True}
+    )
+    assert server.llm.requests[0][1].text == "user: hi\nassistant: well,"
+
+
+def test_sampling_values_reach_the_engine_over_the_models_defaults(client: openai.OpenAI, server: Served) -> None:
+    client.chat.completions.create(
+        model="letters",
+        messages=MESSAGES,
+        max_tokens=4,
+        temperature=0.5,
+        seed=3,
+        stop=["x", "y"],
+        logit_bias={"65": -100},
+        extra_body={"min_p": 0.1, "stop_token_ids": [5], "ignore_eos": True, "cache_salt": "s", "priority": 2},
+    )
+    _, _, params, options = server.llm.requests[0]
+    assert (params.temperature, params.seed, params.stop, params.min_p) == (0.5, 3, ("x", "y"), 0.1)
+    assert (params.logit_bias, params.stop_token_ids, params.ignore_eos) == ({65: -100.0}, (5,), True)
+    assert params.top_k == 7
+    assert options == {"cache_salt": "s", "priority": 2}
+
+
+def test_token_ids_come_on_request(server: Served) -> None:
+    answer = chat(server, max_tokens=2, return_token_ids=True, prompt_logprobs=1).json
+    assert answer["choices"][0]["token_ids"] == [66, 108]
+    assert answer["prompt_token_ids"] == [ord(letter) for letter in "user: hi\nassistant: "]
+    assert answer["prompt_logprobs"][0] is None
+    assert len(answer["prompt_logprobs"]) == len(answer["prompt_token_ids"])
+    *chunks, _ = events(chat(server, max_tokens=2, return_token_ids=True, stream=True).body)
+    assert [chunk["choices"][0].get("token_ids") for chunk in chunks] == [None, [66], [108], None]
+    assert chunks[0]["prompt_token_ids"] == answer["prompt_token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+        ({"tool_choice": "auto"}, "tool_choice", "unsupported_parameter"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"guided_json": {}}, "guided_json", "unsupported_parameter"),
+        ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
+        ({"use_beam_search": True}, "use_beam_search", "unsupported_parameter"),
+        ({"chat_template": "{{ messages }}"}, "chat_template", "unsupported_parameter"),
+        ({"temprature": 1}, "temprature", "unknown_parameter"),
+        ({"temperature": "hot"}, "temperature", "invalid_type"),
+        ({"temperature": -1}, "temperature", "invalid_value"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 10**6}, "max_tokens", "context_length_exceeded"),
+        ({"n": 100}, "n", "request_too_large"),
+        ({"seed": 2**64}, "seed", "invalid_type"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "invalid_value"),
+        ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+        ({"logprobs": True, "top_logprobs": -1}, "logprobs", "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"stream": True, "stream_options": {"include_usge": True}}, "stream_options.include_usge", "unknown_parameter"),
+        ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "invalid_value"),
+        ({"messages": []}, "messages", "invalid_type"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "invalid_type"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_type"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
+        ({"messages": [{"role": "user", "contnt": "x"}]}, "messages[0].contnt", "unknown_parameter"),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+            "messages[0].tool_calls",
+            "unsupported_parameter",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}, {"type": "image_url"}]}]},
+            "messages[0].content[1]",
+            "unsupported_content_type",
+        ),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "invalid_value"),
+    ],
+)
+def test_refusal_names_the_field(client: openai.OpenAI, server: Served, fields: Any, param: str, code: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**{"model": "letters", "messages": MESSAGES, "extra_body": fields})
+    assert (caught.value.param, caught.value.code) == (param, code)
+    assert caught.value.type == "invalid_request_error"
+    assert server.llm.requests == []
+
+
+def test_refusal_in_a_stream_comes_before_the_stream(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="letters", messages=MESSAGES, max_tokens=10**6, stream=True)
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": None, "tool_choice": "none", "functions": [], "response_format": {"type": "text"}},
+        {"modalities": ["text"], "store": False, "metadata": {"a": "b"}, "user": "u", "parallel_tool_calls": True},
+        {"temperature": None, "stop": None, "n": None, "logprobs": False, "stream": None, "use_beam_search": False},
+    ],
+)
+def test_fields_that_change_nothing_are_accepted(server: Served, fields: Any) -> None:
+    assert chat(server, max_tokens=1, **fields).status == 200
+
+
+def test_template_of_a_request_is_used_where_the_server_allows_it(start_server: Any) -> None:
+    trusting = start_server(trust_request_chat_template=True)
+    assert chat(trusting, max_tokens=1, chat_template="T:").status == 200
+    assert trusting.llm.requests[0][1].text.startswith("T:user: hi")

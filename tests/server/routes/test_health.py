@@ -1,0 +1,48 @@
+"""`/health`, `/version`, `/metrics`, `/` and `/openapi.json`."""
+
+from __future__ import annotations
+
+import octavo
+from octavo.server.openapi import ENDPOINTS
+from tests.server.conftest import Served
+from tests.server.raw import ask
+
+
+def test_health_is_200_while_the_engine_runs(server: Served) -> None:
+    answer = ask(server.url, "/health")
+    assert (answer.status, answer.body) == (200, b"")
+
+
+def test_version_is_the_packages(server: Served) -> None:
+    assert ask(server.url, "/version").json == {"version": octavo.__version__}
+
+
+def test_metrics_are_prometheus_text(server: Served) -> None:
+    answer = ask(server.url, "/metrics")
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert b'octavo:num_requests_running{model_name="letters"} 0.0' in answer.body
+
+
+def test_front_page_lists_endpoints_that_exist(server: Served) -> None:
+    listed = ask(server.url, "/").json["endpoints"]
+    assert "POST /v1/chat/completions" in listed
+    for endpoint in ENDPOINTS:
+        path = endpoint.path.replace("{model_id}", "letters")
+        body = {} if endpoint.method == "POST" else None
+        assert ask(server.url, path, body).status in (200, 400), endpoint.path
+
+
+def test_openapi_document_refers_only_to_what_it_defines(server: Served) -> None:
+    answer = ask(server.url, "/openapi.json")
+    schemas = answer.json["components"]["schemas"]
+    references = {piece.split(b'"')[0].decode() for piece in answer.body.split(b"#/components/schemas/")[1:]}
+    assert references <= set(schemas)
+    assert set(answer.json["paths"]) == {endpoint.path for endpoint in ENDPOINTS}
+
+
+def test_openapi_document_leaves_out_what_is_refused(server: Served) -> None:
+    schema = ask(server.url, "/openapi.json").json["components"]["schemas"]["ChatCompletionRequest"]
+    assert "temperature" in schema["properties"]
+    assert "tools" not in schema["properties"]
+    assert schema["additionalProperties"] is False
