@@ -78,8 +78,9 @@ class ChatTemplate:
         values |= {"messages": normal, "add_generation_prompt": add_generation_prompt}
         values.setdefault("tools", None)
         values.setdefault("documents", None)
+        template = self._compiled
         try:
-            text = self._compiled.render(values)
+            text = template.render(values)
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the chat template refuses these messages: {error}", field="messages") from error
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:

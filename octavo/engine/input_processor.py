@@ -146,7 +146,7 @@ class InputProcessor:
             )
 
     def _longer_context(self) -> str:
-        return " or raise max_model_len" if self._model.is_max_model_len_explicit else ""
+        return " or raise max_model_len" if self._model.user_set_max_model_len else ""
 
     def _check_ids(self, token_ids: Collection[int], field: str) -> None:
         vocab_size = self._ready.vocab_size

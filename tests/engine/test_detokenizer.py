@@ -1,0 +1,178 @@
+"""Detokenizer and stop strings: text that comes in pieces is the text of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.detokenizer import Detokenizer, SequenceText, StopStrings
+from octavo.engine.tokenizer import Tokenizer
+from tests.fakes.byte_tokenizer import byte_tokenizer, piece_tokenizer
+
+
+@pytest.fixture(scope="module")
+def bytes_only(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return byte_tokenizer(tmp_path_factory.mktemp("byte"))
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return piece_tokenizer(tmp_path_factory.mktemp("piece"))
+
+
+def all_text(detokenizer: Detokenizer, token_ids: Sequence[int]) -> str:
+    return "".join(detokenizer.push(token_id) for token_id in token_ids) + detokenizer.flush()
+
+
+@given(token_ids=st.lists(st.integers(0, 259), max_size=40), skip=st.booleans())
+def test_pieces_join_to_the_text_of_all_ids(bytes_only: Tokenizer, token_ids: list[int], skip: bool) -> None:
+    whole = bytes_only.decode(token_ids, skip_special_tokens=skip)
+    assert all_text(Detokenizer(bytes_only, skip_special_tokens=skip), token_ids) == whole
+
+
+@given(text=st.text(max_size=30), prompt=st.text(max_size=20))
+def test_pieces_continue_the_text_of_the_prompt(pieces: Tokenizer, text: str, prompt: str) -> None:
+    prompt_ids = pieces.encode(prompt)
+    output_ids = pieces.encode(text, add_special_tokens=False)
+    whole = pieces.decode(prompt_ids + output_ids)
+    assert pieces.decode(prompt_ids) + all_text(Detokenizer(pieces, prompt_ids), output_ids) == whole
+
+
+@given(text=st.text(alphabet="ab é€🎉", max_size=30))
+def test_pieces_join_to_the_text_of_all_ids_when_spaces_belong_to_words(pieces: Tokenizer, text: str) -> None:
+    token_ids = pieces.encode(text, add_special_tokens=False)
+    assert all_text(Detokenizer(pieces), token_ids) == pieces.decode(token_ids) == text
+
+
+def test_character_of_several_tokens_comes_when_it_is_complete(bytes_only: Tokenizer) -> None:
+    detokenizer = Detokenizer(bytes_only)
+    assert [detokenizer.push(byte) for byte in "a€".encode()] == ["a", "", "", "€"]
+
+
+def test_incomplete_character_at_the_end_shows_as_replacement(bytes_only: Tokenizer) -> None:
+    assert all_text(Detokenizer(bytes_only), "a€".encode()[:-1]) == "a\ufffd"
+
+
+def test_first_word_keeps_its_space_behind_a_prompt(pieces: Tokenizer) -> None:
+    word = pieces.encode("ab", add_special_tokens=False)
+    assert Detokenizer(pieces, pieces.encode("a")).push(word[0]) == " ab"
+    assert Detokenizer(pieces, [pieces.bos_token_id or 0]).push(word[0]) == "ab"
+
+
+def test_special_tokens_next_to_each_other_are_joined_when_spaces_are_not_wanted(pieces: Tokenizer) -> None:
+    end = pieces.token_id("</s>") or 0
+    token_ids = [*pieces.encode("ab", add_special_tokens=False), end, end]
+    joined = Detokenizer(pieces, skip_special_tokens=False, spaces_between_special_tokens=False)
+    assert all_text(joined, token_ids) == "ab</s></s>"
+
+
+def test_ids_without_a_token_have_no_text(bytes_only: Tokenizer) -> None:
+    assert all_text(Detokenizer(bytes_only), [*b"a", 100_000, *b"b"]) == "ab"
+
+
+def run(tokenizer: Tokenizer, token_ids: Sequence[int], **params: object) -> tuple[str, int, str | None]:
+    """Text, number of tokens and stop string of a sequence whose core would go on."""
+    text = SequenceText(tokenizer, [], SamplingParams(**params))  # type: ignore[arg-type]
+    for number, token_id in enumerate(token_ids, start=1):
+        if text.push(token_id):
+            return text.text, number, text.stop_string
+    text.finish()
+    return text.text, len(token_ids), text.stop_string
+
+
+def test_stop_string_is_found_across_tokens_and_left_out(bytes_only: Tokenizer) -> None:
+    assert run(bytes_only, b"one END two", stop="END") == ("one ", 7, "END")
+
+
+def test_stop_string_is_kept_when_wanted(bytes_only: Tokenizer) -> None:
+    assert run(bytes_only, b"one END two", stop="END", include_stop_str_in_output=True) == ("one END", 7, "END")
+
+
+def test_match_that_starts_first_wins(bytes_only: Tokenizer) -> None:
+    assert run(bytes_only, b"abcd", stop=("cd", "bcd")) == ("a", 4, "bcd")
+    assert run(bytes_only, b"abcd", stop=("b", "bcd")) == ("a", 2, "b")
+
+
+def test_stop_string_does_not_count_before_the_fewest_tokens(bytes_only: Tokenizer) -> None:
+    assert run(bytes_only, b"xx.yy.zz", stop=".", min_tokens=4) == ("xx.yy", 6, ".")
+    assert run(bytes_only, b"xx.yy.zz", stop=".", min_tokens=3) == ("xx", 3, ".")
+
+
+def test_stop_string_in_what_was_held_back_ends_the_text(bytes_only: Tokenizer) -> None:
+    assert run(bytes_only, b"ab\xe2", stop="\ufffd") == ("ab", 3, "\ufffd")
+
+
+def test_token_that_ends_the_sequence_is_not_shown(bytes_only: Tokenizer) -> None:
+    for include, expected in ((False, "ab"), (True, "abc")):
+        text = SequenceText(bytes_only, [], SamplingParams(include_stop_str_in_output=include))
+        for byte in b"ab":
+            text.push(byte)
+        text.push(ord("c"), is_end=True)
+        assert text.text == expected
+
+
+def test_nothing_is_made_of_tokens_when_text_is_not_wanted(bytes_only: Tokenizer) -> None:
+    assert run(bytes_only, b"abc", detokenize=False) == ("", 3, None)
+
+
+_SMALL_TEXT = st.text(alphabet="ab€", min_size=1, max_size=4)
+
+
+@given(
+    text=st.text(alphabet="ab€🎉", max_size=24),
+    stops=st.lists(_SMALL_TEXT, min_size=1, max_size=3),
+    include=st.booleans(),
+    min_tokens=st.integers(0, 6),
+)
+def test_what_is_visible_only_grows_into_the_final_text(
+    bytes_only: Tokenizer, text: str, stops: list[str], include: bool, min_tokens: int
+) -> None:
+    params = SamplingParams(stop=tuple(stops), include_stop_str_in_output=include, min_tokens=min_tokens, max_tokens=99)
+    token_ids = text.encode()
+    sequence = SequenceText(bytes_only, [], params)
+    seen = [""]
+    stopped_after = None
+    for number, token_id in enumerate(token_ids, start=1):
+        if sequence.push(token_id):
+            stopped_after = number
+            break
+        seen.append(sequence.text[: sequence.num_visible_chars()])
+    sequence.finish()
+    assert all(later.startswith(earlier) for earlier, later in zip(seen, seen[1:], strict=False))
+    assert sequence.text.startswith(seen[-1])
+    assert (stopped_after, sequence.text) == stopped_text(token_ids, stops, include, min_tokens)
+
+
+def stopped_text(token_ids: bytes, stops: Sequence[str], include: bool, min_tokens: int) -> tuple[int | None, str]:
+    """The plain rule: after each token, look whether a stop string has been completed by it."""
+    for number in range(max(1, min_tokens), len(token_ids) + 1):
+        before = len(token_ids[: number - 1].decode(errors="ignore"))
+        text = token_ids[:number].decode(errors="ignore")
+        matches = [
+            (start, len(stop))
+            for stop in stops
+            for start in range(len(text))
+            if text.startswith(stop, start) and start + len(stop) > before
+        ]
+        if matches:
+            start, length = min(matches)
+            return number, text[: start + length * include]
+    return None, token_ids.decode()
+
+
+def test_only_what_may_become_a_stop_string_is_held_back() -> None:
+    stops = StopStrings(["END", "\n\n"])
+    assert [stops.num_held_chars(text) for text in ("", "x", "xE", "xEN", "xEE", "a\n", "ENDx")] == [
+        0,
+        0,
+        1,
+        2,
+        1,
+        1,
+        0,
+    ]

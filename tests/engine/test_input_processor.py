@@ -1,0 +1,159 @@
+"""The door: a request within the limits goes through resolved, any other is refused with field, numbers and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.core.arithmetic import max_blocks_of_group
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.input_processor import InputProcessor, request_seed, tokens_that_fit
+from octavo.errors import ContextTooLong, InvalidRequest, RequestTooLarge
+from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
+from tests.fakes.core import core_ready, engine_config
+
+
+def processor(
+    tmp_path: Path, *, ready: dict[str, Any] | None = None, tokenizer: dict[str, Any] | None = None, **model: Any
+) -> InputProcessor:
+    text = byte_tokenizer(tmp_path, **(tokenizer or {}))
+    return InputProcessor(
+        engine_config(str(tmp_path), **model).model,
+        core_ready(**(ready or {})),
+        max_num_seqs=4,
+        tokenizer=text,
+        chat_template=ChatTemplate.find(tmp_path, text),
+        clock=lambda: 7.0,
+    )
+
+
+def test_request_goes_through_with_everything_resolved(tmp_path: Path) -> None:
+    door = processor(tmp_path, eos_token_ids=(3, 4), tokenizer={"add_bos_token": True})
+    request = door.process("r", "hi", SamplingParams(max_tokens=5, bad_words=("no",)), priority=2, cache_salt="s")
+    assert request.prompt_token_ids == [BOS, *b"hi"]
+    assert (request.request_id, request.priority, request.cache_salt, request.arrival_time) == ("r", 2, "s", 7.0)
+    assert request.end_token_ids == (3, 4)
+    assert request.bad_words_token_ids == ((*b"no",), (*b" no",))
+    assert (request.params.max_tokens, request.params.seed) == (5, request_seed(0, 0))
+
+
+def test_end_of_sequence_is_the_tokenizers_where_the_checkpoint_names_none(tmp_path: Path) -> None:
+    assert processor(tmp_path).process("r", "hi", SamplingParams()).end_token_ids == (EOS,)
+
+
+def test_end_of_sequence_can_be_ignored(tmp_path: Path) -> None:
+    assert processor(tmp_path).process("r", "hi", SamplingParams(ignore_eos=True)).end_token_ids == ()
+
+
+def test_requests_without_a_seed_get_the_same_ones_in_every_run(tmp_path: Path) -> None:
+    def seeds(**model: Any) -> list[int | None]:
+        door = processor(tmp_path, **model)
+        return [door.process(str(number), "hi", SamplingParams()).params.seed for number in range(3)]
+
+    assert seeds() == seeds()
+    assert len(set(seeds() + seeds(seed=1))) == 6
+    assert processor(tmp_path).process("r", "hi", SamplingParams(seed=5)).params.seed == 5
+
+
+def test_rest_of_the_context_is_granted_when_no_number_is_set(tmp_path: Path) -> None:
+    assert processor(tmp_path).process("r", "hi", SamplingParams(max_tokens=None)).params.max_tokens == 254
+
+
+def test_rest_of_the_cache_is_granted_when_it_is_less_than_the_context(tmp_path: Path) -> None:
+    door = processor(tmp_path, ready={"num_blocks": 2})
+    assert door.process("r", "hi", SamplingParams(max_tokens=None)).params.max_tokens == 31
+    assert door.process("r", "hi", SamplingParams(max_tokens=None, n=2)).params.max_tokens == 15
+
+
+@given(
+    prompt=st.integers(1, 100),
+    n=st.integers(1, 5),
+    num_blocks=st.integers(1, 60),
+    block_size=st.sampled_from([1, 4, 16]),
+)
+def test_granted_tokens_fit_and_one_more_would_not(prompt: int, n: int, num_blocks: int, block_size: int) -> None:
+    fitting = tokens_that_fit(prompt, n, num_blocks, block_size)
+    if fitting >= 1:
+        assert max_blocks_of_group(prompt, fitting, n, block_size) <= num_blocks
+    assert max_blocks_of_group(prompt, max(fitting, 0) + 1, n, block_size) > num_blocks
+
+
+def test_defaults_of_the_checkpoint_lie_under_explicit_values(tmp_path: Path) -> None:
+    door = processor(tmp_path, generation_defaults={"temperature": 0.3, "top_k": 7})
+    assert door.default_sampling_params(top_k=9) == SamplingParams(temperature=0.3, top_k=9)
+    with pytest.raises(InvalidRequest, match="did you mean temperature"):
+        door.default_sampling_params(temprature=1)
+
+
+def test_conversation_becomes_a_prompt_with_one_bos(tmp_path: Path) -> None:
+    door = processor(tmp_path, tokenizer={"add_bos_token": True})
+    prompt = door.render_chat([{"role": "user", "content": "hi"}])
+    assert door.process("r", prompt, SamplingParams()).prompt_token_ids == [BOS, *b"[user]hi", EOS, *b"[assistant]"]
+    other = door.render_chat(
+        [{"role": "user", "content": "hi"}], chat_template="{{ bos_token }}{{ messages[0].content }}"
+    )
+    assert other.text == "<bos>hi"
+
+
+def test_model_without_a_template_says_what_to_do(tmp_path: Path) -> None:
+    door = processor(tmp_path, tokenizer={"chat_template": None})
+    with pytest.raises(InvalidRequest, match="no chat template.*start octavo with the argument chat_template"):
+        door.render_chat([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "kind", "field", "words"),
+    [
+        ("", {}, InvalidRequest, "prompt", "the prompt is empty"),
+        ([], {}, InvalidRequest, "prompt_token_ids", "the prompt is empty"),
+        ([1, 260], {}, InvalidRequest, "prompt_token_ids", "contains 260; .* from 0 to 259"),
+        ([-1], {}, InvalidRequest, "prompt_token_ids", "contains -1"),
+        ([1.5], {}, InvalidRequest, "prompt_token_ids", "not a list of integers"),
+        ({"text": "hi"}, {}, InvalidRequest, "prompt", "exactly one key"),
+        ("x" * 256, {}, ContextTooLong, "prompt", "256 tokens, but the context holds 256 .* shorten the prompt to 255"),
+        ("x" * 100_000, {}, ContextTooLong, "prompt", "100000 characters"),
+        (
+            "hi",
+            {"max_tokens": 255},
+            ContextTooLong,
+            "max_tokens",
+            "together 257, .* holds 256; set max_tokens to at most 254",
+        ),
+        ("hi", {"max_tokens": None, "min_tokens": 255}, ContextTooLong, "min_tokens", "has room for 254"),
+        ("hi", {"logprobs": 21}, InvalidRequest, "logprobs", "is 21, must be at most 20; .* raise max_logprobs"),
+        ("hi", {"prompt_logprobs": 21}, InvalidRequest, "prompt_logprobs", "is 21, must be at most 20"),
+        ("hi", {"stop_token_ids": [999]}, InvalidRequest, "stop_token_ids", "contains 999"),
+        ("hi", {"allowed_token_ids": [5, 260]}, InvalidRequest, "allowed_token_ids", "contains 260"),
+        ("hi", {"logit_bias": {260: 1.0}}, InvalidRequest, "logit_bias", "contains 260"),
+        ("hi", {"n": 5}, RequestTooLarge, "n", "n is 5, .* at most 4 .* raise max_num_seqs"),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_said_by_field(
+    tmp_path: Path, prompt: Any, params: dict[str, Any], kind: type[InvalidRequest], field: str, words: str
+) -> None:
+    with pytest.raises(kind, match=words) as caught:
+        processor(tmp_path).process("r", prompt, SamplingParams(**params))
+    assert (type(caught.value), caught.value.field) == (kind, field)
+
+
+def test_longer_context_is_offered_only_to_who_has_shortened_it(tmp_path: Path) -> None:
+    for explicit in (True, False):
+        with pytest.raises(ContextTooLong) as caught:
+            processor(tmp_path, user_set_max_model_len=explicit).process("r", "x" * 300, SamplingParams())
+        assert ("raise max_model_len" in str(caught.value)) is explicit
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 40, "n": 2}, {"max_tokens": None, "min_tokens": 40, "n": 2}])
+def test_request_that_never_fits_the_cache_is_refused_with_the_blocks(tmp_path: Path, params: dict[str, Any]) -> None:
+    with pytest.raises(RequestTooLarge, match=r"needs 6 KV blocks of 16 .* the cache has 5; lower max_tokens.*\(n\)"):
+        processor(tmp_path, ready={"num_blocks": 5}).process("r", "x" * 4, SamplingParams(**params))
+
+
+def test_tokenizer_of_another_model_is_found_out(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="the tokenizer belongs to another model"):
+        processor(tmp_path, ready={"vocab_size": 50}).process("r", "hi", SamplingParams())

@@ -1,0 +1,264 @@
+"""Output processor: every way to read a request shows the same text, and each request has one final answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, SequenceDelta
+from octavo.core.outputs import Logprob, RequestError, RequestMetrics, RequestOutput
+from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.core.step import PromptLogprobs
+from octavo.engine.metrics import Metrics
+from octavo.engine.output_processor import OutputProcessor, merge_deltas
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import InvalidRequest
+from tests.fakes.byte_tokenizer import EOS, byte_tokenizer
+from tests.fakes.core import RefusingCore, ScriptedCore, token_logprobs
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return byte_tokenizer(tmp_path_factory.mktemp("byte"))
+
+
+def make_request(text: str, request_id: str = "r", **params: Any) -> EngineCoreRequest:
+    values = {"max_tokens": 1000, "seed": 0, **params}
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=list(text.encode()),
+        params=SamplingParams(**values),
+        arrival_time=0.0,
+        end_token_ids=(EOS,),
+    )
+
+
+def run(
+    tokenizer: Tokenizer, core: ScriptedCore, requests: Iterable[EngineCoreRequest], metrics: Metrics | None = None
+) -> list[RequestOutput]:
+    processor = OutputProcessor(tokenizer, metrics=metrics)
+    for request in requests:
+        processor.add(request, "the prompt")
+        core.add_request(request)
+    outputs: list[RequestOutput] = []
+    while core.has_unfinished():
+        processed = processor.process(core.step().outputs)
+        outputs += processed.outputs
+        for stop in processed.stops:
+            core.stop_sequence(stop.request_id, stop.index)
+    assert len(processor) == 0
+    assert all(not output.finished for output in outputs[:-1]) or len({output.request_id for output in outputs}) > 1
+    return outputs
+
+
+def test_cumulative_outputs_hold_everything_so_far(tokenizer: Tokenizer) -> None:
+    outputs = run(tokenizer, ScriptedCore(), [make_request("ab")])
+    assert [output.outputs[0].text for output in outputs] == ["a", "ab", "ab"]
+    assert [output.outputs[0].token_ids for output in outputs] == [[97], [97, 98], [97, 98, EOS]]
+    assert [output.finished for output in outputs] == [False, False, True]
+    assert (outputs[-1].outputs[0].finish_reason, outputs[-1].outputs[0].stop_reason) == ("stop", None)
+    assert (outputs[-1].prompt, outputs[-1].num_cached_tokens) == ("the prompt", 3)
+
+
+def test_delta_outputs_hold_what_is_new(tokenizer: Tokenizer) -> None:
+    outputs = run(tokenizer, ScriptedCore(), [make_request("ab", output_kind=OutputKind.DELTA, logprobs=0)])
+    assert [output.outputs[0].text for output in outputs] == ["a", "b", ""]
+    assert [output.outputs[0].token_ids for output in outputs] == [[97], [98], [EOS]]
+    assert [len(output.outputs[0].logprobs or []) for output in outputs] == [1, 1, 1]
+
+
+def test_final_output_alone_holds_everything(tokenizer: Tokenizer) -> None:
+    [output] = run(tokenizer, ScriptedCore(), [make_request("ab", output_kind=OutputKind.FINAL_ONLY, max_tokens=2)])
+    assert (output.finished, output.outputs[0].text, output.outputs[0].finish_reason) == (True, "ab", "length")
+
+
+def test_stop_token_is_the_reason_and_is_not_shown(tokenizer: Tokenizer) -> None:
+    output = run(tokenizer, ScriptedCore(), [make_request("abc", stop_token_ids=(ord("b"),))])[-1].outputs[0]
+    assert (output.text, output.token_ids, output.finish_reason, output.stop_reason) == ("a", [97, 98], "stop", 98)
+
+
+@pytest.mark.parametrize("late_tokens", [0, 1, 3])
+def test_stop_string_ends_the_sequence_in_front_and_core(tokenizer: Tokenizer, late_tokens: int) -> None:
+    core = ScriptedCore(late_tokens=late_tokens)
+    outputs = run(tokenizer, core, [make_request("one. two", stop=".")])
+    final = outputs[-1].outputs[0]
+    assert (final.text, final.finish_reason, final.stop_reason) == ("one", "stop", ".")
+    assert final.token_ids == list(b"one.")
+    assert core.stopped == [("r", 0)]
+    assert sum(output.finished for output in outputs) == 1
+
+
+def test_stop_string_completed_by_the_last_token_needs_no_word_to_the_core(tokenizer: Tokenizer) -> None:
+    core = ScriptedCore()
+    final = run(tokenizer, core, [make_request("one.", stop=".", max_tokens=4)])[-1].outputs[0]
+    assert (final.finish_reason, final.stop_reason, core.stopped) == ("stop", ".", [])
+
+
+def test_tokens_behind_a_stop_string_in_the_same_step_are_dropped(tokenizer: Tokenizer) -> None:
+    final = run(tokenizer, ScriptedCore(tokens_per_step=5), [make_request("ab.cdefgh", stop=".", logprobs=0)])[-1]
+    assert final.outputs[0].token_ids == list(b"ab.")
+    assert len(final.outputs[0].logprobs or []) == 3
+    assert final.outputs[0].cumulative_logprob == pytest.approx(-1.5)
+
+
+def test_siblings_go_on_after_one_sequence_has_stopped(tokenizer: Tokenizer) -> None:
+    core = ScriptedCore(reply=lambda request, index: list([b"a.bcd", b"abcd."][index]))
+    final = run(tokenizer, core, [make_request("x", n=2, stop=".")])[-1]
+    assert [(output.index, output.text) for output in final.outputs] == [(0, "a"), (1, "abcd")]
+    assert core.stopped == [("r", 0)]  # the other one ends with its last token anyway
+
+
+def test_outputs_of_several_sequences_keep_their_order(tokenizer: Tokenizer) -> None:
+    core = ScriptedCore(reply=lambda request, index: list(b"xyz"[index:]))
+    outputs = run(tokenizer, core, [make_request("p", n=3, output_kind=OutputKind.DELTA)])
+    assert [[(part.index, part.text) for part in output.outputs] for output in outputs] == [
+        [(0, "x"), (1, "y"), (2, "z")],
+        [(0, "y"), (1, "z")],
+        [(0, "z")],
+    ]
+    assert [output.finished for output in outputs] == [False, False, True]
+
+
+def test_logprobs_hold_the_drawn_token_and_the_likeliest(tokenizer: Tokenizer) -> None:
+    final = run(tokenizer, ScriptedCore(), [make_request("x", logprobs=3, max_tokens=1)])[-1].outputs[0]
+    assert final.logprobs == [
+        {
+            ord("x"): Logprob(-0.5, 2, "x"),
+            ord("a"): Logprob(-0.1, 1, "a"),
+            ord("b"): Logprob(-0.1 * 3, 3, "b"),
+        }
+    ]
+    assert final.cumulative_logprob == -0.5
+
+
+def test_prompt_logprobs_of_several_steps_are_put_together(tokenizer: Tokenizer) -> None:
+    for kind, expected in ((OutputKind.CUMULATIVE, [True, True]), (OutputKind.DELTA, [True, False])):
+        processor = OutputProcessor(tokenizer)
+        processor.add(make_request("abc", prompt_logprobs=0, output_kind=kind), None)
+
+        def output(*, finished: bool = False, **fields: Any) -> list[RequestOutput]:
+            result = EngineCoreOutput(request_id="r", finished=finished, **{"deltas": [], **fields})
+            return processor.process([result]).outputs  # noqa: B023
+
+        def piece(first: int, token: str) -> PromptLogprobs:
+            return PromptLogprobs(first_position=first, tokens=[token_logprobs(ord(token), 0)])
+
+        def delta(reason: str | None = None) -> SequenceDelta:
+            return SequenceDelta(index=0, token_ids=[97], logprobs=[token_logprobs(97, 0)], finish_reason=reason)
+
+        assert output(prompt_logprobs=piece(1, "b")) == []
+        outputs = output(prompt_logprobs=piece(2, "c"), deltas=[delta()])
+        outputs += output(finished=True, deltas=[delta("length")])
+        assert [output.prompt_logprobs is not None for output in outputs] == expected
+        assert outputs[0].prompt_logprobs == [
+            None,
+            {ord("b"): Logprob(-0.5, 2, "b")},
+            {ord("c"): Logprob(-0.5, 2, "c")},
+        ]
+
+
+def test_error_of_the_core_is_the_final_answer(tokenizer: Tokenizer) -> None:
+    error = RequestError("logits are NaN")
+    [output] = run(tokenizer, RefusingCore(error), [make_request("ab")])
+    assert (output.finished, output.error, output.outputs[0].finish_reason) == (True, error, "error")
+
+
+def test_aborted_request_ends_with_what_it_has(tokenizer: Tokenizer) -> None:
+    processor, core = OutputProcessor(tokenizer), ScriptedCore()
+    request = make_request("abc")
+    processor.add(request, None)
+    core.add_request(request)
+    processor.process(core.step().outputs)
+    output = processor.abort("r")
+    assert output is not None
+    assert (output.finished, output.outputs[0].text, output.outputs[0].finish_reason) == (True, "a", "abort")
+    assert processor.abort("r") is None
+    assert processor.process(core.step().outputs) == ([], [])
+
+
+def test_dead_core_ends_every_open_request_with_an_error(tokenizer: Tokenizer) -> None:
+    processor = OutputProcessor(tokenizer)
+    for request_id in ("x", "y"):
+        processor.add(make_request("abc", request_id), None)
+    outputs = processor.fail("the core has gone")
+    assert [(output.request_id, output.error, output.finished) for output in outputs] == [
+        ("x", RequestError("the core has gone"), True),
+        ("y", RequestError("the core has gone"), True),
+    ]
+    assert len(processor) == 0
+
+
+def test_request_id_in_use_is_refused(tokenizer: Tokenizer) -> None:
+    processor = OutputProcessor(tokenizer)
+    processor.add(make_request("abc"), None)
+    with pytest.raises(InvalidRequest, match="request id 'r' is in use"):
+        processor.add(make_request("abc"), None)
+
+
+def test_times_of_the_core_are_kept_and_its_own_object_is_left_alone(tokenizer: Tokenizer) -> None:
+    processor = OutputProcessor(tokenizer, clock=lambda: 9.0)
+    processor.add(make_request("abc", stop="a"), None)
+    times = RequestMetrics(arrival_time=1.0, first_scheduled_time=2.0)
+    delta = SequenceDelta(index=0, token_ids=[97], logprobs=[])
+    core_output = EngineCoreOutput(request_id="r", finished=False, deltas=[delta], metrics=times)
+    [output] = processor.process([core_output]).outputs
+    assert output.metrics is not None
+    assert (output.metrics.time_in_queue, output.metrics.first_token_time, output.metrics.finished_time) == (
+        1.0,
+        9.0,
+        9.0,
+    )
+    assert times.finished_time is None
+
+
+def test_ended_requests_are_counted_by_reason(tokenizer: Tokenizer) -> None:
+    metrics = Metrics("m")
+    requests = [make_request("one. two", "x", stop="."), make_request("ab", "y", n=2, max_tokens=1)]
+    run(tokenizer, ScriptedCore(), requests, metrics)
+    text = metrics.render().decode()
+    assert 'octavo:request_success_total{finished_reason="stop",model_name="m"} 1.0' in text
+    assert 'octavo:request_success_total{finished_reason="length",model_name="m"} 2.0' in text
+    assert 'octavo:request_generation_tokens_sum{model_name="m"} 6.0' in text
+    assert 'octavo:inter_token_latency_seconds_count{model_name="m"} 3.0' in text
+
+
+@given(
+    replies=st.lists(st.text(alphabet="ab€.", min_size=1, max_size=12), min_size=1, max_size=3),
+    stops=st.lists(st.text(alphabet="ab€.", min_size=1, max_size=3), max_size=2),
+    tokens_per_step=st.integers(1, 4),
+    late_tokens=st.integers(0, 3),
+    max_tokens=st.integers(1, 20),
+)
+def test_streams_merged_in_any_way_are_the_whole(
+    tokenizer: Tokenizer,
+    replies: list[str],
+    stops: list[str],
+    tokens_per_step: int,
+    late_tokens: int,
+    max_tokens: int,
+) -> None:
+    def outputs_of(kind: OutputKind, per_step: int) -> list[RequestOutput]:
+        core = ScriptedCore(
+            reply=lambda request, index: list(replies[index].encode()),
+            tokens_per_step=per_step,
+            late_tokens=late_tokens,
+        )
+        params: dict[str, Any] = {"stop": tuple(stops), "logprobs": 1, "max_tokens": max_tokens, "output_kind": kind}
+        return run(tokenizer, core, [make_request("p", n=len(replies), **params)])
+
+    [final] = outputs_of(OutputKind.FINAL_ONLY, 1)
+    cumulative = outputs_of(OutputKind.CUMULATIVE, tokens_per_step)
+    deltas = outputs_of(OutputKind.DELTA, tokens_per_step)
+    merged = deltas[0]
+    for delta in deltas[1:]:
+        merged = merge_deltas(merged, delta)
+    assert cumulative[-1].outputs == final.outputs
+    assert merged.outputs == final.outputs
+    texts = [[part.text for part in output.outputs] for output in cumulative]
+    for earlier, later in zip(texts, texts[1:], strict=False):
+        assert all(new.startswith(old) for old, new in zip(earlier, later, strict=True))

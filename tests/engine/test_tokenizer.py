@@ -1,0 +1,124 @@
+"""Tokenizer: one BOS, honest ids, and clear words about a directory without one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
+from octavo.errors import CheckpointError
+from tests.fakes.byte_tokenizer import BOS, EOS, USER, byte_tokenizer, piece_tokenizer, write_byte_tokenizer
+
+
+def test_ids_of_a_text_decode_to_the_text(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer(tmp_path)
+    text = "Héllo, wörld 🎉\n\t日本語"
+    assert tokenizer.encode(text) == list(text.encode())
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_long_text_has_the_ids_of_its_bytes(tmp_path: Path) -> None:
+    text = "abc " * LONG_TEXT_CHARS
+    assert byte_tokenizer(tmp_path).encode(text) == list(text.encode())
+
+
+def test_bos_is_added_once_where_the_config_asks_for_it(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer(tmp_path, add_bos_token=True)
+    assert tokenizer.encode("hi") == [BOS, *b"hi"]
+    assert tokenizer.encode("<bos>hi") == [BOS, *b"hi"]
+    assert tokenizer.encode("hi", add_special_tokens=False) == [*b"hi"]
+
+
+def test_eos_is_added_where_the_config_asks_for_it(tmp_path: Path) -> None:
+    assert byte_tokenizer(tmp_path, add_bos_token=False, add_eos_token=True).encode("hi") == [*b"hi", EOS]
+
+
+def test_post_processor_of_the_tokenizer_adds_bos_once_when_the_config_says_nothing(tmp_path: Path) -> None:
+    write_byte_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<bos>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<bos>": {"id": "<bos>", "ids": [BOS], "tokens": ["<bos>"]}},
+    }
+    file.write_text(json.dumps(content))
+    tokenizer = Tokenizer.open(tmp_path)
+    assert tokenizer.encode("hi") == [BOS, *b"hi"]
+    assert tokenizer.encode("<bos>hi") == [BOS, *b"hi"]
+
+
+def test_special_tokens_are_left_out_of_text_unless_wanted(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer(tmp_path)
+    assert tokenizer.decode([BOS, *b"hi", EOS]) == "hi"
+    assert tokenizer.decode([BOS, *b"hi", EOS], skip_special_tokens=False) == "<bos>hi<eos>"
+    assert tokenizer.special_ids == {BOS, EOS, USER}
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, len(tokenizer)) == (BOS, EOS, 259)
+
+
+def test_special_tokens_may_be_objects_in_a_map_of_their_own(tmp_path: Path) -> None:
+    write_byte_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "special_tokens_map.json").write_text(
+        json.dumps({"bos_token": {"content": "<bos>"}, "eos_token": "<eos>"})
+    )
+    tokenizer = Tokenizer.open(tmp_path)
+    assert (tokenizer.bos_token, tokenizer.eos_token_id) == ("<bos>", EOS)
+
+
+def test_added_tokens_of_the_config_get_the_ids_it_gives(tmp_path: Path) -> None:
+    added = {"259": {"content": "<tool>", "special": True}, "257": {"content": "<eos>", "special": True}}
+    tokenizer = byte_tokenizer(tmp_path, added_tokens_decoder=added)
+    assert tokenizer.encode("a<tool>") == [ord("a"), 259]
+    with pytest.raises(CheckpointError, match=r"'<tool>' the id 400, but in tokenizer.json it gets 259"):
+        byte_tokenizer(tmp_path, added_tokens_decoder={"400": added["259"]})
+
+
+def test_text_of_a_token_keeps_the_space_before_its_word(tmp_path: Path) -> None:
+    tokenizer = piece_tokenizer(tmp_path)
+    assert [tokenizer.token_text(token_id) for token_id in tokenizer.encode("ab a", add_special_tokens=False)] == [
+        " ab",
+        " a",
+    ]
+    assert tokenizer.token_text(tokenizer.token_id("</s>") or 0) == "</s>"
+    assert tokenizer.token_text(100_000) == ""
+
+
+def test_word_stands_for_its_tokens_at_a_start_and_behind_a_space(tmp_path: Path) -> None:
+    assert byte_tokenizer(tmp_path).encode_word("no") == [(*b"no",), (*b" no",)]
+    assert byte_tokenizer(tmp_path).encode_word(" no") == [(*b" no",)]
+
+
+def test_vocabulary_of_the_older_kind_is_read_from_its_two_files(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text(json.dumps({"<s>": 0, "h": 1, "i": 2, "Ġ": 3, "hi": 4, "Ġhi": 5}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nh i\nĠ hi\n", encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"add_bos_token": True, "bos_token": {"content": "<s>"}, "eos_token": "<s>"})
+    )
+    tokenizer = Tokenizer.open(tmp_path)
+    assert tokenizer.encode("hi hi") == [0, 4, 5]
+    assert tokenizer.decode([0, 4, 5]) == "hi hi"
+
+
+def test_directory_without_a_tokenizer_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json; copy it there"):
+        Tokenizer.open(tmp_path)
+
+
+def test_sentencepiece_file_alone_comes_with_how_to_convert_it(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="convert it once"):
+        Tokenizer.open(tmp_path)
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"model": ')
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: is not a usable tokenizer"):
+        Tokenizer.open(tmp_path)
+    write_byte_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: holds list, expected a JSON object"):
+        Tokenizer.open(tmp_path)
