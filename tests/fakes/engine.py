@@ -82,9 +82,14 @@ class Collected:
                 self.finals[name] = output
 
 
-def run(core: EngineCore, requests: Iterable[EngineCoreRequest] = (), max_steps: int = 10_000) -> Collected:
-    """Add the requests, step until all have ended, and prove the accounting."""
-    collected = Collected()
+def run(
+    core: EngineCore,
+    requests: Iterable[EngineCoreRequest] = (),
+    max_steps: int = 10_000,
+    collected: Collected | None = None,
+) -> Collected:
+    """Add the requests, step until all have ended, and prove the accounting. Goes on with what is `collected` so far."""
+    collected = collected or Collected()
     for request in requests:
         core.add_request(request)
     for _ in range(max_steps):

@@ -1,0 +1,34 @@
+"""Sums about blocks."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.arithmetic import block_bytes, ceil_div, max_blocks_of_group, num_blocks_for
+
+
+def test_division_rounds_up() -> None:
+    assert [ceil_div(n, 4) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]
+    assert num_blocks_for(33, 16) == 3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "n", "blocks"),
+    [
+        (16, 1, 1, 1),  # the only token drawn is never written
+        (16, 2, 1, 2),
+        (20, 13, 1, 2),
+        (20, 13, 3, 1 + 3 * 1),  # one full block shared, one tail each
+        (20, 14, 3, 1 + 3 * 2),
+        (32, 1, 2, 2),
+        (32, 2, 2, 2 + 2),
+    ],
+)
+def test_a_group_needs_its_prompt_once_and_a_tail_for_each_sequence(
+    prompt: int, max_tokens: int, n: int, blocks: int
+) -> None:
+    assert max_blocks_of_group(prompt, max_tokens, n, 16) == blocks
+
+
+def test_a_block_holds_keys_and_values_of_all_layers() -> None:
+    assert block_bytes(num_layers=28, num_kv_heads=8, head_dim=128, block_size=1, bytes_per_value=2) == 114_688

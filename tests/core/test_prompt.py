@@ -1,0 +1,52 @@
+"""Prompts in all the forms that callers write."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.prompt import Prompt, is_single_prompt
+from octavo.errors import InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("text", Prompt(text="text")),
+        ([1, 2], Prompt(token_ids=[1, 2])),
+        ((1, 2), Prompt(token_ids=[1, 2])),
+        ({"prompt": "text"}, Prompt(text="text")),
+        ({"prompt_token_ids": [3]}, Prompt(token_ids=[3])),
+        (Prompt(text="a", add_special_tokens=False), Prompt(text="a", add_special_tokens=False)),
+    ],
+)
+def test_a_prompt_has_one_normal_form(given: object, expected: Prompt) -> None:
+    assert Prompt.read(given) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        3,
+        None,
+        [1, "a"],
+        [1.5],
+        [True],
+        {"prompt": 3},
+        {"prompt": "a", "prompt_token_ids": [1]},
+        {"text": "a"},
+        {},
+        b"bytes",
+    ],
+)
+def test_anything_else_is_refused(given: object) -> None:
+    with pytest.raises(InvalidRequest):
+        Prompt.read(given)  # type: ignore[arg-type]
+
+
+def test_one_prompt_is_told_from_a_list_of_prompts() -> None:
+    assert is_single_prompt("text")
+    assert is_single_prompt([1, 2])
+    assert is_single_prompt({"prompt": "a"})
+    assert not is_single_prompt(["a", "b"])
+    assert not is_single_prompt([[1], [2]])
+    assert not is_single_prompt([])

@@ -1,0 +1,109 @@
+"""Sampling parameters: what is taken, what is refused and how it is said."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from octavo.core.sampling_params import OutputKind, SamplingParams, documented_fields
+from octavo.errors import InvalidRequest
+
+
+def test_defaults_are_those_that_people_know() -> None:
+    params = SamplingParams()
+    assert (params.n, params.temperature, params.top_p, params.max_tokens) == (1, 1.0, 1.0, 16)
+    assert params.output_kind is OutputKind.CUMULATIVE
+
+
+def test_values_take_the_form_of_their_field() -> None:
+    params = SamplingParams(stop="a", bad_words=["b"], stop_token_ids=[1], logit_bias={"3": 1}, temperature=1, top_k=3.0)  # type: ignore[arg-type,dict-item]
+    assert params.stop == ("a",)
+    assert params.bad_words == ("b",)
+    assert params.stop_token_ids == (1,)
+    assert params.logit_bias == {3: 1.0}
+    assert type(params.temperature) is float
+    assert type(params.top_k) is int
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 0),
+        ("n", 10**6),
+        ("n", True),
+        ("n", 1.5),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", "hot"),
+        ("top_k", -2),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0.0),
+        ("seed", 2**63),
+        ("seed", 0.5),
+        ("stop", ["", "a"]),
+        ("stop", [3]),
+        ("stop", 3),
+        ("stop", ["x"] * 65),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", "12"),
+        ("max_tokens", 0),
+        ("min_tokens", -1),
+        ("min_tokens", 17),
+        ("logprobs", -1),
+        ("prompt_logprobs", -1),
+        ("logit_bias", {-1: 0.0}),
+        ("logit_bias", {"a": 0.0}),
+        ("logit_bias", {1: 101.0}),
+        ("logit_bias", {1: float("nan")}),
+        ("logit_bias", [1]),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", ["a"]),
+        ("ignore_eos", 1),
+        ("detokenize", None),
+        ("output_kind", "all"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        SamplingParams(**{field: value})  # type: ignore[arg-type]
+    assert raised.value.field == field
+    assert str(raised.value).startswith(field)
+
+
+def test_a_limit_is_named_in_the_message() -> None:
+    with pytest.raises(InvalidRequest, match="top_p is 2.0, must be at most 1"):
+        SamplingParams(top_p=2.0)
+
+
+def test_stop_strings_need_text() -> None:
+    with pytest.raises(InvalidRequest, match="stop_token_ids"):
+        SamplingParams(stop="a", detokenize=False)
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(InvalidRequest, match="did you mean temperature"):
+        SamplingParams.from_keywords(temprature=1.0)
+    assert SamplingParams.from_keywords(temperature=0.5) == SamplingParams(temperature=0.5)
+
+
+def test_a_temperature_near_zero_is_greedy() -> None:
+    assert SamplingParams(temperature=0).is_greedy
+    assert SamplingParams(temperature=1e-6).is_greedy
+    assert not SamplingParams(temperature=0.01).is_greedy
+
+
+def test_parameters_survive_the_wire() -> None:
+    params = SamplingParams(n=2, stop=["a"], logit_bias={3: -1.0}, seed=-5, allowed_token_ids=[1], max_tokens=None)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+def test_every_field_is_documented() -> None:
+    documented = documented_fields()
+    assert list(documented) == list(SamplingParams.__struct_fields__)
+    assert all(param.doc.endswith(".") for param in documented.values())

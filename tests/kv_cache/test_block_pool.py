@@ -1,0 +1,90 @@
+"""Blocks are given out, shared, cached and evicted in the stated order."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.kv_cache.block_pool import BlockPool
+
+
+def test_the_null_block_is_never_given_out() -> None:
+    pool = BlockPool(3)
+    assert sorted(pool.allocate() for _ in range(3)) == [1, 2, 3]
+    assert pool.num_free_blocks == 0
+
+
+def test_a_block_is_free_when_its_last_user_has_gone() -> None:
+    pool = BlockPool(2)
+    block = pool.allocate()
+    pool.acquire(block)
+    pool.release(block)
+    assert pool.num_used_blocks == 1
+    pool.release(block)
+    assert pool.num_used_blocks == 0
+    with pytest.raises(AssertionError, match="released more often"):
+        pool.release(block)
+
+
+def test_a_published_block_is_found_after_its_release_and_taken_again() -> None:
+    pool = BlockPool(2)
+    block = pool.allocate()
+    pool.publish(block, b"x")
+    pool.release(block)
+    assert pool.find(b"x") == block
+    assert pool.is_cached(block)
+    pool.acquire(block)
+    assert not pool.is_cached(block)
+    pool.check({block: 1})
+
+
+def test_empty_blocks_go_first_then_the_least_recently_released() -> None:
+    pool = BlockPool(4)
+    a, b, c = (pool.allocate() for _ in range(3))
+    for block, digest in ((a, b"a"), (b, b"b"), (c, b"c")):
+        pool.publish(block, digest)
+    for block in (b, a, c):
+        pool.release(block)
+    assert pool.allocate() == 4
+    assert [pool.allocate() for _ in range(3)] == [b, a, c]
+    assert pool.find(b"a") is None
+
+
+def test_among_equals_the_longest_prefix_is_evicted_first() -> None:
+    pool = BlockPool(3)
+    table = [pool.allocate() for _ in range(3)]
+    for block, digest in zip(table, (b"1", b"12", b"123"), strict=True):
+        pool.publish(block, digest)
+    for block in reversed(table):  # as a sequence releases its table
+        pool.release(block)
+    pool.allocate()
+    assert [pool.find(digest) is not None for digest in (b"1", b"12", b"123")] == [True, True, False]
+
+
+def test_the_first_block_with_a_content_keeps_its_name() -> None:
+    pool = BlockPool(2)
+    a, b = pool.allocate(), pool.allocate()
+    pool.publish(a, b"x")
+    pool.publish(b, b"x")
+    assert pool.find(b"x") == a
+    pool.release(b)
+    pool.check({a: 1})
+
+
+def test_reset_forgets_content_but_only_when_nothing_is_used() -> None:
+    pool = BlockPool(2)
+    block = pool.allocate()
+    pool.publish(block, b"x")
+    assert not pool.reset()
+    assert pool.find(b"x") == block
+    pool.release(block)
+    assert pool.reset()
+    assert pool.find(b"x") is None
+    assert pool.num_free_blocks == 2
+    pool.check({})
+
+
+def test_check_sees_a_wrong_count() -> None:
+    pool = BlockPool(2)
+    block = pool.allocate()
+    with pytest.raises(AssertionError, match=f"block {block} has count 1, its users are 0"):
+        pool.check({})

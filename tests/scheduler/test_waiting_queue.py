@@ -1,0 +1,62 @@
+"""The waiting queue keeps its order and forgets who left."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.sequence import SequenceGroup
+from octavo.scheduler.policy import FirstComeFirstServed
+from octavo.scheduler.waiting_queue import WaitingQueue
+from tests.fakes.engine import make_request
+
+
+def make_group(arrival: int) -> SequenceGroup:
+    return SequenceGroup(make_request(f"r{arrival}", [1]), arrival, arrival)
+
+
+def make_queue() -> WaitingQueue:
+    return WaitingQueue(FirstComeFirstServed().key)
+
+
+def test_groups_come_out_by_arrival() -> None:
+    queue = make_queue()
+    groups = [make_group(i) for i in range(4)]
+    for i in (2, 0, 3, 1):
+        queue.push(groups[i])
+    assert queue.peek() is groups[0]
+    assert [queue.pop() for _ in range(4)] == groups
+
+
+def test_preempted_groups_come_before_all_others() -> None:
+    queue = make_queue()
+    new, preempted = make_group(0), make_group(5)
+    preempted.was_preempted = True
+    queue.push(new)
+    queue.push(preempted)
+    assert queue.pop() is preempted
+
+
+def test_a_removed_group_does_not_come_out() -> None:
+    queue = make_queue()
+    groups = [make_group(i) for i in range(3)]
+    for group in groups:
+        queue.push(group)
+    queue.remove(groups[0])
+    assert len(queue) == 2
+    assert queue.pop() is groups[1]
+    with pytest.raises(KeyError):
+        queue.remove(groups[0])
+
+
+def test_many_removed_groups_take_no_room() -> None:
+    queue = make_queue()
+    groups = [make_group(i) for i in range(100)]
+    for group in groups:
+        queue.push(group)
+    for group in groups[1:]:
+        queue.remove(group)
+    assert len(queue._heap) < 20
+    assert queue.pop() is groups[0]
+    assert queue.peek() is None
+    with pytest.raises(IndexError):
+        queue.pop()
