@@ -7,7 +7,7 @@ from pathlib import Path
 from octavo.cli.demonstration import mention_demonstration_model
 from octavo.cli.options import Given, with_options
 from octavo.config.args import EngineArgs
-from octavo.config.explain import OpChoice, model_facts, platform_facts, render_facts, render_operators
+from octavo.config.explain import model_facts, platform_facts, render_facts, render_operators
 from octavo.platform import Platform
 
 
@@ -17,28 +17,18 @@ def explain(*, given: Given) -> int:
     args = given.arguments(EngineArgs)
     mention_demonstration_model(args)
 
-    from octavo.attention.reference import ReferenceBackend
     from octavo.config.checkpoint import Checkpoint
     from octavo.config.resolve import configure
-    from octavo.models.loader import DTYPES
     from octavo.ops.registry import bind
-    from octavo.worker.memory import ModelSizes, plan_memory
+    from octavo.worker.memory import plan_memory
 
     platform = Platform.detect()
     config = configure(args)
     checkpoint = Checkpoint.open(Path(config.model.path))
-    plan = plan_memory(
-        ModelSizes.of(checkpoint, DTYPES[config.model.dtype]),
-        ReferenceBackend(),
-        platform.memory,
-        cache=config.cache,
-        scheduler=config.scheduler,
-        cache_element_size=DTYPES[config.cache.dtype].itemsize,
-        user_set_max_model_len=config.model.user_set_max_model_len,
-    )
+    plan = plan_memory(checkpoint, platform, model=config.model, cache=config.cache, scheduler=config.scheduler)
     choices = bind(platform, config.device.op_overrides).choices
     print(render_facts("model", model_facts(config, checkpoint)), end="\n\n")
     print(render_facts("machine", platform_facts(platform)), end="\n\n")
     print(plan.render(), end="\n\n")
-    print(render_operators(OpChoice(choice.operator, choice.implementation, choice.because) for choice in choices))
+    print(render_operators((choice.operator, choice.implementation, choice.because) for choice in choices))
     return 0

@@ -50,9 +50,10 @@ def run(
 def _write_one(engine: LLMEngine, prompt: str, params: SamplingParams) -> None:
     from octavo.cli.stream import stream
 
+    outputs = stream(engine, prompt, params)
     sys.stdout.write(prompt)
     sys.stdout.flush()
-    for output in stream(engine, prompt, params):
+    for output in outputs:
         sys.stdout.write(output.outputs[0].text)
         sys.stdout.flush()
     sys.stdout.write("\n")

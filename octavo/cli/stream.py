@@ -23,10 +23,14 @@ def stream(
 ) -> Iterator[RequestOutput]:
     """Outputs of one request, each with what is new in it; an interrupt aborts the request and ends the outputs.
 
-    Raises InvalidRequest when it is refused, RequestFailed when it ends with an error.
+    Raises InvalidRequest at once when it is refused; the iterator raises RequestFailed when it ends with an error.
     """
     request_id = f"cli-{uuid4().hex[:12]}"
     engine.add_request(request_id, prompt, msgspec.structs.replace(params, output_kind=OutputKind.DELTA))
+    return _outputs(engine, request_id, interrupt)
+
+
+def _outputs(engine: LLMEngine, request_id: str, interrupt: Interrupt | None) -> Iterator[RequestOutput]:
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.error is not None:

@@ -117,16 +117,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         return f"memory plan ({self.device})\n{render_table(rows)}\n  {room}"
 
 
-class OpChoice(msgspec.Struct, frozen=True):
-    """Which implementation an operator got, and the reason."""
-
-    op: str
-    implementation: str
-    because: str
-
-
-def render_operators(choices: Iterable[OpChoice]) -> str:
-    return f"operators\n{render_table((choice.op, choice.implementation, choice.because) for choice in choices)}"
+def render_operators(choices: Iterable[tuple[str, str, str]]) -> str:
+    """Operator, the implementation that it got, and the reason, one line each."""
+    return f"operators\n{render_table(choices)}"
 
 
 def render_facts(title: str, facts: Iterable[tuple[str, object]]) -> str:
