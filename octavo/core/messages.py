@@ -61,7 +61,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 ToCore = EngineCoreRequest | AbortRequests | StopSequence | Call | Shutdown
 
 
-class SequenceDelta(msgspec.Struct, kw_only=True):
+class SequenceDelta(msgspec.Struct, kw_only=True, gc=False):
     """What one step added to one sequence. finish_reason is None, 'stop', 'length', 'abort' or 'error'."""
 
     index: int
@@ -71,7 +71,7 @@ class SequenceDelta(msgspec.Struct, kw_only=True):
     stop_reason: int | None = None
 
 
-class EngineCoreOutput(msgspec.Struct, kw_only=True):
+class EngineCoreOutput(msgspec.Struct, kw_only=True, gc=False):
     """What one step produced for one request. `finished` is True in exactly one output of every accepted request."""
 
     request_id: str

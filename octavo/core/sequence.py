@@ -104,6 +104,7 @@ class SequenceGroup:
     arrival: place in the order of arrival; unique.
     sequences: all sequences so far, by index; only the first exists until the prompt has been computed.
     live: those that are not finished.
+    is_forked: all n sequences exist.
     end_token_ids: every id that ends a sequence (end-of-sequence and stop ids).
     refork_at: after a preemption with several live sequences, the length of the prefix that the first live one computes
         for all before the others fork from it again; None otherwise.
@@ -113,11 +114,13 @@ class SequenceGroup:
     __slots__ = (
         "arrival",
         "end_token_ids",
+        "is_forked",
         "live",
         "max_tokens",
         "metrics",
         "num_cached_tokens",
         "num_prompt_logprobs_sent",
+        "num_prompt_tokens",
         "refork_at",
         "request",
         "sequences",
@@ -128,11 +131,13 @@ class SequenceGroup:
     def __init__(self, request: EngineCoreRequest, arrival: int, first_seq_id: int) -> None:
         assert request.params.max_tokens is not None, "max_tokens is resolved before a request is accepted"
         self.request = request
+        self.num_prompt_tokens = len(request.prompt_token_ids)
         self.max_tokens = request.params.max_tokens
         self.arrival = arrival
         first = Sequence(first_seq_id, 0, list(request.prompt_token_ids), len(request.prompt_token_ids))
         self.sequences = [first]
         self.live = [first]
+        self.is_forked = request.params.n == 1
         self.status = SequenceStatus.WAITING
         self.end_token_ids = frozenset(request.end_token_ids) | frozenset(request.params.stop_token_ids)
         self.refork_at: int | None = None
@@ -144,15 +149,6 @@ class SequenceGroup:
     @property
     def request_id(self) -> str:
         return self.request.request_id
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.request.prompt_token_ids)
-
-    @property
-    def is_forked(self) -> bool:
-        """True once all n sequences exist."""
-        return len(self.sequences) == self.request.params.n
 
     @property
     def max_running_sequences(self) -> int:

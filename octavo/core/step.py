@@ -6,6 +6,9 @@ import msgspec
 
 from octavo.core.sampling_params import SamplingParams
 
+# The structs that come once per row have `gc=False`: they hold no cycles, and a thousand of them a step would otherwise
+# set the garbage collector off every few steps.
+
 
 class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence that the worker does not know (yet, or any more).
@@ -29,7 +32,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     num_shared_tokens: int = 0
 
 
-class ScheduledSequence(msgspec.Struct, frozen=True, kw_only=True):
+class ScheduledSequence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One row of the batch: compute the KV of tokens [start, start + num_tokens) of a sequence.
 
     The block table changes from entry `first_block_index` on: the new entries are `block_ids` (often none).
@@ -82,7 +85,7 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
         return sum(row.num_tokens for row in self.rows)
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Log-probabilities at one position. `logprob` and `rank` (1 is the likeliest) are of `token_id`;
     `top_ids` and `top_logprobs` are the likeliest tokens in falling order."""
 
@@ -93,21 +96,21 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: list[float] = []
 
 
-class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Log-probabilities of the prompt tokens at positions first_position, first_position + 1, …"""
 
     first_position: int
     tokens: list[TokenLogprobs]
 
 
-class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True):
+class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One drawn token. `index` is the child that it belongs to (0 unless the row asked for several samples)."""
 
     index: int
     token: TokenLogprobs
 
 
-class RowOutput(msgspec.Struct, frozen=True, kw_only=True):
+class RowOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Results of one row, in the order of the step's rows. A row with an `error` ends its request; others go on."""
 
     seq_id: int

@@ -132,7 +132,7 @@ class BlockManager:
         """
         table = self._tables[sequence.seq_id]
         size = self.block_size
-        num_new = num_blocks_for(end + num_lookahead, size) - len(table)
+        num_new = -(-(end + num_lookahead) // size) - len(table)
         first = start // size
         is_shared = self.pool.is_shared
         if num_new <= 0 and first == len(table) - 1 and not is_shared(table[first]):

@@ -97,5 +97,5 @@ def scheduled_row(
         num_samples=num_samples,
         first_block_index=0 if is_new else growth.first_index,
         block_ids=[] if is_new else growth.blocks,
-        num_prompt_logprobs=num_prompt_logprobs(group, sequence, start, end),
+        num_prompt_logprobs=num_prompt_logprobs(group, sequence, start, end) if start < group.num_prompt_tokens else 0,
     )

@@ -127,8 +127,10 @@ class Scheduler:
             self._admit_waiting(plan, tokens, now)
         if not plan.rows:
             return None
+        block_size = self.block_manager.block_size
         for group, sequence, _, _, _ in plan.rows.values():
-            self.block_manager.publish(sequence, group.request.cache_salt)
+            if sequence.num_computed_tokens >= (sequence.num_published_blocks + 1) * block_size:
+                self.block_manager.publish(sequence, group.request.cache_salt)
         finished_ids = [sequence.seq_id for sequence in self._released]
         for sequence in self._released:
             sequence.is_resident = False
@@ -339,6 +341,7 @@ class Scheduler:
             self._by_sequence[child.seq_id] = group, child
             group.sequences.append(child)
             group.live.append(child)
+        group.is_forked = True
 
     def _append(self, group: SequenceGroup, sequence: Sequence, token: TokenLogprobs) -> SequenceDelta:
         sequence.token_ids.append(token.token_id)
