@@ -26,7 +26,7 @@ _FAMILIES = (health, models, completions, chat, tokens)
 
 def build_app(llm: AsyncLLM, args: ServerArgs, open_requests: OpenRequests | None = None) -> Starlette:
     """The application that answers for `llm`. `open_requests` lets the caller see and end what is in progress."""
-    context = ServerContext(llm, args, open_requests or OpenRequests())
+    context = ServerContext(llm, args, OpenRequests() if open_requests is None else open_requests)
     app = Starlette(
         routes=[route for family in _FAMILIES for route in family.routes(context)],
         middleware=_middleware(args),

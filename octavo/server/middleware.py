@@ -18,6 +18,7 @@ from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error
 
 logger = logging.getLogger(__name__)
 
+_MOST_DISCARDED_BYTES = 64 << 20
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 
@@ -118,13 +119,13 @@ class LimitBody:
                 num_bytes += len(message.get("body", b""))
                 if num_bytes > self._max_bytes:
                     if message.get("more_body"):
-                        await _discard(receive, self._max_bytes)
+                        await _discard(receive)
                     raise self._too_large()
             return message
 
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdecimal() and int(announced) > self._max_bytes:
-            await _discard(receive, self._max_bytes)
+            await _discard(receive)
             await self._too_large().response()(scope, receive, send)
             return
         await self._app(scope, limited_receive, send)
@@ -139,13 +140,14 @@ class LimitBody:
         )
 
 
-async def _discard(receive: Receive, max_bytes: int) -> None:
+async def _discard(receive: Receive) -> None:
     """Read on without keeping anything, so that a client that writes before it reads gets to see the answer."""
-    while max_bytes > 0:
+    num_bytes = 0
+    while num_bytes < _MOST_DISCARDED_BYTES:
         message = await receive()
         if message["type"] != "http.request" or not message.get("more_body"):
             return
-        max_bytes -= len(message.get("body", b""))
+        num_bytes += len(message.get("body", b""))
 
 
 def _digest(key: bytes) -> bytes:

@@ -63,40 +63,36 @@ class EventStream:
 async def merge(streams: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """Outputs of all streams with the index of their stream, as they come; the first error ends them all.
 
-    At most one output per stream is held here, so that a slow reader holds the streams back.
+    At most one output per stream is held here, so that a slow reader holds them back, and they take turns.
     """
     if len(streams) == 1:
         async with aclosing(streams[0]) as outputs:
             async for output in outputs:
                 yield 0, output
         return
-    queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(maxsize=1)
-    pumps = [asyncio.create_task(_pump(index, stream, queue)) for index, stream in enumerate(streams)]
-    num_open = len(pumps)
+    arrived: asyncio.Queue[tuple[int, asyncio.Future[RequestOutput]]] = asyncio.Queue()
+    awaited: dict[int, asyncio.Future[RequestOutput]] = {}
+
+    def ask(index: int) -> None:
+        awaited[index] = future = asyncio.ensure_future(anext(streams[index]))
+        future.add_done_callback(lambda future: arrived.put_nowait((index, future)))
+
+    for index in range(len(streams)):
+        ask(index)
     try:
-        while num_open:
-            index, item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                num_open -= 1
-            else:
-                yield index, item
+        while awaited:
+            index, future = await arrived.get()
+            del awaited[index]
+            try:
+                output = future.result()
+            except StopAsyncIteration:
+                continue
+            yield index, output
+            # asked for only now, so that each stream waits its turn and is read no further than its reader
+            ask(index)
     finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-
-
-async def _pump(
-    index: int, stream: Outputs, queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]]
-) -> None:
-    async with aclosing(stream) as outputs:
-        try:
-            async for output in outputs:
-                await queue.put((index, output))
-        except Exception as error:
-            # carried to the reader of the queue, which raises it
-            await queue.put((index, error))
-        else:
-            await queue.put((index, None))
+        for future in awaited.values():
+            future.cancel()
+        await asyncio.gather(*awaited.values(), return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()

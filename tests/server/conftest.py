@@ -30,7 +30,10 @@ class Served:
         assert self._up.wait(10)
 
     def _run(self) -> None:
-        with bind(self.args.host, self.args.port) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with (
+            bind(self.args.host, self.args.port) as listener,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
             self.url = url_of(listener)
             self.exit_code = runner.run(self._serve(listener))
 

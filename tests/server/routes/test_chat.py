@@ -208,7 +208,11 @@ def test_token_ids_come_on_request(server: Served) -> None:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
         ({"logprobs": True, "top_logprobs": -1}, "logprobs", "invalid_value"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
-        ({"stream": True, "stream_options": {"include_usge": True}}, "stream_options.include_usge", "unknown_parameter"),
+        (
+            {"stream": True, "stream_options": {"include_usge": True}},
+            "stream_options.include_usge",
+            "unknown_parameter",
+        ),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "invalid_value"),
         ({"messages": []}, "messages", "invalid_type"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "invalid_type"),
@@ -231,7 +235,7 @@ def test_token_ids_come_on_request(server: Served) -> None:
 )
 def test_refusal_names_the_field(client: openai.OpenAI, server: Served, fields: Any, param: str, code: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(**{"model": "letters", "messages": MESSAGES, "extra_body": fields})
+        client.chat.completions.create(model="letters", messages=MESSAGES, extra_body=fields)
     assert (caught.value.param, caught.value.code) == (param, code)
     assert caught.value.type == "invalid_request_error"
     assert server.llm.requests == []

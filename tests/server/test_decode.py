@@ -1,0 +1,86 @@
+"""From bytes to structs: complaints say where and what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from octavo.errors import InvalidRequest
+from octavo.server.decode import decode
+from octavo.server.schema import ChatCompletionRequest, CompletionRequest
+from tests.server.conftest import Served
+from tests.server.raw import ask
+
+
+def refusal(body: bytes, kind: Any = ChatCompletionRequest) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        decode(body, kind)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "the body is empty"),
+        (b'{"messages": [', "breaks off (byte 14)"),
+        (b'{"user": "abcd",}', "trailing comma in object (byte 16)"),
+        (b'{"temperature": NaN}', "invalid character (byte 16)"),
+        (b'{"user": "\xff"}', "not UTF-8"),
+        (b'{"tools": ' + b"[" * 100_000, "too deeply"),
+        (b"[]", "the body: expected `object`, got `array`"),
+    ],
+)
+def test_malformed_json_is_told_with_its_place(body: bytes, words: str) -> None:
+    assert words in str(refusal(body))
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "words"),
+    [
+        (b'{"message": []}', "message", "message is not a known field; did you mean messages?"),
+        (b'{"messages": [{"rol": 1}]}', "messages[0].rol", "did you mean role?"),
+        (b"{}", "messages", "messages is missing"),
+        (
+            b'{"messages": [{"role": "x"}]}',
+            "messages[0].role",
+            "'x' is not one of assistant, developer, system, tool, user",
+        ),
+        (
+            b'{"messages": [{"role": "user", "content": [{"type": "x"}]}]}',
+            "messages[0].content[0].type",
+            "'x' is not one of audio_url, file, image_url, input_audio, refusal, text, video_url",
+        ),
+        (
+            b'{"messages": [{"role": "user", "content": [{"type": "text"}]}]}',
+            "messages[0].content[0].text",
+            "messages[0].content[0].text is missing",
+        ),
+        (b'{"messages": [{"role": "user", "content": 1}]}', "messages[0].content", "expected `str | array | null`"),
+    ],
+)
+def test_misfit_is_told_with_its_path_and_what_would_fit(body: bytes, field: str, words: str) -> None:
+    error = refusal(body)
+    assert error.field == field
+    assert words in str(error)
+
+
+def test_enormous_names_are_not_repeated() -> None:
+    assert len(str(refusal(b'{"' + b"x" * 1_000_000 + b'": 1}'))) < 1000
+    assert len(str(refusal(b'{"messages": [{"role": "' + b"x" * 1_000_000 + b'"}]}'))) < 1000
+
+
+def test_harmless_means_the_same_value_of_the_same_type() -> None:
+    assert decode(b'{"prompt": "a", "use_beam_search": false}', CompletionRequest).prompt == "a"
+    assert refusal(b'{"prompt": "a", "use_beam_search": 0}', CompletionRequest).field == "use_beam_search"
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_body_must_be_declared_as_json(server: Served, content_type: str) -> None:
+    answer = ask(server.url, "/v1/completions", {"prompt": "a"}, headers={"Content-Type": content_type})
+    assert (answer.status, answer.error["code"]) == (415, "invalid_content_type")
+
+
+def test_json_may_be_declared_with_a_character_set(server: Served) -> None:
+    headers = {"Content-Type": "application/json; charset=utf-8"}
+    assert ask(server.url, "/v1/completions", {"prompt": "a"}, headers=headers).status == 200

@@ -1,0 +1,76 @@
+"""Errors on the wire: always the nested object of the OpenAI API, with the right status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from starlette.exceptions import HTTPException
+
+from octavo.core.outputs import RequestError
+from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestFailed, RequestTooLarge
+from octavo.server.errors import as_api_error, ended_with_error
+from tests.server.conftest import Served
+from tests.server.raw import ask, events
+
+CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "param"),
+    [
+        (InvalidRequest("no", field="n"), 400, "invalid_value", "n"),
+        (ContextTooLong("long", field="prompt"), 400, "context_length_exceeded", "prompt"),
+        (RequestTooLarge("large"), 400, "request_too_large", None),
+        (EngineDeadError("gone"), 503, "engine_dead", None),
+        (RequestFailed("failed"), 500, "request_failed", None),
+        (HTTPException(405), 405, None, None),
+    ],
+)
+def test_each_error_has_its_status(error: Exception, status: int, code: str | None, param: str | None) -> None:
+    answer = as_api_error(error)
+    assert (answer.status, answer.code, answer.param) == (status, code, param)
+
+
+def test_unexpected_error_is_logged_and_its_details_are_kept_from_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    answer = as_api_error(ZeroDivisionError("secret"))
+    assert answer.status == 500
+    assert "secret" not in str(answer)
+    assert "secret" in caplog.text
+
+
+def test_error_of_a_request_is_the_clients_or_ours() -> None:
+    mine = ended_with_error(RequestError("bad", field="stop", code="c", is_client_error=True))
+    assert (mine.status, mine.param, mine.code) == (400, "stop", "c")
+    assert ended_with_error(RequestError("broken")).status == 500
+
+
+def test_unknown_path_and_method_are_told(server: Served) -> None:
+    answer = ask(server.url, "/v1/nothing", {})
+    assert (answer.status, answer.error["code"]) == (404, "unknown_url")
+    assert "POST /v1/nothing" in answer.error["message"]
+    answer = ask(server.url, "/v1/completions")
+    assert (answer.status, answer.error["code"], answer.headers["allow"]) == (405, "method_not_allowed", "POST")
+
+
+def test_bug_is_answered_with_500_and_the_request_id(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    server.llm.error, server.llm.error_after = ZeroDivisionError("secret"), 0
+    answer = ask(server.url, "/v1/chat/completions", CHAT, headers={"X-Request-Id": "r-1"})
+    assert (answer.status, answer.error["type"], answer.headers["x-request-id"]) == (500, "server_error", "r-1")
+    assert b"secret" not in answer.body
+
+
+def test_request_that_fails_on_its_way_gets_its_error(client: openai.OpenAI, server: Served) -> None:
+    server.llm.error, server.llm.error_after = RequestError("NaN in the logits"), 3
+    with pytest.raises(openai.InternalServerError, match="NaN in the logits"):
+        client.completions.create(model="letters", prompt="a")
+
+
+def test_error_in_a_stream_is_its_last_event(client: openai.OpenAI, server: Served) -> None:
+    server.llm.error, server.llm.error_after = RequestError("NaN in the logits", code="nan"), 2
+    *chunks, last = events(ask(server.url, "/v1/chat/completions", {**CHAT, "stream": True}).body)
+    assert [chunk["choices"][0]["delta"].get("content") for chunk in chunks] == ["", "B", "l"]
+    assert last == {"error": {"message": "NaN in the logits", "type": "server_error", "param": None, "code": "nan"}}
+    with pytest.raises(openai.APIError, match="NaN in the logits"):
+        list(client.completions.create(model="letters", prompt="a", stream=True))

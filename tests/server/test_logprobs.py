@@ -1,0 +1,42 @@
+"""The two shapes of log-probabilities."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.outputs import Logprob
+from octavo.server.logprobs import chat_logprobs, completion_logprobs, token_text
+
+POSITION = {7: Logprob(-3.0, 9, "x"), 2: Logprob(-2.0, 2, "b"), 1: Logprob(-1.0, 1, "a")}
+
+
+def test_likeliest_come_in_order_and_no_more_than_asked_for() -> None:
+    (token,) = chat_logprobs([7], [POSITION], 2).content
+    assert (token.token, token.logprob) == ("x", -3.0)
+    assert [top.token for top in token.top_logprobs] == ["a", "b"]
+
+
+def test_bytes_of_half_a_character_are_not_invented() -> None:
+    (token,) = chat_logprobs([1], [{1: Logprob(-1.0, 1, "\ufffd")}], 0).content
+    assert token.bytes is None
+
+
+def test_drawn_token_is_among_the_top_ones_of_a_completion() -> None:
+    logprobs = completion_logprobs(["x"], [7], [POSITION], 1, 4)
+    assert logprobs.top_logprobs == [{"a": -1.0, "x": -3.0}]
+    assert logprobs.text_offset == [4]
+
+
+def test_of_two_tokens_with_one_text_the_likelier_stands() -> None:
+    position = {1: Logprob(-1.0, 1, "a"), 2: Logprob(-2.0, 2, "a")}
+    assert completion_logprobs(["a"], [2], [position], 2, 0).top_logprobs == [{"a": -1.0}]
+
+
+def test_token_without_text_is_told_by_its_id() -> None:
+    assert token_text(5, {5: Logprob(-1.0, 1, None)}) == "token_id:5"
+    assert token_text(5, None) == "token_id:5"
+
+
+def test_tokens_and_positions_belong_together() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        chat_logprobs([7, 7], [POSITION], 0)

@@ -1,0 +1,176 @@
+"""A server's life: its address, its end by signal, its end with the engine."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from octavo.config.args import EngineArgs, ServerArgs
+from octavo.errors import ConfigError
+from octavo.server.app import serve
+from octavo.server.serving import bind, url_of
+from tests.server.conftest import Served
+from tests.server.raw import ask, connect, events, eventually
+
+Start = Callable[..., Served]
+HEADERS = {"Content-Type": "application/json"}
+
+
+def open_stream(connection: Any, **fields: Any) -> Any:
+    """The response to a streamed completion whose first event has come."""
+    body = {"prompt": "a", "stream": True, **fields}
+    connection.request("POST", "/v1/completions", json.dumps(body), HEADERS)
+    response = connection.getresponse()
+    first = response.readline()
+    assert first.startswith(b"data: ")
+    return response
+
+
+def test_port_in_use_is_told_before_anything_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: another program uses this port"):
+            serve(EngineArgs(model="/no/such/model"), ServerArgs(port=port))
+
+
+def test_port_is_held_from_before_the_model_is_loaded() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match="another program uses this port"):
+            bind("127.0.0.1", port)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=1)
+
+
+@pytest.mark.parametrize("host", ["203.0.113.1", "no.such.host.invalid"])
+def test_address_of_another_machine_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="address"):
+        bind(host, 0)
+
+
+def test_name_of_this_machine_is_its_older_address() -> None:
+    with bind("localhost", 0) as listener:
+        assert url_of(listener).startswith("http://127.0.0.1:")
+
+
+def test_ready_line_tells_model_and_address(start_server: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    server = start_server()
+    eventually(lambda: ask(server.url, "/health").status == 200)
+    assert capsys.readouterr().out == f"octavo serves letters as letters, alias at {server.url}/v1\n"
+
+
+def test_idle_server_stops_at_once_with_exit_code_0(start_server: Start) -> None:
+    server = start_server(shutdown_timeout_s=60.0)
+    with connect(server.url) as connection:
+        connection.request("GET", "/health")
+        connection.getresponse().read()
+        started_at = time.monotonic()
+        assert server.stop() == 0
+    assert time.monotonic() - started_at < 2
+
+
+def test_open_streams_may_finish_after_a_signal(start_server: Start) -> None:
+    server = start_server(shutdown_timeout_s=10.0)
+    server.llm.token_interval_s = 0.01
+    with connect(server.url) as connection:
+        response = open_stream(connection, max_tokens=30)
+        assert server.stop() == 0
+        assert events(b"data: {}\n" + response.read())[-1] == "[DONE]"
+    assert server.llm.aborted == []
+    with pytest.raises(ConnectionRefusedError):
+        ask(server.url, "/health")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_requests_that_take_longer_get_an_error(start_server: Start, stream: bool) -> None:
+    server = start_server(shutdown_timeout_s=0.1)
+    server.llm.hold_after = 1
+    with connect(server.url) as connection:
+        if stream:
+            response = open_stream(connection)
+        else:
+            connection.request("POST", "/v1/completions", '{"prompt": "a"}', HEADERS)
+            eventually(lambda: server.llm.requests)
+        assert server.stop() == 0
+        if stream:
+            error = events(b"data: {}\n" + response.read())[-1]["error"]
+        else:
+            response = connection.getresponse()
+            assert response.status == 503
+            error = json.loads(response.read())["error"]
+    assert (error["code"], error["type"]) == ("server_shutting_down", "server_error")
+    assert len(server.llm.aborted) == 1
+
+
+def test_second_signal_ends_open_streams_at_once(start_server: Start) -> None:
+    server = start_server(shutdown_timeout_s=3600.0)
+    server.llm.hold_after = 1
+    with connect(server.url) as connection:
+        response = open_stream(connection)
+        server.on_loop(server.signals.stop)
+        time.sleep(0.3)
+        assert server.exit_code is None
+        assert server.stop() == 0
+        assert b"server_shutting_down" in response.read()
+
+
+def test_clients_that_do_not_read_or_do_not_ask_cannot_keep_the_server(start_server: Start) -> None:
+    server = start_server(shutdown_timeout_s=0.1)
+    server.llm.endless = True
+    with connect(server.url) as reads_not, connect(server.url) as asks_not:
+        body = json.dumps({"prompt": "a", "stream": True})
+        reads_not.request("POST", "/v1/completions", body, HEADERS)
+        asks_not.putrequest("POST", "/v1/completions")
+        asks_not.putheader("Content-Type", "application/json")
+        asks_not.putheader("Content-Length", "100")
+        asks_not.endheaders(b"{")
+
+        def stands_still() -> bool:
+            before = server.llm.num_outputs
+            time.sleep(0.1)
+            return before == server.llm.num_outputs > 0
+
+        eventually(stands_still, timeout_s=20)
+        assert server.stop() == 0
+    assert len(server.llm.aborted) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_engine_that_dies_fails_open_requests_and_ends_the_server_with_an_error(
+    start_server: Start, stream: bool
+) -> None:
+    server = start_server()
+    server.llm.hold_after = 1
+    with connect(server.url) as connection:
+        if stream:
+            response = open_stream(connection)
+        else:
+            connection.request("POST", "/v1/completions", '{"prompt": "a"}', HEADERS)
+            eventually(lambda: server.llm.requests)
+        server.on_loop(server.llm.die, "killed by signal 9")
+        if stream:
+            error = events(b"data: {}\n" + response.read())[-1]["error"]
+        else:
+            response = connection.getresponse()
+            assert response.status == 503
+            error = json.loads(response.read())["error"]
+    assert (error["code"], error["message"]) == ("engine_dead", "the engine has stopped: killed by signal 9")
+    assert server.join() == 1
+
+
+def test_client_sees_the_death_of_the_engine_as_an_error(start_server: Start) -> None:
+    server = start_server()
+    server.llm.hold_after = 1
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        stream = client.completions.create(model="letters", prompt="a", stream=True)
+        next(stream)
+        server.on_loop(server.llm.die, "out of memory")
+        with pytest.raises(openai.APIError, match="out of memory"):
+            list(stream)
+    assert server.join() == 1
