@@ -84,5 +84,5 @@ def _answer(engine: LLMEngine, messages: list[dict[str, str]], params: SamplingP
             pieces.append(output.outputs[0].text)
             sys.stdout.write(pieces[-1])
             sys.stdout.flush()
-    sys.stdout.write(" [stopped]\n" if interrupt else "\n")
+    sys.stdout.write(" [stopped]\n" if interrupt.requested else "\n")
     return "".join(pieces)

@@ -36,7 +36,7 @@ def _outputs(engine: LLMEngine, request_id: str, interrupt: Interrupt | None) ->
             if output.error is not None:
                 raise _exception(output.error.message, output.error.is_client_error)
             yield output
-        if interrupt:
+        if interrupt is not None and interrupt.requested:
             engine.abort_request(request_id)
 
 

@@ -1,0 +1,51 @@
+"""`octavo bench`: the figures add up and come with what a reader needs to trust them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from octavo.cli.bench import _rounded
+from octavo.cli.main import main
+
+
+def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["bench", *arguments]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    result: dict[str, Any] = json.loads(line)
+    assert result["version"]
+    assert result["cpu"]
+    assert result["cores"] >= 1
+    return result
+
+
+def test_throughput_counts_the_tokens_of_its_requests(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    result = bench(
+        capsys,
+        *("throughput", "--model", tiny_model, "--num-prompts", "3", "--input-len", "5", "--output-len", "4"),
+        *("--repetitions", "3", "--max-num-seqs", "4"),
+    )
+    assert sorted(result["all_elapsed_s"])[1] == result["elapsed_s"]
+    assert result["output_tokens_per_s"] * result["elapsed_s"] == pytest.approx(12, rel=1e-3)
+    assert result["total_tokens_per_s"] * result["elapsed_s"] == pytest.approx(27, rel=1e-3)
+    assert result["arguments"] == {"model": tiny_model, "max_num_seqs": 4}
+
+
+def test_latency_tells_the_first_token_from_the_others(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    result = bench(
+        capsys,
+        *("latency", "--model", tiny_model, "--input-len", "4", "--output-len", "5", "--repetitions", "1"),
+        *("--max-num-seqs", "4"),
+    )
+    assert result["first_token_s"] + 4 * result["per_token_s"] == pytest.approx(result["elapsed_s"], rel=1e-3)
+
+
+def test_startup_measures_a_process_of_its_own(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    result = bench(capsys, "startup", "--model", tiny_model, "--repetitions", "1", "--max-num-seqs", "4")
+    assert result["process_s"] > result["import_s"] + result["load_s"] + result["first_token_s"] > 0
+
+
+def test_digits_that_are_noise_are_dropped_everywhere() -> None:
+    assert _rounded({"a": 1.23456789, "b": [1234567.8, "x"], "c": 3}) == {"a": 1.23457, "b": [1234570.0, "x"], "c": 3}

@@ -1,0 +1,82 @@
+"""`octavo run`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+
+from octavo.cli.main import EXIT_ERROR, main
+from octavo.cli.run import _write_one, _write_several
+from octavo.core.messages import EngineCoreRequest
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.llm_engine import LLMEngine
+from octavo.errors import ContextTooLong
+from tests.fakes.core import ScriptedCore
+
+MakeEngine = Callable[[ScriptedCore], LLMEngine]
+LONG = SamplingParams(max_tokens=50)
+
+
+class Screen(io.StringIO):
+    """Standard output that remembers what a reader had seen at each flush."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def flush(self) -> None:
+        if not self.seen or self.seen[-1] != self.getvalue():
+            self.seen.append(self.getvalue())
+
+
+def test_text_is_written_as_it_is_generated(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr("sys.stdout", screen)
+    _write_one(make_engine(ScriptedCore()), "abc", LONG)
+    assert screen.seen == ["abc", "abca", "abcab", "abcabc"]
+    assert screen.getvalue() == "abcabc\n"
+
+
+def test_a_refused_prompt_is_not_written(make_engine: MakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ContextTooLong):
+        _write_one(make_engine(ScriptedCore()), "abc", SamplingParams(max_tokens=1000))
+    assert capsys.readouterr().out == ""
+
+
+def test_several_texts_are_written_apart(make_engine: MakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    def reply(request: EngineCoreRequest, index: int) -> list[int]:
+        return [ord("x") + index] * 2
+
+    _write_several(make_engine(ScriptedCore(reply=reply)), "p", SamplingParams(n=2, max_tokens=50))
+    assert capsys.readouterr().out == "[1] pxx\n[2] pyy\n"
+
+
+def test_a_model_on_disk_continues_a_text(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["run", "abc", "--model", tiny_model, "--max-tokens", "4", "--temperature", "0", "--max-num-seqs", "4"]
+    assert main(line) == 0
+    first = capsys.readouterr()
+    assert first.out.startswith("abc")
+    assert first.out.endswith("\n")
+    assert "demonstration" not in first.err
+    assert main(line) == 0
+    assert capsys.readouterr().out == first.out
+
+
+def test_prompt_may_come_from_standard_input(
+    tiny_model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
+    assert main(["run", "--model", tiny_model, "--max-tokens", "1", "--max-num-seqs", "4"]) == 0
+    assert capsys.readouterr().out.startswith("from a pipe")
+
+
+def test_without_a_prompt_on_a_terminal_it_says_what_to_write(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdin", terminal)
+    assert main(["run"]) == EXIT_ERROR
+    assert "there is no prompt" in capsys.readouterr().err
