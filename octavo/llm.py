@@ -10,8 +10,9 @@ from typing import Any, Self
 
 import msgspec
 
-from octavo.config.args import BUILTIN_MODEL, EngineArgs
+from octavo.config.args import BUILTIN_MODEL
 from octavo.config.schema import EngineConfig
+from octavo.config.sources import engine_args
 from octavo.core.outputs import RequestOutput
 from octavo.core.prompt import Prompt, PromptLike, is_single_prompt
 from octavo.core.sampling_params import OutputKind, SamplingParams
@@ -37,7 +38,7 @@ class LLM:
     """
 
     def __init__(self, model: str = BUILTIN_MODEL, **keywords: Any) -> None:
-        self.engine = LLMEngine.from_args(EngineArgs.from_keywords(model=model, **keywords))
+        self.engine = LLMEngine.from_args(engine_args({"model": model, **keywords}))
         self._request_numbers = itertools.count()
         _log.info("%s", self.engine.ready.plan)
 
@@ -116,16 +117,20 @@ class LLM:
         self, prompts: Sequence[Callable[[], Prompt]], sampling_params: ParamsLike, use_tqdm: bool | None
     ) -> list[RequestOutput]:
         """prompts: each makes its prompt, or raises what is wrong with it."""
+        params = self._params_of_each(sampling_params, len(prompts))
+        request_ids = [str(next(self._request_numbers)) for _ in prompts]
         outputs: dict[str, RequestOutput] = {}
         with deferred_interrupt() as interrupt, ProgressBar(len(prompts), shown=use_tqdm) as progress:
             before = msgspec.structs.replace(self.engine.stats)
-            request_ids = self._add_all(prompts, self._params_of_each(sampling_params, len(prompts)), outputs)
             try:
-                while len(outputs) < len(request_ids) or self.engine.has_unfinished_requests():
-                    for output in self.engine.step():
-                        outputs[output.request_id] = output
-                    if interrupt:
-                        raise KeyboardInterrupt
+                for request_id, make_prompt, one in zip(request_ids, prompts, params, strict=True):
+                    refused = self._add(request_id, make_prompt, one)
+                    if refused is not None:
+                        outputs[request_id] = refused
+                    interrupt.check()
+                while len(outputs) < len(request_ids):
+                    outputs.update((output.request_id, output) for output in self.engine.step())
+                    interrupt.check()
                     stats = self.engine.stats
                     progress.update(
                         len(outputs),
@@ -149,24 +154,16 @@ class LLM:
         # nobody looks at what comes before the end
         return [msgspec.structs.replace(one, output_kind=OutputKind.FINAL_ONLY) for one in each]
 
-    def _add_all(
-        self,
-        prompts: Sequence[Callable[[], Prompt]],
-        params: Sequence[SamplingParams],
-        refused: dict[str, RequestOutput],
-    ) -> list[str]:
-        request_ids: list[str] = []
-        for make_prompt, one in zip(prompts, params, strict=True):
-            request_id = str(next(self._request_numbers))
-            request_ids.append(request_id)
-            prompt: Prompt | None = None
-            try:
-                prompt = make_prompt()
-                self.engine.add_request(request_id, prompt, one)
-            except InvalidRequest as error:
-                _log.warning("request %s is refused: %s", request_id, error)
-                refused[request_id] = refused_output(request_id, prompt.text if prompt else None, one.n, error)
-        return request_ids
+    def _add(self, request_id: str, make_prompt: Callable[[], Prompt], params: SamplingParams) -> RequestOutput | None:
+        """Add a request; its final output when it is refused."""
+        prompt: Prompt | None = None
+        try:
+            prompt = make_prompt()
+            self.engine.add_request(request_id, prompt, params)
+        except InvalidRequest as error:
+            _log.warning("request %s is refused: %s", request_id, error)
+            return refused_output(request_id, prompt.text if prompt else None, params.n, error)
+        return None
 
     def _abort_all(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:

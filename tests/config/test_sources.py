@@ -78,3 +78,11 @@ def test_keywords_of_llm_win_over_variables_and_are_checked_by_name() -> None:
     assert (args.seed, args.op_overrides) == (2, {"rms_norm": "reference"})
     with pytest.raises(ConfigError, match="is not an argument of LLM; did you mean block_size"):
         engine_args({"blocksize": 2}, {})
+
+
+def test_llm_hears_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    from octavo.llm import LLM
+
+    monkeypatch.setenv("OCTAVO_MAX_NUM_SEQS", "0")
+    with pytest.raises(ConfigError, match="^OCTAVO_MAX_NUM_SEQS: max_num_seqs is 0"):
+        LLM()
