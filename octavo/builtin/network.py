@@ -21,9 +21,9 @@ class NetworkShape:
     vocab_size: int = 3072
     hidden_size: int = 256
     num_layers: int = 6
-    num_heads: int = 8
+    num_heads: int = 4
     num_kv_heads: int = 2
-    head_size: int = 32
+    head_size: int = 64
     intermediate_size: int = 704
     max_positions: int = 1024
     rope_theta: float = 10_000.0
@@ -76,6 +76,14 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return x * cosines + torch.cat((-second, first), dim=-1) * sines
 
 
+class Norm(nn.RMSNorm):
+    """Root-mean-square norm that works in the type of its input, so that autocast keeps the fused kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension of `x`."""
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
 class Attention(nn.Module):
     """Grouped-query attention with normalised queries and keys, causal over the whole row."""
 
@@ -86,10 +94,10 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(shape.hidden_size, shape.num_kv_heads * shape.head_size, bias=False)
         self.v_proj = nn.Linear(shape.hidden_size, shape.num_kv_heads * shape.head_size, bias=False)
         self.o_proj = nn.Linear(shape.num_heads * shape.head_size, shape.hidden_size, bias=False)
-        self.q_norm = nn.RMSNorm(shape.head_size, eps=shape.norm_epsilon)
-        self.k_norm = nn.RMSNorm(shape.head_size, eps=shape.norm_epsilon)
+        self.q_norm = Norm(shape.head_size, eps=shape.norm_epsilon)
+        self.k_norm = Norm(shape.head_size, eps=shape.norm_epsilon)
 
-    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor) -> Tensor:
         """Map `[batch, length, hidden]` to the same shape."""
         batch, length, _ = x.shape
         heads = (batch, length, -1, self.shape.head_size)
@@ -99,8 +107,11 @@ class Attention(nn.Module):
         query, key = query.to(value.dtype), key.to(value.dtype)
         group = self.shape.num_heads // self.shape.num_kv_heads
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+        # written out: on CPUs the fused kernel's backward pass takes longer than these three operations
+        scores = torch.matmul(query * self.shape.head_size**-0.5, key.transpose(-1, -2)) + mask
+        mixed = torch.softmax(scores, dim=-1, dtype=value.dtype) @ value
+        output: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return output
 
 
 class FeedForward(nn.Module):
@@ -114,7 +125,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `[batch, length, hidden]` to the same shape."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        output: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return output
 
 
 class Layer(nn.Module):
@@ -122,15 +134,16 @@ class Layer(nn.Module):
 
     def __init__(self, shape: NetworkShape) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.input_layernorm = Norm(shape.hidden_size, eps=shape.norm_epsilon)
         self.self_attn = Attention(shape)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.post_attention_layernorm = Norm(shape.hidden_size, eps=shape.norm_epsilon)
         self.mlp = FeedForward(shape)
 
-    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor) -> Tensor:
         """Map `[batch, length, hidden]` to the same shape."""
-        x = x + self.self_attn(self.input_layernorm(x), cosines, sines)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = x + self.self_attn(self.input_layernorm(x), cosines, sines, mask)
+        output: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return output
 
 
 class Decoder(nn.Module):
@@ -140,7 +153,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_layers))
-        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.norm = Norm(shape.hidden_size, eps=shape.norm_epsilon)
 
 
 class Network(nn.Module):
@@ -166,8 +179,10 @@ class Network(nn.Module):
         length = ids.shape[1]
         cosines, sines = self.get_buffer("cosines")[:length], self.get_buffer("sines")[:length]
         x: Tensor = self.model.embed_tokens(ids)
+        computed = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+        mask = torch.full((length, length), -torch.inf, dtype=computed).triu(1)
         for layer in self.model.layers:
-            x = layer(x, cosines, sines)
+            x = layer(x, cosines, sines, mask)
         normed: Tensor = self.model.norm(x)
         return normed
 

@@ -1,0 +1,32 @@
+"""Writes a trained network as a Hugging Face directory that any engine can load."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from octavo.builtin.corpus import END_OF_TEXT, MESSAGE_END
+from octavo.builtin.network import Network
+from octavo.builtin.tokenizer import token_id, write_tokenizer
+
+
+def export_model(network: Network, tokenizer: Tokenizer, directory: Path) -> None:
+    """Write config, weights in bfloat16, generation defaults and tokenizer into `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    end_of_text, message_end = token_id(tokenizer, END_OF_TEXT), token_id(tokenizer, MESSAGE_END)
+    # tied: the embedding is stored once, and the output layer has no tensor of its own
+    tensors = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in network.state_dict().items()}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    generation = {
+        "eos_token_id": [end_of_text, message_end],
+        "pad_token_id": end_of_text,
+        "do_sample": True,
+        "temperature": 0.7,
+        "top_p": 0.95,
+    }
+    config = network.shape.hugging_face_config(bos=None, eos=end_of_text, pad=end_of_text)
+    for name, content in (("config.json", config), ("generation_config.json", generation)):
+        (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_tokenizer(tokenizer, directory, network.shape.max_positions)

@@ -1,0 +1,185 @@
+"""Trains octavo-tiny from nothing: `python -m octavo.builtin.train --output DIR`.
+
+The budget is wall time. The learning rate falls linearly to zero over it, so a run of any length ends well; a run that
+was interrupted goes on with `--resume` and keeps its schedule.
+"""
+
+import argparse
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from octavo.builtin.batches import IGNORED, PackedStream, RowShape
+from octavo.builtin.checkpoint import Progress, load_checkpoint, save_checkpoint
+from octavo.builtin.corpus import KINDS, make_documents
+from octavo.builtin.evaluate import continue_text, held_out_perplexity
+from octavo.builtin.export import export_model
+from octavo.builtin.network import Network, NetworkShape
+from octavo.builtin.tokenizer import train_tokenizer
+
+SAMPLE_PROMPTS = (
+    "Once upon a time",
+    "The paged attention algorithm",
+    "<|im_start|>user\nHi, what is a KV cache?<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>user\nWhat is 3 + 4?<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n",
+)
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """Everything that a run depends on besides the machine."""
+
+    minutes: float = 90.0
+    seed: int = 0
+    shape: NetworkShape = field(default_factory=NetworkShape)
+    short_rows: RowShape = field(default_factory=lambda: RowShape(rows=16, length=256))
+    long_rows: RowShape = field(default_factory=lambda: RowShape(rows=4, length=1024))
+    long_share: float = 0.15
+    peak_learning_rate: float = 8e-3
+    warmup_steps: int = 100
+    weight_decay: float = 0.05
+    tokenizer_documents: int = 20_000
+    checkpoint_every_s: float = 300.0
+    report_every_steps: int = 20
+    max_steps: int | None = None
+
+
+def make_optimizers(network: Network, plan: TrainingPlan) -> list[torch.optim.Optimizer]:
+    """Return Muon for the matrices inside the layers and AdamW for embedding and norms."""
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in network.named_parameters():
+        (matrices if parameter.dim() == 2 and "embed_tokens" not in name else others).append(parameter)
+    rate = plan.peak_learning_rate
+    return [
+        torch.optim.Muon(matrices, lr=rate, weight_decay=plan.weight_decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+    ]
+
+
+def learning_rate(plan: TrainingPlan, progress: Progress) -> float:
+    """Return the learning rate: a short warm-up, then a straight line to zero over the budget."""
+    warmup = min(1.0, (progress.steps + 1) / plan.warmup_steps)
+    used = progress.elapsed_s / (60 * plan.minutes)
+    if plan.max_steps is not None:
+        used = max(used, progress.steps / plan.max_steps)
+    return plan.peak_learning_rate * warmup * max(0.0, 1.0 - used)
+
+
+def loss_of(network: Network, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross entropy of the targets, with matrix products in bfloat16."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = network(inputs)
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+
+def make_tokenizer(plan: TrainingPlan) -> Tokenizer:
+    """Learn the tokenizer from the first documents of the corpus."""
+    documents = make_documents(plan.seed, 0, plan.tokenizer_documents)
+    return train_tokenizer((document.text for document in documents), plan.shape.vocab_size)
+
+
+def is_finished(plan: TrainingPlan, progress: Progress) -> bool:
+    """Tell whether the budget of time or steps is used up."""
+    return progress.elapsed_s >= 60 * plan.minutes or (plan.max_steps is not None and progress.steps >= plan.max_steps)
+
+
+def report(plan: TrainingPlan, progress: Progress, loss: float, tokens_per_s: float) -> None:
+    """Print one line of progress."""
+    left_min = max(0.0, plan.minutes - progress.elapsed_s / 60)
+    print(
+        f"step {progress.steps:6d}  {progress.tokens / 1e6:7.2f} M tokens  loss {loss:.4f}  "
+        f"lr {learning_rate(plan, progress):.2e}  {tokens_per_s:6.0f} tokens/s  {left_min:5.1f} min left",
+        flush=True,
+    )
+
+
+def print_samples(network: Network, tokenizer: Tokenizer) -> None:
+    """Print what the network makes of a few prompts."""
+    for prompt in SAMPLE_PROMPTS:
+        text = continue_text(network, tokenizer, prompt, max_tokens=60, temperature=0.5)
+        print(f"  > {prompt!r}\n    {text!r}", flush=True)
+
+
+def train(output: Path, plan: TrainingPlan, resume: bool = False) -> tuple[Network, Tokenizer, list[float]]:
+    """Train, exporting to `output` at every checkpoint; return the network, its tokenizer and the reported losses."""
+    torch.manual_seed(plan.seed)
+    checkpoints = output / "checkpoint"
+    tokenizer = Tokenizer.from_file(str(output / "tokenizer.json")) if resume else make_tokenizer(plan)
+    network = Network(plan.shape)
+    optimizers = make_optimizers(network, plan)
+    progress = load_checkpoint(checkpoints, network, optimizers) if resume else Progress()
+    stream = PackedStream(tokenizer, plan.seed, plan.short_rows, plan.long_rows, progress.next_document)
+
+    losses: list[float] = []
+    running, running_tokens = 0.0, 0
+    last = mark = time.monotonic()
+    saved_at_s = progress.elapsed_s
+    while not is_finished(plan, progress):
+        rows, target_rows = stream.next_batch(plan.long_share)
+        inputs, targets = torch.tensor(rows), torch.tensor(target_rows)
+        rate = learning_rate(plan, progress)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+        loss = loss_of(network, inputs, targets)
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        if not math.isfinite(value := loss.item()):
+            raise FloatingPointError(f"the loss became {value} at step {progress.steps}; try a lower learning rate")
+        progress.steps += 1
+        progress.tokens += inputs.numel()
+        running += value
+        running_tokens += inputs.numel()
+        now = time.monotonic()
+        progress.elapsed_s += now - last
+        last = now
+        progress.next_document = stream.next_document
+        if progress.steps % plan.report_every_steps == 0:
+            losses.append(running / plan.report_every_steps)
+            report(plan, progress, losses[-1], running_tokens / (now - mark))
+            running, running_tokens, mark = 0.0, 0, now
+        if progress.elapsed_s - saved_at_s >= plan.checkpoint_every_s:
+            saved_at_s = progress.elapsed_s
+            save_checkpoint(checkpoints, network, optimizers, progress)
+            export_model(network, tokenizer, output)
+            print_samples(network, tokenizer)
+    save_checkpoint(checkpoints, network, optimizers, progress)
+    export_model(network, tokenizer, output)
+    return network, tokenizer, losses
+
+
+def main() -> None:
+    """Parse the command line, train, and print the held-out perplexity."""
+    parser = argparse.ArgumentParser(
+        prog="python -m octavo.builtin.train", description="Train the demonstration model octavo-tiny."
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, help="folder for the model; checkpoints go into its subfolder"
+    )
+    parser.add_argument("--minutes", type=float, default=90.0, help="wall time of the training (default: 90)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of text, weights and order (default: 0)")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    plan = TrainingPlan(minutes=arguments.minutes, seed=arguments.seed)
+    network, tokenizer, _ = train(arguments.output, plan, arguments.resume)
+    print_samples(network, tokenizer)
+    for kind in KINDS:
+        print(f"held-out perplexity, {kind}: {held_out_perplexity(network, tokenizer, kind, 200):.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Training on a minuscule network: it learns, exports what others can load, and goes on after an interruption."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from octavo.builtin.batches import RowShape
+from octavo.builtin.checkpoint import Progress, load_checkpoint
+from octavo.builtin.evaluate import continue_text, held_out_perplexity
+from octavo.builtin.network import Network, NetworkShape
+from octavo.builtin.train import TrainingPlan, learning_rate, make_optimizers, train
+
+SHAPE = NetworkShape(
+    vocab_size=384, hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_size=16, intermediate_size=48,
+    max_positions=256,
+)  # fmt: skip
+PLAN = TrainingPlan(
+    shape=SHAPE,
+    short_rows=RowShape(rows=2, length=128),
+    long_rows=RowShape(rows=1, length=256),
+    warmup_steps=2,
+    tokenizer_documents=60,
+    report_every_steps=4,
+    max_steps=24,
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Network, Tokenizer, list[float]]:
+    output = tmp_path_factory.mktemp("model")
+    network, tokenizer, losses = train(output, PLAN)
+    return output, network, tokenizer, losses
+
+
+def test_the_loss_falls(trained: tuple[Path, Network, Tokenizer, list[float]]) -> None:
+    losses = trained[3]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0] - 0.3
+
+
+def test_the_exported_folder_is_complete_and_agrees_with_the_network(
+    trained: tuple[Path, Network, Tokenizer, list[float]],
+) -> None:
+    output, network, tokenizer, _ = trained
+    config = json.loads((output / "config.json").read_text())
+    tensors = load_file(output / "model.safetensors")
+    assert config["num_key_value_heads"] == 1
+    assert set(tensors) == set(network.state_dict())
+    assert all(tensor.dtype == torch.bfloat16 for tensor in tensors.values())
+    assert Tokenizer.from_file(str(output / "tokenizer.json")).get_vocab_size() == tokenizer.get_vocab_size() == 384
+
+
+def test_a_resumed_run_continues_where_the_checkpoint_was(
+    trained: tuple[Path, Network, Tokenizer, list[float]], tmp_path: Path
+) -> None:
+    halfway = replace(PLAN, max_steps=12)
+    network, _, _ = train(tmp_path, halfway)
+    restored = Network(SHAPE)
+    optimizers = make_optimizers(restored, PLAN)
+    progress = load_checkpoint(tmp_path / "checkpoint", restored, optimizers)
+    assert progress.steps == 12
+    assert progress.next_document > 0
+    for name, parameter in network.named_parameters():
+        assert torch.equal(parameter, dict(restored.named_parameters())[name])
+    assert sum(len(optimizer.state) for optimizer in optimizers) == len(list(restored.parameters()))
+
+    train(tmp_path, PLAN, resume=True)
+    assert load_checkpoint(tmp_path / "checkpoint", restored, optimizers).steps == 24
+
+
+def test_the_learning_rate_warms_up_and_ends_at_zero() -> None:
+    plan = TrainingPlan(minutes=10, warmup_steps=10, peak_learning_rate=1.0)
+    assert learning_rate(plan, Progress()) == pytest.approx(0.1)
+    assert learning_rate(plan, Progress(steps=50, elapsed_s=300)) == pytest.approx(0.5)
+    assert learning_rate(plan, Progress(steps=99, elapsed_s=700)) == 0.0
+
+
+def test_training_lowers_the_held_out_perplexity(trained: tuple[Path, Network, Tokenizer, list[float]]) -> None:
+    _, network, tokenizer, _ = trained
+    before = held_out_perplexity(Network(SHAPE), tokenizer, "chat", 5)
+    assert held_out_perplexity(network, tokenizer, "chat", 5) < 0.8 * before
+
+
+def test_continuing_a_text_greedily_is_deterministic(trained: tuple[Path, Network, Tokenizer, list[float]]) -> None:
+    _, network, tokenizer, _ = trained
+    assert continue_text(network, tokenizer, "Once", 8) == continue_text(network, tokenizer, "Once", 8)
