@@ -74,8 +74,9 @@ def _entry(path: Path, name: str, entry: Any) -> TensorInfo:
     try:
         dtype, shape, (start, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
         expected_bytes = (prod(shape) * _BITS[dtype] + 7) // 8
+        stored_bytes, misplaced = end - start, start < 0
     except (KeyError, TypeError, ValueError) as error:
         raise damaged(path, f"the entry of {name} is not understood") from error
-    if start < 0 or end - start != expected_bytes:
-        raise damaged(path, f"{name} has {end - start:,} bytes, {dtype} {list(shape)} needs {expected_bytes:,}")
+    if misplaced or stored_bytes != expected_bytes:
+        raise damaged(path, f"{name} has {stored_bytes:,} bytes, {dtype} {list(shape)} needs {expected_bytes:,}")
     return TensorInfo(name, dtype, shape, expected_bytes, path)

@@ -6,11 +6,15 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from octavo.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
@@ -25,8 +29,11 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 @contextmanager
-def progress_bar(title: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error that goes away when it is done; the function it yields advances it by bytes."""
+def progress_bar(title: str, total_bytes: int, console: Console | None = None) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error that goes away when it is done; the function it yields advances it by bytes.
+
+    Where standard error is no terminal nothing is shown.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -37,7 +44,8 @@ def progress_bar(title: str, total_bytes: int) -> Iterator[Callable[[int], None]
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = console or Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=total_bytes)
         yield lambda count: progress.advance(task, count)
 

@@ -1,0 +1,249 @@
+"""Loading: what fits is filled, what does not is named."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from octavo.attention.reference import ReferenceBackend
+from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
+from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.models.causal_lm import CausalLM
+from octavo.models.loader import load_model, make_model, resolve_dtype, tensor_slots
+from octavo.ops.registry import bind
+from octavo.platform import Platform
+from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint, to_pytorch_archive
+from tests.models.paged_run import PagedRun, Stream, load
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return make_checkpoint("llama", tmp_path)
+
+
+def load_dummy(path: Path, seed: int = 0) -> CausalLM:
+    return load_model(
+        Checkpoint.open(path),
+        dtype=torch.bfloat16,
+        mesh=Mesh.single(),
+        backend=ReferenceBackend(),
+        ops=bind(Platform.detect()),
+        load_format="dummy",
+        seed=seed,
+    )
+
+
+def test_parts_of_one_weight_lie_in_the_order_they_are_read(llama: Path) -> None:
+    stored = load_file(llama / "model.safetensors")
+    parameters = dict(load(llama).named_parameters())
+    prefix = "layers.0.self_attn."
+    parts = [stored[f"model.{prefix}{name}_proj.weight"] for name in "qkv"]
+    assert torch.equal(parameters[f"{prefix}qkv_proj.weight"], torch.cat(parts))
+    parts = [stored[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")]
+    assert torch.equal(parameters["layers.1.mlp.gate_up_proj.weight"], torch.cat(parts))
+
+
+def test_weights_are_cast_to_the_wanted_type(llama: Path) -> None:
+    model = load(llama, torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_auto_is_the_checkpoints_own_type(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(make_checkpoint("llama", tmp_path, dtype="bfloat16"))
+    assert resolve_dtype("auto", checkpoint) == torch.bfloat16
+    assert resolve_dtype("float32", checkpoint) == torch.float32
+
+
+def test_the_shape_for_memory_arithmetic_is_the_configs(tmp_path: Path) -> None:
+    shape = make_model(Checkpoint.open(make_checkpoint("mistral", tmp_path)), Mesh.single()).config.shape()
+    assert (shape.num_layers, shape.hidden_size, shape.intermediate_size) == (2, 32, 56)
+    assert (shape.num_heads, shape.num_kv_heads, shape.head_dim) == (4, 2, 8)
+    assert (shape.vocab_size, shape.max_position_embeddings, shape.sliding_window) == (130, 256, 7)
+
+
+def test_a_model_can_be_made_without_memory(llama: Path) -> None:
+    model = make_model(Checkpoint.open(llama), Mesh.single())
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    assert set(tensor_slots(model)) == {name.removeprefix("model.") for name in load_file(llama / "model.safetensors")}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "opt", "gpt2"])
+def test_every_parameter_is_counted_by_the_headers(family: str, tmp_path: Path) -> None:
+    path = make_checkpoint(family, tmp_path)
+    assert sum(each.numel() for each in load(path).parameters()) == Checkpoint.open(path).num_parameters()
+
+
+def test_a_tied_head_may_be_stored_once_more(tmp_path: Path) -> None:
+    path = make_checkpoint("llama", tmp_path, tie_word_embeddings=True)
+    table = load_file(path / "model.safetensors")["model.embed_tokens.weight"]
+    edit_tensors(path, **{"lm_head.weight": table.clone()})
+    model = load(path)
+    assert model.get_parameter("lm_head.weight") is model.get_parameter("embed_tokens.weight")
+
+
+def test_a_tied_head_that_differs_is_named(tmp_path: Path) -> None:
+    path = make_checkpoint("llama", tmp_path, tie_word_embeddings=True)
+    table = load_file(path / "model.safetensors")["model.embed_tokens.weight"]
+    edit_tensors(path, **{"lm_head.weight": table + 1})
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs .* tie_word_embeddings"):
+        load(path)
+
+
+def test_known_tensors_that_nobody_needs_are_passed_over(tmp_path: Path) -> None:
+    path = make_checkpoint("gpt2", tmp_path)
+    mask = {"transformer.h.0.attn.bias": torch.ones(1, 1, 4, 4), "transformer.h.1.attn.masked_bias": torch.tensor(-1e4)}
+    edit_tensors(path, **mask)
+    load(path)
+    other = make_checkpoint("llama", tmp_path / "llama")
+    edit_tensors(other, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
+    load(other)
+
+
+@pytest.mark.parametrize("archive", [False, True], ids=["safetensors", "archive"])
+class TestWhatDoesNotFit:
+    """The same complaint for both formats: one from the headers, one while reading."""
+
+    def complaint(self, path: Path, archive: bool) -> str:
+        if archive:
+            to_pytorch_archive(path)
+        with pytest.raises(CheckpointError) as raised:
+            load(path)
+        return str(raised.value)
+
+    def test_a_missing_tensor_is_named(self, llama: Path, archive: bool) -> None:
+        edit_tensors(llama, remove=(UP,))
+        assert "layers.1.mlp.up_proj.weight is missing, which LlamaForCausalLM needs" in self.complaint(llama, archive)
+
+    def test_of_many_missing_tensors_one_is_named(self, llama: Path, archive: bool) -> None:
+        edit_config(llama, num_hidden_layers=3)
+        assert re.search(r"layers\.2\.\S+ and 8 more are missing", self.complaint(llama, archive))
+
+    def test_a_surplus_tensor_is_named(self, llama: Path, archive: bool) -> None:
+        edit_tensors(llama, **{"model.layers.0.extra.weight": torch.ones(2)})
+        assert "model.layers.0.extra.weight is left over" in self.complaint(llama, archive)
+
+    def test_layers_beyond_the_config_are_named(self, llama: Path, archive: bool) -> None:
+        edit_config(llama, num_hidden_layers=1)
+        assert re.search(r"model\.layers\.1\.\S+ and 8 more are left over", self.complaint(llama, archive))
+
+    def test_a_wrong_shape_is_named(self, llama: Path, archive: bool) -> None:
+        edit_tensors(llama, **{UP: torch.ones(56, 31)})
+        assert f"{UP} has shape [56, 31], config.json asks for [56, 32]" in self.complaint(llama, archive)
+
+    def test_a_truncated_file_is_named(self, llama: Path, archive: bool) -> None:
+        if archive:
+            to_pytorch_archive(llama)
+        file = next(path for path in llama.iterdir() if path.suffix in (".bin", ".safetensors"))
+        os.truncate(file, file.stat().st_size - 1000)
+        with pytest.raises(CheckpointError, match=rf"{file.name}: .*download it again"):
+            load(llama)
+
+
+def test_quantised_tensors_are_refused_by_name(llama: Path) -> None:
+    edit_tensors(llama, **{UP: torch.ones(56, 32, dtype=torch.int8)})
+    with pytest.raises(CheckpointError, match=rf"{UP} is stored as I8, expected F32"):
+        load(llama)
+
+
+def test_an_archive_that_holds_code_is_not_run(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "exploded"),)
+
+    path = make_checkpoint("llama", tmp_path / "model")
+    to_pytorch_archive(path)
+    torch.save({"model.norm.weight": Bomb()}, path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: cannot be read as weights"):
+        load(path)
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"model.norm.weight": "text"}])
+def test_an_archive_of_something_else_is_named(llama: Path, content: Any) -> None:
+    to_pytorch_archive(llama)
+    torch.save(content, llama / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"expected a (mapping|tensor)"):
+        load(llama)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("llama", {"hidden_act": "gelu"}, 'hidden_act is "gelu", expected "silu"'),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, 'rope_type is "yarn"'),
+        ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantised weights are not implemented"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, expected 1.0"),
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window is true, expected false"),
+        ("qwen3", {"use_sliding_window": True}, "use_sliding_window is true, expected false"),
+        ("gpt2", {"activation_function": "selu"}, 'activation_function is "selu", expected "relu" or "gelu"'),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is true"),
+        ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine is false, expected true"),
+    ],
+)
+def test_a_variant_that_is_not_implemented_is_refused_by_name(
+    family: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = make_checkpoint(family, tmp_path)
+    edit_config(path, **changes)
+    with pytest.raises(UnsupportedModel, match=message):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3, expected a divisor of num_attention_heads, which is 4"),
+        (
+            {"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": None},
+            "hidden_size is 32, expected a multiple",
+        ),
+        ({"head_dim": 7}, "the heads have size 7, expected an even one"),
+        ({"vocab_size": "130"}, 'vocab_size is "130", expected an integer'),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected an integer of at least 1"),
+    ],
+)
+def test_numbers_that_contradict_each_other_are_named(llama: Path, changes: dict[str, Any], message: str) -> None:
+    edit_config(llama, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        load(llama)
+
+
+def test_dummy_weights_need_no_files_and_follow_the_seed(llama: Path) -> None:
+    (llama / "model.safetensors").unlink()
+    first, same, other = (load_dummy(llama, seed).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    weights = [name for name in first if first[name].dim() == 2]
+    assert not any(torch.equal(first[name], other[name]) for name in weights)
+    assert {tensor.dtype for tensor in first.values()} == {torch.bfloat16}
+
+
+def test_a_dummy_model_computes_finite_numbers(llama: Path) -> None:
+    run, stream = PagedRun(load_dummy(llama)), Stream([5, 6, 7])
+    run.step([(stream, 3)])
+    run.decode([stream], 5)
+    logits = torch.stack(stream.logits)
+    assert logits.isfinite().all()
+    assert logits.std() > 0.01
+
+
+def test_loading_with_progress_is_quiet_without_a_terminal(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
+    load_model(
+        Checkpoint.open(llama),
+        dtype=torch.float32,
+        mesh=Mesh.single(),
+        backend=ReferenceBackend(),
+        ops=bind(Platform.detect()),
+        progress=True,
+    )
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,40 @@
+"""Architecture names lead to model files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.errors import UnsupportedModel
+from octavo.models.registry import known_architectures, resolve_model
+
+
+def named(path: Path, architecture: str) -> Checkpoint:
+    (path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    return Checkpoint.open(path)
+
+
+def test_every_family_is_known() -> None:
+    assert known_architectures() == [
+        "GPT2LMHeadModel",
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "OPTForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+    ]
+
+
+@pytest.mark.parametrize("architecture", known_architectures())
+def test_a_known_architecture_leads_to_the_class_of_its_name(architecture: str, tmp_path: Path) -> None:
+    assert resolve_model(named(tmp_path, architecture)).__name__ == architecture
+
+
+def test_an_unknown_architecture_names_the_nearest_and_all_known(tmp_path: Path) -> None:
+    with pytest.raises(
+        UnsupportedModel, match=r'"LamaForCausalLM" is not .* mean LlamaForCausalLM\?.*Qwen3ForCausalLM'
+    ):
+        resolve_model(named(tmp_path, "LamaForCausalLM"))

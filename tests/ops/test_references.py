@@ -1,0 +1,117 @@
+"""Each reference against its formula in float64, on its own examples, and every bound kernel against its reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.ops.registry import Operator, bind, operators
+from octavo.ops.rotary import rotary_tables
+from octavo.platform import Platform
+
+OPERATORS = {name: each for name, each in operators().items() if each.examples is not None}
+
+
+def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def layer(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    scaled = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
+    return scaled * (1 if weight is None else weight) + (0 if bias is None else bias)
+
+
+def rotated(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    def turn(x: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        pairs = torch.complex(x[..., :half], x[..., half:])
+        turned = pairs * torch.complex(cos[..., :half], sin[..., half:])
+        return torch.cat((turned.real, turned.imag), dim=-1)
+
+    if q_weight is not None and k_weight is not None:
+        q, k = rms(q, q_weight, eps), rms(k, k_weight, eps)
+    return turn(q), turn(k)
+
+
+def erf_gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def tanh_gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def gated(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return x[:, :half] / (1 + torch.exp(-x[:, :half])) * x[:, half:]
+
+
+FORMULAS: dict[str, Callable[..., Any]] = {
+    "linear": lambda x, weight, bias: torch.einsum("ti,oi->to", x, weight) + (0 if bias is None else bias),
+    "embedding": lambda ids, weight: torch.stack([weight[i] for i in ids.tolist()]),
+    "rms_norm": rms,
+    "add_rms_norm": lambda x, residual, weight, eps: (rms(x + residual, weight, eps), x + residual),
+    "layer_norm": layer,
+    "add_layer_norm": lambda x, residual, weight, bias, eps: (layer(x + residual, weight, bias, eps), x + residual),
+    "rotary": rotated,
+    "silu_and_mul": gated,
+    "gelu": erf_gelu,
+    "gelu_tanh": tanh_gelu,
+    "relu": lambda x: x * (x > 0),
+}
+
+
+def in_float64(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def assert_close(found: Any, expected: Any, tolerance: float) -> None:
+    found, expected = ((each,) if isinstance(each, Tensor) else each for each in (found, expected))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other.double(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_reference_computes_its_formula(name: str, dtype: torch.dtype) -> None:
+    operator = OPERATORS[name]
+    examples = list(operator.examples(dtype))
+    assert examples
+    for arguments in examples:
+        found = operator.reference(*arguments)
+        first = found if isinstance(found, Tensor) else found[0]
+        assert first.dtype == dtype
+        assert_close(found, FORMULAS[name](*map(in_float64, arguments)), operator.tolerance[dtype])
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS.keys())
+def test_what_is_bound_here_agrees_with_the_reference(operator: Operator) -> None:
+    bound = getattr(bind(Platform.detect()), operator.name)
+    for arguments in operator.examples(torch.float32):
+        assert_close(bound(*arguments), operator.reference(*arguments), operator.tolerance[torch.float32])
+
+
+def test_inputs_are_left_as_they_were() -> None:
+    for name in FORMULAS:
+        for arguments in OPERATORS[name].examples(torch.float32):
+            before = [each.clone() if isinstance(each, Tensor) else each for each in arguments]
+            OPERATORS[name].reference(*arguments)
+            for one, other in zip(before, arguments, strict=True):
+                assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+def test_rotary_tables_hold_the_angles_of_positions() -> None:
+    cos, sin = rotary_tables(torch.tensor([0, 3]), torch.tensor([1.0, 0.25]), torch.float32)
+    assert cos.shape == sin.shape == (2, 1, 4)
+    expected = [math.cos(3), math.cos(0.75)] * 2
+    torch.testing.assert_close(cos[1, 0], torch.tensor(expected))
+    torch.testing.assert_close(sin[1, 0], torch.tensor([-math.sin(3), -math.sin(0.75), math.sin(3), math.sin(0.75)]))
+    assert torch.equal(cos[0, 0], torch.ones(4))
