@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """One rank that holds the whole model. A mesh of several ranks answers the same questions."""
+    """`rank` of `size`. This class combines nothing: alone, a rank's result is the whole result."""
 
     rank: int = 0
     size: int = 1
@@ -28,8 +28,10 @@ class Mesh:
 
     def sum(self, partial: Tensor) -> Tensor:
         """The sum of every rank's `partial`, on every rank."""
+        assert self.size == 1, "several ranks need a mesh that can reach them"
         return partial
 
     def gather(self, share: Tensor) -> Tensor:
         """All ranks' shares side by side along the last dimension, on every rank."""
+        assert self.size == 1, "several ranks need a mesh that can reach them"
         return share

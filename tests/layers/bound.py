@@ -1,0 +1,41 @@
+"""Filling and binding layers outside a model."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from octavo.attention.reference import ReferenceBackend
+from octavo.distributed.mesh import Mesh
+from octavo.layers.layer import Binding, Layer
+from octavo.ops.registry import bind
+from octavo.platform import Platform
+
+L = TypeVar("L", bound=Layer)
+
+
+class Apart(Mesh):
+    """A rank of several that answers its own share, for the test to combine."""
+
+    def sum(self, partial: Tensor) -> Tensor:
+        return partial
+
+    def gather(self, share: Tensor) -> Tensor:
+        return share
+
+
+def fill(layer: L, stored: dict[str, Tensor], path: str = "layers.0.part") -> L:
+    """Fill `layer` from tensors by name, and bind it to the references."""
+    for slot in layer.tensor_slots(path):
+        tensor = stored[slot.name]
+        assert tuple(tensor.shape) == slot.shape
+        slot.fill(tensor)
+    layer.bind(Binding(bind(Platform.detect(), candidates=()), ReferenceBackend()))
+    return layer
+
+
+def random(*shape: int) -> Tensor:
+    """Numbers that are the same for the same shape."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))

@@ -1,0 +1,28 @@
+"""Activations by their names in config.json."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from octavo.layers.activation import OPERATOR_OF, Activation, SiluAndMul
+from tests.layers.bound import fill, random
+
+EXPECTED = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+@pytest.mark.parametrize("name", OPERATOR_OF)
+def test_a_name_leads_to_its_function(name: str) -> None:
+    x = random(3, 8)
+    torch.testing.assert_close(fill(Activation(name), {})(x), EXPECTED[name](x))
+
+
+def test_the_gate_comes_before_what_it_gates() -> None:
+    x = random(3, 8)
+    torch.testing.assert_close(fill(SiluAndMul(), {})(x), F.silu(x[:, :4]) * x[:, 4:])

@@ -1,0 +1,84 @@
+"""Linear layers: which tensors they read, where these go, and how ranks share them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from octavo.distributed.mesh import Mesh
+from octavo.layers.heads import Heads
+from octavo.layers.linear import ColumnLinear, QKVLinear, RowLinear
+from tests.layers.bound import Apart, fill, random
+
+ONE = Mesh.single()
+RANKS = (Apart(0, 2), Apart(1, 2))
+X = random(3, 8)
+
+
+def test_a_linear_layer_reads_its_own_name() -> None:
+    weight, bias = random(6, 8), random(6)
+    layer = fill(ColumnLinear(8, 6, ONE, bias=True), {"layers.0.part.weight": weight, "layers.0.part.bias": bias})
+    torch.testing.assert_close(layer(X), X @ weight.T + bias)
+
+
+def test_named_tensors_are_read_from_beside_the_layer_and_stacked() -> None:
+    gate, up = random(6, 8), random(4, 8)
+    layer = fill(
+        ColumnLinear(8, (6, 4), ONE, reads=("gate", "up")), {"layers.0.gate.weight": gate, "layers.0.up.weight": up}
+    )
+    torch.testing.assert_close(layer(X), torch.cat((X @ gate.T, X @ up.T), dim=1))
+
+
+def test_a_layer_at_the_root_reads_from_the_root() -> None:
+    names = [slot.name for slot in ColumnLinear(8, 6, ONE).tensor_slots("project_in")]
+    assert names == ["project_in.weight"]
+
+
+def test_transposed_tensors_are_turned() -> None:
+    column = fill(ColumnLinear(8, 6, ONE, transposed=True), {"layers.0.part.weight": random(8, 6)})
+    torch.testing.assert_close(column(X), X @ random(8, 6))
+    row = fill(RowLinear(8, 6, ONE, transposed=True), {"layers.0.part.weight": random(8, 6)})
+    torch.testing.assert_close(row(X), X @ random(8, 6))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_queries_keys_and_values_are_views_by_head(fused: bool) -> None:
+    heads = Heads(query=4, kv=2, dim=3)
+    parts = [random(12, 8), random(6, 8), random(6, 8) + 1]
+    names = ("c_attn",) if fused else ("q_proj", "k_proj", "v_proj")
+    stored = [torch.cat(parts)] if fused else parts
+    layer = fill(
+        QKVLinear(8, heads, ONE, reads=names),
+        {f"layers.0.{name}.weight": tensor for name, tensor in zip(names, stored, strict=True)},
+    )
+    found = layer(X)
+    for each, part, count in zip(found, parts, (4, 2, 2), strict=True):
+        torch.testing.assert_close(each, (X @ part.T).view(3, count, 3))
+    assert len({each.untyped_storage().data_ptr() for each in found}) == 1
+
+
+def test_ranks_share_columns_section_by_section() -> None:
+    stored = {"layers.0.a.weight": random(4, 8), "layers.0.b.weight": random(6, 8), "layers.0.a.bias": random(4)}
+    stored["layers.0.b.bias"] = random(6)
+    shares = [fill(ColumnLinear(8, (4, 6), mesh, bias=True, reads=("a", "b")), stored)(X) for mesh in RANKS]
+    assert [each.shape for each in shares] == [(3, 5), (3, 5)]
+    whole = fill(ColumnLinear(8, (4, 6), ONE, bias=True, reads=("a", "b")), stored)(X)
+    joined = torch.cat([shares[0][:, :2], shares[1][:, :2], shares[0][:, 2:], shares[1][:, 2:]], dim=1)
+    torch.testing.assert_close(joined, whole)
+
+
+def test_ranks_share_a_tensor_that_holds_all_sections() -> None:
+    heads = Heads(query=4, kv=2, dim=2)
+    stored = {"layers.0.c_attn.weight": random(8, 16)}
+    shares = [fill(QKVLinear(8, heads, mesh, reads=("c_attn",), transposed=True), stored)(X) for mesh in RANKS]
+    whole = fill(QKVLinear(8, heads, ONE, reads=("c_attn",), transposed=True), stored)(X)
+    for index in range(3):
+        torch.testing.assert_close(torch.cat([share[index] for share in shares], dim=1), whole[index])
+
+
+def test_ranks_share_rows_and_one_adds_the_bias() -> None:
+    stored = {"layers.0.part.weight": random(6, 8), "layers.0.part.bias": random(6)}
+    partial = [
+        fill(RowLinear(8, 6, mesh, bias=True), stored)(X[:, mesh.rank * 4 : mesh.rank * 4 + 4]) for mesh in RANKS
+    ]
+    torch.testing.assert_close(partial[0] + partial[1], fill(RowLinear(8, 6, ONE, bias=True), stored)(X))

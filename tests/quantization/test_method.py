@@ -1,0 +1,25 @@
+"""The format of weights that are kept as they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from octavo.ops.registry import bind
+from octavo.platform import Platform
+from octavo.quantization.method import Unquantized
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_what_is_filled_is_multiplied(bias: bool) -> None:
+    method, layer = Unquantized(), nn.Module()
+    method.make(layer, 5, 3, bias)
+    assert [name for name, _ in layer.named_parameters()] == ["weight", *(["bias"] if bias else [])]
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape))
+    apply = method.finish(layer, bind(Platform.detect(), candidates=()))
+    x = torch.randn(2, 5)
+    expected = x @ layer.get_parameter("weight").T + (layer.get_parameter("bias") if bias else 0)
+    torch.testing.assert_close(apply(x), expected)
