@@ -26,7 +26,7 @@ PromptLike = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """Text or token ids, exactly one of the two; `add_special_tokens` says whether BOS still has to be added to text."""
+    """Text or token ids, exactly one of the two. `add_special_tokens`: BOS still has to be added to the text."""
 
     text: str | None = None
     token_ids: list[int] | None = None
@@ -46,9 +46,10 @@ class Prompt(msgspec.Struct, frozen=True):
                     f"a prompt given as a mapping has exactly one key, prompt or prompt_token_ids; got {sorted(value)}",
                     field="prompt",
                 )
-            if "prompt" in value:
-                return cls(text=_text(value["prompt"]))
-            return cls(token_ids=_token_ids(value["prompt_token_ids"]))
+            items: Mapping[str, Any] = value
+            if "prompt" in items:
+                return cls(text=_text(items["prompt"]))
+            return cls(token_ids=_token_ids(items["prompt_token_ids"]))
         return cls(token_ids=_token_ids(value))
 
 

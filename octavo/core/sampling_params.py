@@ -1,6 +1,6 @@
 """Every sampling knob once: its name, default, limits and one line of documentation.
 
-The offline API, the server's schema and the command line all derive from these fields; nothing validates them elsewhere.
+The offline API, the server's schema and the command line derive from these fields; nothing validates them elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_STOPS = 64
 MAX_BIAS = 100.0
 
 
-class OutputKind(str, enum.Enum):
+class OutputKind(enum.StrEnum):
     """What each `RequestOutput` of a stream carries."""
 
     CUMULATIVE = "cumulative"
@@ -215,7 +215,9 @@ def _check_sequences(params: SamplingParams) -> None:
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise InvalidRequest(f"{name} contains {value!r}; its entries are token ids", field=name)
     if params.allowed_token_ids is not None and not params.allowed_token_ids:
-        raise InvalidRequest("allowed_token_ids is empty: nothing could be drawn; leave it out", field="allowed_token_ids")
+        raise InvalidRequest(
+            "allowed_token_ids is empty: nothing could be drawn; leave it out", field="allowed_token_ids"
+        )
     if params.logit_bias is not None:
         _check_logit_bias(params)
 

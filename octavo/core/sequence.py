@@ -1,7 +1,7 @@
 """A request inside the core: a `SequenceGroup`, and the `Sequence`s that it runs.
 
-Only the scheduler changes them. A sequence knows `num_tokens` tokens and has `num_computed_tokens` of them in its blocks;
-the scheduler closes that gap. Tokens that were planned but whose value has not come back yet count as `num_pending`.
+Only the scheduler changes them. A sequence knows `num_tokens` tokens and has `num_computed_tokens` of them in its
+blocks; the scheduler closes that gap. Tokens that were planned but have not come back yet count as `num_pending`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     A fork names a parent that the worker still holds: its first `num_shared_tokens` tokens are the parent's, and
     `token_ids` holds those that follow. Without a parent `token_ids` holds all. `block_ids` is the whole table.
 
-    end_token_ids: all ids that end the sequence (end-of-sequence and stop ids): barred while `min_tokens` is not reached.
+    end_token_ids: all ids that end the sequence (end-of-sequence and stop ids): barred until `min_tokens` is reached.
     """
 
     seq_id: int
@@ -69,7 +69,7 @@ class BlockOps(msgspec.Struct, frozen=True, kw_only=True):
 class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """One step. Order of effect: new sequences are added, finished ones dropped, then BlockOps, then the rows.
 
-    `finished_ids` are sequences whose state the worker drops (finished, aborted or preempted). They are dropped after the
+    `finished_ids` are sequences whose state the worker drops (finished, aborted, preempted). They are dropped after the
     new ones are added because a fork may name one of them as its parent. An id in both lists was preempted and comes
     back in the same step: its new state stays.
     """

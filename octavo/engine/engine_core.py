@@ -77,9 +77,7 @@ class EngineCore:
             error = RequestError(
                 f"request id {request.request_id!r} is in use; give another", field="request_id", is_client_error=True
             )
-            self._refused.append(
-                EngineCoreOutput(request_id=request.request_id, deltas=[], finished=True, error=error)
-            )
+            self._refused.append(EngineCoreOutput(request_id=request.request_id, deltas=[], finished=True, error=error))
             return
         self.scheduler.add(request)
 
@@ -150,6 +148,7 @@ def _fitting_max_model_len(model: ModelConfig, block_size: int, num_blocks: int)
     if model.user_set_max_model_len:
         raise ConfigError(
             f"max_model_len = {wanted} needs {max_blocks_of_group(wanted, 1, 1, block_size)} KV blocks of {block_size} "
-            f"tokens, the cache has {num_blocks}; lower max_model_len to {fitting} or less, or give the cache more memory"
+            f"tokens, the cache has {num_blocks}; lower max_model_len to {fitting} or less, or give the cache more "
+            "memory"
         )
     return fitting

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 
 from octavo.config.schema import ModelConfig
-from octavo.core.arithmetic import max_blocks_of_group
+from octavo.core.limits import check_runs_alone
 from octavo.core.messages import CoreReady, EngineCoreRequest
 from octavo.core.prompt import Prompt, PromptLike
 from octavo.core.sampling_params import MAX_SEED, SamplingParams
 from octavo.engine.chat_template import ChatTemplate, Message, no_template
 from octavo.engine.tokenizer import Tokenizer
-from octavo.errors import ContextTooLong, InvalidRequest, RequestTooLarge
+from octavo.errors import ContextTooLong, InvalidRequest
 
 
 class InputProcessor:
@@ -157,12 +157,6 @@ class InputProcessor:
                 )
 
     def _check_params(self, params: SamplingParams) -> None:
-        if params.n > self._max_num_seqs:
-            raise RequestTooLarge(
-                f"n is {params.n}, but the engine runs at most {self._max_num_seqs} sequences at once; ask for fewer, "
-                "or raise max_num_seqs",
-                field="n",
-            )
         for field in ("logprobs", "prompt_logprobs"):
             value = getattr(params, field)
             limit = min(self._model.max_logprobs, self._ready.vocab_size)
@@ -187,6 +181,7 @@ class InputProcessor:
                 )
             self._check_fits(num_prompt_tokens, params.max_tokens, params.n)
             return params.max_tokens
+        self._check_fits(num_prompt_tokens, 1, params.n)
         max_tokens = min(
             context_left, tokens_that_fit(num_prompt_tokens, params.n, self._ready.num_blocks, self._ready.block_size)
         )
@@ -201,16 +196,14 @@ class InputProcessor:
         return max_tokens
 
     def _check_fits(self, num_prompt_tokens: int, max_tokens: int, n: int) -> None:
-        """Refuse what cannot fit the KV cache even when it runs alone."""
-        needed = max_blocks_of_group(num_prompt_tokens, max_tokens, n, self._ready.block_size)
-        if needed <= self._ready.num_blocks:
-            return
-        fewer = ", ask for fewer sequences (n)" if n > 1 else ""
-        raise RequestTooLarge(
-            f"the request needs {needed} KV blocks of {self._ready.block_size} tokens ({num_prompt_tokens} of prompt, "
-            f"{n} × {max_tokens} of output), but the cache has {self._ready.num_blocks}; lower max_tokens, shorten the "
-            f"prompt{fewer}, or give the cache more memory (kv_cache_memory, num_gpu_blocks_override)",
-            field="max_tokens",
+        """Refuse what cannot fit even when it runs alone."""
+        check_runs_alone(
+            num_prompt_tokens,
+            max_tokens,
+            n,
+            max_num_seqs=self._max_num_seqs,
+            num_blocks=self._ready.num_blocks,
+            block_size=self._ready.block_size,
         )
 
     def _bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:

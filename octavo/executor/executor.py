@@ -15,7 +15,7 @@ class Executor(Protocol):
     """Carries steps to the workers and their results back. Steps take effect in the order of submission."""
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Start a step. The result may be ready at once (in-process) or later; `result()` raises what the worker raised."""
+        """Start a step. Its result is ready at once (in-process) or later; `result()` raises what the worker raised."""
         ...
 
     def call(self, method: str, *arguments: Any) -> Any:

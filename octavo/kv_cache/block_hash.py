@@ -1,7 +1,7 @@
 """Names of KV blocks by content: a chain of SHA-256 digests, one per full block.
 
-A digest covers every token up to the end of its block, and what else changes the keys and values (the salt). Digests are
-256 bits of a cryptographic hash, so that equal digests are taken as equal prefixes.
+A digest covers every token up to the end of its block, and what else changes the keys and values (the salt). It is 256
+bits of a cryptographic hash, so that equal digests are taken as equal prefixes.
 """
 
 from __future__ import annotations

@@ -87,14 +87,12 @@ class BlockManager:
         """Blocks that hold all known tokens of the group: the common prefix once, and a tail for each sequence."""
         size = self.block_size
         if not group.is_forked:
-            num_tails, tail_tokens = group.request.params.n, [group.num_prompt_tokens + 1]
-            if num_tails == 1:
-                return num_blocks_for(len(group.sequences[0].token_ids), size)
-            tail_tokens *= num_tails
+            # the first token of each is written too, unless it is also the last
+            tail_tokens = [group.num_prompt_tokens + min(1, group.max_tokens - 1)] * group.request.params.n
         else:
             tail_tokens = [len(sequence.token_ids) for sequence in group.live]
-            if len(tail_tokens) == 1:
-                return num_blocks_for(tail_tokens[0], size)
+        if len(tail_tokens) == 1:
+            return num_blocks_for(tail_tokens[0], size)
         num_shared = group.num_prompt_tokens // size
         return num_shared + sum(num_blocks_for(tokens, size) - num_shared for tokens in tail_tokens)
 

@@ -96,10 +96,13 @@ class BlockPool:
         for block in range(1, self.num_blocks + 1):
             have, want = self._counts[block], expected_counts.get(block, 0)
             assert have == want, f"block {block} has count {have}, its users are {want}"
-        assert self._counts[0] == 0 and 0 not in expected_counts, "the null block is in use"
+        assert self._counts[0] == 0, "the null block is in use"
+        assert 0 not in expected_counts, "a table holds the null block"
         free = set(self._empty) | set(self._cached)
         assert len(free) == len(self._empty) + len(self._cached), "a block is free twice"
-        assert free == {b for b in range(1, self.num_blocks + 1) if self._counts[b] == 0}, "free lists and counts differ"
+        assert free == {b for b in range(1, self.num_blocks + 1) if self._counts[b] == 0}, (
+            "free lists and counts differ"
+        )
         assert {d: b for b, d in enumerate(self._digests) if d is not None} == self._index, "the prefix index is wrong"
         assert all(self._digests[b] is None for b in self._empty), "an empty block has content"
         assert all(self._digests[b] is not None for b in self._cached), "a cached block has no content"

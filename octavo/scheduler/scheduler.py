@@ -1,7 +1,8 @@
 """The scheduler: closes the gap between known and computed tokens of every sequence, within budgets and blocks.
 
-Prefill, a piece of a prefill, decode and resumption are the same line: a row computes the next tokens of a sequence, and
-draws when it reaches the last. Steps may be planned before earlier ones have returned; nothing here depends on when they do.
+Prefill, a piece of a prefill, decode and resumption are the same line: a row computes the next tokens of a sequence,
+and draws when it reaches the last. Steps may be planned before earlier ones have returned; what is computed does not
+depend on when they do.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from octavo.core.arithmetic import max_blocks_of_group
+from octavo.core.limits import check_runs_alone
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, SchedulerStats, SequenceDelta
 from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.core.step import ModelRunnerOutput, PromptLogprobs, RowOutput, SchedulerOutput, TokenLogprobs
+from octavo.errors import RequestTooLarge
 from octavo.kv_cache.block_manager import AllocStatus, BlockManager
 from octavo.scheduler.budget import PartialBudget, WholeBudget
 from octavo.scheduler.finish import finish_after
@@ -54,24 +56,17 @@ class Scheduler:
 
     def refusal(self, request: EngineCoreRequest) -> RequestError | None:
         """Why a request can never run here, even alone; None when it can."""
-        params, pool = request.params, self.block_manager.pool
-        if params.n > self.max_num_seqs:
-            return RequestError(
-                f"n is {params.n}, but at most max_num_seqs = {self.max_num_seqs} sequences run at once; lower n",
-                field="n",
-                code="request_too_large",
-                is_client_error=True,
+        try:
+            check_runs_alone(
+                len(request.prompt_token_ids),
+                request.params.max_tokens or 1,
+                request.params.n,
+                max_num_seqs=self.max_num_seqs,
+                num_blocks=self.block_manager.pool.num_blocks,
+                block_size=self.block_manager.block_size,
             )
-        num_prompt, max_tokens = len(request.prompt_token_ids), params.max_tokens or 1
-        required = max_blocks_of_group(num_prompt, max_tokens, params.n, self.block_manager.block_size)
-        if required > pool.num_blocks:
-            return RequestError(
-                f"a prompt of {num_prompt} tokens with n = {params.n} and max_tokens = {max_tokens} can need {required} "
-                f"KV blocks, the engine has {pool.num_blocks}; lower max_tokens or n, or give the engine more KV blocks",
-                field="max_tokens",
-                code="request_too_large",
-                is_client_error=True,
-            )
+        except RequestTooLarge as error:
+            return RequestError(str(error), field=error.field, code=error.code, is_client_error=True)
         return None
 
     def add(self, request: EngineCoreRequest) -> None:
@@ -79,9 +74,7 @@ class Scheduler:
         assert request.request_id not in self.groups, f"request {request.request_id} is there already"
         error = self.refusal(request)
         if error is not None:
-            self._ended.append(
-                EngineCoreOutput(request_id=request.request_id, deltas=[], finished=True, error=error)
-            )
+            self._ended.append(EngineCoreOutput(request_id=request.request_id, deltas=[], finished=True, error=error))
             return
         group = SequenceGroup(request, self._next_arrival, self._new_seq_id())
         self._next_arrival += 1
@@ -251,9 +244,7 @@ class Scheduler:
             sibling.num_published_blocks = leader.num_published_blocks
         group.refork_at = None
 
-    def _preempt(
-        self, group: SequenceGroup, plan: StepPlan | None = None, tokens: PartialBudget | None = None
-    ) -> None:
+    def _preempt(self, group: SequenceGroup, plan: StepPlan | None = None, tokens: PartialBudget | None = None) -> None:
         """Take a running group's blocks and rows away; it waits, and computes its known tokens again."""
         for sequence in group.live:
             dropped = plan.drop(sequence) if plan is not None else None
@@ -321,7 +312,9 @@ class Scheduler:
                 self._end_group(group, SequenceStatus.FINISHED_STOPPED)
         return list(outputs.values())
 
-    def _take_samples(self, group: SequenceGroup, sequence: Sequence, row: RowOutput, now: float) -> list[SequenceDelta]:
+    def _take_samples(
+        self, group: SequenceGroup, sequence: Sequence, row: RowOutput, now: float
+    ) -> list[SequenceDelta]:
         sequence.num_pending -= 1
         metrics = group.metrics
         if metrics.first_token_time is None:
@@ -409,14 +402,13 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """A snapshot."""
-        stats = msgspec.structs.replace(
+        return msgspec.structs.replace(
             self._stats,
             num_running=len(self.running),
             num_waiting=len(self.waiting),
             num_swapped=len(self.swapped),
             num_used_blocks=self.block_manager.pool.num_used_blocks,
         )
-        return stats
 
     def check(self) -> None:
         """Prove that queues, groups and blocks agree. Raises AssertionError. For tests and for idle moments."""

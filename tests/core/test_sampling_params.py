@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -16,7 +18,9 @@ def test_defaults_are_those_that_people_know() -> None:
 
 
 def test_values_take_the_form_of_their_field() -> None:
-    params = SamplingParams(stop="a", bad_words=["b"], stop_token_ids=[1], logit_bias={"3": 1}, temperature=1, top_k=3.0)  # type: ignore[arg-type,dict-item]
+    params = SamplingParams(
+        stop="a", bad_words=["b"], stop_token_ids=[1], logit_bias={"3": 1}, temperature=1, top_k=3.0
+    )  # type: ignore[arg-type,dict-item]
     assert params.stop == ("a",)
     assert params.bad_words == ("b",)
     assert params.stop_token_ids == (1,)

@@ -88,7 +88,7 @@ def run(
     max_steps: int = 10_000,
     collected: Collected | None = None,
 ) -> Collected:
-    """Add the requests, step until all have ended, and prove the accounting. Goes on with what is `collected` so far."""
+    """Add the requests, step until all have ended, and prove the accounting. Goes on with `collected`."""
     collected = collected or Collected()
     for request in requests:
         core.add_request(request)

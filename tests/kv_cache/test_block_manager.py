@@ -40,6 +40,10 @@ class TestAdmission:
         assert manager.can_allocate(make_group(9, n=3), NO_HIT, waive_watermark=True).status is AllocStatus.OK
         assert manager.can_allocate(make_group(9, n=4), NO_HIT, waive_watermark=True).status is AllocStatus.NEVER
 
+    def test_a_tail_that_is_never_written_needs_no_block(self) -> None:
+        group = SequenceGroup(make_request("r", range(8), n=3, max_tokens=1), 0, 1)
+        assert make_manager(2).can_allocate(group, NO_HIT, waive_watermark=True).status is AllocStatus.OK
+
     def test_later_while_others_hold_the_blocks(self) -> None:
         manager = make_manager(3)
         other = allocate(manager, 8, seq_id=7)
