@@ -76,7 +76,7 @@ def ended_with_error(error: RequestError) -> ApiError:
     return ApiError(400 if error.is_client_error else 500, error.message, param=error.field, code=error.code)
 
 
-def as_api_error(error: Exception) -> ApiError:
+def as_api_error(error: Exception, request_id: str = "") -> ApiError:
     """The answer for any exception. One that nobody raised on purpose is logged, and answered without its details."""
     if isinstance(error, ApiError):
         return error
@@ -88,7 +88,7 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(500, str(error), code="request_failed")
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, error.detail, headers=error.headers)
-    logger.error("a request failed: %s: %s", type(error).__name__, error, exc_info=error)
+    logger.error("request %s failed: %s: %s", request_id, type(error).__name__, error, exc_info=error)
     return ApiError(500, "internal error; the server's log has the details", code="internal_error")
 
 

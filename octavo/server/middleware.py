@@ -62,7 +62,7 @@ class RequestContext:
             if status:
                 # half an answer is out: cutting the connection is the one way left to say so
                 raise
-            await as_api_error(error).response()(scope, receive, send_with_headers)
+            await as_api_error(error, request_id).response()(scope, receive, send_with_headers)
         finally:
             if self._log_requests:
                 duration_s = time.perf_counter() - started_at

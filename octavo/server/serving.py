@@ -58,12 +58,10 @@ class StopSignals:
 
 def run(engine_args: EngineArgs, server_args: ServerArgs, build_app: BuildApp) -> int:
     """Bind, load, serve, end. Returns the exit code; raises ConfigError before anything is loaded."""
-    octavo_logging.set_up(engine_args.log_level, role="server")
-    with (
-        bind(server_args.host, server_args.port) as listener,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-    ):
-        return runner.run(_start_and_serve(engine_args, server_args, build_app, listener))
+    with bind(server_args.host, server_args.port) as listener:
+        octavo_logging.set_up(engine_args.log_level, role="server")
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_start_and_serve(engine_args, server_args, build_app, listener))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -112,7 +110,7 @@ async def _start_and_serve(
 
     signals = StopSignals()
     signals.listen()
-    llm = await _unless_stopped(asyncio.ensure_future(AsyncLLM.start(engine_args)), signals)
+    llm = await unless_stopped(asyncio.ensure_future(AsyncLLM.start(engine_args)), signals)
     if llm is None:
         logger.info("stopped before the engine was ready")
         return EXIT_STOPPED
@@ -122,7 +120,7 @@ async def _start_and_serve(
         await llm.shutdown()
 
 
-async def _unless_stopped(starting: asyncio.Future[AsyncLLM], signals: StopSignals) -> AsyncLLM | None:
+async def unless_stopped(starting: asyncio.Future[AsyncLLM], signals: StopSignals) -> AsyncLLM | None:
     """The engine, or None when a signal came first."""
     asked = asyncio.create_task(signals.asked.wait())
     waiting: set[asyncio.Future[Any]] = {starting, asked}

@@ -55,7 +55,7 @@ class EventStream:
         except Exception as error:
             if not started:
                 raise
-            data = event(msgspec.json.Encoder(), as_api_error(error).body)
+            data = event(msgspec.json.Encoder(), as_api_error(error, scope["state"]["request_id"]).body)
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -59,6 +59,7 @@ def test_bug_is_answered_with_500_and_the_request_id(server: Served, caplog: pyt
     answer = ask(server.url, "/v1/chat/completions", CHAT, headers={"X-Request-Id": "r-1"})
     assert (answer.status, answer.error["type"], answer.headers["x-request-id"]) == (500, "server_error", "r-1")
     assert b"secret" not in answer.body
+    assert "request r-1 failed: ZeroDivisionError: secret" in caplog.text
 
 
 def test_request_that_fails_on_its_way_gets_its_error(client: openai.OpenAI, server: Served) -> None:

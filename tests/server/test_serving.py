@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -14,7 +15,7 @@ import pytest
 from octavo.config.args import EngineArgs, ServerArgs
 from octavo.errors import ConfigError
 from octavo.server.app import serve
-from octavo.server.serving import bind, url_of
+from octavo.server.serving import StopSignals, bind, unless_stopped, url_of
 from tests.server.conftest import Served
 from tests.server.raw import ask, connect, events, eventually
 
@@ -57,6 +58,23 @@ def test_address_of_another_machine_is_refused(host: str) -> None:
 def test_name_of_this_machine_is_its_older_address() -> None:
     with bind("localhost", 0) as listener:
         assert url_of(listener).startswith("http://127.0.0.1:")
+
+
+@pytest.mark.anyio
+async def test_signal_while_the_model_loads_gives_the_start_up() -> None:
+    signals = StopSignals()
+    starting: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(signals.stop)
+    assert await unless_stopped(starting, signals) is None
+    assert starting.cancelled()
+
+
+@pytest.mark.anyio
+async def test_start_that_fails_raises_its_error() -> None:
+    starting: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    starting.set_exception(ConfigError("no such model"))
+    with pytest.raises(ConfigError, match="no such model"):
+        await unless_stopped(starting, StopSignals())
 
 
 def test_ready_line_tells_model_and_address(start_server: Start, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,202 @@
+"""`octavo serve` as people run it: two processes, a real (tiny, random) model, the openai client, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import openai
+import pytest
+from safetensors.numpy import save_file
+
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.server.raw import ask, eventually
+
+START_TIMEOUT_S = 60.0
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class ServerProcess:
+    """`octavo serve` on a free port; `url` is known once it is ready."""
+
+    def __init__(self, model: Path, *arguments: str) -> None:
+        command = [sys.executable, "-m", "octavo", "serve", str(model), "--port", "0", *arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.out: list[str] = []
+        self.errors: list[str] = []
+        self._readers = [
+            threading.Thread(target=lines.extend, args=(pipe,))
+            for lines, pipe in ((self.out, self.process.stdout), (self.errors, self.process.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+        eventually(lambda: self.out or self.process.poll() is not None, START_TIMEOUT_S)
+        assert self.out, "".join(self.errors)
+        found = re.search(r"http://127\.0\.0\.1:[0-9]+", self.out[0])
+        assert found is not None
+        self.url = found[0]
+        (self.core_pid,) = _children(self.process.pid)
+
+    def wait(self) -> int:
+        """The exit code, once process and output have ended."""
+        code = self.process.wait(20)
+        for reader in self._readers:
+            reader.join()
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.process.stdout.close()
+        self.process.stderr.close()
+        return code
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+
+def _children(pid: int) -> list[int]:
+    """Processes that a process has started, apart from Python's own helpers."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [
+        child for child in map(int, listed) if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * TICK_S
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama: hidden 32, one layer, two heads. Written by hand: importing transformers takes seconds."""
+    hidden, vocab_size = 32, 300
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": hidden,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "eos_token_id": vocab_size - 1,
+        "torch_dtype": "float32",
+    }
+    matrices = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+    norms = ["layers.0.input_layernorm", "layers.0.post_attention_layernorm", "norm"]
+    random = np.random.default_rng(0)
+    weights = {
+        "model.embed_tokens.weight": random.normal(size=(vocab_size, hidden)),
+        **{f"model.layers.0.{name}.weight": random.normal(size=(hidden, hidden)) / hidden**0.5 for name in matrices},
+        **{f"model.{name}.weight": np.ones(hidden) for name in norms},
+    }
+    path = tmp_path_factory.mktemp("model")
+    (path / "config.json").write_text(json.dumps(config))
+    save_file({name: weight.astype(np.float32) for name, weight in weights.items()}, path / "model.safetensors")
+    return write_byte_tokenizer(path)
+
+
+@pytest.fixture
+def start(model: Path) -> Iterator[Callable[..., ServerProcess]]:
+    started: list[ServerProcess] = []
+
+    def start_process(*arguments: str) -> ServerProcess:
+        started.append(ServerProcess(model, "--num-gpu-blocks-override", "256", "--threads", "1", *arguments))
+        return started[-1]
+
+    yield start_process
+    for server in started:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.wait()
+
+
+def test_server_answers_rests_and_ends_with_a_signal(start: Callable[..., ServerProcess]) -> None:
+    server = start("--served-model-name", "tiny")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        conversation = [{"role": "user", "content": "Hello"}]
+        chat = client.chat.completions.create(model="tiny", messages=conversation, max_tokens=8, temperature=0)  # type: ignore[arg-type]
+        assert chat.usage is not None
+        assert (chat.choices[0].finish_reason, chat.usage.completion_tokens) == ("length", 8)
+
+        stream = client.chat.completions.create(
+            model="tiny",
+            messages=conversation,
+            max_tokens=8,
+            temperature=0,
+            stream=True,  # type: ignore[arg-type]
+        )
+        pieces = [chunk.choices[0] for chunk in stream]
+        assert "".join(piece.delta.content or "" for piece in pieces) == chat.choices[0].message.content
+        assert (pieces[0].delta.role, pieces[-1].finish_reason) == ("assistant", "length")
+
+        completion = client.completions.create(
+            model="tiny", prompt=["ab", "cd"], max_tokens=4, n=2, seed=1, logprobs=2, echo=True
+        )
+        assert [choice.index for choice in completion.choices] == [0, 1, 2, 3]
+        for choice, prompt in zip(completion.choices, ("ab", "ab", "cd", "cd"), strict=True):
+            assert choice.text.startswith(prompt)
+            assert choice.logprobs is not None
+            assert choice.logprobs.token_logprobs is not None
+            assert len(choice.logprobs.token_logprobs) == 6
+
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model="tiny", prompt="x" * 3000, max_tokens=1)
+        assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
+    assert b"octavo:generation_tokens_total" in ask(server.url, "/metrics").body
+
+    pids = (server.process.pid, server.core_pid)
+    eventually(lambda: ask(server.url, "/health").status == 200)
+    before = [_cpu_s(pid) for pid in pids]
+    time.sleep(2)
+    used = [_cpu_s(pid) - start for pid, start in zip(pids, before, strict=True)]
+    assert max(used) <= 0.02, f"server and core used {used} seconds of processor time in 2 idle seconds"
+
+    assert server.stop() == 0, "".join(server.errors)
+    assert not any("Traceback" in line for line in server.errors), "".join(server.errors)
+    assert not Path(f"/proc/{server.core_pid}").exists()
+
+
+def test_core_that_is_killed_fails_open_requests_and_the_server(start: Callable[..., ServerProcess]) -> None:
+    server = start()
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        name = client.models.list().data[0].id
+        stream = client.completions.create(
+            model=name, prompt="ab", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(stream)
+        os.kill(server.core_pid, signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="the engine has stopped"):
+            list(stream)
+    assert server.wait() == 1
+    assert any("the engine has stopped" in line for line in server.errors)
+
+
+def test_model_that_is_not_there_is_one_line_and_an_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "octavo", "serve", str(tmp_path / "nothing"), "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "nothing" in done.stderr
