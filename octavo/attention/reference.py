@@ -52,7 +52,7 @@ class ReferenceBackend:
     ) -> int:
         """Gathered keys and values with their indices, a mask, what is written, and copies of queries and answers."""
         row_bytes = 2 * kv_heads * (head_dim * element_size + 8)
-        gathered = max(_GATHERED_TOKENS, max_length) * row_bytes
+        gathered = max(_GATHERED_TOKENS, max_length) * (row_bytes + 3 * 2 * kv_heads * 8)
         # a mask's distances, flags and numbers, its copy inside the attention function, and the kept ones
         masks = min(_MASK_ELEMENTS, max_tokens * max_length) * (4 + 3 + 3 * 4)
         return gathered + masks + max_tokens * (row_bytes + 4 * num_heads * head_dim * element_size)
@@ -80,14 +80,17 @@ class ReferenceBackend:
             lambda: list(_pieces(metadata, sliding_window, alibi is not None, q.dtype, q.device)),
         )
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if len(pieces) > 1 else q
-        for piece in pieces:
+        for index, piece in enumerate(pieces):
             queries = q if piece.tokens is None else q[piece.tokens]
             if piece.slots is None:
                 # [1, kv_heads, queries, dim]: the keys of this step, where they are
                 keys, values = (each[piece.tokens or slice(None)].transpose(0, 1)[None] for each in (k, v))
             else:
+                # eight bytes for every head of every key: kept for the other layers only where pieces are few
+                make = partial(_cache_rows, piece.slots, layout)
+                rows = metadata.once(("rows", index, layout, sliding_window), make) if len(pieces) < 4 else make()
                 # [2, kv_heads, rows, keys] cache rows give [2, kv_heads, rows, keys, dim]
-                keys, values = F.embedding(_cache_rows(piece.slots, layout), flat).transpose(1, 2)
+                keys, values = F.embedding(rows, flat).transpose(1, 2)
             answer = _attend(queries, keys, values, piece, scale, soft_cap, alibi)
             if piece.tokens is None:
                 return answer
