@@ -18,6 +18,7 @@ from cyclopts import Group, Parameter
 
 from octavo import __version__
 from octavo.cli.options import Given, with_options
+from octavo.cli.start import log_quietly
 from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.errors import ConfigError, EngineDeadError
@@ -131,7 +132,9 @@ def _start_once(args: EngineArgs) -> dict[str, float]:
 def _load(given: Given) -> LLM:
     from octavo.llm import LLM
 
-    return LLM(**vars(given.arguments(EngineArgs)))
+    args = given.arguments(EngineArgs)
+    log_quietly(args)
+    return LLM(**vars(args))
 
 
 def _measure(llm: LLM, repetitions: int, num_prompts: int, input_len: int, output_len: int) -> list[float]:

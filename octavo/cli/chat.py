@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from octavo.cli.demonstration import mention_demonstration_model
 from octavo.cli.options import Given, with_options
+from octavo.cli.start import log_quietly, mention_demonstration_model
 from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import OctavoError
@@ -28,6 +28,7 @@ def chat(
     """Talk to a model; each answer is written as it is generated."""
     args = given.arguments(EngineArgs)
     given.sampling({})  # what is wrong with the flags is said before a model is loaded
+    log_quietly(args)
     mention_demonstration_model(args)
 
     from octavo.engine.llm_engine import LLMEngine

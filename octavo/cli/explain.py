@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from octavo.cli.demonstration import mention_demonstration_model
 from octavo.cli.options import Given, with_options
+from octavo.cli.start import mention_demonstration_model
 from octavo.config.args import EngineArgs
 from octavo.config.explain import model_facts, platform_facts, render_facts, render_operators
 from octavo.platform import Platform

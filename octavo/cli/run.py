@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from octavo.cli.demonstration import mention_demonstration_model
 from octavo.cli.options import Given, with_options
+from octavo.cli.start import log_quietly, mention_demonstration_model
 from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequest
@@ -33,6 +33,7 @@ def run(
             raise InvalidRequest('there is no prompt; write one, as in octavo run "Once upon a time"', field="prompt")
         prompt = sys.stdin.read().removesuffix("\n")
     given.sampling({})  # what is wrong with the flags is said before a model is loaded
+    log_quietly(args)
     mention_demonstration_model(args)
 
     from octavo.engine.llm_engine import LLMEngine

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from octavo.cli.demonstration import mention_demonstration_model
 from octavo.cli.options import Given, with_options
+from octavo.cli.start import mention_demonstration_model
 from octavo.config.args import EngineArgs, ServerArgs
 
 

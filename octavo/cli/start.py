@@ -1,10 +1,11 @@
-"""What the command line says about the model that ships with the package."""
+"""What the commands that load a model say and set before they do."""
 
 from __future__ import annotations
 
 import sys
 
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
+from octavo.logging import set_up
 
 
 def mention_demonstration_model(args: EngineArgs) -> None:
@@ -14,3 +15,8 @@ def mention_demonstration_model(args: EngineArgs) -> None:
             f"{BUILTIN_MODEL} is a demonstration model of a few million parameters; give --model for a real one.",
             file=sys.stderr,
         )
+
+
+def log_quietly(args: EngineArgs) -> None:
+    """Log warnings and errors: on a terminal that shows generated text, more is only for those who ask for it."""
+    set_up("warning" if args.log_level == EngineArgs.log_level else args.log_level)
