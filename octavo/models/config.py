@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-from octavo.config.checkpoint import Checkpoint
+from octavo.config.checkpoint import Checkpoint, shown
 from octavo.core.model_shape import ModelShape
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.layers.heads import Heads
@@ -39,6 +39,9 @@ class DecoderConfig:
         `head_dim` defaults to the config's key, else to an even share of the hidden size.
         """
         refuse_quantization(c)
+        kinds = c.values.get("layer_types") or []
+        if set(kinds) - {"full_attention"}:
+            raise UnsupportedModel(f"{c.where}: layer_types has {shown(kinds)}, expected full_attention alone")
         hidden_size, num_heads = c.positive("hidden_size"), c.positive("num_attention_heads")
         num_kv_heads = c.positive("num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
@@ -77,6 +80,8 @@ def read_rope(c: Checkpoint, dim: int) -> Rope:
     rope = c.rope()
     if dim % 2:
         raise CheckpointError(f"{c.where}: the heads have size {dim}, expected an even one for rotary embeddings")
+    if any(isinstance(value, dict) for value in rope.values.values()):
+        raise UnsupportedModel(f"{c.where}: rotary parameters differ by kind of layer, which is not implemented")
     rope.expect("partial_rotary_factor", 1.0, 1)
     c.expect("partial_rotary_factor", 1.0, 1)
     theta, kind = rope.float("rope_theta"), rope.str("rope_type")

@@ -104,6 +104,8 @@ class OPTForCausalLM(CausalLM):
 
     Config = OPTConfig
     PREFIXES = ("model.decoder.", "decoder.")
+    # left over from the training framework
+    IGNORED = ("version",)
 
     def __init__(self, c: OPTConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh)

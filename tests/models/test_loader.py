@@ -107,6 +107,9 @@ def test_known_tensors_that_nobody_needs_are_passed_over(tmp_path: Path) -> None
     other = make_checkpoint("llama", tmp_path / "llama")
     edit_tensors(other, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
     load(other)
+    third = make_checkpoint("opt", tmp_path / "opt")
+    edit_tensors(third, **{"model.decoder.version": torch.ones(1)})
+    load(third)
 
 
 @pytest.mark.parametrize("archive", [False, True], ids=["safetensors", "archive"])
@@ -181,6 +184,8 @@ def test_an_archive_of_something_else_is_named(llama: Path, content: Any) -> Non
     [
         ("llama", {"hidden_act": "gelu"}, 'hidden_act is "gelu", expected "silu"'),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, 'rope_type is "yarn"'),
+        ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ by kind of layer"),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "expected full_attention alone"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantised weights are not implemented"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, expected 1.0"),
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window is true, expected false"),
