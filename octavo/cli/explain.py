@@ -1,19 +1,20 @@
-"""`octavo explain [MODEL]`: what octavo would do with a model on this machine, and why. Loads no weights."""
+"""`octavo explain [MODEL]`: what octavo would do with a model on this machine, and why. Needs no weights."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from octavo.cli.options import Given, with_options
 from octavo.cli.start import mention_demonstration_model
-from octavo.config.args import EngineArgs
+from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.config.explain import model_facts, platform_facts, render_facts, render_operators
 from octavo.platform import Platform
 
 
 @with_options(EngineArgs, model="positional", without=("served_model_name",))
 def explain(*, given: Given) -> int:
-    """Show what octavo would do with a model on this machine, and why: facts, memory, operators. Loads no weights."""
+    """Show what octavo would do with a model on this machine, and why: facts, memory, operators. Needs no weights."""
     args = given.arguments(EngineArgs)
     mention_demonstration_model(args)
 
@@ -23,7 +24,7 @@ def explain(*, given: Given) -> int:
     from octavo.worker.memory import plan_memory
 
     platform = Platform.detect()
-    config = configure(args)
+    config = configure(_without_weights(args))
     checkpoint = Checkpoint.open(Path(config.model.path))
     plan = plan_memory(checkpoint, platform, model=config.model, cache=config.cache, scheduler=config.scheduler)
     choices = bind(platform, config.device.op_overrides).choices
@@ -32,3 +33,9 @@ def explain(*, given: Given) -> int:
     print(plan.render(), end="\n\n")
     print(render_operators((choice.operator, choice.implementation, choice.because) for choice in choices))
     return 0
+
+
+def _without_weights(args: EngineArgs) -> EngineArgs:
+    """For a name on a hub, arguments that leave its gigabytes there: config and tokenizer say enough for a plan."""
+    is_here = args.model == BUILTIN_MODEL or Path(args.model).expanduser().exists()
+    return args if is_here else dataclasses.replace(args, load_format="dummy")

@@ -145,7 +145,9 @@ def platform_facts(platform: Platform) -> list[tuple[str, object]]:
 def model_facts(config: EngineConfig, checkpoint: Checkpoint) -> list[tuple[str, object]]:
     """What the checkpoint says, and what octavo takes from it."""
     model, scheduler = config.model, config.scheduler
-    parameters = checkpoint.num_parameters() if model.load_format == "auto" else None
+    has_weights = model.load_format == "auto"
+    parameters = checkpoint.num_parameters() if has_weights else None
+    stored = f" (the checkpoint: {checkpoint.dtype_name()})" if has_weights else ""
     context = f"{model.max_model_len:,} tokens"
     if model.max_model_len != checkpoint.max_model_len():
         context += f" of the {checkpoint.max_model_len():,} that the checkpoint was made for"
@@ -154,8 +156,8 @@ def model_facts(config: EngineConfig, checkpoint: Checkpoint) -> list[tuple[str,
         ("name", model.name),
         ("directory", model.path),
         ("architecture", checkpoint.architecture),
-        ("parameters", f"{parameters:,}" if parameters else "not stated by the weight files"),
-        ("number format", f"{model.dtype} (the checkpoint: {checkpoint.dtype_name()})"),
+        ("parameters", f"{parameters:,}" if parameters else "not counted: the weights are not read"),
+        ("number format", f"{model.dtype}{stored}"),
         ("vocabulary", f"{model.vocab_size:,} tokens"),
         ("context", context),
         (

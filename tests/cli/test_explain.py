@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+from pathlib import Path
+
 import pytest
 
+from octavo.cli.explain import _without_weights
 from octavo.cli.main import EXIT_ERROR, main
+from octavo.config.args import EngineArgs
 
 
 def test_facts_machine_memory_and_operators_are_shown(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,3 +38,20 @@ def test_an_unknown_operator_is_an_error(tiny_model: str, capsys: pytest.Capture
 def test_too_long_a_context_is_an_error(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", tiny_model, "--max-model-len", "257"]) == EXIT_ERROR
     assert "must be at most 256" in capsys.readouterr().err
+
+
+def test_weights_of_a_hub_model_are_left_there(tiny_model: str) -> None:
+    assert _without_weights(EngineArgs(model="owner/model")).load_format == "dummy"
+    assert _without_weights(EngineArgs(model=tiny_model)).load_format == "auto"
+    assert _without_weights(EngineArgs()).load_format == "auto"
+
+
+def test_a_checkpoint_without_weights_can_be_explained(
+    tiny_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(tiny_model) / name, tmp_path)
+    assert main(["explain", str(tmp_path), "--load-format", "dummy", "--dtype", "bfloat16"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"number format +bfloat16\n", shown)
+    assert "not counted" in shown
