@@ -95,9 +95,10 @@ class ProcessClient:
         try:
             ours.sendall(frames.pack(config))
             return await cls.connect(ours, process)
-        except BaseException:
+        except BaseException as error:
             ours.close()
-            await asyncio.shield(asyncio.to_thread(_end, process, 0.0))
+            has_failed = isinstance(error, OctavoError)  # then it ends by itself
+            await asyncio.shield(asyncio.to_thread(_end, process, SHUTDOWN_TIMEOUT_S if has_failed else 0.0))
             raise
 
     @classmethod
@@ -140,6 +141,7 @@ class ProcessClient:
                 self._answer_call(message)
             elif isinstance(message, CoreFailed):
                 self._die(message.message)
+                self._writer.close()
         assert self._error is not None
         raise self._error
 

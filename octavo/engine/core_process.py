@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 STATS_INTERVAL_S: Final = 0.5
 """How often the state goes to the front while steps bring no output, as in a long prefill."""
 
+LINGER_S: Final = 2.0
+"""How long a core that has failed waits for its front to read why."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -116,7 +119,10 @@ def _read_messages(connection: socket.socket, inbox: SimpleQueue[ToCore | _Close
     decoder = msgspec.msgpack.Decoder(ToCore)
     try:
         while (body := frames.read(connection)) is not None:
-            inbox.put(decoder.decode(body))
+            message = decoder.decode(body)
+            inbox.put(message)
+            if isinstance(message, Shutdown):
+                return  # the connection is about to be closed, so it must not be read again
     finally:
         inbox.put(_Closed())
 
@@ -134,12 +140,12 @@ def main() -> int:
         try:
             _build_and_serve(config, connection)
         except OctavoError as error:
-            _report(connection, CoreFailed(message=str(error), kind=type(error).__name__))
+            report_failure(connection, CoreFailed(message=str(error), kind=type(error).__name__))
             return 1
         except Exception as error:
             traceback.print_exc()
             message = f"the engine core failed ({type(error).__name__}: {error}); its log has the traceback"
-            _report(connection, CoreFailed(message=message))
+            report_failure(connection, CoreFailed(message=message))
             return 1
     return 0
 
@@ -154,11 +160,20 @@ def _build_and_serve(config: EngineConfig, connection: socket.socket) -> None:
         core.shutdown()
 
 
-def _report(connection: socket.socket, failure: CoreFailed) -> None:
+def report_failure(connection: socket.socket, failure: CoreFailed) -> None:
+    """Leave the last words of a core with its front, and wait a moment for it to close the connection.
+
+    A connection that we closed with messages of the front unread would be reset, and the last words lost.
+    """
     try:
         connection.sendall(frames.pack(failure))
+        connection.shutdown(socket.SHUT_WR)
     except OSError:
         _log.error("%s", failure.message)  # nobody else is left to say it
+        return
+    connection.settimeout(LINGER_S)
+    while frames.read(connection) is not None:
+        pass
 
 
 def _exit(signal_number: int, frame: FrameType | None) -> NoReturn:
@@ -166,4 +181,6 @@ def _exit(signal_number: int, frame: FrameType | None) -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is left to tidy up
+    sys.exit(exit_code)

@@ -21,7 +21,7 @@ def pack(message: Any) -> bytes:
 
 
 def read(connection: socket.socket) -> bytes | None:
-    """The body of the next frame, waited for; None when the other side has closed the connection."""
+    """The body of the next frame, waited for; None when the connection is closed, by whomever."""
     head = _read_exactly(connection, _LENGTH.size)
     return None if head is None else _read_exactly(connection, _LENGTH.unpack(head)[0])
 
@@ -41,7 +41,7 @@ def _read_exactly(connection: socket.socket, size: int) -> bytes | None:
     while view:
         try:
             count = connection.recv_into(view)
-        except ConnectionError:
+        except OSError:
             return None
         if count == 0:
             return None

@@ -10,18 +10,20 @@ from types import FrameType
 
 
 class Interrupt:
-    """True once Ctrl-C was pressed."""
+    """Whether Ctrl-C was pressed."""
 
     def __init__(self) -> None:
         self.requested = False
 
-    def __bool__(self) -> bool:
-        return self.requested
+    def check(self) -> None:
+        """Raise the KeyboardInterrupt that was put off."""
+        if self.requested:
+            raise KeyboardInterrupt
 
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Interrupt]:
-    """Inside, the first Ctrl-C sets a flag for the caller to look at; a second one raises KeyboardInterrupt at once.
+    """Inside, the first Ctrl-C waits until the caller looks for it; a second one raises KeyboardInterrupt at once.
 
     Leaves signals alone outside of the main thread, and where the program has a handler of its own.
     """

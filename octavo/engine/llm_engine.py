@@ -114,7 +114,8 @@ class LLMEngine:
         output = self._output.abort(request_id)
         if output is not None:
             self._aborted.append(output)
-            self._core.abort_requests([request_id])
+            if self._error is None:
+                self._core.abort_requests([request_id])
 
     def step(self) -> list[RequestOutput]:
         """One step of the engine: what callers see of it. Raises EngineDeadError after a failure."""

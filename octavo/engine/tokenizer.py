@@ -184,7 +184,8 @@ def _byte_level_bpe(path: Path) -> Backend:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     config = {**_read_object(path / SPECIAL_TOKENS_MAP), **_read_object(path / TOKENIZER_CONFIG)}
-    backend.add_special_tokens([token for token in _special_tokens(config).values() if backend.token_to_id(token) is not None])
+    special = _special_tokens(config).values()
+    backend.add_special_tokens([token for token in special if backend.token_to_id(token) is not None])
     return backend
 
 

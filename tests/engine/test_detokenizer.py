@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -143,7 +143,7 @@ def test_what_is_visible_only_grows_into_the_final_text(
             break
         seen.append(sequence.text[: sequence.num_visible_chars()])
     sequence.finish()
-    assert all(later.startswith(earlier) for earlier, later in zip(seen, seen[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(seen))
     assert sequence.text.startswith(seen[-1])
     assert (stopped_after, sequence.text) == stopped_text(token_ids, stops, include, min_tokens)
 

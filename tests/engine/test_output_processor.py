@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -260,5 +260,5 @@ def test_streams_merged_in_any_way_are_the_whole(
     assert cumulative[-1].outputs == final.outputs
     assert merged.outputs == final.outputs
     texts = [[part.text for part in output.outputs] for output in cumulative]
-    for earlier, later in zip(texts, texts[1:], strict=False):
+    for earlier, later in itertools.pairwise(texts):
         assert all(new.startswith(old) for old, new in zip(earlier, later, strict=True))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +60,7 @@ class ScriptedCore:
     `stopped`.
     """
 
-    reply: Callable[[EngineCoreRequest, int], list[int]] = echo
+    reply: Callable[[EngineCoreRequest, int], Iterable[int]] = echo
     ready: CoreReady = field(default_factory=core_ready)
     tokens_per_step: int = 1
     late_tokens: int = 0
@@ -73,12 +74,12 @@ class ScriptedCore:
     is_shut_down: bool = False
 
     def __post_init__(self) -> None:
-        self._running: dict[str, dict[int, list[int]]] = {}
+        self._running: dict[str, dict[int, _Reply]] = {}
         self._num_left: dict[tuple[str, int], int] = {}
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self.requests[request.request_id] = request
-        replies = {index: self.reply(request, index) for index in range(request.params.n)}
+        replies = {index: _Reply(self.reply(request, index)) for index in range(request.params.n)}
         self._running[request.request_id] = replies
 
     def abort_requests(self, request_ids: list[str]) -> None:
@@ -125,19 +126,18 @@ class ScriptedCore:
             del self._running[request_id]
         return EngineCoreOutput(request_id=request_id, deltas=deltas, finished=not sequences, num_cached_tokens=3)
 
-    def _delta(self, request: EngineCoreRequest, index: int, left: list[int]) -> SequenceDelta:
+    def _delta(self, request: EngineCoreRequest, index: int, reply: _Reply) -> SequenceDelta:
         delta = SequenceDelta(index=index, token_ids=[], logprobs=[])
         params = request.params
-        total = len(self.reply(request, index))
         for _ in range(self.tokens_per_step):
-            token_id = left.pop(0)
+            token_id = reply.take()
             delta.token_ids.append(token_id)
             delta.logprobs.append(token_logprobs(token_id, params.logprobs or 0))
             self.num_generated_tokens += 1
             if token_id in request.end_token_ids or token_id in params.stop_token_ids:
                 delta.finish_reason = "stop"
                 delta.stop_reason = None if token_id in request.end_token_ids else token_id
-            elif not left or total - len(left) == params.max_tokens:
+            elif reply.is_over or reply.num_taken == params.max_tokens:
                 delta.finish_reason = "length"
             if delta.finish_reason is not None:
                 break
@@ -155,9 +155,33 @@ class ScriptedCore:
                 self._running.pop(request_id, None)
 
 
+class _Reply:
+    """Tokens that may go on for ever."""
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        self._token_ids = iter(token_ids)
+        self._next = next(self._token_ids, None)
+        self.num_taken = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._next is None
+
+    def take(self) -> int:
+        token_id, self._next = self._next, next(self._token_ids, None)
+        self.num_taken += 1
+        assert token_id is not None
+        return token_id
+
+
+def endless(request: EngineCoreRequest, index: int) -> Iterable[int]:
+    """A reply that never ends."""
+    return itertools.repeat(ord("a"))
+
+
 def token_logprobs(token_id: int, num_top: int) -> TokenLogprobs:
     """Log-probability -0.5, the second likeliest behind the byte "a", and then the bytes after it."""
-    top_ids = ([ord("a"), token_id] + list(range(ord("b"), ord("z"))))[:num_top]
+    top_ids = ([ord("a"), token_id, *list(range(ord("b"), ord("z")))])[:num_top]
     return TokenLogprobs(
         token_id=token_id,
         logprob=-0.5,

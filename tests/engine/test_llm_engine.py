@@ -1,0 +1,121 @@
+"""LLMEngine: requests in, outputs out, and honest words after a failure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.core.outputs import RequestOutput
+from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.engine.core_client import Core
+from octavo.engine.llm_engine import LLMEngine
+from octavo.errors import ConfigError, EngineDeadError, InvalidRequest
+from tests.fakes.byte_tokenizer import byte_tokenizer
+from tests.fakes.core import ScriptedCore, engine_config
+from tests.fakes.engine import make_core
+
+
+def make_engine(tmp_path: Path, core: Core | None = None, **model: Any) -> LLMEngine:
+    return LLMEngine(engine_config(str(tmp_path), **model), core or ScriptedCore(), byte_tokenizer(tmp_path))
+
+
+def run(engine: LLMEngine) -> list[RequestOutput]:
+    outputs: list[RequestOutput] = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    return outputs
+
+
+def test_requests_run_together_and_each_ends_once(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path)
+    for request_id, prompt in (("x", "one"), ("y", "three")):
+        engine.add_request(request_id, prompt, SamplingParams(output_kind=OutputKind.FINAL_ONLY))
+    assert [(output.request_id, output.outputs[0].text) for output in run(engine)] == [("x", "one"), ("y", "three")]
+    assert engine.step() == []
+
+
+def test_defaults_of_the_model_hold_when_no_parameters_are_given(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path, generation_defaults={"max_tokens": 2})
+    engine.add_request("x", "long")
+    assert run(engine)[-1].outputs[0].text == "lo"
+    assert engine.default_sampling_params(top_k=3) == SamplingParams(max_tokens=2, top_k=3)
+
+
+def test_aborted_request_has_a_final_output_too(tmp_path: Path) -> None:
+    core = ScriptedCore()
+    engine = make_engine(tmp_path, core)
+    engine.add_request("x", "abc")
+    engine.step()
+    engine.abort_request("x")
+    engine.abort_request("x")
+    [output] = run(engine)
+    assert (output.outputs[0].text, output.outputs[0].finish_reason, core.aborted) == ("a", "abort", ["x"])
+
+
+def test_refused_request_leaves_no_trace(tmp_path: Path) -> None:
+    core = ScriptedCore()
+    engine = make_engine(tmp_path, core)
+    with pytest.raises(InvalidRequest):
+        engine.add_request("x", "")
+    engine.add_request("x", "ok")
+    with pytest.raises(InvalidRequest, match="in use"):
+        engine.add_request("x", "ok")
+    assert len(run(engine)) > 0
+    assert list(core.requests) == ["x"]
+
+
+def test_stop_string_frees_the_core_at_once(tmp_path: Path) -> None:
+    core = make_core()
+    engine = make_engine(tmp_path, core)
+    engine.add_request("x", [1, 2, 3], SamplingParams(max_tokens=100, seed=1, output_kind=OutputKind.FINAL_ONLY))
+    [whole] = run(engine)
+    stop = whole.outputs[0].text[5:7]
+    params = SamplingParams(max_tokens=100, seed=1, stop=stop, output_kind=OutputKind.FINAL_ONLY)
+    engine.add_request("y", [1, 2, 3], params)
+    [output] = run(engine)
+    expected = whole.outputs[0].text.partition(stop)[0]
+    assert (output.outputs[0].text, output.outputs[0].stop_reason) == (expected, stop)
+    assert not core.has_unfinished()
+    assert core.scheduler.block_manager.pool.num_used_blocks == 0
+
+
+def test_several_sequences_come_out_of_the_real_core_in_order(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path, make_core(depth=2))
+    engine.add_request("x", [1, 2, 3], SamplingParams(n=3, max_tokens=6, seed=1, logprobs=0, prompt_logprobs=0))
+    final = run(engine)[-1]
+    assert [output.index for output in final.outputs] == [0, 1, 2]
+    assert [len(output.token_ids) for output in final.outputs] == [6, 6, 6]
+    assert final.prompt_logprobs is not None
+    assert [position and list(position) for position in final.prompt_logprobs] == [None, [2], [3]]
+    assert final.metrics is not None
+    assert final.metrics.finished_time is not None
+
+
+def test_failed_step_surfaces_and_the_engine_says_so_from_then_on(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path, ScriptedCore(fail_at_step=1))
+    engine.add_request("x", "abc")
+    with pytest.raises(RuntimeError, match="the fake core fails"):
+        engine.step()
+    assert not engine.has_unfinished_requests()
+    for action in (engine.step, lambda: engine.add_request("y", "abc"), lambda: engine.call("stats")):
+        with pytest.raises(EngineDeadError, match="the fake core fails"):
+            action()
+
+
+def test_shut_down_engine_refuses_by_name(tmp_path: Path) -> None:
+    core = ScriptedCore()
+    engine = make_engine(tmp_path, core)
+    engine.shutdown()
+    engine.shutdown()
+    assert core.is_shut_down
+    with pytest.raises(EngineDeadError, match="has been shut down"):
+        engine.add_request("x", "abc")
+
+
+def test_control_calls_are_known_by_name(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path, make_core())
+    assert engine.call("reset_prefix_cache") is True
+    with pytest.raises(ConfigError, match="format_disk is not a control call"):
+        engine.call("format_disk")

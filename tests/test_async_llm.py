@@ -1,0 +1,224 @@
+"""AsyncLLM: many readers, slow readers, readers that leave, and a core that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.async_llm import AsyncLLM
+from octavo.core.messages import CoreFailed
+from octavo.core.outputs import RequestError, RequestOutput
+from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.core_client import Core, ProcessClient
+from octavo.engine.core_process import report_failure, serve_core
+from octavo.engine.tokenizer import LONG_TEXT_CHARS
+from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestFailed
+from tests.fakes.byte_tokenizer import byte_tokenizer
+from tests.fakes.core import RefusingCore, ScriptedCore, core_ready, endless, engine_config
+from tests.fakes.engine import make_core
+
+pytestmark = pytest.mark.anyio
+
+DELTA = SamplingParams(max_tokens=None, output_kind=OutputKind.DELTA)
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path, core: Core | None = None, **model: Any) -> AsyncIterator[AsyncLLM]:
+    ours, theirs = socket.socketpair()
+
+    def serve() -> None:
+        with theirs:
+            try:
+                serve_core(core or ScriptedCore(), theirs)
+            except RuntimeError as error:
+                report_failure(theirs, CoreFailed(message=str(error)))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    tokenizer = byte_tokenizer(tmp_path)
+    client = await ProcessClient.connect(ours)
+    llm = AsyncLLM(engine_config(str(tmp_path), **model), client, tokenizer, ChatTemplate.find(tmp_path, tokenizer))
+    try:
+        yield llm
+    finally:
+        await llm.shutdown()
+        await asyncio.to_thread(thread.join, 10)
+        assert not thread.is_alive(), "the core does not end"
+
+
+async def collect(
+    llm: AsyncLLM, prompt: Any, params: SamplingParams | None = None, **options: Any
+) -> list[RequestOutput]:
+    return [output async for output in llm.generate(prompt, params, **options)]
+
+
+def text_of(outputs: list[RequestOutput]) -> str:
+    return "".join(output.outputs[0].text for output in outputs if output.outputs)
+
+
+def endless_core(**options: Any) -> ScriptedCore:
+    return ScriptedCore(reply=endless, ready=core_ready(max_model_len=10**9, num_blocks=10**8), **options)
+
+
+async def eventually(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_readers_get_their_own_text_at_the_same_time(tmp_path: Path) -> None:
+    async with serving(tmp_path) as llm:
+        prompts = [f"prompt {number}" for number in range(20)]
+        results = await asyncio.gather(*(collect(llm, prompt, DELTA) for prompt in prompts))
+        assert [text_of(outputs) for outputs in results] == prompts
+        assert all([output.finished for output in outputs].count(True) == 1 for outputs in results)
+        assert llm.num_open_requests == 0
+
+
+async def test_request_over_the_real_core_gives_the_same_tokens_every_time(tmp_path: Path) -> None:
+    async with serving(tmp_path, make_core(depth=2)) as llm:
+        params = SamplingParams(max_tokens=9, seed=3, n=2)
+        first, second = await asyncio.gather(*(collect(llm, [1, 2, 3, 4, 5], params) for _ in range(2)))
+        assert first[-1].outputs == second[-1].outputs
+
+
+async def test_slow_reader_gets_what_it_missed_in_one_output(tmp_path: Path) -> None:
+    async with serving(tmp_path) as llm:
+        stream = llm.generate("a long enough text", DELTA)
+        outputs = [await anext(stream)]
+        await eventually(lambda: llm.num_open_requests == 0)
+        outputs += [output async for output in stream]
+        assert len(outputs) <= 2
+        assert text_of(outputs) == "a long enough text"
+
+
+async def test_reader_that_leaves_ends_its_request(tmp_path: Path) -> None:
+    core = endless_core()
+    async with serving(tmp_path, core) as llm:
+        async with aclosing(llm.generate("x", DELTA, "r")) as stream:
+            await anext(stream)
+        await eventually(lambda: core.aborted == ["r"])
+        await eventually(lambda: llm.stats.num_running == 0)
+        assert llm.num_open_requests == 0
+
+
+async def test_cancelled_reader_ends_its_request(tmp_path: Path) -> None:
+    core = endless_core()
+    async with serving(tmp_path, core) as llm:
+        reader = asyncio.create_task(collect(llm, "x", DELTA, request_id="r"))
+        await eventually(lambda: core.num_steps > 2)
+        reader.cancel()
+        await asyncio.wait([reader])
+        await eventually(lambda: core.aborted == ["r"])
+
+
+async def test_aborted_request_tells_its_reader(tmp_path: Path) -> None:
+    async with serving(tmp_path, endless_core()) as llm:
+        reader = asyncio.create_task(collect(llm, "x", DELTA, request_id="r"))
+        await eventually(lambda: llm.stats.num_steps > 0)
+        await llm.abort("r")
+        await llm.abort("unknown")
+        outputs = await reader
+        assert (outputs[-1].finished, outputs[-1].outputs[0].finish_reason) == (True, "abort")
+
+
+async def test_stop_string_ends_the_sequence_in_the_core(tmp_path: Path) -> None:
+    core = ScriptedCore()
+    async with serving(tmp_path, core) as llm:
+        outputs = await collect(llm, "one. two and more", SamplingParams(max_tokens=50, stop="."))
+        assert outputs[-1].outputs[0].text == "one"
+        await eventually(lambda: core.stopped)
+        assert [index for _, index in core.stopped] == [0]
+
+
+async def test_refused_request_raises_before_its_first_output(tmp_path: Path) -> None:
+    async with serving(tmp_path, endless_core()) as llm:
+        for prompt, kind in (("", InvalidRequest), ([999], InvalidRequest)):
+            with pytest.raises(kind):
+                await anext(llm.generate(prompt, DELTA))
+        async with aclosing(llm.generate("x", DELTA, "r")) as stream:
+            await anext(stream)
+            with pytest.raises(InvalidRequest, match="in use"):
+                await anext(llm.generate("x", DELTA, "r"))
+            assert (await anext(stream)).request_id == "r"
+
+
+async def test_long_prompt_is_refused_like_a_short_one(tmp_path: Path) -> None:
+    async with serving(tmp_path) as llm:
+        with pytest.raises(ContextTooLong):
+            await anext(llm.generate("x" * LONG_TEXT_CHARS, DELTA))
+
+
+async def test_long_prompt_is_read_like_a_short_one(tmp_path: Path) -> None:
+    core = ScriptedCore(ready=core_ready(max_model_len=10**5, num_blocks=10**4))
+    async with serving(tmp_path, core) as llm:
+        prompt = "long " * LONG_TEXT_CHARS
+        outputs = await collect(llm, prompt, SamplingParams(max_tokens=4))
+        assert outputs[-1].outputs[0].text == "long"
+        assert outputs[-1].prompt == prompt
+
+
+async def test_error_of_one_request_leaves_the_engine_running(tmp_path: Path) -> None:
+    async with serving(tmp_path, RefusingCore(RequestError("logits are NaN"))) as llm:
+        [output] = await collect(llm, "x")
+        assert output.error == RequestError("logits are NaN")
+        assert llm.is_running
+
+
+async def test_dead_core_reaches_every_reader_and_later_calls(tmp_path: Path) -> None:
+    async with serving(tmp_path, ScriptedCore(reply=endless, fail_at_step=50)) as llm:
+        readers = [asyncio.create_task(collect(llm, "x", DELTA)) for _ in range(3)]
+        error = await llm.wait_dead()
+        assert "the fake core fails" in str(error)
+        for result in await asyncio.gather(*readers, return_exceptions=True):
+            assert isinstance(result, EngineDeadError)
+        assert not llm.is_running
+        with pytest.raises(EngineDeadError):
+            await anext(llm.generate("x"))
+        with pytest.raises(EngineDeadError):
+            await llm.call("reset_prefix_cache")
+
+
+async def test_shutdown_ends_open_requests_and_waiters(tmp_path: Path) -> None:
+    async with serving(tmp_path, endless_core()) as llm:
+        reader = asyncio.create_task(collect(llm, "x", DELTA))
+        waiter = asyncio.create_task(llm.wait_dead())
+        await eventually(lambda: llm.stats.num_steps > 0)
+        await llm.shutdown()
+        await asyncio.wait([reader, waiter])
+        assert isinstance(reader.exception(), EngineDeadError)
+        assert "shut down" in str(waiter.result())
+        await llm.shutdown()
+
+
+async def test_conversation_and_defaults_are_those_of_the_model(tmp_path: Path) -> None:
+    async with serving(tmp_path, generation_defaults={"max_tokens": 3}) as llm:
+        prompt = llm.render_chat([{"role": "user", "content": "hi"}])
+        assert prompt.text == "<bos>[user]hi<eos>[assistant]"
+        assert text_of((await collect(llm, prompt))[-1:]) == "[us"
+        assert llm.default_sampling_params(n=2) == SamplingParams(max_tokens=3, n=2)
+
+
+async def test_calls_reach_the_core(tmp_path: Path) -> None:
+    async with serving(tmp_path) as llm:
+        assert await llm.call("reset_prefix_cache") is True
+        with pytest.raises(RequestFailed, match="not a control call"):
+            await llm.call("format_disk")
+
+
+async def test_metrics_follow_the_engine(tmp_path: Path) -> None:
+    async with serving(tmp_path) as llm:
+        await collect(llm, "four", SamplingParams(max_tokens=4))
+        await eventually(lambda: llm.stats.num_running == 0)
+        text = llm.metrics.render().decode()
+        assert 'octavo:generation_tokens_total{model_name="fake"} 4.0' in text
+        assert 'octavo:num_requests_running{model_name="fake"} 0.0' in text
+        assert 'octavo:e2e_request_latency_seconds_count{model_name="fake"} 1.0' in text

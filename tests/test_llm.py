@@ -1,0 +1,172 @@
+"""LLM: prompts in any form, answers in their order, and a batch that survives its bad members and Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.core.messages import EngineCoreRequest, StepOutputs
+from octavo.core.prompt import Prompt
+from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.llm_engine import LLMEngine
+from octavo.errors import ConfigError, EngineDeadError, InvalidRequest
+from octavo.llm import LLM
+from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
+from tests.fakes.core import ScriptedCore, engine_config
+
+
+def make_llm(tmp_path: Path, core: ScriptedCore | None = None, **model: Any) -> LLM:
+    tokenizer = byte_tokenizer(tmp_path)
+    template = ChatTemplate.find(tmp_path, tokenizer)
+    return LLM.from_engine(
+        LLMEngine(engine_config(str(tmp_path), **model), core or ScriptedCore(), tokenizer, template)
+    )
+
+
+def texts(outputs: list[Any]) -> list[str]:
+    return [output.outputs[0].text for output in outputs]
+
+
+def test_prompts_come_as_text_ids_or_mappings_one_or_many(tmp_path: Path) -> None:
+    llm = make_llm(tmp_path)
+    for prompts, expected in (
+        ("one", ["one"]),
+        ([*b"one"], ["one"]),
+        ({"prompt": "one"}, ["one"]),
+        (["one", "two"], ["one", "two"]),
+        ([[*b"one"], {"prompt_token_ids": [*b"two"]}, Prompt(text="six")], ["one", "two", "six"]),
+        ([], []),
+    ):
+        assert texts(llm.generate(prompts)) == expected  # type: ignore[arg-type]
+
+
+def test_outputs_come_in_the_order_of_the_prompts(tmp_path: Path) -> None:
+    prompts = ["a" * length for length in (9, 1, 5)]
+    outputs = make_llm(tmp_path).generate(prompts)
+    assert texts(outputs) == prompts
+    assert [output.prompt for output in outputs] == prompts
+    assert all(output.finished for output in outputs)
+
+
+def test_parameters_are_for_all_or_for_each(tmp_path: Path) -> None:
+    llm = make_llm(tmp_path)
+    assert texts(llm.generate(["abc", "abc"], SamplingParams(max_tokens=1))) == ["a", "a"]
+    each = [SamplingParams(max_tokens=number, output_kind=OutputKind.DELTA) for number in (1, 2)]
+    assert texts(llm.generate(["abc", "abc"], each)) == ["a", "ab"]
+    with pytest.raises(InvalidRequest, match="there are 1 prompts but 2 sampling_params"):
+        llm.generate(["abc"], each)
+
+
+def test_explicit_parameters_are_used_as_they_are(tmp_path: Path) -> None:
+    core = ScriptedCore()
+    llm = make_llm(tmp_path, core, generation_defaults={"temperature": 0.5})
+    llm.generate("abc")
+    llm.generate("abc", SamplingParams())
+    llm.generate("abc", llm.get_default_sampling_params(top_p=0.5))
+    given = [(request.params.temperature, request.params.top_p) for request in core.requests.values()]
+    assert given == [(0.5, 1.0), (1.0, 1.0), (0.5, 0.5)]
+
+
+def test_refused_prompt_carries_its_error_while_the_others_finish(tmp_path: Path) -> None:
+    prompts: list[Any] = ["one", "", [999], {"text": "x"}, "two"]
+    outputs = make_llm(tmp_path).generate(prompts)
+    assert texts(outputs) == ["one", "", "", "", "two"]
+    errors = [output.error for output in outputs]
+    assert [error and error.field for error in errors] == [None, "prompt", "prompt_token_ids", "prompt", None]
+    assert all(error is None or error.is_client_error for error in errors)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["stop", "error", "error", "error", "stop"]
+
+
+def test_chat_goes_through_the_template(tmp_path: Path) -> None:
+    core = ScriptedCore()
+    llm = make_llm(tmp_path, core)
+    one = [{"role": "user", "content": "hi"}]
+    [output] = llm.chat(one)
+    assert output.prompt == "<bos>[user]hi<eos>[assistant]"
+    assert output.prompt_token_ids == [BOS, *b"[user]hi", EOS, *b"[assistant]"]
+    assert [answer.prompt for answer in llm.chat([one, one], add_generation_prompt=False)] == ["<bos>[user]hi<eos>"] * 2
+    [refused, fine] = llm.chat([[{"content": "no role"}], one])
+    assert refused.error is not None
+    assert refused.error.field == "messages[0].role"
+    assert fine.error is None
+    assert llm.chat([])[0].error is not None
+
+
+def test_progress_is_shown_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    llm = make_llm(tmp_path)
+    llm.generate(["abc", "de"])
+    assert capsys.readouterr().err == ""
+    llm.generate(["abc", "de"], use_tqdm=True)
+    assert "2/2 prompts" in capsys.readouterr().err
+
+
+class InterruptedCore(ScriptedCore):
+    """Presses Ctrl-C inside its third step."""
+
+    def step(self) -> StepOutputs:
+        if self.num_steps == 2:
+            signal.raise_signal(signal.SIGINT)
+        return super().step()
+
+
+def test_interrupt_ends_the_batch_between_steps_and_leaves_the_model_usable(tmp_path: Path) -> None:
+    core = InterruptedCore()
+    llm = make_llm(tmp_path, core)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["abcdef", "ghijkl"])
+    assert (core.num_steps, core.aborted) == (3, ["0", "1"])
+    assert texts(llm.generate("again")) == ["again"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_second_interrupt_does_not_wait_for_the_step(tmp_path: Path) -> None:
+    def press_twice(request: EngineCoreRequest, index: int) -> list[int]:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        return []
+
+    with pytest.raises(KeyboardInterrupt):
+        make_llm(tmp_path, ScriptedCore(reply=press_twice)).generate("abc")
+
+
+def test_batch_runs_in_any_thread(tmp_path: Path) -> None:
+    llm = make_llm(tmp_path)
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.extend(texts(llm.generate(["abc"]))))
+    thread.start()
+    thread.join(10)
+    assert found == ["abc"]
+
+
+def test_failure_of_the_core_surfaces_once_and_is_named_afterwards(tmp_path: Path) -> None:
+    llm = make_llm(tmp_path, ScriptedCore(fail_at_step=2))
+    with pytest.raises(RuntimeError, match="the fake core fails"):
+        llm.generate(["abc"])
+    with pytest.raises(EngineDeadError, match="the fake core fails"):
+        llm.generate(["abc"])
+
+
+def test_leaving_the_context_gives_the_model_back(tmp_path: Path) -> None:
+    core = ScriptedCore()
+    with make_llm(tmp_path, core) as llm:
+        llm.generate("abc")
+    assert core.is_shut_down
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: LLM(gpu_memory_utilisation=0.5), "did you mean gpu_memory_utilization"),
+        (lambda: LLM(trust_remote_code=True), "octavo never runs code from a checkpoint"),
+        (lambda: LLM(max_num_seqs=0), "max_num_seqs"),
+    ],
+)
+def test_wrong_arguments_are_named_before_anything_is_loaded(make: Callable[[], LLM], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make()
