@@ -18,7 +18,7 @@ from octavo.core.sampling_params import SamplingParams
 _BIN_SHIFT = 20
 _NUM_BINS = 1 << (31 - _BIN_SHIFT)
 
-HISTOGRAM_BYTES = 3 * 8 * _NUM_BINS
+HISTOGRAM_BYTES = 4 * 8 * _NUM_BINS
 """What the histogram of one row takes, with its running sums."""
 
 
@@ -95,34 +95,41 @@ def _top_p_boundaries(probabilities: Tensor, candidates: Tensor, wanted: Tensor)
     tokens of that bin are sorted. All sums run in an order that depends on the row alone: neighbours change nothing.
     """
     num_rows = probabilities.shape[0]
-    row_of, token_of = candidates.nonzero(as_tuple=True)
-    values = probabilities[row_of, token_of]
-    bins = (values.view(torch.int32) >> _BIN_SHIFT).long()
-    slots = row_of * _NUM_BINS + bins
-    masses = torch.bincount(slots, weights=values.double(), minlength=num_rows * _NUM_BINS).view(num_rows, _NUM_BINS)
+    row_of, values = _selected(probabilities, candidates)
+    bins = values.view(torch.int32) >> _BIN_SHIFT
+    masses = torch.bincount(row_of * _NUM_BINS + bins, weights=values.double(), minlength=num_rows * _NUM_BINS)
     # mass of each bin and all likelier ones, likeliest bin first
-    reached = masses.flip(1).cumsum(dim=1)
+    reached = masses.view(num_rows, _NUM_BINS).flip(1).cumsum_(dim=1)
     crossing = (reached < wanted.unsqueeze(1)).sum(dim=1)
     found = crossing < _NUM_BINS
     crossing.clamp_(max=_NUM_BINS - 1)
-    boundary_bin = _NUM_BINS - 1 - crossing
     above = reached.gather(1, (crossing - 1).clamp_(min=0).unsqueeze(1)).squeeze(1)
     above = torch.where(crossing > 0, above, 0.0)
-    inside = bins == boundary_bin[row_of]
-    padded, counts = _pad_rows(values[inside], row_of[inside], num_rows)
+    inside = bins == (_NUM_BINS - 1 - crossing).to(torch.int32)[row_of]
+    values, row_of = values[inside], row_of[inside]
+    del masses, reached, bins, inside
+    padded, counts = _pad_rows(values, row_of, num_rows)
+    del values, row_of
     ordered = padded.sort(dim=1, descending=True, stable=True).values
-    before = ordered.double().cumsum(dim=1) - ordered.double() + above.unsqueeze(1)
+    # the mass above each entry: what comes before it in its bin, and the likelier bins
+    before = ordered.cumsum(dim=1, dtype=torch.float64).sub_(ordered).add_(above.unsqueeze(1))
     num_kept = torch.minimum((before < wanted.unsqueeze(1)).sum(dim=1), counts).clamp_(min=1)
     smallest = ordered.gather(1, num_kept.unsqueeze(1) - 1).squeeze(1)
     # rounding can leave the total short of a top_p next to 1: then nothing is cut
     return torch.where(found, smallest, 0.0)
 
 
+def _selected(matrix: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and value of each entry that `mask` selects, row by row."""
+    row_of, column_of = mask.nonzero(as_tuple=True)
+    return row_of, matrix[row_of, column_of]
+
+
 def _pad_rows(values: Tensor, row_of: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """Values grouped by ascending row as a matrix [rows, longest] padded with 0, and the number of values [rows]."""
     counts = torch.bincount(row_of, minlength=num_rows)
     starts = counts.cumsum(0) - counts
-    column = torch.arange(len(values), device=values.device) - starts[row_of]
+    column = torch.arange(len(values), device=values.device).sub_(starts[row_of])
     padded = values.new_zeros((num_rows, max(int(counts.max()), 1)))
     padded[row_of, column] = values
     return padded, counts

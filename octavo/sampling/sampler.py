@@ -23,11 +23,11 @@ from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
 from octavo.sampling.processors import LogitsProcessor, ProcessedRow, default_processors
 from octavo.sampling.random import draw_key, race
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 2 << 20
 """Logits that are sampled at a time: small enough to stay in cache, and a bound on the memory that sampling takes."""
 
-PEAK_FACTOR = 14
-"""Most bytes alive while a chunk is sampled, in multiples of its logits; the memory plan's test guards it."""
+PEAK_FACTOR = 28
+"""Most bytes alive while a chunk is sampled, in multiples of its logits; a test guards it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,8 +187,8 @@ def _forward_bytes_per_token(shape: ModelShape, element: int) -> int:
     heads = shape.num_heads + 2 * shape.num_kv_heads
     # the residual stream, a norm's input and output, and the float32 copies inside a norm
     stream = shape.hidden_size * (4 * element + 12)
-    # projected, normed, rotated, and the products of the rotation; float32 inside the norms
-    attention = heads * shape.head_dim * (4 * element + 8) + shape.head_dim * (2 * element + 16)
+    # projected, normed, rotated, the products of the rotation, and its tables
+    attention = heads * shape.head_dim * 5 * element + shape.head_dim * (2 * element + 16)
     # gate and up, silu of gate, their product, and one to spare
     mlp = 5 * shape.intermediate_size * element
     return stream + max(attention, mlp)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from octavo.sampling.metadata import SamplingRow
-from octavo.sampling.sampler import Sampler
+from octavo.sampling.sampler import Sampler, sampling_bytes
+from tests.fakes.allocations import peak_bytes
 from tests.sampling.sequences import sampling_row
 
 VOCAB = 257
@@ -159,3 +160,25 @@ def test_a_plain_greedy_batch_touches_no_processor() -> None:
         apply = update
 
     assert drawn(make_logits(1), sampling_row(temperature=0.0), sampler=Sampler([Refusing()]))
+
+
+@pytest.mark.parametrize("spread", [0.0, 3.0])
+@pytest.mark.parametrize("vocab_size", [300, 20_000])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 0.0, "logprobs": 20},
+        {"top_p": 0.999},
+        {"top_k": 10_000, "min_p": 1e-5},
+        {"top_p": 0.99, "top_k": 19_000, "logprobs": 20, "repetition_penalty": 1.1, "num_samples": 3},
+    ],
+)
+def test_memory_stays_within_what_is_planned_for(vocab_size: int, spread: float, params: dict[str, Any]) -> None:
+    logits = torch.randn(64, vocab_size, generator=torch.Generator().manual_seed(0)) * spread
+    rows = [sampling_row(**{"seed": seed, **params}) for seed in range(64)]
+    sampler = Sampler()
+    sampler.sample(logits[:1].clone(), rows[:1])
+    peak = peak_bytes(lambda: sampler.sample(logits, rows))
+    # the results of 192 samples with 20 log-probabilities are no scratch
+    assert peak <= sampling_bytes(len(rows), vocab_size) + (1 << 20)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from octavo.core.step import ModelRunnerOutput, SchedulerOutput
+from octavo.errors import ConfigError, EngineDeadError
+from octavo.executor.executor import make_executor
+from octavo.executor.inproc import InprocExecutor
+from tests.fakes.checkpoints import make_checkpoint
+from tests.worker.engine_config import make_config
+from tests.worker.prefix_model import new_sequence, row, step
+
+
+class FailingWorker:
+    """Fails at its second step."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        self.num_steps += 1
+        if self.num_steps == 2:
+            raise RuntimeError("the disk is on fire")
+        return ModelRunnerOutput(step_id=step.step_id, rows=[])
+
+    def check_health(self) -> None:
+        pass
+
+
+def test_a_built_executor_runs_steps_and_answers_calls(tmp_path: Path) -> None:
+    config = make_config(make_checkpoint("llama", tmp_path / "model"), num_gpu_blocks_override=30)
+    executor = make_executor(config)
+    future = executor.submit(step([new_sequence(1, [5, 6], [1])], [row(1, 0, 2)]))
+    assert future.done()
+    assert len(future.result().rows[0].samples) == 1
+    assert executor.call("memory_plan").num_blocks == 30
+    executor.check_health()
+    executor.shutdown()
+    executor.shutdown()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        executor.check_health()
+
+
+def test_what_a_step_raises_is_in_its_future_and_the_executor_is_dead_afterwards() -> None:
+    executor = InprocExecutor(FailingWorker())  # type: ignore[arg-type]
+    assert executor.submit(step()).result().rows == []
+    failed = executor.submit(step())
+    with pytest.raises(RuntimeError, match="on fire"):
+        failed.result()
+    for later in (lambda: executor.submit(step()).result(), executor.check_health):
+        with pytest.raises(EngineDeadError, match="on fire"):
+            later()
+
+
+def test_only_the_named_methods_can_be_called() -> None:
+    executor = InprocExecutor(FailingWorker())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="execute is not a call"):
+        executor.call("execute", step())

@@ -1,0 +1,18 @@
+"""The configuration of a tiny engine on a checkpoint directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from octavo.config.args import EngineArgs
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.resolve import resolve
+from octavo.config.schema import EngineConfig
+from octavo.platform import Platform
+
+
+def make_config(path: Path, **arguments: Any) -> EngineConfig:
+    """`arguments` are those of `EngineArgs`."""
+    args = EngineArgs(model=str(path), **{"max_num_seqs": 8, "max_num_batched_tokens": 64, **arguments})
+    return resolve(args, Checkpoint.open(path), Platform.detect(), tokenizer_path=path)

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from octavo.attention.metadata import AttentionMetadata
+from octavo.worker.input_batch import BatchRow, InputBatchBuilder
+from octavo.worker.sequence_state import Sequences
+from tests.worker.prefix_model import new_sequence, row
+
+TABLES = {1: [3, 1, 4], 2: [7], 3: [5, 9, 2, 6]}
+
+
+def make_builder() -> tuple[InputBatchBuilder, Sequences]:
+    sequences = Sequences()
+    for seq_id, table in TABLES.items():
+        sequences.add(new_sequence(seq_id, [100 * seq_id + i for i in range(4 * len(table))], table))
+    return InputBatchBuilder(
+        [], sequences.tables, block_size=4, max_num_tokens=24, device=torch.device("cpu")
+    ), sequences
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(1, 0, 12)],
+        [(1, 11, 1), (2, 0, 1), (3, 7, 1)],
+        [(3, 2, 9), (1, 5, 1), (2, 0, 4)],
+        [(2, 1, 2), (3, 12, 4)],
+    ],
+)
+def test_tensors_are_those_of_the_plain_rows(rows: list[tuple[int, int, int]]) -> None:
+    builder, sequences = make_builder()
+    batch = builder.build([BatchRow(row(*each), sequences[each[0]]) for each in rows])
+    expected = AttentionMetadata.build(
+        [count for _, _, count in rows],
+        [start + count for _, start, count in rows],
+        [TABLES[seq_id] for seq_id, _, _ in rows],
+        4,
+    )
+    found = batch.attention
+    for name in ("query_starts", "sequence_lengths", "slot_mapping"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+        assert getattr(found, name).dtype == getattr(expected, name).dtype
+    width = found.block_tables.shape[1]
+    assert width == -(-max(expected.lengths) // 4)
+    assert torch.equal(found.block_tables, expected.block_tables[:, :width])
+    assert (list(found.query_lengths), list(found.lengths)) == (expected.query_lengths, expected.lengths)
+    positions = [position for _, start, count in rows for position in range(start, start + count)]
+    assert batch.positions.tolist() == positions
+    owners = [seq_id for seq_id, _, count in rows for _ in range(count)]
+    assert batch.token_ids.tolist() == [100 * owner + p for owner, p in zip(owners, positions, strict=True)]
+
+
+def test_a_step_beyond_the_token_budget_is_a_broken_promise() -> None:
+    builder, sequences = make_builder()
+    with pytest.raises(AssertionError, match="max_num_batched_tokens"):
+        builder.build([BatchRow(row(1, 0, 12), sequences[1]), BatchRow(row(3, 0, 16), sequences[3])])

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from octavo.config.explain import MemoryPlan
+from octavo.config.schema import CacheConfig, SchedulerConfig
+from octavo.core.model_shape import ModelShape
+from octavo.errors import ConfigError
+from octavo.platform import Memory
+from octavo.worker.memory import KV_BYTES_ON_CPU, ModelSizes, divide_memory
+
+GIB = 1 << 30
+QWEN3_06B = ModelShape(
+    num_layers=28,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=151_936,
+    max_position_embeddings=40_960,
+)
+BLOCK_BYTES = 2 * 28 * 8 * 128 * 16 * 2
+
+
+class NoWorkspace:
+    def workspace_bytes(self, *sizes: int) -> int:
+        return 0
+
+
+def make_plan(
+    available: int = 64 * GIB,
+    *,
+    max_model_len: int = 4096,
+    user_set_max_model_len: bool = False,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 2048,
+    weights_bytes: int = 1_192_000_000,
+    **cache: Any,
+) -> MemoryPlan:
+    return divide_memory(
+        ModelSizes(QWEN3_06B, weights_bytes, 2),
+        NoWorkspace(),
+        Memory(total=64 * GIB, available=available, source="cgroup"),
+        cache=CacheConfig(dtype="bfloat16", **cache),
+        scheduler=SchedulerConfig(
+            max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+        ),
+        user_set_max_model_len=user_set_max_model_len,
+    )
+
+
+def test_a_cpu_gets_at_most_four_gib_of_cache() -> None:
+    plan = make_plan()
+    assert plan.kv_block_bytes == BLOCK_BYTES
+    assert plan.kv_bytes == (plan.num_blocks + 1) * BLOCK_BYTES
+    assert KV_BYTES_ON_CPU - BLOCK_BYTES < plan.kv_bytes <= KV_BYTES_ON_CPU
+    assert "4.00 GiB" in plan.num_blocks_because
+
+
+def test_little_memory_is_shared_out_and_never_exceeded() -> None:
+    plan = make_plan(4 * GIB)
+    assert plan.num_blocks_because == "memory left"
+    assert plan.limit == int(4 * GIB * 0.9)
+    assert plan.limit - BLOCK_BYTES < plan.planned_bytes <= plan.limit
+    assert "cgroup" in plan.limit_because
+    assert (plan.host_blocks, plan.host_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("available", [int(2.5 * GIB), 6 * GIB, 20 * GIB])
+def test_swap_space_fits_beside_everything_else(available: int) -> None:
+    plan = make_plan(available)
+    assert plan.planned_bytes + plan.host_bytes <= plan.limit
+    assert plan.host_bytes <= 4 * GIB
+
+
+def test_no_more_blocks_than_all_sequences_can_fill() -> None:
+    plan = make_plan(max_model_len=100, max_num_seqs=3)
+    assert plan.num_blocks == 3 * 7
+    assert "max_num_seqs" in plan.num_blocks_because
+
+
+def test_override_is_the_exact_number_of_usable_blocks() -> None:
+    plan = make_plan(num_gpu_blocks_override=123)
+    assert (plan.num_blocks, plan.num_blocks_because) == (123, "num_gpu_blocks_override")
+    assert plan.kv_bytes == 124 * BLOCK_BYTES
+
+
+def test_override_beyond_the_memory_names_both_numbers() -> None:
+    room = make_plan(4 * GIB).num_blocks
+    with pytest.raises(ConfigError, match=rf"num_gpu_blocks_override 90,000 .* {room:,} blocks"):
+        make_plan(4 * GIB, num_gpu_blocks_override=90_000)
+
+
+def test_kv_cache_memory_decides_the_number_of_blocks() -> None:
+    plan = make_plan(kv_cache_memory_bytes=8 * GIB)
+    assert plan.num_blocks_because == "kv_cache_memory"
+    assert 8 * GIB - BLOCK_BYTES < plan.kv_bytes <= 8 * GIB
+
+
+@pytest.mark.parametrize(("size", "words"), [(BLOCK_BYTES, "give at least"), (100 * GIB, "is more than")])
+def test_kv_cache_memory_out_of_reach_is_refused(size: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"kv_cache_memory .* {words}"):
+        make_plan(kv_cache_memory_bytes=size)
+
+
+def test_weights_beyond_the_memory_are_refused_with_a_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"weights 1\.11 GiB .*lower max_num_batched_tokens"):
+        make_plan(GIB)
+
+
+def test_a_context_that_was_asked_for_and_does_not_fit_is_refused() -> None:
+    options: dict[str, Any] = {"available": 3 * GIB, "max_model_len": 40_000}
+    fitting = make_plan(**options)
+    with pytest.raises(ConfigError, match=rf"max_model_len 40,000 .*lower max_model_len to {fitting.kv_tokens:,}"):
+        make_plan(**options, user_set_max_model_len=True)
+
+
+def test_activations_grow_with_what_a_step_may_hold() -> None:
+    small, large = make_plan(max_num_batched_tokens=256), make_plan(max_num_batched_tokens=8192)
+    assert small.activation_bytes < large.activation_bytes < 2 * GIB

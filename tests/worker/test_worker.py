@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.worker.dummy import FULLEST
+from octavo.worker.worker import Worker
+from tests.fakes.allocations import peak_bytes
+from tests.fakes.checkpoints import load_oracle, make_checkpoint
+from tests.worker.engine_config import make_config
+from tests.worker.prefix_model import new_sequence, row, step, tokens_of
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("qwen3", tmp_path_factory.mktemp("worker") / "model")
+
+
+def test_greedy_steps_agree_with_transformers(checkpoint: Path) -> None:
+    worker = Worker.build(make_config(checkpoint))
+    prompt = [5, 17, 99, 3, 64]
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    drawn = tokens_of(worker.execute(step([new_sequence(1, prompt, [1, 2], params=params)], [row(1, 0, 5)])))
+    drawn += [
+        token for position in range(5, 16) for token in tokens_of(worker.execute(step(rows=[row(1, position, 1)])))
+    ]
+    oracle = load_oracle(checkpoint)
+    tokens = list(prompt)
+    with torch.inference_mode():
+        for _ in range(12):
+            tokens.append(int(oracle(torch.tensor([tokens])).logits[0, -1].argmax()))
+    assert [each[0] for each in drawn] == tokens[5:]
+
+
+WIDE = {"hidden_size": 64, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 32, "vocab_size": 3000}
+LARGE_VOCABULARY = {"vocab_size": 60_000}
+
+
+@pytest.mark.parametrize(
+    ("family", "model", "options", "params"),
+    [
+        ("qwen3", {}, {}, FULLEST),
+        ("qwen3", WIDE, {"max_num_seqs": 64, "max_num_batched_tokens": 512, "dtype": "bfloat16"}, FULLEST),
+        ("qwen3", LARGE_VOCABULARY, {"max_num_seqs": 32, "max_num_batched_tokens": 64}, FULLEST),
+        ("qwen3", LARGE_VOCABULARY, {"max_num_seqs": 32, "max_num_batched_tokens": 64}, SamplingParams(seed=0)),
+        ("gpt2", {}, {"max_num_seqs": 1, "max_num_batched_tokens": 256}, SamplingParams(temperature=0.0)),
+        ("mistral", {"head_dim": 64}, {"max_num_seqs": 20, "max_num_batched_tokens": 200}, FULLEST),
+        ("llama", {"intermediate_size": 2000}, {"max_num_seqs": 3, "max_num_batched_tokens": 256}, FULLEST),
+    ],
+)
+def test_the_fullest_step_stays_within_the_plan(
+    family: str, model: dict[str, Any], options: dict[str, Any], params: SamplingParams, tmp_path: Path
+) -> None:
+    worker = Worker.build(make_config(make_checkpoint(family, tmp_path / "model", **model), **options))
+    worker.run_dummy(1, 2)  # whatever is made once
+    fullest = worker.dummy_step(options.get("max_num_seqs", 8), options.get("max_num_batched_tokens", 64), params)
+    peak = peak_bytes(lambda: worker.execute(fullest))
+    assert peak <= worker.memory_plan().activation_bytes
+
+
+@pytest.mark.parametrize("queries", [1, 4])
+def test_long_contexts_stay_within_the_plan(queries: int, tmp_path: Path) -> None:
+    path = make_checkpoint("qwen3", tmp_path / "model", max_position_embeddings=2048)
+    worker = Worker.build(make_config(path, max_num_seqs=16))
+    worker.run_dummy(1, 2)
+    table = range(1, 129)
+    full = step(
+        [new_sequence(i, [7] * 2048, table) for i in range(16)], [row(i, 2048 - queries, queries) for i in range(16)]
+    )
+    assert peak_bytes(lambda: worker.execute(full)) <= worker.memory_plan().activation_bytes
+
+
+def test_dummy_steps_fill_what_they_are_told_to(checkpoint: Path) -> None:
+    worker = Worker.build(make_config(checkpoint))
+    made = worker.dummy_step(5, 64)
+    assert [each.num_tokens for each in made.rows] == [16, 12, 12, 12, 12]
+    assert made.num_tokens == 64
+    assert len({block for new in made.new_sequences for block in new.block_ids}) == 5
+    output = worker.execute(made)
+    assert [each.error for each in output.rows] == [None] * 5
+
+
+def test_prompt_logprobs_of_a_full_step_stay_within_the_plan(tmp_path: Path) -> None:
+    path = make_checkpoint("qwen3", tmp_path / "model", vocab_size=20_000)
+    worker = Worker.build(make_config(path, max_num_batched_tokens=256))
+    params = SamplingParams(temperature=0.0, prompt_logprobs=20)
+    worker.run_dummy(1, 2)
+    full = step([new_sequence(1, [7] * 256, range(1, 17), params=params)], [row(1, 0, 256, num_prompt_logprobs=255)])
+    assert peak_bytes(lambda: worker.execute(full)) <= worker.memory_plan().activation_bytes
+
+
+def test_many_samples_of_one_prompt_stay_within_the_plan(tmp_path: Path) -> None:
+    path = make_checkpoint("qwen3", tmp_path / "model", vocab_size=50_000)
+    worker = Worker.build(make_config(path, max_num_seqs=64))
+    params = SamplingParams(seed=0, n=64, top_p=0.99)
+    worker.run_dummy(1, 2)
+    full = step([new_sequence(1, [7] * 4, [1], params=params)], [row(1, 0, 4, 64)])
+    assert peak_bytes(lambda: worker.execute(full)) <= worker.memory_plan().activation_bytes
+
+
+def test_swap_space_takes_no_memory_until_it_is_used(checkpoint: Path) -> None:
+    plan = Worker.build(make_config(checkpoint, swap_space=1)).memory_plan()
+    assert plan.host_blocks > 0
+
+
+def test_every_operator_has_an_implementation_and_a_reason(checkpoint: Path) -> None:
+    choices = Worker.build(make_config(checkpoint)).op_choices()
+    assert {"rms_norm", "linear"} <= {operator for operator, _, _ in choices}
+    assert all(implementation and because for _, implementation, because in choices)
