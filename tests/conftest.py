@@ -9,6 +9,9 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
+# in engines and servers too, also those in processes of their own
+os.environ["OCTAVO_THREADS"] = "1"
+
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
