@@ -95,6 +95,8 @@ class ReferenceBackend:
             if piece.tokens is None:
                 return answer
             out[piece.tokens] = answer
+            # or they would live beside those of the next piece
+            del keys, values
         return out
 
 
