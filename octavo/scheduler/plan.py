@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy, BlockOps, NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.kv_cache.block_manager import Growth
 
-
-class PlannedRow(NamedTuple):
-    """A row with what came along with it, so that all of it goes when the row goes."""
-
-    group: SequenceGroup
-    sequence: Sequence
-    row: ScheduledSequence
-    new_sequence: NewSequence | None
-    copies: list[BlockCopy]
+PlannedRow = tuple[SequenceGroup, Sequence, ScheduledSequence, NewSequence | None, list[BlockCopy]]
+"""A row with what came along with it, so that all of it goes when the row goes. A plain tuple: they are many."""
 
 
 class StepPlan:
@@ -25,9 +16,6 @@ class StepPlan:
     def __init__(self) -> None:
         self.rows: dict[int, PlannedRow] = {}
         self.has_preempted = False
-
-    def add(self, planned: PlannedRow) -> None:
-        self.rows[planned.sequence.seq_id] = planned
 
     def drop(self, sequence: Sequence) -> PlannedRow | None:
         """Take a sequence's row out of the step; answers what it was."""
@@ -38,18 +26,22 @@ class StepPlan:
         digests: set[bytes] = set()
         for _, sequence, row, _, _ in self.rows.values():
             if row.num_tokens > 1:
-                end = row.start + row.num_tokens
-                digests.update(sequence.block_hashes[row.start // block_size : end // block_size])
+                digests.update(self.hashes_computed_by(sequence, block_size))
         return digests
+
+    def hashes_computed_by(self, sequence: Sequence, block_size: int) -> list[bytes]:
+        """Digests of the blocks that this sequence's row fills; none when prefix caching is off."""
+        row = self.rows[sequence.seq_id][2]
+        return sequence.block_hashes[row.start // block_size : (row.start + row.num_tokens) // block_size]
 
     def output(self, step_id: int, finished_ids: list[int]) -> SchedulerOutput:
         planned = self.rows.values()
         return SchedulerOutput(
             step_id=step_id,
-            new_sequences=[p.new_sequence for p in planned if p.new_sequence is not None],
-            rows=[p.row for p in planned],
+            new_sequences=[new for _, _, _, new, _ in planned if new is not None],
+            rows=[row for _, _, row, _, _ in planned],
             finished_ids=finished_ids,
-            block_ops=BlockOps(copies=[copy for p in planned for copy in p.copies]),
+            block_ops=BlockOps(copies=[copy for _, _, _, _, copies in planned for copy in copies]),
         )
 
 

@@ -21,7 +21,7 @@ from octavo.errors import RequestTooLarge
 from octavo.kv_cache.block_manager import AllocStatus, BlockManager
 from octavo.scheduler.budget import PartialBudget, WholeBudget
 from octavo.scheduler.finish import finish_after
-from octavo.scheduler.plan import PlannedRow, StepPlan, new_sequence, scheduled_row
+from octavo.scheduler.plan import StepPlan, new_sequence, scheduled_row
 from octavo.scheduler.policy import FirstComeFirstServed, Policy
 from octavo.scheduler.waiting_queue import WaitingQueue
 
@@ -176,7 +176,7 @@ class Scheduler:
         is_new = not sequence.is_resident
         message = new_sequence(group, sequence, self.block_manager.table(sequence)) if is_new else None
         row = scheduled_row(group, sequence, num_tokens, growth, is_new=is_new)
-        plan.add(PlannedRow(group, sequence, row, message, growth.copies))
+        plan.rows[sequence.seq_id] = group, sequence, row, message, growth.copies
         sequence.is_resident = True
         sequence.num_computed_tokens = start + num_tokens
         if row.num_samples:
@@ -211,10 +211,8 @@ class Scheduler:
             group.refork_at = num_tokens if has_siblings else None
             self._start(group, now)
             self._plan_group(group, plan, tokens)
-            row = plan.rows.get(leader.seq_id)
-            if row is not None and self.block_manager.enable_prefix_caching:
-                size, first = self.block_manager.block_size, row.row.start
-                computing.update(leader.block_hashes[first // size : (first + row.row.num_tokens) // size])
+            if leader.seq_id in plan.rows:
+                computing.update(plan.hashes_computed_by(leader, self.block_manager.block_size))
         for group in deferred:
             self.waiting.push(group)
 
@@ -249,9 +247,9 @@ class Scheduler:
         for sequence in group.live:
             dropped = plan.drop(sequence) if plan is not None else None
             if dropped is not None and tokens is not None:
-                tokens.refund(dropped.row.num_tokens)
-            was_announced = sequence.is_resident and (dropped is None or dropped.new_sequence is None)
-            if was_announced:
+                tokens.refund(dropped[2].num_tokens)
+            is_unannounced = dropped is not None and dropped[3] is not None
+            if sequence.is_resident and not is_unannounced:
                 self._released.append(sequence)
             self.block_manager.free(sequence)
             sequence.restart()
