@@ -18,7 +18,10 @@ def export_model(network: Network, tokenizer: Tokenizer, directory: Path) -> Non
     end_of_text, message_end = token_id(tokenizer, END_OF_TEXT), token_id(tokenizer, MESSAGE_END)
     # tied: the embedding is stored once, and the output layer has no tensor of its own
     tensors = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in network.state_dict().items()}
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    weights = directory / "model.safetensors"
+    save_file(tensors, weights, metadata={"format": "pt"})
+    # the library writes through a private temporary file; a model is meant to be read by everybody
+    weights.chmod(0o644)
     generation = {
         "eos_token_id": [end_of_text, message_end],
         "pad_token_id": end_of_text,

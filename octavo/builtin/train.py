@@ -49,6 +49,7 @@ class TrainingPlan:
     checkpoint_every_s: float = 300.0
     report_every_steps: int = 20
     max_steps: int | None = None
+    use_bfloat16: bool = True
 
 
 def make_optimizers(network: Network, plan: TrainingPlan) -> list[torch.optim.Optimizer]:
@@ -73,9 +74,9 @@ def learning_rate(plan: TrainingPlan, progress: Progress) -> float:
     return plan.peak_learning_rate * warmup * max(0.0, 1.0 - used)
 
 
-def loss_of(network: Network, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross entropy of the targets, with matrix products in bfloat16."""
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+def loss_of(network: Network, inputs: Tensor, targets: Tensor, use_bfloat16: bool) -> Tensor:
+    """Return the mean cross entropy of the targets, with matrix products in bfloat16 or float32."""
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=use_bfloat16):
         logits = network(inputs)
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
@@ -129,7 +130,7 @@ def train(output: Path, plan: TrainingPlan, resume: bool = False) -> tuple[Netwo
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
-        loss = loss_of(network, inputs, targets)
+        loss = loss_of(network, inputs, targets, plan.use_bfloat16)
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         for optimizer in optimizers:
@@ -160,7 +161,7 @@ def train(output: Path, plan: TrainingPlan, resume: bool = False) -> tuple[Netwo
     return network, tokenizer, losses
 
 
-def main() -> None:
+def main(command_line: list[str] | None = None) -> None:
     """Parse the command line, train, and print the held-out perplexity."""
     parser = argparse.ArgumentParser(
         prog="python -m octavo.builtin.train", description="Train the demonstration model octavo-tiny."
@@ -172,9 +173,19 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
     parser.add_argument("--seed", type=int, default=0, help="seed of text, weights and order (default: 0)")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
-    arguments = parser.parse_args()
+    parser.add_argument(
+        "--float32", action="store_true", help="compute in float32: faster on processors without bfloat16 instructions"
+    )
+    arguments = parser.parse_args(command_line)
+    if not 0 < arguments.minutes < float("inf"):
+        parser.error(f"--minutes is {arguments.minutes}; it must be a positive number")
+    if arguments.threads < 1:
+        parser.error(f"--threads is {arguments.threads}; it must be at least 1")
+    checkpoint = arguments.output / "checkpoint" / "checkpoint.safetensors"
+    if arguments.resume and not checkpoint.exists():
+        parser.error(f"--resume: there is no {checkpoint}; leave the option out to begin a new run")
     torch.set_num_threads(arguments.threads)
-    plan = TrainingPlan(minutes=arguments.minutes, seed=arguments.seed)
+    plan = TrainingPlan(minutes=arguments.minutes, seed=arguments.seed, use_bfloat16=not arguments.float32)
     network, tokenizer, _ = train(arguments.output, plan, arguments.resume)
     print_samples(network, tokenizer)
     for kind in KINDS:

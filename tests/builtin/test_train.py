@@ -15,7 +15,7 @@ from octavo.builtin.batches import RowShape
 from octavo.builtin.checkpoint import Progress, load_checkpoint
 from octavo.builtin.evaluate import continue_text, held_out_perplexity
 from octavo.builtin.network import Network, NetworkShape
-from octavo.builtin.train import TrainingPlan, learning_rate, make_optimizers, train
+from octavo.builtin.train import TrainingPlan, learning_rate, main, make_optimizers, train
 
 SHAPE = NetworkShape(
     vocab_size=384, hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_size=16, intermediate_size=48,
@@ -91,3 +91,25 @@ def test_training_lowers_the_held_out_perplexity(trained: tuple[Path, Network, T
 def test_continuing_a_text_greedily_is_deterministic(trained: tuple[Path, Network, Tokenizer, list[float]]) -> None:
     _, network, tokenizer, _ = trained
     assert continue_text(network, tokenizer, "Once", 8) == continue_text(network, tokenizer, "Once", 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--resume"], "there is no"),
+        (["--minutes", "0"], "--minutes is 0"),
+        (["--minutes", "nan"], "--minutes is nan"),
+        (["--threads", "0"], "--threads is 0"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--output", str(tmp_path), *options])
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_exported_weights_can_be_read_by_everybody(trained: tuple[Path, Network, Tokenizer, list[float]]) -> None:
+    assert (trained[0] / "model.safetensors").stat().st_mode & 0o444 == 0o444
