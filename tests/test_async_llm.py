@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -13,17 +11,16 @@ from typing import Any
 import pytest
 
 from octavo.async_llm import AsyncLLM
-from octavo.core.messages import CoreFailed
 from octavo.core.outputs import RequestError, RequestOutput
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.chat_template import ChatTemplate
-from octavo.engine.core_client import Core, ProcessClient
-from octavo.engine.core_process import report_failure, serve_core
+from octavo.engine.core_client import Core
 from octavo.engine.tokenizer import LONG_TEXT_CHARS
 from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestFailed
 from tests.fakes.byte_tokenizer import byte_tokenizer
 from tests.fakes.core import RefusingCore, ScriptedCore, core_ready, endless, engine_config
 from tests.fakes.engine import make_core
+from tests.fakes.served_core import served_core
 
 pytestmark = pytest.mark.anyio
 
@@ -32,26 +29,14 @@ DELTA = SamplingParams(max_tokens=None, output_kind=OutputKind.DELTA)
 
 @asynccontextmanager
 async def serving(tmp_path: Path, core: Core | None = None, **model: Any) -> AsyncIterator[AsyncLLM]:
-    ours, theirs = socket.socketpair()
-
-    def serve() -> None:
-        with theirs:
-            try:
-                serve_core(core or ScriptedCore(), theirs)
-            except RuntimeError as error:
-                report_failure(theirs, CoreFailed(message=str(error)))
-
-    thread = threading.Thread(target=serve)
-    thread.start()
     tokenizer = byte_tokenizer(tmp_path)
-    client = await ProcessClient.connect(ours)
-    llm = AsyncLLM(engine_config(str(tmp_path), **model), client, tokenizer, ChatTemplate.find(tmp_path, tokenizer))
-    try:
-        yield llm
-    finally:
-        await llm.shutdown()
-        await asyncio.to_thread(thread.join, 10)
-        assert not thread.is_alive(), "the core does not end"
+    template = ChatTemplate.find(tmp_path, tokenizer)
+    async with served_core(core or ScriptedCore()) as client:
+        llm = AsyncLLM(engine_config(str(tmp_path), **model), client, tokenizer, template)
+        try:
+            yield llm
+        finally:
+            await llm.shutdown()
 
 
 async def collect(

@@ -1,0 +1,89 @@
+"""The front's end of the socket: answers to calls, last words of a dead core, and no process left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from octavo.core.messages import CoreFailed, EngineCoreRequest
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine import frames
+from octavo.engine.core_client import ProcessClient
+from octavo.errors import CheckpointError, ConfigError, EngineDeadError, RequestFailed
+from tests.fakes.core import ScriptedCore, engine_config
+from tests.fakes.served_core import served_core
+
+pytestmark = pytest.mark.anyio
+
+
+def make_request(request_id: str, text: str = "abc", **params: object) -> EngineCoreRequest:
+    values = {"max_tokens": 100, "seed": 0, "logit_bias": {5: 1.0}, "stop": ("x",), **params}
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=list(text.encode()),
+        params=SamplingParams(**values),  # type: ignore[arg-type]
+        arrival_time=0.0,
+    )
+
+
+async def test_calls_are_answered_by_name_while_requests_run() -> None:
+    async with served_core(ScriptedCore()) as client:
+        receiver = asyncio.create_task(client.receive())
+        assert await client.call("reset_prefix_cache") is True
+        with pytest.raises(RequestFailed, match="format_disk is not a control call"):
+            await client.call("format_disk")
+        receiver.cancel()
+
+
+async def test_dying_core_leaves_its_last_words() -> None:
+    async with served_core(ScriptedCore(fail_at_step=1)) as client:
+        client.send(make_request("r"))
+        call = asyncio.create_task(client.call("reset_prefix_cache"))
+        with pytest.raises(EngineDeadError, match="the fake core fails"):
+            await client.receive()
+        await asyncio.wait([call])
+        assert isinstance(call.exception(), EngineDeadError) or call.result() is not None
+        assert not client.is_running
+        with pytest.raises(EngineDeadError, match="the fake core fails"):
+            client.send(make_request("s"))
+
+
+async def test_core_that_cannot_start_says_why_in_its_own_class() -> None:
+    for failure, kind in (
+        (CoreFailed(message="no such place", kind="ConfigError"), ConfigError),
+        (CoreFailed(message="no such place"), EngineDeadError),
+        (CoreFailed(message="no such place", kind="suggestion"), EngineDeadError),
+    ):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.sendall(frames.pack(failure))
+            with pytest.raises(kind, match="no such place") as caught:
+                await ProcessClient.connect(ours)
+            assert type(caught.value) is kind
+
+
+async def test_front_that_closes_before_the_core_is_ready_is_told() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with pytest.raises(EngineDeadError, match="closed its connection"):
+        await ProcessClient.connect(ours)
+
+
+@pytest.mark.slow
+async def test_real_process_reports_a_bad_checkpoint_without_a_traceback(
+    tmp_path: object, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        await ProcessClient.start(engine_config(str(tmp_path)))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+async def test_start_that_is_given_up_leaves_no_process() -> None:
+    starting = asyncio.create_task(ProcessClient.start(engine_config("/nowhere")))
+    await asyncio.sleep(0.01)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting

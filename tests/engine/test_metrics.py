@@ -1,0 +1,62 @@
+"""Metrics: counters only grow, each engine has its own registry, and names are those that dashboards expect."""
+
+from __future__ import annotations
+
+from prometheus_client import REGISTRY
+
+from octavo.core.messages import SchedulerStats
+from octavo.core.outputs import RequestMetrics
+from octavo.engine.metrics import Metrics
+
+
+def values(metrics: Metrics) -> dict[str, float]:
+    lines = metrics.render().decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name.replace('{model_name="m"}', ""): float(value) for name, value in pairs}
+
+
+def test_totals_of_the_core_become_counters_and_the_rest_gauges() -> None:
+    metrics = Metrics("m")
+    stats = SchedulerStats(num_running=3, num_waiting=2, num_blocks=8, num_used_blocks=2, num_generated_tokens=10)
+    metrics.observe_stats(stats)
+    metrics.observe_stats(SchedulerStats(num_running=1, num_blocks=8, num_generated_tokens=15, num_prompt_tokens=7))
+    found = values(metrics)
+    assert found["octavo:generation_tokens_total"] == 15
+    assert found["octavo:prompt_tokens_total"] == 7
+    assert found["octavo:num_requests_running"] == 1
+    assert found["octavo:num_requests_waiting"] == 0
+    assert found["octavo:kv_cache_usage_perc"] == 0
+
+
+def test_request_that_ended_is_in_every_histogram() -> None:
+    metrics = Metrics("m")
+    times = RequestMetrics(
+        arrival_time=1.0, first_scheduled_time=1.5, first_token_time=2.0, last_token_time=4.0, finished_time=4.0
+    )
+    metrics.observe_request(times, num_prompt_tokens=9, num_generated_tokens=[5, 3], finish_reasons=["stop", "length"])
+    found = values(metrics)
+    for name, total in {
+        "time_to_first_token_seconds": 1.0,
+        "request_queue_time_seconds": 0.5,
+        "e2e_request_latency_seconds": 3.0,
+        "time_per_output_token_seconds": 0.5,
+        "request_prompt_tokens": 9,
+        "request_generation_tokens": 8,
+    }.items():
+        assert found[f"octavo:{name}_sum"] == total
+
+
+def test_request_without_tokens_leaves_times_out() -> None:
+    metrics = Metrics("m")
+    times = RequestMetrics(arrival_time=1.0, finished_time=2.0)
+    metrics.observe_request(times, num_prompt_tokens=9, num_generated_tokens=[0], finish_reasons=["abort"])
+    found = values(metrics)
+    assert found["octavo:time_to_first_token_seconds_count"] == 0
+    assert found["octavo:e2e_request_latency_seconds_sum"] == 1.0
+
+
+def test_engines_do_not_share_a_registry() -> None:
+    first, second = Metrics("m"), Metrics("m")
+    first.observe_stats(SchedulerStats(num_steps=4))
+    assert (values(first)["octavo:engine_steps_total"], values(second)["octavo:engine_steps_total"]) == (4, 0)
+    assert not any(name.startswith("octavo") for name in REGISTRY._names_to_collectors)

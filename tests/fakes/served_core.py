@@ -1,0 +1,36 @@
+"""A core behind a real socket, served from a thread, as `octavo.engine.core_process` serves it from a process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from octavo.core.messages import CoreFailed
+from octavo.engine.core_client import Core, ProcessClient
+from octavo.engine.core_process import report_failure, serve_core
+
+
+@asynccontextmanager
+async def served_core(core: Core) -> AsyncIterator[ProcessClient]:
+    """A client of the core; both have ended when the context is left."""
+    ours, theirs = socket.socketpair()
+
+    def serve() -> None:
+        with theirs:
+            try:
+                serve_core(core, theirs)
+            except RuntimeError as error:
+                report_failure(theirs, CoreFailed(message=str(error)))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    client = await ProcessClient.connect(ours)
+    try:
+        yield client
+    finally:
+        await client.shutdown()
+        await asyncio.to_thread(thread.join, 10)
+        assert not thread.is_alive(), "the core does not end"
