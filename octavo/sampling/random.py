@@ -92,6 +92,15 @@ def race(probabilities: NDArray[np.float32], keys: NDArray[np.uint32], *, sparse
     return _argmax(scores)
 
 
+def race_among(
+    token_ids: NDArray[np.int64], weights: NDArray[np.float32], keys: NDArray[np.uint32]
+) -> NDArray[np.int64]:
+    """Like `race` where everything that can be drawn is listed: `token_ids` and `weights` are [draws, listed]."""
+    noise = exponentials(token_ids.astype(np.uint32), keys[:, :1], keys[:, 1:])
+    winners: NDArray[np.int64] = np.take_along_axis(token_ids, _argmax(weights / noise)[:, None], axis=1)[:, 0]
+    return winners
+
+
 def _argmax(scores: NDArray[np.float32]) -> NDArray[np.int64]:
     winners: NDArray[np.int64] = scores.argmax(axis=1)
     return winners

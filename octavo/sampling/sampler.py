@@ -7,21 +7,23 @@ A row's result depends on its logits, its sequence and its key; the other rows o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import SequenceOutput
 from octavo.sampling.filters import HISTOGRAM_BYTES, filtered_probabilities, is_filtered, scale
+from octavo.sampling.head import Head, filtered_head
 from octavo.sampling.logprobs import token_logprobs
 from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
 from octavo.sampling.processors import LogitsProcessor, ProcessedRow, default_processors
-from octavo.sampling.random import draw_key, race
+from octavo.sampling.random import draw_key, race, race_among
 
 CHUNK_BYTES = 2 << 20
 """Logits that are sampled at a time: small enough to stay in cache, and a bound on the memory that sampling takes."""
@@ -172,17 +174,51 @@ def _draw_random(logits: Tensor, rows: Sequence[SamplingRow], *, filtered: bool)
     """Draw `num_samples` tokens for each row of `logits` [rows, vocab]."""
     params = [row.sequence.params for row in rows]
     scaled = scale(logits, [each.temperature for each in params])
-    probabilities = filtered_probabilities(scaled, params) if filtered else torch.softmax(scaled, dim=-1)
+    if not filtered:
+        return _race(torch.softmax(scaled, dim=-1), rows, sparse=False)
+    head = filtered_head(scaled, params)
+    if all(head.is_decided):
+        return _race_in_head(head, rows)
+    drawn: list[list[int]] = [[] for _ in rows]
+    decided = [row for row, is_decided in enumerate(head.is_decided) if is_decided]
+    if decided:
+        part = Head(head.token_ids[decided], head.weights[decided], [True] * len(decided))
+        for row, token_ids in zip(decided, _race_in_head(part, [rows[row] for row in decided]), strict=True):
+            drawn[row] = token_ids
+    wide = [row for row, is_decided in enumerate(head.is_decided) if not is_decided]
+    del head
+    probabilities = filtered_probabilities(_rows(scaled, wide), [params[row] for row in wide])
     del scaled
+    for row, token_ids in zip(wide, _race(probabilities, [rows[row] for row in wide], sparse=True), strict=True):
+        drawn[row] = token_ids
+    return drawn
+
+
+# the reference generator runs in numpy, which shares the memory of a CPU tensor
+
+
+def _race(probabilities: Tensor, rows: Sequence[SamplingRow], *, sparse: bool) -> list[list[int]]:
+    source = probabilities.cpu().numpy()
+    return _draw_each(rows, lambda owners, keys: race(source[owners], keys, sparse=sparse))
+
+
+def _race_in_head(head: Head, rows: Sequence[SamplingRow]) -> list[list[int]]:
+    token_ids, weights = head.token_ids.cpu().numpy(), head.weights.cpu().numpy()
+    return _draw_each(rows, lambda owners, keys: race_among(token_ids[owners], weights[owners], keys))
+
+
+def _draw_each(
+    rows: Sequence[SamplingRow], draw: Callable[[slice | NDArray[np.int64], NDArray[np.uint32]], NDArray[np.int64]]
+) -> list[list[int]]:
+    """Token ids per row. `draw` gets the rows to draw from, one for each draw, and the keys [draws, 2]."""
     keys = np.array([key for row in rows for key in _keys(row)], dtype=np.uint32)
     if len(keys) == len(rows):
-        # the reference generator runs in numpy, which shares the memory of a CPU tensor
-        return [[token_id] for token_id in race(probabilities.cpu().numpy(), keys, sparse=filtered).tolist()]
+        return [[token_id] for token_id in draw(slice(None), keys).tolist()]
     owners = np.repeat(np.arange(len(rows)), [row.num_samples for row in rows])
-    source = probabilities.cpu().numpy()
     drawn: list[list[int]] = [[] for _ in rows]
+    # as many draws at a time as there are rows: what memory holds for the rows, it holds for these
     for start, end in chunks(len(owners), len(rows)):
-        token_ids = race(source[owners[start:end]], keys[start:end], sparse=filtered)
+        token_ids = draw(owners[start:end], keys[start:end])
         for owner, token_id in zip(owners[start:end].tolist(), token_ids.tolist(), strict=True):
             drawn[owner].append(token_id)
     return drawn

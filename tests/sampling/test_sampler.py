@@ -36,6 +36,10 @@ MIXED: list[dict[str, Any]] = [
     {"seed": 6, "logit_bias": {8: 5.0}, "num_samples": 3, "top_p": 0.5},
     {"seed": 7, "num_samples": 5, "logprobs": 2},
     {"seed": -1, "temperature": 0.2},
+    {"seed": 8, "top_p": 0.999, "temperature": 3.0},
+    {"seed": 9, "top_k": 200},
+    {"seed": 10, "top_k": 3, "top_p": 0.7, "num_samples": 4},
+    {"seed": 11, "min_p": 1e-5, "num_samples": 2},
 ]
 
 
