@@ -132,15 +132,15 @@ class AsyncLLM:
         else:
             request = self._input.process(request_id, prompt, params, **options)
         stream = self._open(request, prompt.text)
+        finished = False
         try:
-            while True:
+            while not finished:
                 output = await stream.next()
+                finished = output.finished
                 yield output
-                if output.finished:
-                    return
         finally:
-            await self.abort(request_id)
-            self._streams.pop(request_id, None)
+            if not finished:  # else the id may be another request's by now
+                await self.abort(request_id)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its reader gets a last output with finish reason "abort". Unknown ids are ignored."""

@@ -119,7 +119,7 @@ class LLM:
         """prompts: each makes its prompt, or raises what is wrong with it."""
         params = self._params_of_each(sampling_params, len(prompts))
         request_ids = [str(next(self._request_numbers)) for _ in prompts]
-        outputs: dict[str, RequestOutput] = {}
+        mine, outputs = frozenset(request_ids), dict[str, RequestOutput]()
         with deferred_interrupt() as interrupt, ProgressBar(len(prompts), shown=use_tqdm) as progress:
             before = msgspec.structs.replace(self.engine.stats)
             try:
@@ -129,7 +129,9 @@ class LLM:
                         outputs[request_id] = refused
                     interrupt.check()
                 while len(outputs) < len(request_ids):
-                    outputs.update((output.request_id, output) for output in self.engine.step())
+                    for output in self.engine.step():
+                        if output.request_id in mine:
+                            outputs[output.request_id] = output
                     interrupt.check()
                     stats = self.engine.stats
                     progress.update(

@@ -151,6 +151,18 @@ async def test_long_prompt_is_read_like_a_short_one(tmp_path: Path) -> None:
         assert outputs[-1].prompt == prompt
 
 
+async def test_id_can_be_used_again_once_its_request_has_ended(tmp_path: Path) -> None:
+    core = endless_core()
+    async with serving(tmp_path, core) as llm:
+        first = llm.generate("one", SamplingParams(max_tokens=1), "r")
+        assert (await anext(first)).finished
+        async with aclosing(llm.generate("two", DELTA, "r")) as second:
+            await anext(second)
+            await first.aclose()
+            await anext(second)
+            assert core.aborted == []
+
+
 async def test_error_of_one_request_leaves_the_engine_running(tmp_path: Path) -> None:
     async with serving(tmp_path, RefusingCore(RequestError("logits are NaN"))) as llm:
         [output] = await collect(llm, "x")
