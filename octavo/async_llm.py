@@ -66,7 +66,9 @@ class AsyncLLM:
             tokenizer, chat_template = await asyncio.to_thread(open_tokenizer, config.model)
         except BaseException:
             starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+            [started] = await asyncio.gather(starting, return_exceptions=True)
+            if isinstance(started, ProcessClient):  # it was quicker than the tokenizer
+                await started.shutdown()
             raise
         client = await starting
         _log.info("%s", client.ready.plan)
