@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from octavo.async_llm import AsyncLLM
+from octavo.config.args import EngineArgs
 from octavo.core.outputs import RequestError, RequestOutput
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.chat_template import ChatTemplate
@@ -219,3 +221,34 @@ async def test_metrics_follow_the_engine(tmp_path: Path) -> None:
         assert 'octavo:generation_tokens_total{model_name="fake"} 4.0' in text
         assert 'octavo:num_requests_running{model_name="fake"} 0.0' in text
         assert 'octavo:e2e_request_latency_seconds_count{model_name="fake"} 1.0' in text
+
+
+@pytest.mark.slow
+async def test_core_process_ignores_interrupts_and_its_death_is_told() -> None:
+    llm = await AsyncLLM.start(EngineArgs(num_gpu_blocks_override=128, threads=1))
+    process = llm._client._process
+    assert process is not None
+    try:
+        process.send_signal(signal.SIGINT)
+        params = SamplingParams(max_tokens=8, ignore_eos=True, output_kind=OutputKind.DELTA)
+        outputs = await collect(llm, "Once upon a time", params)
+        assert sum(len(output.outputs[0].token_ids) for output in outputs) == 8
+        reader = asyncio.create_task(collect(llm, "Once", SamplingParams(max_tokens=None, ignore_eos=True)))
+        await eventually(lambda: llm.stats.num_running == 1)
+        process.kill()
+        assert "killed (signal 9)" in str(await llm.wait_dead())
+        await asyncio.wait([reader])
+        assert isinstance(reader.exception(), EngineDeadError)
+    finally:
+        await llm.shutdown()
+    assert process.returncode == -9
+
+
+@pytest.mark.slow
+async def test_core_process_ends_by_itself_when_its_front_is_gone() -> None:
+    llm = await AsyncLLM.start(EngineArgs(num_gpu_blocks_override=128, threads=1))
+    process = llm._client._process
+    assert process is not None
+    llm._client._writer.transport.abort()
+    assert await asyncio.to_thread(process.wait, 30) == 0
+    await llm.shutdown()

@@ -7,6 +7,7 @@ thread takes them out, steps while there is work, and sleeps on the queue when t
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import sys
@@ -180,7 +181,16 @@ def _exit(signal_number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
 
+def run() -> NoReturn:
+    """`main`, and the end of the process."""
+    try:
+        exit_code = main()
+    except SystemExit:  # of SIGTERM
+        exit_code = 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # all is released; taking the modules apart one by one would take another second
+
+
 if __name__ == "__main__":
-    exit_code = main()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is left to tidy up
-    sys.exit(exit_code)
+    run()
