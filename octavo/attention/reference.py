@@ -16,9 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
+from octavo.core.arithmetic import ceil_div
 
 _GATHERED_TOKENS = 16_384
 """Most tokens, padding included, whose keys and values one decode group gathers; a single row may exceed it."""
+_KEY_TILE = 32
+"""Decode rows see a multiple of this many keys. The attention function sums in vectors of up to 16: with whole vectors
+only, a row's answer has the same bits however long its neighbours are, and alone."""
 _MASK_ELEMENTS = 1 << 22
 """Most queries x keys of one row attended at once where a mask is needed; also the most kept for the other layers."""
 
@@ -36,6 +40,8 @@ class _Piece:
     only the future in a row without context."""
     distance: Callable[[], Tensor]
     """Key position minus query position, in the shape of the mask."""
+    is_decode: bool = False
+    """One query a row, also where there is one row: alone and in a batch the same kernel runs."""
 
 
 class ReferenceBackend:
@@ -154,11 +160,11 @@ def _decode_piece(
     seen = [_visible(metadata.lengths[row], window) for row in rows]
     ends = torch.tensor([[metadata.lengths[row]] for row in rows], device=device)
     first = torch.zeros_like(ends) if window is None else torch.clamp(ends - window, min=0)
-    positions = first + torch.arange(max(seen), device=device)
+    positions = first + torch.arange(ceil_div(max(seen), _KEY_TILE) * _KEY_TILE, device=device)
     slots = _slots(tables, torch.minimum(positions, ends - 1), metadata.block_size)
     distance = (positions - ends + 1)[:, None, None]
-    mask = None if min(seen) == max(seen) else _constant(_mask(distance > 0, dtype))
-    return _Piece(tokens, slots, mask, _constant(distance))
+    mask = _constant(_mask(distance > 0, dtype))
+    return _Piece(tokens, slots, mask, _constant(distance), is_decode=True)
 
 
 def _decode_groups(rows: list[int], lengths: Sequence[int], window: int | None) -> Iterator[list[int]]:
@@ -224,7 +230,7 @@ def _attend(
     tokens, heads, dim = q.shape
     rows, kv_heads, num_keys, _ = k.shape
     shared = heads // kv_heads
-    one_row = rows == 1
+    one_row = rows == 1 and not piece.is_decode
     mask = None if piece.mask is None else piece.mask()
     if one_row:
         q = q.view(tokens, kv_heads, shared, dim).permute(1, 2, 0, 3)

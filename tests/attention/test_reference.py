@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from octavo.attention import reference
+from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.reference import ReferenceBackend
 from tests.attention.rows import Rows, attend_slowly, make_rows
 
@@ -42,6 +43,21 @@ def test_slopes_and_soft_caps_bend_the_scores(window: int | None, soft_cap: floa
     alibi = torch.tensor([0.5, 0.25, 0.125, 0.0625])
     found = run(rows, sliding_window=window, soft_cap=soft_cap, alibi=alibi)
     torch.testing.assert_close(found, attend_slowly(rows, 0.3, window, soft_cap, alibi), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 37])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decode_row_has_the_same_bits_alone_and_beside_longer_ones(dtype: torch.dtype, window: int | None) -> None:
+    lengths = [3, 61, 200, 33, 515, 1]
+    rows = make_rows([(n, 1) for n in lengths], heads=4, kv_heads=2, dim=16, block_size=4, dtype=dtype)
+    together = run(rows, sliding_window=window)
+    for i, length in enumerate(lengths):
+        alone = AttentionMetadata.build([1], [length + 1], [rows.metadata.block_tables[i].tolist()], 4)
+        one = slice(i, i + 1)
+        found = ReferenceBackend().run(
+            rows.q[one], rows.k[one], rows.v[one], rows.cache, alone, 0.3, sliding_window=window
+        )
+        assert torch.equal(found[0], together[i])
 
 
 def test_this_steps_keys_and_values_are_in_the_cache_afterwards() -> None:

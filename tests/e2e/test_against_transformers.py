@@ -130,3 +130,13 @@ def test_seeded_requests_draw_the_same_alone_and_in_any_batch(llama: Path, promp
         assert [completion.token_ids for completion in two.outputs] == expected
         assert [completion.token_ids for completion in three.outputs] == expected
         assert [completion.index for completion in three.outputs] == list(range(len(expected)))
+
+
+def test_bfloat16_draws_the_same_alone_and_in_a_batch(llama: Path, prompts: list[list[int]]) -> None:
+    params = [
+        SamplingParams(seed=i, temperature=1.0, max_tokens=40, ignore_eos=True, logprobs=0) for i in range(len(prompts))
+    ]
+    with load(llama, dtype="bfloat16", enable_prefix_caching=False) as llm:
+        alone = [llm.generate(prompt, one)[0].outputs[0] for prompt, one in zip(prompts, params, strict=True)]
+        together = [output.outputs[0] for output in llm.generate(prompts, params)]
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
