@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from octavo.core.outputs import RequestOutput
+from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.core_client import Core
+from octavo.engine.engine_core import EngineCore
 from octavo.engine.llm_engine import LLMEngine
 from octavo.errors import ConfigError, EngineDeadError, InvalidRequest
 from tests.fakes.byte_tokenizer import byte_tokenizer
@@ -119,3 +122,39 @@ def test_control_calls_are_known_by_name(tmp_path: Path) -> None:
     assert engine.call("reset_prefix_cache") is True
     with pytest.raises(ConfigError, match="format_disk is not a control call"):
         engine.call("format_disk")
+
+
+SEQUENCE = st.lists(st.integers(0, 49), min_size=1, max_size=14)
+TEXT = st.text(alphabet=[chr(byte) for byte in range(32, 50)], min_size=1, max_size=2)
+
+
+@given(
+    requests=st.lists(
+        st.tuples(SEQUENCE, st.integers(1, 3), st.integers(0, 99), st.integers(1, 12), st.lists(TEXT, max_size=2)),
+        min_size=1,
+        max_size=6,
+    ),
+    num_blocks=st.integers(24, 40),
+    depth=st.integers(1, 3),
+)
+def test_text_does_not_depend_on_what_else_runs(
+    tmp_path_factory: pytest.TempPathFactory, requests: list[Any], num_blocks: int, depth: int
+) -> None:
+    path = tmp_path_factory.getbasetemp()
+
+    def outputs(core: EngineCore, some: list[int]) -> dict[str, list[CompletionOutput]]:
+        engine = make_engine(path, core)
+        for number in some:
+            prompt, n, seed, max_tokens, stop = requests[number]
+            params = SamplingParams(
+                n=n, seed=seed, max_tokens=max_tokens, stop=stop, output_kind=OutputKind.FINAL_ONLY, logprobs=1
+            )
+            engine.add_request(str(number), prompt, params)
+        finals = {output.request_id: output.outputs for output in run(engine)}
+        core.scheduler.check()
+        assert core.scheduler.block_manager.pool.num_used_blocks == 0
+        return finals
+
+    together = outputs(make_core(num_blocks=num_blocks, depth=depth), list(range(len(requests))))
+    for number in range(len(requests)):
+        assert outputs(make_core(num_blocks=512), [number])[str(number)] == together[str(number)]
