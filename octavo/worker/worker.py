@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 _PROGRESS_FROM_BYTES = 256 << 20
 """Smaller models are there before a progress bar is."""
 
+_THREADS_FROM_BYTES = 32 << 20
+"""Smaller models run on one thread: their operators are shorter than it takes to wake and gather others, and where other
+processes want the cores too, waiting for a preempted thread costs a hundred times the work."""
+
 
 class Worker:
     """The methods are the control calls of an executor; `execute` is the step."""
@@ -40,8 +44,6 @@ class Worker:
     @classmethod
     def build(cls, config: EngineConfig) -> Worker:
         """Plan the memory, load the weights, allocate the caches. Raises ConfigError or CheckpointError."""
-        # a setting of the process: this worker owns its threads
-        torch.set_num_threads(config.device.threads)
         device = torch.device(config.device.device)
         platform = Platform.detect()
         ops = bind(platform, config.device.op_overrides)
@@ -56,6 +58,8 @@ class Worker:
             scheduler=config.scheduler,
             device=config.device.device,
         )
+        # a setting of the process: this worker owns its threads
+        torch.set_num_threads(config.device.threads if plan.weights_bytes >= _THREADS_FROM_BYTES else 1)
         model = load_model(
             checkpoint,
             dtype=DTYPES[config.model.dtype],
