@@ -3,12 +3,13 @@
 Nothing is ever read twice: document numbers only grow, and a resumed run goes on where the last one stopped.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
 from tokenizers import Tokenizer
 
-from octavo.builtin.corpus import END_OF_TEXT, make_documents
+from octavo.builtin.corpus import EARLY_WEIGHTS, END_OF_TEXT, make_documents
 from octavo.builtin.tokenizer import token_id
 
 DOCUMENTS_PER_DRAW = 256
@@ -52,9 +53,9 @@ class PackedStream:
         self._short_documents: list[list[int]] = []
         self._long_documents: list[list[int]] = []
 
-    def _draw(self) -> None:
+    def _draw(self, weights: Sequence[float]) -> None:
         """Generate and tokenise more documents; those too long for a short row wait for a long one."""
-        documents = make_documents(self.seed, self.next_document, DOCUMENTS_PER_DRAW)
+        documents = make_documents(self.seed, self.next_document, DOCUMENTS_PER_DRAW, weights=weights)
         self.next_document += DOCUMENTS_PER_DRAW
         for encoding in self.tokenizer.encode_batch_fast([document.text for document in documents]):
             ids = encoding.ids
@@ -63,8 +64,12 @@ class PackedStream:
             elif len(ids) <= self.long.length:
                 self._long_documents.append(ids)
 
-    def next_batch(self, long_share: float) -> tuple[list[list[int]], list[list[int]]]:
+    def next_batch(
+        self, long_share: float, weights: Sequence[float] = EARLY_WEIGHTS
+    ) -> tuple[list[list[int]], list[list[int]]]:
         """Return the input rows and the target rows of a batch, a long-row one with chance `long_share`.
+
+        `weights` are those of the kinds of text, should more have to be generated.
 
         The targets are the inputs moved by one; positions that only fill a row are `IGNORED`.
         """
@@ -72,7 +77,7 @@ class PackedStream:
         shape = self.long if is_long else self.short
         wanted = shape.rows * shape.length
         while sum(map(len, self._short_documents)) < 2 * wanted:
-            self._draw()
+            self._draw(weights)
         long_documents = self._long_documents if is_long else []
         rows, left = pack(long_documents + self._short_documents, shape)
         if is_long:

@@ -1,5 +1,6 @@
 """The training text as a whole: documents in their mix, one per seed, with training and held-out seeds kept apart."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -15,7 +16,9 @@ SPECIAL_TOKENS = (END_OF_TEXT, MESSAGE_START, MESSAGE_END)
 # document numbers of the held-out text start here; training never reaches them
 HELD_OUT_START = 1_000_000_000
 KINDS = ("story", "prose", "chat")
-WEIGHTS = (34, 26, 40)
+# stories are long, uniform and learned first; later their room goes to what needs more repetition
+EARLY_WEIGHTS = (34, 26, 40)
+LATE_WEIGHTS = (10, 48, 42)
 LONG_SHARE = 0.03
 
 CHAT_TEMPLATE = (
@@ -39,10 +42,12 @@ def render_chat(messages: list[Message]) -> str:
     return "".join(f"{MESSAGE_START}{message['role']}\n{message['content']}{MESSAGE_END}\n" for message in messages)
 
 
-def make_document(seed: int, number: int, kind: str | None = None) -> Document:
-    """Write document `number` of the corpus `seed`; the same pair always gives the same text."""
+def make_document(
+    seed: int, number: int, kind: str | None = None, weights: Sequence[float] = EARLY_WEIGHTS
+) -> Document:
+    """Write document `number` of the corpus `seed`: of `kind`, or of one drawn by `weights`."""
     rng = Random(f"{seed}/{number}")
-    chosen = kind or rng.choices(KINDS, WEIGHTS)[0]
+    chosen = kind or rng.choices(KINDS, weights)[0]
     is_long = rng.random() < LONG_SHARE
     if chosen == "story":
         return Document(chosen, make_story(rng, num_episodes=rng.randint(2, 4) if is_long else 1) + END_OF_TEXT)
@@ -51,6 +56,8 @@ def make_document(seed: int, number: int, kind: str | None = None) -> Document:
     return Document(chosen, render_chat(make_chat(rng, rng.randint(6, 12) if is_long else None)) + END_OF_TEXT)
 
 
-def make_documents(seed: int, first: int, count: int, kind: str | None = None) -> list[Document]:
+def make_documents(
+    seed: int, first: int, count: int, kind: str | None = None, weights: Sequence[float] = EARLY_WEIGHTS
+) -> list[Document]:
     """Write `count` documents from number `first` on."""
-    return [make_document(seed, number, kind) for number in range(first, first + count)]
+    return [make_document(seed, number, kind, weights) for number in range(first, first + count)]

@@ -166,7 +166,7 @@ def introduction(rng: Random) -> str:
 
 
 KINDS_OF_PROSE: tuple[tuple[Callable[[Random], str], float], ...] = (
-    (concept_paragraph, 5),
+    (concept_paragraph, 7),
     (capital_paragraph, 3),
     (animal_paragraph, 2),
     (time_paragraph, 1),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from octavo.builtin.batches import IGNORED, PackedStream, RowShape
 from octavo.builtin.checkpoint import Progress, load_checkpoint, save_checkpoint
-from octavo.builtin.corpus import KINDS, make_documents
+from octavo.builtin.corpus import EARLY_WEIGHTS, KINDS, LATE_WEIGHTS, make_documents
 from octavo.builtin.evaluate import continue_text, held_out_perplexity
 from octavo.builtin.export import export_model
 from octavo.builtin.network import Network, NetworkShape
@@ -42,6 +42,7 @@ class TrainingPlan:
     short_rows: RowShape = field(default_factory=lambda: RowShape(rows=16, length=256))
     long_rows: RowShape = field(default_factory=lambda: RowShape(rows=4, length=1024))
     long_share: float = 0.15
+    late_from: float = 0.4
     peak_learning_rate: float = 8e-3
     warmup_steps: int = 100
     weight_decay: float = 0.05
@@ -65,13 +66,18 @@ def make_optimizers(network: Network, plan: TrainingPlan) -> list[torch.optim.Op
     ]
 
 
-def learning_rate(plan: TrainingPlan, progress: Progress) -> float:
-    """Return the learning rate: a short warm-up, then a straight line to zero over the budget."""
-    warmup = min(1.0, (progress.steps + 1) / plan.warmup_steps)
+def used_share(plan: TrainingPlan, progress: Progress) -> float:
+    """Return how much of the budget is used, between 0 and 1."""
     used = progress.elapsed_s / (60 * plan.minutes)
     if plan.max_steps is not None:
         used = max(used, progress.steps / plan.max_steps)
-    return plan.peak_learning_rate * warmup * max(0.0, 1.0 - used)
+    return min(1.0, used)
+
+
+def learning_rate(plan: TrainingPlan, progress: Progress) -> float:
+    """Return the learning rate: a short warm-up, then a straight line to zero over the budget."""
+    warmup = min(1.0, (progress.steps + 1) / plan.warmup_steps)
+    return plan.peak_learning_rate * warmup * (1.0 - used_share(plan, progress))
 
 
 def loss_of(network: Network, inputs: Tensor, targets: Tensor, use_bfloat16: bool) -> Tensor:
@@ -79,6 +85,26 @@ def loss_of(network: Network, inputs: Tensor, targets: Tensor, use_bfloat16: boo
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=use_bfloat16):
         logits = network(inputs)
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+
+def take_step(
+    network: Network,
+    optimizers: list[torch.optim.Optimizer],
+    inputs: Tensor,
+    targets: Tensor,
+    rate: float,
+    use_bfloat16: bool,
+) -> float:
+    """Update the network once at learning rate `rate`; return the loss before the update."""
+    loss = loss_of(network, inputs, targets, use_bfloat16)
+    torch.autograd.backward(loss)
+    nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.item()
 
 
 def make_tokenizer(plan: TrainingPlan) -> Tokenizer:
@@ -89,7 +115,7 @@ def make_tokenizer(plan: TrainingPlan) -> Tokenizer:
 
 def is_finished(plan: TrainingPlan, progress: Progress) -> bool:
     """Tell whether the budget of time or steps is used up."""
-    return progress.elapsed_s >= 60 * plan.minutes or (plan.max_steps is not None and progress.steps >= plan.max_steps)
+    return used_share(plan, progress) >= 1.0
 
 
 def report(plan: TrainingPlan, progress: Progress, loss: float, tokens_per_s: float) -> None:
@@ -120,37 +146,29 @@ def train(output: Path, plan: TrainingPlan, resume: bool = False) -> tuple[Netwo
     stream = PackedStream(tokenizer, plan.seed, plan.short_rows, plan.long_rows, progress.next_document)
 
     losses: list[float] = []
-    running, running_tokens = 0.0, 0
+    recent_losses: list[float] = []
+    recent_tokens = 0
     last = mark = time.monotonic()
     saved_at_s = progress.elapsed_s
     while not is_finished(plan, progress):
-        rows, target_rows = stream.next_batch(plan.long_share)
+        is_late = used_share(plan, progress) >= plan.late_from
+        rows, target_rows = stream.next_batch(plan.long_share, LATE_WEIGHTS if is_late else EARLY_WEIGHTS)
         inputs, targets = torch.tensor(rows), torch.tensor(target_rows)
-        rate = learning_rate(plan, progress)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-        loss = loss_of(network, inputs, targets, plan.use_bfloat16)
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-
-        if not math.isfinite(value := loss.item()):
-            raise FloatingPointError(f"the loss became {value} at step {progress.steps}; try a lower learning rate")
+        loss = take_step(network, optimizers, inputs, targets, learning_rate(plan, progress), plan.use_bfloat16)
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"the loss became {loss} at step {progress.steps}; try a lower learning rate")
+        now = time.monotonic()
         progress.steps += 1
         progress.tokens += inputs.numel()
-        running += value
-        running_tokens += inputs.numel()
-        now = time.monotonic()
         progress.elapsed_s += now - last
-        last = now
         progress.next_document = stream.next_document
+        last = now
+        recent_losses.append(loss)
+        recent_tokens += inputs.numel()
         if progress.steps % plan.report_every_steps == 0:
-            losses.append(running / plan.report_every_steps)
-            report(plan, progress, losses[-1], running_tokens / (now - mark))
-            running, running_tokens, mark = 0.0, 0, now
+            losses.append(sum(recent_losses) / len(recent_losses))
+            report(plan, progress, losses[-1], recent_tokens / (now - mark))
+            recent_losses, recent_tokens, mark = [], 0, now
         if progress.elapsed_s - saved_at_s >= plan.checkpoint_every_s:
             saved_at_s = progress.elapsed_s
             save_checkpoint(checkpoints, network, optimizers, progress)

@@ -11,9 +11,11 @@ from octavo.builtin import facts, unknowns
 from octavo.builtin.chats import introduced_name, make_chat
 from octavo.builtin.concepts import CONCEPTS
 from octavo.builtin.corpus import (
+    EARLY_WEIGHTS,
     END_OF_TEXT,
     HELD_OUT_START,
     KINDS,
+    LATE_WEIGHTS,
     MESSAGE_END,
     MESSAGE_START,
     Document,
@@ -56,6 +58,14 @@ def test_held_out_stories_do_not_occur_in_the_training_text() -> None:
 
 def test_every_kind_of_document_occurs(documents: list[Document]) -> None:
     assert {document.kind for document in documents} == set(KINDS)
+
+
+def test_later_text_has_fewer_stories_than_early_text() -> None:
+    early, late = (
+        sum(make_document(0, number, weights=weights).kind == "story" for number in range(400))
+        for weights in (EARLY_WEIGHTS, LATE_WEIGHTS)
+    )
+    assert 0 < late < early / 2
 
 
 def test_no_template_slot_is_left_unfilled(documents: list[Document]) -> None:
