@@ -29,8 +29,8 @@ _PROGRESS_FROM_BYTES = 256 << 20
 """Smaller models are there before a progress bar is."""
 
 _THREADS_FROM_BYTES = 32 << 20
-"""Smaller models run on one thread: their operators are shorter than it takes to wake and gather others, and where other
-processes want the cores too, waiting for a preempted thread costs a hundred times the work."""
+"""Smaller models run on one thread: their operators are shorter than it takes to wake and gather others, and where
+other processes want the cores too, waiting for a preempted thread costs a hundred times the work."""
 
 
 class Worker:
