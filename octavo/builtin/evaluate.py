@@ -1,12 +1,19 @@
-"""Held-out perplexity of a network per kind of text, and small samples of what it writes."""
+"""Held-out perplexity of a network per kind of text, and small samples of what it writes.
 
+`python -m octavo.builtin.evaluate [DIR]` prints the perplexities of an exported model, by default the shipped one.
+"""
+
+import argparse
 import math
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-from octavo.builtin.corpus import END_OF_TEXT, HELD_OUT_START, MESSAGE_END, make_documents
+from octavo.builtin import model_directory
+from octavo.builtin.corpus import END_OF_TEXT, HELD_OUT_START, KINDS, MESSAGE_END, make_documents
+from octavo.builtin.export import load_exported
 from octavo.builtin.network import Network
 from octavo.builtin.tokenizer import token_id
 
@@ -46,3 +53,26 @@ def continue_text(
         ids.append(token)
     text: str = tokenizer.decode(ids[start:], skip_special_tokens=False)
     return text
+
+
+def print_perplexities(network: Network, tokenizer: Tokenizer, num_documents: int) -> None:
+    """Print the held-out perplexity of every kind of text."""
+    for kind in KINDS:
+        perplexity = held_out_perplexity(network, tokenizer, kind, num_documents)
+        print(f"held-out perplexity, {kind}: {perplexity:.3f} over {num_documents} documents", flush=True)
+
+
+def main(command_line: list[str] | None = None) -> None:
+    """Parse the command line and print the held-out perplexities."""
+    parser = argparse.ArgumentParser(
+        prog="python -m octavo.builtin.evaluate", description="Measure an exported model on held-out text."
+    )
+    parser.add_argument("directory", type=Path, nargs="?", default=model_directory(), help="default: the shipped model")
+    parser.add_argument("--documents", type=int, default=500, help="documents of each kind (default: 500)")
+    arguments = parser.parse_args(command_line)
+    network, tokenizer = load_exported(arguments.directory)
+    print_perplexities(network, tokenizer, arguments.documents)
+
+
+if __name__ == "__main__":
+    main()

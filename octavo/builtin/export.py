@@ -1,14 +1,14 @@
-"""Writes a trained network as a Hugging Face directory that any engine can load."""
+"""Writes a trained network as a Hugging Face directory that any engine can load, and reads such a directory back."""
 
 import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from octavo.builtin.corpus import END_OF_TEXT, MESSAGE_END
-from octavo.builtin.network import Network
+from octavo.builtin.network import Network, NetworkShape
 from octavo.builtin.tokenizer import token_id, write_tokenizer
 
 
@@ -33,3 +33,23 @@ def export_model(network: Network, tokenizer: Tokenizer, directory: Path) -> Non
     for name, content in (("config.json", config), ("generation_config.json", generation)):
         (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     write_tokenizer(tokenizer, directory, network.shape.max_positions)
+
+
+def load_exported(directory: Path) -> tuple[Network, Tokenizer]:
+    """Return the network, in float32, and the tokenizer of a directory that `export_model` wrote."""
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    shape = NetworkShape(
+        vocab_size=config["vocab_size"],
+        hidden_size=config["hidden_size"],
+        num_layers=config["num_hidden_layers"],
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        head_size=config["head_dim"],
+        intermediate_size=config["intermediate_size"],
+        max_positions=config["max_position_embeddings"],
+        rope_theta=config["rope_theta"],
+        norm_epsilon=config["rms_norm_eps"],
+    )
+    network = Network(shape)
+    network.load_state_dict(load_file(directory / "model.safetensors"))
+    return network, Tokenizer.from_file(str(directory / "tokenizer.json"))

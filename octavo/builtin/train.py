@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from octavo.builtin.batches import IGNORED, PackedStream, RowShape
 from octavo.builtin.checkpoint import Progress, load_checkpoint, save_checkpoint
-from octavo.builtin.corpus import EARLY_WEIGHTS, KINDS, LATE_WEIGHTS, make_documents
-from octavo.builtin.evaluate import continue_text, held_out_perplexity
+from octavo.builtin.corpus import EARLY_WEIGHTS, LATE_WEIGHTS, make_documents
+from octavo.builtin.evaluate import continue_text, print_perplexities
 from octavo.builtin.export import export_model
 from octavo.builtin.network import Network, NetworkShape
 from octavo.builtin.tokenizer import train_tokenizer
@@ -206,8 +206,7 @@ def main(command_line: list[str] | None = None) -> None:
     plan = TrainingPlan(minutes=arguments.minutes, seed=arguments.seed, use_bfloat16=not arguments.float32)
     network, tokenizer, _ = train(arguments.output, plan, arguments.resume)
     print_samples(network, tokenizer)
-    for kind in KINDS:
-        print(f"held-out perplexity, {kind}: {held_out_perplexity(network, tokenizer, kind, 200):.3f}", flush=True)
+    print_perplexities(network, tokenizer, num_documents=200)
 
 
 if __name__ == "__main__":

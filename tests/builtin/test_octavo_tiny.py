@@ -10,12 +10,12 @@ import jinja2
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from octavo.builtin import model_directory
 from octavo.builtin.corpus import make_document, render_chat
 from octavo.builtin.evaluate import continue_text, held_out_perplexity
+from octavo.builtin.export import load_exported
 from octavo.builtin.network import Network, NetworkShape
 
 MIB = 2**20
@@ -33,9 +33,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def network() -> Network:
-    restored = Network(NetworkShape())
-    restored.load_state_dict(load_file(model_directory() / "model.safetensors"))
-    return restored
+    return load_exported(model_directory())[0]
 
 
 def test_the_folder_holds_a_whole_model_of_at_most_16_mib() -> None:

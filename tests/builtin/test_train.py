@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer
 from octavo.builtin.batches import RowShape
 from octavo.builtin.checkpoint import Progress, load_checkpoint
 from octavo.builtin.evaluate import continue_text, held_out_perplexity
+from octavo.builtin.evaluate import main as evaluate
 from octavo.builtin.network import Network, NetworkShape
 from octavo.builtin.train import TrainingPlan, learning_rate, main, make_optimizers, train
 
@@ -86,6 +88,17 @@ def test_training_lowers_the_held_out_perplexity(trained: tuple[Path, Network, T
     _, network, tokenizer, _ = trained
     before = held_out_perplexity(Network(SHAPE), tokenizer, "chat", 5)
     assert held_out_perplexity(network, tokenizer, "chat", 5) < 0.8 * before
+
+
+def test_the_exported_folder_is_evaluated_by_the_command(
+    trained: tuple[Path, Network, Tokenizer, list[float]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, network, tokenizer, _ = trained
+    evaluate([str(output), "--documents", "3"])
+    printed = dict(re.findall(r"perplexity, (\w+): ([0-9.]+)", capsys.readouterr().out))
+    assert set(printed) == {"story", "prose", "chat"}
+    # the export rounds to bfloat16, which moves the perplexity by little
+    assert float(printed["story"]) == pytest.approx(held_out_perplexity(network, tokenizer, "story", 3), rel=0.05)
 
 
 def test_continuing_a_text_greedily_is_deterministic(trained: tuple[Path, Network, Tokenizer, list[float]]) -> None:
