@@ -43,9 +43,9 @@ class InputProcessor:
         self._max_num_seqs = max_num_seqs
         self._clock = clock
         self._counter = itertools.count()
-        self._end_token_ids = model.eos_token_ids or (
-            () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-        )
+        ends = model.eos_token_ids or (() if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,))
+        # an id without logits never comes; some checkpoints write -1 for none
+        self._end_token_ids = tuple(token_id for token_id in ends if 0 <= token_id < ready.vocab_size)
 
     def default_sampling_params(self, **explicit: Any) -> SamplingParams:
         """The defaults of the checkpoint's generation_config.json, with `explicit` values over them."""
@@ -214,7 +214,8 @@ class InputProcessor:
                 raise InvalidRequest(
                     f"bad_words contains {word!r}, which has no tokens; leave it out", field="bad_words"
                 )
-            sequences.update(dict.fromkeys(variants))
+            # a variant with an id that the model has no logits for cannot come about
+            sequences.update(dict.fromkeys(ids for ids in variants if max(ids) < self._ready.vocab_size))
         return tuple(sequences)
 
 

@@ -194,18 +194,27 @@ def _add_missing_tokens(backend: Backend, config: dict[str, Any], directory: Pat
     from tokenizers import AddedToken
 
     listed = config.get("added_tokens_decoder") or {}
-    for token_id, entry in sorted((int(key), value) for key, value in listed.items()):
-        if backend.token_to_id(entry["content"]) is not None:
+    try:
+        entries = sorted(
+            ((int(key), str(entry["content"]), entry) for key, entry in listed.items()), key=lambda item: item[0]
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{directory / TOKENIZER_CONFIG}: added_tokens_decoder is not an object from token ids to objects with "
+            "their content; download the tokenizer again"
+        ) from error
+    for token_id, content, entry in entries:
+        if backend.token_to_id(content) is not None:
             continue
         token = AddedToken(
-            entry["content"],
+            content,
             **{name: bool(entry.get(name)) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")},
         )
         backend.add_tokens([token])
-        if backend.token_to_id(entry["content"]) != token_id:
+        if backend.token_to_id(content) != token_id:
             raise CheckpointError(
-                f"{directory / TOKENIZER_CONFIG}: added_tokens_decoder gives {entry['content']!r} the id {token_id}, "
-                f"but in {TOKENIZER_JSON} it gets {backend.token_to_id(entry['content'])}; download the tokenizer again"
+                f"{directory / TOKENIZER_CONFIG}: added_tokens_decoder gives {content!r} the id {token_id}, "
+                f"but in {TOKENIZER_JSON} it gets {backend.token_to_id(content)}; download the tokenizer again"
             )
 
 

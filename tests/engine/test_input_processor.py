@@ -46,6 +46,18 @@ def test_end_of_sequence_is_the_tokenizers_where_the_checkpoint_names_none(tmp_p
     assert processor(tmp_path).process("r", "hi", SamplingParams()).end_token_ids == (EOS,)
 
 
+def test_end_of_sequence_ids_without_logits_are_left_out(tmp_path: Path) -> None:
+    door = processor(tmp_path, eos_token_ids=(3, -1, 120, 119), ready={"vocab_size": 120})
+    assert door.process("r", "hi", SamplingParams(min_tokens=1)).end_token_ids == (3, 119)
+    assert processor(tmp_path, ready={"vocab_size": 120}).process("r", "hi", SamplingParams()).end_token_ids == ()
+
+
+def test_bad_words_that_the_model_cannot_write_are_left_out(tmp_path: Path) -> None:
+    door = processor(tmp_path, ready={"vocab_size": 120})
+    request = door.process("r", "hi", SamplingParams(bad_words=("ox", "no")))
+    assert request.bad_words_token_ids == ((*b"no",), (*b" no",))
+
+
 def test_end_of_sequence_can_be_ignored(tmp_path: Path) -> None:
     assert processor(tmp_path).process("r", "hi", SamplingParams(ignore_eos=True)).end_token_ids == ()
 

@@ -77,6 +77,12 @@ def test_added_tokens_of_the_config_get_the_ids_it_gives(tmp_path: Path) -> None
         byte_tokenizer(tmp_path, added_tokens_decoder={"400": added["259"]})
 
 
+@pytest.mark.parametrize("added", [["<tool>"], {"first": {"content": "<tool>"}}, {"259": {}}, {"259": "<tool>"}])
+def test_added_tokens_that_are_not_understood_are_named(added: object, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: added_tokens_decoder is not"):
+        byte_tokenizer(tmp_path, added_tokens_decoder=added)
+
+
 def test_text_of_a_token_keeps_the_space_before_its_word(tmp_path: Path) -> None:
     tokenizer = piece_tokenizer(tmp_path)
     assert [tokenizer.token_text(token_id) for token_id in tokenizer.encode("ab a", add_special_tokens=False)] == [
