@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,7 @@ GENERATION_CONFIG: Final = "generation_config.json"
 
 _DTYPE_NAMES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _REQUIRED: Final[Any] = object()
+_LARGEST_SIZE: Final = 2**31 - 1
 _TYPE_WORDS: Final[Mapping[builtins.type, builtins.str]] = {
     int: "an integer",
     float: "a number",
@@ -50,8 +52,18 @@ class Section:
         return self._read(name, int, default)
 
     def float(self, name: str, default: builtins.float = _REQUIRED) -> builtins.float:
-        """The number `name`, an integer included."""
-        return float(self._read(name, float, default))
+        """The number `name`, an integer included; JSON's NaN and Infinity are refused."""
+        value = float(self._read(name, float, default))
+        if not math.isfinite(value):
+            raise self.error(name, "a finite number")
+        return value
+
+    def positive_float(self, name: builtins.str, default: builtins.float = _REQUIRED) -> builtins.float:
+        """The number `name`, above 0: a factor or a base."""
+        value = self.float(name, default)
+        if value <= 0.0:
+            raise self.error(name, "a number above 0")
+        return value
 
     def bool(self, name: str, default: builtins.bool = _REQUIRED) -> builtins.bool:
         """The flag `name`."""
@@ -74,7 +86,13 @@ class Section:
         value = self.int(name, default)
         if value < 1:
             raise self.error(name, "an integer of at least 1")
+        if value > _LARGEST_SIZE:
+            raise self.error(name, f"an integer of at most {_LARGEST_SIZE}")
         return value
+
+    def optional_positive(self, name: builtins.str) -> builtins.int | None:
+        """The integer `name`, at least 1, or None when it is absent or null."""
+        return None if self.values.get(name) is None else self.positive(name)
 
     def section(self, name: builtins.str) -> Section | None:
         """The object `name`, or None when it is absent or null."""
@@ -161,8 +179,10 @@ class Checkpoint(Section):
 
     @cached_property
     def architecture(self) -> builtins.str:
-        """The first name in `architectures`."""
-        names = self.values.get("architectures")
+        """The first name in `architectures`, else `model_type`."""
+        names = self.values.get("architectures") or self.optional_str("model_type")
+        if isinstance(names, str) and not self.values.get("architectures"):
+            return names
         if not isinstance(names, list) or not names or not isinstance(names[0], str):
             raise self.error("architectures", "a list with the name of the architecture")
         return names[0]
@@ -173,7 +193,7 @@ class Checkpoint(Section):
         length = self.positive(name)
         rope = self.rope()
         # linear scaling stretches the positions that max_position_embeddings states; llama3's figure includes it
-        return int(length * rope.float("factor")) if rope.str("rope_type") == "linear" else length
+        return int(length * rope.positive_float("factor")) if rope.str("rope_type") == "linear" else length
 
     def rope(self) -> Section:
         """Rotary parameters in one layout: `rope_type`, `rope_theta` and what the type needs.
@@ -184,7 +204,7 @@ class Checkpoint(Section):
         values: dict[builtins.str, Any] = {**(section.values if section else {})}
         values["rope_type"] = values.get("rope_type") or values.get("type") or "default"
         if values.get("rope_theta") is None:
-            values["rope_theta"] = self.float("rope_theta", 10_000.0)
+            values["rope_theta"] = self.positive_float("rope_theta", 10_000.0)
         prefix = section._prefix if section else ""
         return Section(values, self.where, prefix)
 
@@ -286,7 +306,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: is not valid JSON (line {error.lineno}, column {error.colno}: {error.msg}); download it again"
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: holds {shown(value)}, expected a JSON object")

@@ -40,13 +40,13 @@ class DecoderConfig:
         """
         refuse_quantization(c)
         kinds = c.values.get("layer_types") or []
-        if set(kinds) - {"full_attention"}:
+        if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
             raise UnsupportedModel(f"{c.where}: layer_types has {shown(kinds)}, expected full_attention alone")
         hidden_size, num_heads = c.positive("hidden_size"), c.positive("num_attention_heads")
         num_kv_heads = c.positive("num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
             raise c.error("num_key_value_heads", f"a divisor of num_attention_heads, which is {num_heads}")
-        dim = head_dim or c.optional_int("head_dim") or even_share(c, "hidden_size", hidden_size, num_heads)
+        dim = head_dim or c.optional_positive("head_dim") or even_share(c, "hidden_size", hidden_size, num_heads)
         fields: dict[str, Any] = {
             "num_layers": c.positive("num_hidden_layers"),
             "hidden_size": hidden_size,
@@ -84,22 +84,17 @@ def read_rope(c: Checkpoint, dim: int) -> Rope:
         raise UnsupportedModel(f"{c.where}: rotary parameters differ by kind of layer, which is not implemented")
     rope.expect("partial_rotary_factor", 1.0, 1)
     c.expect("partial_rotary_factor", 1.0, 1)
-    theta, kind = rope.float("rope_theta"), rope.str("rope_type")
+    theta, kind = rope.positive_float("rope_theta"), rope.str("rope_type")
     if kind == "default":
         return Rope(dim, theta)
     if kind == "linear":
-        return Rope(dim, theta, linear_factor=rope.float("factor"))
+        return Rope(dim, theta, linear_factor=rope.positive_float("factor"))
     if kind == "llama3":
-        return Rope(
-            dim,
-            theta,
-            llama3=Llama3Scaling(
-                rope.float("factor"),
-                rope.float("low_freq_factor"),
-                rope.float("high_freq_factor"),
-                rope.positive("original_max_position_embeddings"),
-            ),
-        )
+        low, high = rope.positive_float("low_freq_factor"), rope.positive_float("high_freq_factor")
+        if low >= high:
+            raise rope.error("low_freq_factor", f"a number below high_freq_factor, which is {high:g}")
+        original = rope.positive("original_max_position_embeddings")
+        return Rope(dim, theta, llama3=Llama3Scaling(rope.positive_float("factor"), low, high, original))
     raise UnsupportedModel(
         f'{c.where}: rope_type is "{kind}", expected "default", "linear" or "llama3"; '
         "this way to stretch the context is not implemented"

@@ -38,7 +38,7 @@ class GPT2Config(DecoderConfig):
         return cls(
             num_layers=c.positive("n_layer"),
             hidden_size=hidden_size,
-            intermediate_size=c.optional_int("n_inner") or 4 * hidden_size,
+            intermediate_size=c.optional_positive("n_inner") or 4 * hidden_size,
             heads=Heads(num_heads, num_heads, even_share(c, "n_embd", hidden_size, num_heads)),
             vocab_size=c.positive("vocab_size"),
             max_positions=c.max_model_len(),

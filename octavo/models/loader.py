@@ -23,7 +23,13 @@ from octavo.ops.registry import Ops
 
 LoadFormat = Literal["auto", "dummy"]
 
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_STORED_AS: Mapping[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+}
+_FLOATS = frozenset(_STORED_AS.values())
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -96,7 +102,7 @@ def check_tensors(checkpoint: Checkpoint, model: CausalLM, slots: Mapping[str, T
         slot = slots.get(strip_prefix(model, name))
         if slot is None:
             continue
-        _check_type(info)
+        _check_type(name, info.dtype, str(info.file))
         _check_shape(name, info.shape, slot, str(info.file))
     _check_names(checkpoint, model, slots, stored)
 
@@ -146,6 +152,7 @@ def _fill(checkpoint: Checkpoint, model: CausalLM, progress: bool) -> None:
                 found.add(name)
                 slot = slots.get(strip_prefix(model, name))
                 if slot is not None:
+                    _check_type(name, _STORED_AS.get(stored.dtype, str(stored.dtype)), str(file.path))
                     _check_shape(name, tuple(stored.shape), slot, str(file.path))
                     if slot.required:
                         slot.fill(stored)
@@ -181,10 +188,10 @@ def _check_names(
         )
 
 
-def _check_type(info: TensorInfo) -> None:
-    if info.dtype not in _FLOATS:
+def _check_type(name: str, stored_as: str, file: str) -> None:
+    if stored_as not in _FLOATS:
         raise CheckpointError(
-            f"{info.file}: {info.name} is stored as {info.dtype}, expected F32, F16 or BF16; "
+            f"{file}: {name} is stored as {stored_as}, expected F32, F16 or BF16; "
             "quantised weights are not implemented, use the unquantised checkpoint"
         )
 

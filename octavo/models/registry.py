@@ -1,6 +1,7 @@
 """From the architecture that a checkpoint names to the file that implements it.
 
-A model file states `ARCHITECTURES`, the names it answers to, and `MODEL`, its class; the folder is the registry.
+A model file states `ARCHITECTURES`, the names it answers to, and `MODEL`, its class; the folder is the registry. A
+file has the name that `model_type` gives its family, and answers to that where config.json names no architecture.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def resolve_model(checkpoint: Checkpoint) -> type[CausalLM]:
     """The class for the checkpoint's architecture. Raises UnsupportedModel, which names the known ones."""
     wanted = checkpoint.architecture
     for module in _model_files(wanted):
-        if wanted in module.ARCHITECTURES:
+        if wanted in module.ARCHITECTURES or module.__name__.endswith(f".{wanted}"):
             model: type[CausalLM] = module.MODEL
             return model
     known = known_architectures()

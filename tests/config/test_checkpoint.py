@@ -14,6 +14,9 @@ from octavo.errors import CheckpointError, UnsupportedModel
 CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 32, "max_position_embeddings": 128}
 
 
+LARGE = {"huge": 2**31, "infinite": float("inf")}
+
+
 def write(path: Path, config: Any = None, generation: Any = None, **changes: Any) -> Checkpoint:
     (path / "config.json").write_text(json.dumps({**CONFIG, **changes} if config is None else config))
     if generation is not None:
@@ -55,6 +58,7 @@ def test_what_is_no_model_directory_is_said(make: Any, message: str, tmp_path: P
         ("[1, 2]", r"config\.json: holds \[1, 2\], expected a JSON object"),
         ("", "is not valid JSON"),
         (b"\xff\xfe", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
     ],
 )
 def test_a_damaged_config_is_named(text: str | bytes, message: str, tmp_path: Path) -> None:
@@ -75,12 +79,16 @@ def test_a_damaged_config_is_named(text: str | bytes, message: str, tmp_path: Pa
         (lambda c: c.str("flag"), "flag is true, expected a string"),
         (lambda c: c.section("flag"), "flag is true, expected an object"),
         (lambda c: c.positive("zero"), "zero is 0, expected an integer of at least 1"),
+        (lambda c: c.positive("huge"), "huge is 2147483648, expected an integer of at most 2147483647"),
+        (lambda c: c.optional_positive("zero"), "zero is 0, expected an integer of at least 1"),
+        (lambda c: c.float("infinite"), "infinite is Infinity, expected a finite number"),
+        (lambda c: c.positive_float("zero"), "zero is 0, expected a number above 0"),
         (lambda c: c.section("inner").int("word"), 'inner.word is "x", expected an integer'),
         (lambda c: c.int("null"), "null is null, expected an integer"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_expected(read: Any, message: str, tmp_path: Path) -> None:
-    checkpoint = write(tmp_path, word="two", flag=True, half=0.5, zero=0, inner={"word": "x"}, null=None)
+    checkpoint = write(tmp_path, word="two", flag=True, half=0.5, zero=0, inner={"word": "x"}, null=None, **LARGE)
     with pytest.raises(CheckpointError, match=message) as raised:
         read(checkpoint)
     assert str(tmp_path / "config.json") in str(raised.value)
@@ -114,6 +122,15 @@ def test_the_architecture_must_be_named(tmp_path: Path) -> None:
     assert write(tmp_path).architecture == "LlamaForCausalLM"
     with pytest.raises(CheckpointError, match=r"architectures is \[\], expected a list"):
         _ = write(tmp_path, architectures=[]).architecture
+    with pytest.raises(CheckpointError, match=r'architectures is "llama", expected a list'):
+        _ = write(tmp_path, architectures="llama", model_type="llama").architecture
+    assert write(tmp_path, architectures=[], model_type="llama").architecture == "llama"
+
+
+@pytest.mark.parametrize("factor", [0, -1.5, float("nan")])
+def test_a_stretch_that_is_none_is_named(factor: float, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"rope_scaling\.factor is .*, expected a (number above 0|finite number)"):
+        write(tmp_path, rope_scaling={"type": "linear", "factor": factor}).max_model_len()
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,13 @@ class TestWhatDoesNotFit:
         edit_tensors(llama, **{UP: torch.ones(56, 31)})
         assert f"{UP} has shape [56, 31], config.json asks for [56, 32]" in self.complaint(llama, archive)
 
+    def test_numbers_of_another_kind_are_named(self, llama: Path, archive: bool) -> None:
+        for dtype in (torch.int8, torch.float8_e4m3fn, torch.int64):
+            edit_tensors(llama, **{UP: torch.ones(56, 32).to(dtype)})
+            assert f"{UP} is stored as" in self.complaint(llama, archive)
+            if archive:
+                make_checkpoint("llama", llama)
+
     def test_a_truncated_file_is_named(self, llama: Path, archive: bool) -> None:
         if archive:
             to_pytorch_archive(llama)
@@ -150,12 +157,6 @@ class TestWhatDoesNotFit:
         os.truncate(file, file.stat().st_size - 1000)
         with pytest.raises(CheckpointError, match=rf"{file.name}: .*download it again"):
             load(llama)
-
-
-def test_quantised_tensors_are_refused_by_name(llama: Path) -> None:
-    edit_tensors(llama, **{UP: torch.ones(56, 32, dtype=torch.int8)})
-    with pytest.raises(CheckpointError, match=rf"{UP} is stored as I8, expected F32"):
-        load(llama)
 
 
 def test_an_archive_that_holds_code_is_not_run(tmp_path: Path) -> None:
@@ -171,11 +172,16 @@ def test_an_archive_that_holds_code_is_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "exploded").exists()
 
 
-@pytest.mark.parametrize("content", [[1, 2], {"model.norm.weight": "text"}])
+@pytest.mark.parametrize(
+    "content",
+    [[1, 2], {"model.norm.weight": "text"}, {7: torch.ones(2)}, {"model.norm.weight": torch.eye(3).to_sparse()}],
+)
 def test_an_archive_of_something_else_is_named(llama: Path, content: Any) -> None:
     to_pytorch_archive(llama)
     torch.save(content, llama / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"expected a (mapping|tensor)"):
+    with pytest.raises(
+        CheckpointError, match=r"pytorch_model\.bin: .* expected (a mapping|names of tensors|a dense tensor)"
+    ):
         load(llama)
 
 
@@ -186,6 +192,8 @@ def test_an_archive_of_something_else_is_named(llama: Path, content: Any) -> Non
         ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, 'rope_type is "yarn"'),
         ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ by kind of layer"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "expected full_attention alone"),
+        ("llama", {"layer_types": 5}, "layer_types has 5, expected full_attention alone"),
+        ("llama", {"layer_types": [["full_attention"]]}, "expected full_attention alone"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantised weights are not implemented"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, expected 1.0"),
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window is true, expected false"),
@@ -213,6 +221,26 @@ def test_a_variant_that_is_not_implemented_is_refused_by_name(
             "hidden_size is 32, expected a multiple",
         ),
         ({"head_dim": 7}, "the heads have size 7, expected an even one"),
+        ({"head_dim": -8}, "head_dim is -8, expected an integer of at least 1"),
+        ({"hidden_size": 10**20}, "hidden_size is 100000000000000000000, expected an integer of at most"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps is Infinity, expected a finite number"),
+        ({"rope_parameters": {"rope_theta": 0}}, "rope_parameters.rope_theta is 0, expected a number above 0"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": -2.0}},
+            "rope_parameters.factor is -2.0, expected a number above 0",
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "factor": 8,
+                    "low_freq_factor": 4,
+                    "high_freq_factor": 4,
+                    "original_max_position_embeddings": 64,
+                }
+            },
+            "low_freq_factor is 4, expected a number below high_freq_factor, which is 4",
+        ),
         ({"vocab_size": "130"}, 'vocab_size is "130", expected an integer'),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected an integer of at least 1"),
     ],
@@ -221,6 +249,13 @@ def test_numbers_that_contradict_each_other_are_named(llama: Path, changes: dict
     edit_config(llama, **changes)
     with pytest.raises(CheckpointError, match=message):
         load(llama)
+
+
+def test_a_width_below_one_is_named(tmp_path: Path) -> None:
+    path = make_checkpoint("gpt2", tmp_path)
+    edit_config(path, n_inner=-1)
+    with pytest.raises(CheckpointError, match="n_inner is -1, expected an integer of at least 1"):
+        load(path)
 
 
 def test_dummy_weights_need_no_files_and_follow_the_seed(llama: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,16 @@ def test_every_family_is_known() -> None:
 @pytest.mark.parametrize("architecture", known_architectures())
 def test_a_known_architecture_leads_to_the_class_of_its_name(architecture: str, tmp_path: Path) -> None:
     assert resolve_model(named(tmp_path, architecture)).__name__ == architecture
+
+
+@pytest.mark.parametrize("architecture", known_architectures())
+@pytest.mark.parametrize("absent", [{}, {"architectures": None}, {"architectures": []}])
+def test_without_an_architecture_the_type_of_model_leads_there(
+    architecture: str, absent: dict[str, Any], tmp_path: Path
+) -> None:
+    model_type = architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel").lower()
+    (tmp_path / "config.json").write_text(json.dumps({**absent, "model_type": model_type}))
+    assert resolve_model(Checkpoint.open(tmp_path)).__name__ == architecture
 
 
 def test_an_unknown_architecture_names_the_nearest_and_all_known(tmp_path: Path) -> None:
