@@ -29,13 +29,15 @@ class ProgressBar:
         self._clock = clock
         self._start = self._last = clock()
         self._counts = (0, 0, 0)
+        self._line_length = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._shown:
-            self._stream.write(f"\r{self._line(self._clock())}\n")
+            self._write(self._clock())
+            self._stream.write("\n")
             self._stream.flush()
 
     def update(self, num_done: int, num_prompt_tokens: int, num_generated_tokens: int) -> None:
@@ -44,8 +46,14 @@ class ProgressBar:
         now = self._clock()
         if self._shown and now - self._last >= REFRESH_INTERVAL_S:
             self._last = now
-            self._stream.write(f"\r{self._line(now)}")
+            self._write(now)
             self._stream.flush()
+
+    def _write(self, now: float) -> None:
+        """Write the line over the last one, with blanks where that one was longer."""
+        line = self._line(now)
+        self._stream.write(f"\r{line.ljust(self._line_length)}")
+        self._line_length = len(line)
 
     def _line(self, now: float) -> str:
         num_done, num_prompt_tokens, num_generated_tokens = self._counts

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 
+import pytest
+
 from octavo.engine.progress import ProgressBar
 
 
@@ -25,7 +27,20 @@ def test_line_tells_prompts_times_and_tokens_per_second() -> None:
     first, second, last = shown(Terminal())
     assert " 1/4 prompts [00:01<00:03, in 10 tokens/s, out 20 tokens/s]" in first
     assert " 4/4 prompts [00:02<00:00, in 5 tokens/s, out 40 tokens/s]" in second
-    assert last.endswith("[00:04<00:00, in 2 tokens/s, out 20 tokens/s]\n")
+    assert last.rstrip().endswith("[00:04<00:00, in 2 tokens/s, out 20 tokens/s]")
+    assert last.endswith("\n")
+
+
+def test_a_shorter_line_leaves_nothing_of_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    readings = iter([0.0, 1.0, 2.0, 3.0])
+    stream = Terminal()
+    with ProgressBar(4, stream=stream, clock=lambda: next(readings)) as progress:
+        progress.update(1, 1000, 1000)
+        progress.update(2, 1, 1)
+    long, short, last = stream.getvalue().split("\r")[1:]
+    assert len(short.rstrip()) < len(long) == len(short)
+    assert last.rstrip("\n") == last.rstrip()
 
 
 def test_nothing_is_written_to_a_file_unless_asked_for() -> None:
