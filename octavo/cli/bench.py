@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from cyclopts import Group, Parameter
 
 from octavo import __version__
-from octavo.cli.options import Given, with_options
+from octavo.cli.options import Given, count, with_options
 from octavo.cli.start import log_quietly
 from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import OutputKind, SamplingParams
@@ -27,17 +26,15 @@ from octavo.platform import Platform
 if TYPE_CHECKING:
     from octavo.llm import LLM
 
-_BENCHMARK = Group("Benchmark")
-
-Repetitions = Annotated[int, Parameter(help="Times to measure; the median counts.", group=_BENCHMARK)]
-InputLen = Annotated[int, Parameter(help="Tokens of each prompt.", group=_BENCHMARK)]
-OutputLen = Annotated[int, Parameter(help="Tokens to generate for each prompt.", group=_BENCHMARK)]
+Repetitions = Annotated[int, count("Times to measure; the median counts.", "Benchmark")]
+InputLen = Annotated[int, count("Tokens of each prompt.", "Benchmark")]
+OutputLen = Annotated[int, count("Tokens to generate for each prompt.", "Benchmark")]
 
 
-@with_options(EngineArgs, without=("served_model_name",))
+@with_options(EngineArgs, without=("served_model_name", "disable_log_stats"))
 def throughput(
     *,
-    num_prompts: Annotated[int, Parameter(help="Requests that are handed in at once.", group=_BENCHMARK)] = 64,
+    num_prompts: Annotated[int, count("Requests that are handed in at once.", "Benchmark")] = 64,
     input_len: InputLen = 128,
     output_len: OutputLen = 64,
     repetitions: Repetitions = 3,
@@ -62,10 +59,10 @@ def throughput(
     )
 
 
-@with_options(EngineArgs, without=("served_model_name",))
+@with_options(EngineArgs, without=("served_model_name", "disable_log_stats"))
 def latency(
     *,
-    batch_size: Annotated[int, Parameter(help="Requests that run together.", group=_BENCHMARK)] = 1,
+    batch_size: Annotated[int, count("Requests that run together.", "Benchmark")] = 1,
     input_len: InputLen = 128,
     output_len: OutputLen = 64,
     repetitions: Repetitions = 5,
@@ -86,7 +83,7 @@ def latency(
     )
 
 
-@with_options(EngineArgs, without=("served_model_name",))
+@with_options(EngineArgs, without=("served_model_name", "disable_log_stats"))
 def startup(*, repetitions: Repetitions = 3, given: Given) -> int:
     """Seconds from starting a process to its first token."""
     _positive(repetitions=repetitions)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from octavo.cli.options import Given, with_options
+from octavo.cli.options import Given, heading, with_options
 from octavo.cli.start import log_quietly, mention_demonstration_model
 from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import SamplingParams
@@ -22,7 +22,9 @@ _HELP = "/exit ends, /clear starts a new conversation, Ctrl-C stops an answer."
 @with_options(SamplingParams, EngineArgs, model="positional", without=("n", "served_model_name", "disable_log_stats"))
 def chat(
     *,
-    system: Annotated[str | None, Parameter(help="Message that tells the model who it is.")] = None,
+    system: Annotated[
+        str | None, Parameter(help="Message that tells the model who it is.", group=heading("Prompt"))
+    ] = None,
     given: Given,
 ) -> int:
     """Talk to a model; each answer is written as it is generated."""

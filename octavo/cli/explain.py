@@ -12,7 +12,7 @@ from octavo.config.explain import model_facts, platform_facts, render_facts, ren
 from octavo.platform import Platform
 
 
-@with_options(EngineArgs, model="positional", without=("served_model_name",))
+@with_options(EngineArgs, model="positional", without=("served_model_name", "disable_log_stats"))
 def explain(*, given: Given) -> int:
     """Show what octavo would do with a model on this machine, and why: facts, memory, operators. Needs no weights."""
     args = given.arguments(EngineArgs)

@@ -36,6 +36,8 @@ class AlignedHelp:
 def _entry_text(entry: HelpEntry, width: int) -> str:
     names = _names(entry)
     meaning = _text(entry.description)
+    if entry.default is not None:
+        meaning = f"{meaning} [default: {entry.default}]"
     if entry.choices:
         meaning = f"{meaning} [one of: {', '.join(entry.choices)}]"
     lines = textwrap.wrap(meaning, max(20, width - _LEFT - 1)) or [""]

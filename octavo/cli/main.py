@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, Group
+from cyclopts import App, CycloptsError, Group, UnusedCliTokensError
 
 from octavo import __version__
 from octavo.cli.help import AlignedHelp
@@ -56,6 +56,9 @@ def main(tokens: Sequence[str] | None = None) -> int:
             result_action="return_value",
         )
         sys.stdout.flush()
+    except UnusedCliTokensError as error:
+        surplus = " ".join(error.unused_tokens or ())
+        return _fail(f"{surplus!r} is more than this command takes; put several words into quotes", EXIT_USAGE)
     except CycloptsError as error:
         return _fail(" ".join(str(error).split()), EXIT_USAGE)
     except OctavoError as error:

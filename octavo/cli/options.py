@@ -9,11 +9,11 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, Token
 
 from octavo.config.args import EngineArgs, ServerArgs
 from octavo.config.fields import Argument, arguments
@@ -24,6 +24,7 @@ from octavo.core.sampling_params import SamplingParams, documented_fields
 Args = TypeVar("Args", EngineArgs, ServerArgs)
 
 _GROUPS = (
+    "Prompt",
     "Benchmark",
     "Sampling",
     "Server",
@@ -33,11 +34,22 @@ _GROUPS = (
     "Device",
     "Logging",
     "Configuration",
+    "Options",
 )
 """Headings of the help, in this order."""
 
 _NOT_FOR_A_TERMINAL = ("output_kind", "detokenize", "logprobs", "prompt_logprobs", "spaces_between_special_tokens")
 """Sampling parameters that shape the output object, not the text."""
+
+
+def heading(name: str) -> Group:
+    """A group of options under its heading, in its place in the help."""
+    return Group(name, sort_key=_GROUPS.index(name))
+
+
+def count(doc: str, group: str) -> Parameter:
+    """What a command writes at a whole number of its own."""
+    return Parameter(help=doc, group=heading(group), converter=_whole_numbers)
 
 
 class Given(msgspec.Struct, frozen=True):
@@ -143,12 +155,22 @@ def _flag(name: str, kind: Any, doc: str, group: str, show: bool = True) -> insp
     is_list = typing.get_origin(kind) is list
     parameter = Parameter(
         help=doc,
-        group=Group(group, sort_key=_GROUPS.index(group)),
+        group=heading(group),
         show=show,
         show_default=False,
         negative=None if kind is bool else (),
         consume_multiple=False if is_list else None,
         allow_leading_hyphen=kind in (int, float),
+        converter=_whole_numbers if kind in (int, list[int]) else None,
     )
     annotation = Annotated[kind | None, parameter]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _whole_numbers(kind: Any, tokens: Sequence[Token]) -> int | list[int]:
+    """The value of a flag for whole numbers, where cyclopts by itself would round 1.5."""
+    try:
+        values = [int(token.value) for token in tokens]
+    except ValueError as error:
+        raise ValueError(f"{tokens[-1].value!r} is not a whole number") from error
+    return values if kind == list[int] else values[0]

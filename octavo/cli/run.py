@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from octavo.cli.options import Given, with_options
+from octavo.cli.options import Given, heading, with_options
 from octavo.cli.start import log_quietly, mention_demonstration_model
 from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import SamplingParams
@@ -22,7 +22,9 @@ _MAX_TOKENS = 256
 
 @with_options(SamplingParams, EngineArgs, without=("served_model_name", "disable_log_stats"))
 def run(
-    prompt: Annotated[str | None, Parameter(help="Text to continue; without it, standard input is read.")] = None,
+    prompt: Annotated[
+        str | None, Parameter(help="Text to continue; without it, standard input is read.", group=heading("Prompt"))
+    ] = None,
     *,
     given: Given,
 ) -> int:

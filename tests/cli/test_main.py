@@ -53,6 +53,24 @@ def test_options_are_grouped_and_tell_their_defaults(capsys: pytest.CaptureFixtu
     assert "--tensor-parallel-size" not in shown  # takes one value only, so far
 
 
+@pytest.mark.parametrize(
+    ("arguments", "first"),
+    [
+        (["run"], "Prompt:\n  PROMPT, --prompt STR"),
+        (["chat"], "Prompt:\n  --system STR"),
+        (
+            ["bench", "latency"],
+            "Benchmark:\n  --batch-size INT  ",
+        ),
+    ],
+)
+def test_help_begins_with_what_is_particular_to_the_command(
+    arguments: list[str], first: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--help"]) == 0
+    assert capsys.readouterr().out.split("\n\n")[2].startswith(first)
+
+
 def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == __version__
@@ -65,10 +83,14 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "latncy"], 'Did you mean "latency"?'),
         (["serve", "--max-num-seq", "3"], "Unknown option: --max-num-seq. Did you mean --max-num-seqs?"),
         (["run", "x", "--temprature", "1"], "Did you mean --temperature?"),
-        (["serve", "--port", "many"], 'unable to convert "many" into int'),
+        (["serve", "--port", "many"], "Invalid value for --port: 'many' is not a whole number"),
+        (["run", "x", "--top-k", "1.5"], "'1.5' is not a whole number"),
+        (["run", "x", "--stop-token-ids", "1.5"], "'1.5' is not a whole number"),
+        (["bench", "latency", "--batch-size", "1.5"], "'1.5' is not a whole number"),
+        (["run", "Once", "upon", "a"], "'upon a' is more than this command takes; put several words into quotes"),
     ],
 )
-def test_a_misspelt_word_gets_the_nearest_one(
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == EXIT_USAGE
