@@ -108,6 +108,20 @@ def test_inputs_are_left_as_they_were() -> None:
                 assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rms_norm_rounds_once(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(7, 96, generator=generator).to(dtype)
+    weight = (torch.rand(96, generator=generator) + 0.5).to(dtype)
+    exact = rms(x.double(), weight.double(), 1e-6)
+    once = operators()["rms_norm"].reference(x, weight, 1e-6)
+    assert torch.equal(once, exact.to(dtype))
+    twice = rms(x.float(), torch.ones(96), 1e-6).to(dtype) * weight
+    unit = torch.finfo(dtype).eps * 2.0 ** exact.abs().log2().floor()
+    assert ((twice - once).abs() <= unit).all()
+    assert (twice - exact).abs().sum() > (once - exact).abs().sum()
+
+
 def test_rotary_tables_hold_the_angles_of_positions() -> None:
     cos, sin = rotary_tables(torch.tensor([0, 3]), torch.tensor([1.0, 0.25]), torch.float32)
     assert cos.shape == sin.shape == (2, 1, 4)
