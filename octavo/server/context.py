@@ -28,9 +28,11 @@ class ServerContext:
         return self.llm.config.model.served_model_names
 
     def served_model(self, asked: str | None) -> str:
-        """The name under which the model answers. Raises ApiError 404 for a name that is not served."""
-        if not asked:
-            return self.model_names[0]
+        """The name under which the model answers a request, which may leave it out. Raises ApiError 404."""
+        return self.named_model(asked) if asked else self.model_names[0]
+
+    def named_model(self, asked: str) -> str:
+        """A name that is served. Raises ApiError 404 for another."""
         if asked not in self.model_names:
             raise ApiError(
                 404,

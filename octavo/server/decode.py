@@ -119,7 +119,9 @@ def _misfit(message: str, kind: type[msgspec.Struct]) -> InvalidRequest:
         what = f"{what.removeprefix('Invalid value ')} is not one of {', '.join(tags)}"
     else:
         what = what[:1].lower() + what[1:]
-    return InvalidRequest(f"{path or 'the body'}: {what}", field=path or None, code="invalid_type")
+    # a value of the right type that is outside its limits is not told what it got
+    code = "invalid_type" if ", got `" in what else "invalid_value"
+    return InvalidRequest(f"{path or 'the body'}: {what}", field=path or None, code=code)
 
 
 def _field_names(kind: type[msgspec.Struct], path: str) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from time import time
 from typing import Any
@@ -90,16 +90,13 @@ class Generation:
         unique = uuid4().hex[:12]
         streams = [self._submit(prompt, f"{self.name}-{index}-{unique}") for index, prompt in enumerate(self.prompts)]
         async with aclosing(merge(streams)) as merged:
-            try:
+            with named_by_the_client(self.field_names):
                 async for index, output in merged:
                     if output.error is not None:
                         raise ended_with_error(output.error)
                     if any(completion.finish_reason == "abort" for completion in output.outputs):
                         raise ApiError(503, "the request was aborted by the engine", code="request_aborted")
                     yield index, output
-            except InvalidRequest as error:
-                error.field = self.field_names.get(error.field or "", error.field)
-                raise
 
     async def final_outputs(self) -> list[RequestOutput]:
         """The last output of each prompt, in the order of the prompts. Raises as `outputs` does."""
@@ -113,6 +110,16 @@ class Generation:
         return self.context.llm.generate(
             prompt, self.params, request_id, priority=self.priority, cache_salt=self.cache_salt
         )
+
+
+@contextmanager
+def named_by_the_client(field_names: Mapping[str, str]) -> Iterator[None]:
+    """Refusals from inside get the name that the client has for the field."""
+    try:
+        yield
+    except InvalidRequest as error:
+        error.field = field_names.get(error.field or "", error.field)
+        raise
 
 
 def json_response(value: msgspec.Struct) -> Response:

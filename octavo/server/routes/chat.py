@@ -17,7 +17,7 @@ from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
 from octavo.server.conversation import render
 from octavo.server.decode import read_json
-from octavo.server.generation import Frame, Generation, TokenCounts, json_response
+from octavo.server.generation import Frame, Generation, TokenCounts, json_response, named_by_the_client
 from octavo.server.logprobs import chat_logprobs
 from octavo.server.responses import (
     ChatChoice,
@@ -66,18 +66,23 @@ class _Answer:
         prompt = render(self.context, asked)
         if asked.add_special_tokens is not None:
             prompt = msgspec.structs.replace(prompt, add_special_tokens=asked.add_special_tokens)
+        field_names = {"prompt": "messages", "logprobs": "top_logprobs"}
+        if asked.max_completion_tokens is not None:
+            field_names["max_tokens"] = "max_completion_tokens"
+        with named_by_the_client(field_names):
+            params = asked.sampling_params(
+                self.context.llm.default_sampling_params(),
+                max_tokens=max_tokens,
+                logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+            )
         self.generation = Generation(
             self.context,
             self.frame.id,
             [prompt],
-            asked.sampling_params(
-                self.context.llm.default_sampling_params(),
-                max_tokens=max_tokens,
-                logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
-            ),
+            params,
             priority=asked.priority or 0,
             cache_salt=asked.cache_salt,
-            field_names={"prompt": "messages", "logprobs": "top_logprobs"},
+            field_names=field_names,
         )
 
     async def whole(self) -> ChatCompletionResponse:

@@ -24,7 +24,7 @@ def routes(context: ServerContext) -> list[Route]:
         return json_response(ModelList(data=[model(name) for name in context.model_names]))
 
     async def get_model(request: Request) -> Response:
-        return json_response(model(context.served_model(request.path_params["model_id"])))
+        return json_response(model(context.named_model(request.path_params["model_id"])))
 
     return [
         Route("/v1/models", list_models, methods=["GET"]),

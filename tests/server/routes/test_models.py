@@ -33,5 +33,9 @@ def test_unknown_model_is_not_found_and_the_served_ones_are_named(client: openai
         client.models.retrieve("org/gpt-5")
 
 
+def test_no_name_is_no_model(server: Served) -> None:
+    assert ask(server.url, "/v1/models/").status == 404
+
+
 def test_model_may_be_left_out(server: Served) -> None:
     assert ask(server.url, "/v1/completions", {"prompt": "a", "max_tokens": 1}).json["model"] == "letters"
