@@ -110,7 +110,7 @@ def _top_p_boundaries(probabilities: Tensor, candidates: Tensor, wanted: Tensor)
     del masses, reached, bins, inside
     padded, counts = _pad_rows(values, row_of, num_rows)
     del values, row_of
-    ordered = padded.sort(dim=1, descending=True, stable=True).values
+    ordered = padded.sort(dim=1, descending=True).values
     # the mass above each entry: what comes before it in its bin, and the likelier bins
     before = ordered.cumsum(dim=1, dtype=torch.float64).sub_(ordered).add_(above.unsqueeze(1))
     num_kept = torch.minimum((before < wanted.unsqueeze(1)).sum(dim=1), counts).clamp_(min=1)
