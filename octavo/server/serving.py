@@ -181,6 +181,8 @@ def _http_server(app: ASGIApp, args: ServerArgs) -> uvicorn.Server:
         ws="none",
         lifespan="off",
         log_config=None,
+        # of what clients send that is not HTTP, a line for each would let them fill the log
+        log_level="error",
         access_log=False,
         server_header=False,
         date_header=False,

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -31,6 +32,13 @@ def open_stream(connection: Any, **fields: Any) -> Any:
     first = response.readline()
     assert first.startswith(b"data: ")
     return response
+
+
+def url_address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    return parts.hostname, parts.port
 
 
 def test_port_in_use_is_told_before_anything_is_loaded() -> None:
@@ -103,6 +111,20 @@ def test_open_streams_may_finish_after_a_signal(start_server: Start) -> None:
     assert server.llm.aborted == []
     with pytest.raises(ConnectionRefusedError):
         ask(server.url, "/health")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"this is not HTTP\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"],
+)
+def test_what_is_not_asked_in_http_leaves_no_line_in_the_log(
+    start_server: Start, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = start_server()
+    with socket.create_connection(url_address(server.url), timeout=10) as connection:
+        connection.sendall(sent)
+        assert connection.recv(12) in (b"HTTP/1.1 400", b"HTTP/1.1 200")
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("stream", [True, False])
