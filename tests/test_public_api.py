@@ -34,6 +34,12 @@ def test_importing_octavo_loads_nothing_heavy() -> None:
     assert "octavo.llm" not in foreign
 
 
+def test_offline_use_loads_nothing_of_the_server() -> None:
+    code = "import sys, octavo; octavo.LLM, octavo.LLMEngine; print(*{name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"prometheus_client", "starlette", "uvicorn", "transformers", "torch"}.isdisjoint(done.stdout.split())
+
+
 def test_engine_arguments_have_their_well_known_names() -> None:
     names = inspect.signature(octavo.EngineArgs).parameters
     assert {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -13,9 +13,11 @@ from octavo.core.outputs import CompletionOutput, Logprob, RequestError, Request
 from octavo.core.sampling_params import OutputKind
 from octavo.core.step import PromptLogprobs, TokenLogprobs
 from octavo.engine.detokenizer import SequenceText
-from octavo.engine.metrics import Metrics
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from octavo.engine.metrics import Metrics
 
 
 class Processed(NamedTuple):
