@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -74,7 +74,7 @@ class LLM:
         Outputs come in the order of the prompts. A prompt that is refused has an output with `error`; others go on.
         Ctrl-C ends all of them and leaves the model usable.
         """
-        given: list[Any] = [prompts] if is_single_prompt(prompts) else list(prompts)  # type: ignore[arg-type]
+        given = _listed(prompts)
         return self._run([partial(Prompt.read, prompt) for prompt in given], sampling_params, use_tqdm)
 
     def chat(
@@ -147,7 +147,7 @@ class LLM:
     def _params_of_each(self, params: ParamsLike, num_prompts: int) -> list[SamplingParams]:
         if params is None:
             params = self.engine.default_sampling_params()
-        each = [params] * num_prompts if isinstance(params, SamplingParams) else list(params)
+        each = [params] * num_prompts if isinstance(params, SamplingParams) else _params_list(params)
         if len(each) != num_prompts:
             raise InvalidRequest(
                 f"there are {num_prompts} prompts but {len(each)} sampling_params; give one for all, or one for each",
@@ -172,3 +172,21 @@ class LLM:
             self.engine.abort_request(request_id)
         while self.engine.has_unfinished_requests():
             self.engine.step()
+
+
+def _listed(prompts: Any) -> list[Any]:
+    if is_single_prompt(prompts):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise InvalidRequest(f"prompts is {prompts!r}; give text, token ids, or a list of them", field="prompts")
+    return list(prompts)
+
+
+def _params_list(params: Any) -> list[SamplingParams]:
+    each = list(params) if isinstance(params, Iterable) and not isinstance(params, str | Mapping) else [params]
+    for one in each:
+        if not isinstance(one, SamplingParams):
+            raise InvalidRequest(
+                f"sampling_params is {one!r}, expected SamplingParams or a list of them", field="sampling_params"
+            )
+    return each

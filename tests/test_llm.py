@@ -46,6 +46,18 @@ def test_prompts_come_as_text_ids_or_mappings_one_or_many(tmp_path: Path) -> Non
         assert texts(llm.generate(prompts)) == expected  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("prompts", [None, 5])
+def test_what_is_no_prompt_is_refused(prompts: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=f"prompts is {prompts}; give text"):
+        make_llm(tmp_path).generate(prompts)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, "greedy", 0, [SamplingParams(), {"n": 2}]])
+def test_what_are_no_parameters_is_refused(params: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="sampling_params is .*, expected SamplingParams or a list"):
+        make_llm(tmp_path).generate(["a", "b"], params)
+
+
 def test_outputs_come_in_the_order_of_the_prompts(tmp_path: Path) -> None:
     prompts = ["a" * length for length in (9, 1, 5)]
     outputs = make_llm(tmp_path).generate(prompts)

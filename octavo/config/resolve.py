@@ -78,7 +78,7 @@ def resolve(
             vocab_size=checkpoint.positive("vocab_size"),
             eos_token_ids=checkpoint.eos_token_ids(),
             bos_token_id=checkpoint.bos_token_id(),
-            generation_defaults=_generation_defaults(args.generation_config, checkpoint),
+            generation_defaults=_generation_defaults(args.generation_config, checkpoint, max_model_len),
             max_logprobs=args.max_logprobs,
             chat_template=_chat_template(args.chat_template),
         ),
@@ -96,7 +96,7 @@ def resolve(
             max_num_seqs=args.max_num_seqs,
             max_num_batched_tokens=args.max_num_batched_tokens,
             max_model_len=max_model_len,
-            policy="fcfs",
+            policy=args.scheduling_policy,
             enable_chunked_prefill=args.enable_chunked_prefill,
             max_steps_in_flight=args.max_steps_in_flight,
         ),
@@ -129,7 +129,7 @@ def _dtype(args: EngineArgs, checkpoint: Checkpoint) -> DType:
     return cast(DType, checkpoint.dtype_name())
 
 
-def _generation_defaults(source: str, checkpoint: Checkpoint) -> dict[str, GenerationDefault]:
+def _generation_defaults(source: str, checkpoint: Checkpoint, max_model_len: int) -> dict[str, GenerationDefault]:
     """Sampling values of generation_config.json under the names of SamplingParams, those that it states."""
     where, values = _generation_values(source, checkpoint)
     defaults = {ours: values[theirs] for theirs, ours in _GENERATION_KEYS.items() if values.get(theirs) is not None}
@@ -137,6 +137,9 @@ def _generation_defaults(source: str, checkpoint: Checkpoint) -> dict[str, Gener
         SamplingParams.from_keywords(**defaults)
     except InvalidRequest as error:
         raise CheckpointError(f"{where}: {error}; correct the file, or start with generation_config none") from error
+    if defaults.get("max_tokens", 0) >= max_model_len:
+        # made for a longer context than this one: nobody asked for more than fits
+        defaults["max_tokens"] = None
     return defaults
 
 

@@ -93,6 +93,12 @@ def test_generation_defaults_have_the_names_of_sampling_parameters(tmp_path: Pat
     assert resolve(EngineArgs(generation_config="none"), here, PLATFORM).model.generation_defaults == {}
 
 
+def test_a_default_length_beyond_the_context_means_what_fits(tmp_path: Path) -> None:
+    here = checkpoint(tmp_path, {"max_new_tokens": 99})
+    assert resolve(EngineArgs(max_model_len=100), here, PLATFORM).model.generation_defaults == {"max_tokens": 99}
+    assert resolve(EngineArgs(max_model_len=99), here, PLATFORM).model.generation_defaults == {"max_tokens": None}
+
+
 def test_generation_defaults_can_come_from_another_file(tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text('{"top_k": 5}')
