@@ -1,0 +1,48 @@
+"""The pages lead to each other, and to files that exist."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+NAMED_FILE = re.compile(r"`((?:octavo|tests|benchmarks|examples|docs|csrc)/[\w./]*)`")
+
+
+def names(pages: list[Path]) -> list[str]:
+    return [str(page.relative_to(ROOT)) for page in pages]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_link_leads_to_a_file(page: Path) -> None:
+    links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    named = [
+        name
+        for name in NAMED_FILE.findall(page.read_text())
+        if name not in ("octavo/foo/bar.py", "tests/foo/test_bar.py")
+    ]
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_every_page_is_linked_from_the_first_one_and_in_the_navigation() -> None:
+    def targets(entry: Any) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        values = entry.values() if isinstance(entry, dict) else entry
+        return [target for value in values for target in targets(value)]
+
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert set(LINK.findall((DOCS / "index.md").read_text())) == pages - {"index.md"}
+    assert set(targets(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"])) == pages
