@@ -71,7 +71,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int
-    policy: Literal["fcfs"] = "fcfs"
+    policy: str = "fcfs"
     enable_chunked_prefill: bool = True
     max_steps_in_flight: int = 1
 
