@@ -52,6 +52,7 @@ ENDPOINTS = (
     Endpoint("GET", "/metrics", "counters and gauges for Prometheus"),
     Endpoint("GET", "/version", "octavo's version", None, Version),
     Endpoint("GET", "/", "this list", None, Index),
+    Endpoint("GET", "/openapi.json", "their schema"),
 )
 
 _TEMPLATE = "#/components/schemas/{name}"
