@@ -1,7 +1,9 @@
 """Paged attention in plain PyTorch: correct for every mixture of rows, on every device.
 
-Rows that compute one token (decode) are attended together, padded to the longest; rows that compute more go one by one.
-What a layer allocates is bounded: decode rows are cut into groups, long rows that need a mask into pieces.
+Rows that compute one token (decode) are attended together where they see equally many keys; rows that compute more go
+one by one, in pieces. How many keys a query is attended to with depends on its position alone, and queries come in
+fours: so on a CPU a token's answer has the same bits in a whole prefill, in any piece of it, in a decode step, alone
+and in any batch. What a layer allocates is bounded.
 """
 
 from __future__ import annotations
@@ -21,8 +23,7 @@ from octavo.core.arithmetic import ceil_div
 _GATHERED_TOKENS = 16_384
 """Most tokens, padding included, whose keys and values one decode group gathers; a single row may exceed it."""
 _KEY_TILE = 32
-"""Decode rows see a multiple of this many keys. The attention function sums in vectors of up to 16: with whole vectors
-only, a row's answer has the same bits however long its neighbours are, and alone."""
+"""Queries see a multiple of this many keys, the hidden ones included: whole vectors of every instruction set."""
 _MASK_ELEMENTS = 1 << 22
 """Most queries x keys of one row attended at once where a mask is needed; also the most kept for the other layers."""
 
@@ -33,11 +34,10 @@ class _Piece:
 
     tokens: Tensor | slice | None
     """Where the queries lie among the step's tokens; None for all of them in order."""
-    slots: Tensor | None
-    """int64 [rows, keys]: cache slot of every key; None when the step's own keys are all the row has."""
-    mask: Callable[[], Tensor] | None
-    """What is added to the scores, [rows, 1, 1, keys] or [queries, keys]: 0 or -inf. None where nothing is hidden, or
-    only the future in a row without context."""
+    slots: Tensor
+    """int64 [rows, keys]: cache slot of every key."""
+    mask: Callable[[], Tensor]
+    """What is added to the scores, [rows, 1, 1, keys] or [queries, keys]: 0, or -inf where a key is hidden."""
     distance: Callable[[], Tensor]
     """Key position minus query position, in the shape of the mask."""
     is_decode: bool = False
@@ -58,9 +58,10 @@ class ReferenceBackend:
     ) -> int:
         """Gathered keys and values with their indices, a mask, what is written, and copies of queries and answers."""
         row_bytes = 2 * kv_heads * (head_dim * element_size + 8)
-        gathered = max(_GATHERED_TOKENS, max_length) * (row_bytes + 3 * 2 * kv_heads * 8)
+        longest = _key_range(max_length, None)[1]
+        gathered = max(_GATHERED_TOKENS, longest) * (row_bytes + 3 * 2 * kv_heads * 8)
         # a mask's distances, flags and numbers, its copy inside the attention function, and the kept ones
-        masks = min(_MASK_ELEMENTS, max_tokens * max_length) * (4 + 3 + 3 * 4)
+        masks = min(_MASK_ELEMENTS, max_tokens * longest) * (4 + 3 + 3 * 4)
         return gathered + masks + max_tokens * (row_bytes + 4 * num_heads * head_dim * element_size)
 
     def run(
@@ -88,15 +89,11 @@ class ReferenceBackend:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if len(pieces) > 1 else q
         for index, piece in enumerate(pieces):
             queries = q if piece.tokens is None else q[piece.tokens]
-            if piece.slots is None:
-                # [1, kv_heads, queries, dim]: the keys of this step, where they are
-                keys, values = (each[piece.tokens or slice(None)].transpose(0, 1)[None] for each in (k, v))
-            else:
-                # eight bytes for every head of every key: kept for the other layers only where pieces are few
-                make = partial(_cache_rows, piece.slots, layout)
-                rows = metadata.once(("rows", index, layout, sliding_window), make) if len(pieces) < 4 else make()
-                # [2, kv_heads, rows, keys] cache rows give [2, kv_heads, rows, keys, dim]
-                keys, values = F.embedding(rows, flat).transpose(1, 2)
+            # eight bytes for every head of every key: kept for the other layers only where pieces are few
+            make = partial(_cache_rows, piece.slots, layout)
+            rows = metadata.once(("rows", index, layout, sliding_window), make) if len(pieces) < 4 else make()
+            # [2, kv_heads, rows, keys] cache rows give [2, kv_heads, rows, keys, dim]
+            keys, values = F.embedding(rows, flat).transpose(1, 2)
             answer = _attend(queries, keys, values, piece, scale, soft_cap, alibi)
             if piece.tokens is None:
                 return answer
@@ -121,26 +118,20 @@ def _pieces(
     """Cut the step into pieces that together cover every token once."""
     starts = list(accumulate(metadata.query_lengths, initial=0))
     decoding = [row for row, queries in enumerate(metadata.query_lengths) if queries == 1]
-    for rows in _decode_groups(decoding, metadata.lengths, window):
-        yield _decode_piece(metadata, rows, starts, window, dtype, device)
+    for rows, span in _decode_groups(decoding, metadata.lengths, window):
+        yield _decode_piece(metadata, rows, span, starts, window, dtype, device)
     kept = 0
     for row, queries in enumerate(metadata.query_lengths):
         if queries == 1:
             continue
-        context = metadata.lengths[row] - queries
-        whole = queries == starts[-1]
-        if context == 0 and (window is None or window >= queries):
-            here = None if whole else slice(starts[row], starts[row + 1])
-            yield _Piece(here, None, None, partial(_distance, 0, 0, queries, device))
-            continue
-        step = max(1, _MASK_ELEMENTS // metadata.lengths[row])
-        for start in range(0, queries, step):
-            stop = min(start + step, queries)
-            here = None if whole and stop - start == queries else slice(starts[row] + start, starts[row] + stop)
-            first_key = 0 if window is None else max(0, context + start + 1 - window)
-            keys = torch.arange(first_key, context + stop, device=device)
+        length = metadata.lengths[row]
+        context = length - queries
+        for start, stop, first_key, end_key in _spans(context, length, window):
+            whole = stop - start == starts[-1]
+            here = None if whole else slice(starts[row] + start - context, starts[row] + stop - context)
+            keys = torch.arange(first_key, end_key, device=device).clamp_(max=length - 1)
             slots = _slots(metadata.block_tables[row : row + 1], keys[None], metadata.block_size)
-            distance = partial(_distance, first_key, context + start, context + stop, device)
+            distance = partial(_distance, first_key, end_key, start, stop, device)
             mask: Callable[[], Tensor] = partial(_row_mask, distance, window, dtype)
             kept += (stop - start) * len(keys)
             yield _Piece(here, slots, mask if kept > _MASK_ELEMENTS else _constant(mask()), distance)
@@ -149,44 +140,61 @@ def _pieces(
 def _decode_piece(
     metadata: AttentionMetadata,
     rows: list[int],
+    num_keys: int,
     starts: list[int],
     window: int | None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> _Piece:
-    """Rows with one query each, padded to the one that sees the most keys."""
+    """Rows with one query each, which see `num_keys` keys, the hidden ones included."""
     tokens = None if len(rows) == starts[-1] else torch.tensor([starts[row] for row in rows], device=device)
     tables = metadata.block_tables if tokens is None else metadata.block_tables[rows]
-    seen = [_visible(metadata.lengths[row], window) for row in rows]
     ends = torch.tensor([[metadata.lengths[row]] for row in rows], device=device)
-    first = torch.zeros_like(ends) if window is None else torch.clamp(ends - window, min=0)
-    positions = first + torch.arange(ceil_div(max(seen), _KEY_TILE) * _KEY_TILE, device=device)
+    first = torch.tensor([[_key_range(metadata.lengths[row], window)[0]] for row in rows], device=device)
+    positions = first + torch.arange(num_keys, device=device)
     slots = _slots(tables, torch.minimum(positions, ends - 1), metadata.block_size)
     distance = (positions - ends + 1)[:, None, None]
-    mask = _constant(_mask(distance > 0, dtype))
-    return _Piece(tokens, slots, mask, _constant(distance), is_decode=True)
+    hidden = distance > 0
+    if window is not None:
+        hidden |= distance <= -window
+    return _Piece(tokens, slots, _constant(_mask(hidden, dtype)), _constant(distance), is_decode=True)
 
 
-def _decode_groups(rows: list[int], lengths: Sequence[int], window: int | None) -> Iterator[list[int]]:
-    """Cut decode rows so that no group gathers more than `_GATHERED_TOKENS`; one group keeps the batch's order."""
-    if not rows:
-        return
-    if len(rows) * max(_visible(lengths[row], window) for row in rows) <= _GATHERED_TOKENS:
-        yield rows
-        return
-    # neighbours of similar length waste the least padding
-    group: list[int] = []
-    for row in sorted(rows, key=lambda row: lengths[row]):
-        if group and (len(group) + 1) * _visible(lengths[row], window) > _GATHERED_TOKENS:
-            yield group
-            group = []
-        group.append(row)
-    yield group
+def _decode_groups(rows: list[int], lengths: Sequence[int], window: int | None) -> Iterator[tuple[list[int], int]]:
+    """Decode rows that see equally many keys, and how many; no group gathers more than `_GATHERED_TOKENS`."""
+    by_size: dict[int, list[int]] = {}
+    for row in rows:
+        first, end = _key_range(lengths[row], window)
+        by_size.setdefault(end - first, []).append(row)
+    for num_keys, group in by_size.items():
+        step = max(1, _GATHERED_TOKENS // num_keys)
+        for start in range(0, len(group), step):
+            yield group[start : start + step], num_keys
 
 
-def _visible(length: int, window: int | None) -> int:
-    """How many keys the last token of a sequence sees."""
-    return length if window is None else min(length, window)
+def _key_range(length: int, window: int | None) -> tuple[int, int]:
+    """The keys that the query at position `length - 1` is attended to with, hidden ones included: [first, end).
+
+    A function of its position alone, so that the same sums are made in the same order whatever else a step computes:
+    bounds lie on a grid of whole vectors, which grows with the length so that neighbours share their range.
+    """
+    if window is None or length <= window:
+        grid = max(_KEY_TILE, 1 << max(0, (length - 1).bit_length() - 4))
+        return 0, ceil_div(length, grid) * grid
+    grid = max(_KEY_TILE, 1 << max(0, window.bit_length() - 4))
+    return (length - window) // grid * grid, ceil_div(length, grid) * grid
+
+
+def _spans(start: int, end: int, window: int | None) -> Iterator[tuple[int, int, int, int]]:
+    """Cut the queries at positions [start, end) into (start, stop, first key, end key) with one key range each."""
+    while start < end:
+        first_key, end_key = _key_range(start + 1, window)
+        limit = min(end, end_key, start + max(1, _MASK_ELEMENTS // (end_key - first_key)))
+        stop = start + 1
+        while stop < limit and _key_range(stop + 1, window) == (first_key, end_key):
+            stop += 1
+        yield start, stop, first_key, end_key
+        start = stop
 
 
 def _slots(tables: Tensor, positions: Tensor, block_size: int) -> Tensor:
@@ -194,10 +202,10 @@ def _slots(tables: Tensor, positions: Tensor, block_size: int) -> Tensor:
     return tables.long().gather(1, positions // block_size) * block_size + positions % block_size
 
 
-def _distance(first_key: int, first_query: int, end: int, device: torch.device) -> Tensor:
-    """int32 [queries, keys]: key position minus query position, of keys and queries up to `end`."""
-    keys = torch.arange(first_key, end, dtype=torch.int32, device=device)
-    return keys - torch.arange(first_query, end, dtype=torch.int32, device=device)[:, None]
+def _distance(first_key: int, end_key: int, first_query: int, end_query: int, device: torch.device) -> Tensor:
+    """int32 [queries, keys]: key position minus query position."""
+    keys = torch.arange(first_key, end_key, dtype=torch.int32, device=device)
+    return keys - torch.arange(first_query, end_query, dtype=torch.int32, device=device)[:, None]
 
 
 def _row_mask(distance: Callable[[], Tensor], window: int | None, dtype: torch.dtype) -> Tensor:
@@ -228,28 +236,35 @@ def _attend(
     as heads with a stride of zero (one row).
     """
     tokens, heads, dim = q.shape
-    rows, kv_heads, num_keys, _ = k.shape
+    kv_heads, num_keys = k.shape[1:3]
     shared = heads // kv_heads
-    one_row = rows == 1 and not piece.is_decode
-    mask = None if piece.mask is None else piece.mask()
-    if one_row:
+    mask = piece.mask()
+    if piece.is_decode:
+        q = q.view(tokens, kv_heads, shared, dim)
+    else:
         q = q.view(tokens, kv_heads, shared, dim).permute(1, 2, 0, 3)
         k, v = (each.transpose(0, 1).expand(kv_heads, shared, num_keys, dim) for each in (k, v))
-    else:
-        q = q.view(tokens, kv_heads, shared, dim)
     if soft_cap is None and alibi is None:
-        causal = piece.slots is None
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+        out = _attend_in_fours(q, k, v, mask, scale)
     else:
         scores = torch.matmul(q.float(), k.float().transpose(-1, -2)) * scale
         if soft_cap is not None:
             scores = torch.tanh(scores / soft_cap) * soft_cap
         if alibi is not None:
-            slopes = alibi.view(kv_heads, shared, 1, 1) if one_row else alibi.view(1, kv_heads, shared, 1)
+            slopes = alibi.view(1, kv_heads, shared, 1) if piece.is_decode else alibi.view(kv_heads, shared, 1, 1)
             scores += slopes * piece.distance()
-        if mask is not None:
-            scores += mask
-        elif piece.slots is None:
-            scores += _mask(torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1), scores.dtype)
+        scores += mask
         out = torch.matmul(torch.softmax(scores, dim=-1), v.float()).to(q.dtype)
-    return out.permute(2, 0, 1, 3).reshape(tokens, heads, dim) if one_row else out.view(tokens, heads, dim)
+    return (out if piece.is_decode else out.permute(2, 0, 1, 3)).reshape(tokens, heads, dim)
+
+
+def _attend_in_fours(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Attention with a multiple of four queries: with fewer, the matrix products below sum in another order."""
+    num_queries = q.shape[2]
+    extra = -num_queries % 4
+    if extra:
+        q = F.pad(q, (0, 0, 0, extra))
+        if mask.shape[-2] > 1:
+            mask = F.pad(mask, (0, 0, 0, extra))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    return out[:, :, :num_queries] if extra else out

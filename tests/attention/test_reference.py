@@ -9,6 +9,7 @@ from octavo.attention import reference
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.reference import ReferenceBackend
 from tests.attention.rows import Rows, attend_slowly, make_rows
+from tests.fakes.exact_products import need_exact_products
 
 MIXED = [(0, 7), (9, 1), (5, 6), (31, 1), (0, 1), (0, 16), (16, 3)]
 SHAPES = {
@@ -48,6 +49,7 @@ def test_slopes_and_soft_caps_bend_the_scores(window: int | None, soft_cap: floa
 @pytest.mark.parametrize("window", [None, 37])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_decode_row_has_the_same_bits_alone_and_beside_longer_ones(dtype: torch.dtype, window: int | None) -> None:
+    need_exact_products(dtype)
     lengths = [3, 61, 200, 33, 515, 1]
     rows = make_rows([(n, 1) for n in lengths], heads=4, kv_heads=2, dim=16, block_size=4, dtype=dtype)
     together = run(rows, sliding_window=window)
@@ -58,6 +60,26 @@ def test_a_decode_row_has_the_same_bits_alone_and_beside_longer_ones(dtype: torc
             rows.q[one], rows.k[one], rows.v[one], rows.cache, alone, 0.3, sliding_window=window
         )
         assert torch.equal(found[0], together[i])
+
+
+@pytest.mark.parametrize("window", [None, 37])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_has_the_same_bits_in_a_whole_prefill_in_any_piece_and_in_a_decode_step(
+    dtype: torch.dtype, window: int | None
+) -> None:
+    need_exact_products(dtype)
+    rows = make_rows([(0, 150)], heads=6, kv_heads=2, dim=16, block_size=4, dtype=dtype)
+    whole = run(rows, sliding_window=window)
+    table = rows.metadata.block_tables[0].tolist()
+    for size in (1, 3, 17, 64):
+        for start in range(0, 150, max(size, 13)):
+            stop = min(start + size, 150)
+            piece = AttentionMetadata.build([stop - start], [stop], [table], 4)
+            here = slice(start, stop)
+            found = ReferenceBackend().run(
+                rows.q[here], rows.k[here], rows.v[here], rows.cache, piece, 0.3, sliding_window=window
+            )
+            assert torch.equal(found, whole[here])
 
 
 def test_this_steps_keys_and_values_are_in_the_cache_afterwards() -> None:

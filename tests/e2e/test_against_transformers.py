@@ -16,6 +16,7 @@ from octavo import LLM, SamplingParams
 from octavo.core.outputs import Logprob, RequestOutput
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import FAMILIES, load_oracle, make_checkpoint
+from tests.fakes.exact_products import need_exact_products
 
 TOLERANCE = 1e-4
 GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, logprobs=0, prompt_logprobs=0)
@@ -112,31 +113,39 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_byte_tokenizer(path)
 
 
-def test_seeded_requests_draw_the_same_alone_and_in_any_batch(llama: Path, prompts: list[list[int]]) -> None:
+EXACT_RUNS: dict[str, dict[str, Any]] = {
+    "in a batch": {},
+    "in pieces": {"max_num_batched_tokens": 8, "max_num_seqs": 5},
+    "after prefix hits": {"enable_prefix_caching": True},
+    "through preemption": {"num_gpu_blocks_override": 36, "max_num_batched_tokens": 16, "max_num_seqs": 8},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_seeded_requests_have_the_same_tokens_and_the_same_bits_alone_and_in_any_schedule(
+    llama: Path, prompts: list[list[int]], dtype: str
+) -> None:
     params = [
-        SamplingParams(n=1 + i % 3, seed=i, temperature=0.7 + 0.2 * (i % 3), top_p=0.9, top_k=50, max_tokens=20)
+        SamplingParams(
+            n=1 + i % 3, seed=i, temperature=0.7 + 0.2 * (i % 3), top_p=0.9, top_k=50, max_tokens=30, logprobs=3
+        )
         for i in range(len(prompts))
     ]
-    with (
-        load(llama) as roomy,
-        load(llama, num_gpu_blocks_override=36, max_num_seqs=5, max_num_batched_tokens=8) as tight,
-    ):
-        alone = [roomy.generate(prompt, one)[0] for prompt, one in zip(prompts, params, strict=True)]
-        together = roomy.generate(prompts, params)
-        pressed = tight.generate(prompts, params)
-        assert tight.engine.stats.num_preemptions > 0
-    for one, two, three in zip(alone, together, pressed, strict=True):
-        expected = [completion.token_ids for completion in one.outputs]
-        assert [completion.token_ids for completion in two.outputs] == expected
-        assert [completion.token_ids for completion in three.outputs] == expected
-        assert [completion.index for completion in three.outputs] == list(range(len(expected)))
-
-
-def test_bfloat16_draws_the_same_alone_and_in_a_batch(llama: Path, prompts: list[list[int]]) -> None:
-    params = [
-        SamplingParams(seed=i, temperature=1.0, max_tokens=40, ignore_eos=True, logprobs=0) for i in range(len(prompts))
-    ]
-    with load(llama, dtype="bfloat16", enable_prefix_caching=False) as llm:
-        alone = [llm.generate(prompt, one)[0].outputs[0] for prompt, one in zip(prompts, params, strict=True)]
-        together = [output.outputs[0] for output in llm.generate(prompts, params)]
-    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+    with load(llama, dtype=dtype, enable_prefix_caching=False) as llm:
+        alone = [llm.generate(prompt, one)[0].outputs for prompt, one in zip(prompts, params, strict=True)]
+    assert [[completion.index for completion in outputs] for outputs in alone] == [[*range(p.n)] for p in params]
+    runs = {}
+    for name, keywords in EXACT_RUNS.items():
+        with load(llama, dtype=dtype, **({"enable_prefix_caching": False} | keywords)) as llm:
+            for _ in range(2 if name == "after prefix hits" else 1):
+                results = llm.generate(prompts, params)
+            assert (llm.engine.stats.num_preemptions > 0) == (name == "through preemption")
+            assert any(result.num_cached_tokens for result in results) == (name == "after prefix hits")
+        found = [result.outputs for result in results]
+        assert [[one.token_ids for one in outputs] for outputs in found] == [
+            [one.token_ids for one in outputs] for outputs in alone
+        ], name
+        runs[name] = found
+    need_exact_products(getattr(torch, dtype))
+    for name, found in runs.items():
+        assert found == alone, name  # ids, text, every log-probability, finish reasons
