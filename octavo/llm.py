@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import msgspec
 
-from octavo.config.args import BUILTIN_MODEL
 from octavo.config.schema import EngineConfig
 from octavo.config.sources import engine_args
 from octavo.core.outputs import RequestOutput
@@ -32,13 +31,14 @@ ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 class LLM:
     """A model in this process.
 
-    `model` is a hub name, a directory, or octavo-tiny, the demonstration model that ships with the package. Every other
-    keyword is a field of EngineArgs; an unknown one is a ConfigError that names the nearest. Use it as a context
-    manager, or call `close`, to give the memory back.
+    `model` is a hub name or a directory; None takes OCTAVO_MODEL, else octavo-tiny, the demonstration model that ships
+    with the package. Every other keyword is a field of EngineArgs; an unknown one is a ConfigError that names the
+    nearest. Use it as a context manager, or call `close`, to give the memory back.
     """
 
-    def __init__(self, model: str = BUILTIN_MODEL, **keywords: Any) -> None:
-        self.engine = LLMEngine.from_args(engine_args({"model": model, **keywords}))
+    def __init__(self, model: str | None = None, **keywords: Any) -> None:
+        given = keywords if model is None else {"model": model, **keywords}
+        self.engine = LLMEngine.from_args(engine_args(given))
         self._request_numbers = itertools.count()
         _log.info("%s", self.engine.ready.plan)
 

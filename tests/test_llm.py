@@ -15,7 +15,7 @@ from octavo.core.prompt import Prompt
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.llm_engine import LLMEngine
-from octavo.errors import ConfigError, EngineDeadError, InvalidRequest
+from octavo.errors import CheckpointError, ConfigError, EngineDeadError, InvalidRequest
 from octavo.llm import LLM
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
 from tests.fakes.core import ScriptedCore, engine_config
@@ -182,3 +182,11 @@ def test_leaving_the_context_gives_the_model_back(tmp_path: Path) -> None:
 def test_wrong_arguments_are_named_before_anything_is_loaded(make: Callable[[], LLM], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+def test_model_may_come_from_a_variable_and_a_keyword_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_MODEL", "/from/variable")
+    with pytest.raises(CheckpointError, match="/from/variable"):
+        LLM()
+    with pytest.raises(CheckpointError, match="/from/keyword"):
+        LLM(model="/from/keyword")
