@@ -193,7 +193,12 @@ class EngineArgs:
     ] = "auto"
     threads: Annotated[
         int | None,
-        Arg("Threads that compute; by default one per core that the process may use.", group=_DEVICE, ge=1, le=4096),
+        Arg(
+            "Threads that compute; by default one per core that the process may use, and one in all for a model under 32 MiB.",
+            group=_DEVICE,
+            ge=1,
+            le=4096,
+        ),
     ] = None
     tensor_parallel_size: Annotated[
         int, Arg("Devices that share each layer.", group=_DEVICE, only=(1,), otherwise=f"{_ONE_DEVICE}; leave it at 1")

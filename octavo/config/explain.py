@@ -168,6 +168,6 @@ def model_facts(config: EngineConfig, checkpoint: Checkpoint) -> list[tuple[str,
         (
             "a step has",
             f"at most {scheduler.max_num_batched_tokens:,} tokens of {scheduler.max_num_seqs:,} sequences; "
-            f"{config.device.threads} threads compute",
+            f"up to {config.device.threads} threads compute",
         ),
     ]

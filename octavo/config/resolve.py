@@ -103,6 +103,7 @@ def resolve(
         device=DeviceConfig(
             device="cpu",
             threads=args.threads or platform.cores,
+            user_set_threads=args.threads is not None,
             enforce_eager=args.enforce_eager,
             op_overrides=args.op_overrides,
         ),

@@ -81,6 +81,8 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     device: Device = "cpu"
     threads: int
+    user_set_threads: bool = False
+    """Somebody asked for this number: small models use all of them too."""
     enforce_eager: bool = False
     op_overrides: dict[str, str] = {}
     """Implementation by operator name, instead of the best one."""

@@ -303,6 +303,8 @@ class Scheduler:
             if prompt_logprobs is not None:
                 result.prompt_logprobs = prompt_logprobs
             if row.samples:
+                if not group.has_output:
+                    result.metrics = group.metrics  # the front may end the request by a stop string before we do
                 result.deltas += self._take_samples(group, sequence, row, now)
             if not group.live:
                 result.finished = True

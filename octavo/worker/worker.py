@@ -59,7 +59,8 @@ class Worker:
             device=config.device.device,
         )
         # a setting of the process: this worker owns its threads
-        torch.set_num_threads(config.device.threads if plan.weights_bytes >= _THREADS_FROM_BYTES else 1)
+        is_worth_it = config.device.user_set_threads or plan.weights_bytes >= _THREADS_FROM_BYTES
+        torch.set_num_threads(config.device.threads if is_worth_it else 1)
         model = load_model(
             checkpoint,
             dtype=DTYPES[config.model.dtype],

@@ -276,6 +276,14 @@ class TestMetrics:
         assert metrics.finished_time is not None
         assert metrics.first_scheduled_time < metrics.first_token_time < metrics.finished_time
 
+    def test_the_first_token_brings_the_times_so_far(self) -> None:
+        core = make_core()
+        core.add_request(make_request("a", range(4), max_tokens=3))
+        first, second = core.step().outputs[0], core.step().outputs[0]
+        assert first.metrics is not None
+        assert first.metrics.first_token_time is not None
+        assert second.metrics is None
+
     def test_counts_add_up(self) -> None:
         core = make_core(max_num_batched_tokens=64)
         run(core, [make_request("a", range(9), max_tokens=3), make_request("b", range(9), n=2, max_tokens=3)])
