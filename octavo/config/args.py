@@ -194,7 +194,7 @@ class EngineArgs:
     threads: Annotated[
         int | None,
         Arg(
-            "Threads that compute; by default one per core that the process may use, and one in all for a model under 32 MiB.",
+            "Threads that compute; by default one per core, and a single one for a model under 32 MiB.",
             group=_DEVICE,
             ge=1,
             le=4096,

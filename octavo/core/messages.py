@@ -74,7 +74,7 @@ class SequenceDelta(msgspec.Struct, kw_only=True, gc=False):
 class EngineCoreOutput(msgspec.Struct, kw_only=True, gc=False):
     """What one step produced for one request. `finished` is True in exactly one output of every accepted request.
 
-    `metrics` come with the first token, because the front may end the request by a stop string, and with the last output.
+    `metrics` come with the first token, since the front may end the request by a stop string, and with the last output.
     """
 
     request_id: str
