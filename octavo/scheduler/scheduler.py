@@ -126,7 +126,8 @@ class Scheduler:
                 self.block_manager.publish(sequence, group.request.cache_salt)
         finished_ids = [sequence.seq_id for sequence in self._released]
         for sequence in self._released:
-            sequence.is_resident = False
+            # one that was preempted may come back in this very step
+            sequence.is_resident = sequence.seq_id in plan.rows
         self._released = []
         self._stats.num_steps += 1
         return plan.output(self._stats.num_steps, finished_ids)

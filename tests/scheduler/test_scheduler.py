@@ -188,6 +188,17 @@ class TestPreemption:
         assert seen.token_ids["a"][0] == run_alone(request).token_ids["a"][0][21:]
         assert max(step.num_tokens for step in steps_of(core)) <= 8
 
+    @pytest.mark.parametrize("depth", [1, 2, 3])
+    def test_a_sequence_that_comes_back_in_the_next_step_is_announced_once(self, depth: int) -> None:
+        # the younger one gives way in a step that then has no row, so that its dismissal travels with its return
+        requests = [make_request("a", range(3), max_tokens=1), make_request("b", range(10, 18), max_tokens=4)]
+        core = make_core(num_blocks=3, depth=depth)
+        seen = run(core, requests)
+        announced = [(new.seq_id, new.epoch) for step in steps_of(core) for new in step.new_sequences]
+        assert len(announced) == len(set(announced))
+        assert seen.token_ids["b"] == run_alone(requests[1]).token_ids["b"]
+        assert core.stats().num_preemptions == (depth > 1)
+
     def test_prompt_logprobs_survive_a_preemption_in_the_middle_of_the_prompt(self) -> None:
         request = make_request("a", range(30), max_tokens=2, prompt_logprobs=0)
         core = make_core(max_num_batched_tokens=8)

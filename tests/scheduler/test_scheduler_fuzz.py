@@ -25,7 +25,7 @@ class Schedules(RuleBasedStateMachine):
     requests: Bundle[EngineCoreRequest] = Bundle("requests")
 
     @initialize(
-        num_blocks=st.integers(6, 40),
+        num_blocks=st.integers(3, 40),
         block_size=st.sampled_from([1, 2, 4]),
         max_num_seqs=st.integers(3, 8),
         max_num_batched_tokens=st.integers(8, 40),
@@ -132,7 +132,7 @@ TestSchedules = Schedules.TestCase
         st.tuples(prompts(), st.integers(1, 4), st.integers(1, 10), st.integers(0, 3)), min_size=2, max_size=12
     ),
     depth=st.integers(1, 3),
-    num_blocks=st.integers(12, 30),
+    num_blocks=st.integers(3, 30),
     caching=st.booleans(),
 )
 def test_a_batch_under_pressure_gives_what_each_request_gives_alone(
