@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from octavo.cli.options import Given, heading, with_options
-from octavo.cli.start import log_quietly, mention_demonstration_model
+from octavo.cli.start import log_quietly, mention_demonstration_model, mention_memory
 from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import OctavoError
@@ -36,6 +36,7 @@ def chat(
     from octavo.engine.llm_engine import LLMEngine
 
     engine = LLMEngine.from_args(args)
+    mention_memory(engine)
     params = given.sampling({"max_tokens": None} | engine.generation_defaults)
     converse(engine, params, system)
     return 0

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.logging import set_up
+
+if TYPE_CHECKING:
+    from octavo.engine.llm_engine import LLMEngine
 
 
 def mention_demonstration_model(args: EngineArgs) -> None:
@@ -20,3 +24,8 @@ def mention_demonstration_model(args: EngineArgs) -> None:
 def log_quietly(args: EngineArgs) -> None:
     """Log warnings and errors: on a terminal that shows generated text, more is only for those who ask for it."""
     set_up("warning" if args.log_level == EngineArgs.log_level else args.log_level)
+
+
+def mention_memory(engine: LLMEngine) -> None:
+    """One line on stderr; `octavo explain` shows the whole plan with its reasons."""
+    print(f"memory: {engine.ready.plan_summary}", file=sys.stderr)

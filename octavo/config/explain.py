@@ -87,6 +87,14 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         blocks_each = -(-self.max_model_len // self.block_size)
         return self.num_blocks / blocks_each if blocks_each else 0.0
 
+    def summarize(self) -> str:
+        """The plan in one line."""
+        return (
+            f"weights {render_bytes(self.weights_bytes)}, activations {render_bytes(self.activation_bytes)}, "
+            f"KV cache {render_bytes(self.kv_bytes)} ({self.num_blocks:,} blocks of {self.block_size} tokens), "
+            f"{self.planned_bytes / max(self.limit, 1):.0%} of {render_bytes(self.limit)}"
+        )
+
     def render(self) -> str:
         rows = [
             (

@@ -131,6 +131,8 @@ class CoreReady(msgspec.Struct, kw_only=True, tag="ready"):
     vocab_size: int
     plan: str
     """The memory plan as text, for the log of the front."""
+    plan_summary: str = ""
+    """The same in one line."""
 
 
 class CoreFailed(msgspec.Struct, kw_only=True, tag="failed"):

@@ -56,6 +56,7 @@ class EngineCore:
                 max_model_len=_fitting_max_model_len(config.model, config.cache.block_size, plan.num_blocks),
                 vocab_size=config.model.vocab_size,
                 plan=plan.render(),
+                plan_summary=plan.summarize(),
             )
         except BaseException:
             executor.shutdown()

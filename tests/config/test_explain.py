@@ -47,5 +47,12 @@ def test_rendered_plan_holds_every_part_and_its_reason() -> None:
     assert "8,192 tokens: 73.1 requests of 100 tokens" in text
 
 
+def test_plan_fits_into_one_line() -> None:
+    assert PLAN.summarize() == (
+        "weights 1.00 GiB, activations 512.00 MiB, KV cache 513.00 MiB (512 blocks of 16 tokens), "
+        f"{PLAN.planned_bytes / PLAN.limit:.0%} of 7.00 GiB"
+    )
+
+
 def test_columns_are_aligned_and_the_last_one_is_not_padded() -> None:
     assert render_table([("a", "bb", "c"), ("aaa", "b")], indent="") == "a    bb  c\naaa  b"
