@@ -160,7 +160,10 @@ def _fill(checkpoint: Checkpoint, model: CausalLM, progress: bool) -> None:
                         late.append((slot, stored))
                 advance(stored.nbytes)
     for slot, stored in late:
-        slot.fill(stored)
+        try:
+            slot.fill(stored)
+        except CheckpointError as error:
+            raise CheckpointError(f"{checkpoint.path}: {error}") from error
     _check_names(checkpoint, model, slots, dict.fromkeys(found))
 
 

@@ -76,7 +76,7 @@ def _read_archive(path: Path) -> Iterator[tuple[str, Tensor]]:
         raise CheckpointError(f"{path}: holds a {type(state).__name__}, expected a mapping from name to tensor")
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise CheckpointError(f"{path}: {name} is a {type(value).__name__}, expected names of tensors and tensors")
+            raise CheckpointError(f"{path}: entry {name!r} is a {type(value).__name__}, expected a name with a tensor")
         if value.layout is not torch.strided:
             raise CheckpointError(f"{path}: {name} is stored as {value.layout}, expected a dense tensor")
         yield name, value
