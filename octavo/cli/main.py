@@ -36,6 +36,7 @@ def build_app() -> App:
         help_format="plaintext",
         help_formatter=AlignedHelp(),
         group_parameters=Group("Options"),
+        suppress_keyboard_interrupt=False,
     )
     for position, (name, target, text) in enumerate(_COMMANDS):
         app.command(target, name=name, help=text, sort_key=position)

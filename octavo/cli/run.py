@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from octavo.cli.options import Given, heading, with_options
-from octavo.cli.start import log_quietly, mention_demonstration_model, mention_memory
+from octavo.cli.start import ends_at_interrupt, log_quietly, mention_demonstration_model, mention_memory
 from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequest
@@ -38,9 +38,10 @@ def run(
     log_quietly(args)
     mention_demonstration_model(args)
 
-    from octavo.engine.llm_engine import LLMEngine
+    with ends_at_interrupt():
+        from octavo.engine.llm_engine import LLMEngine
 
-    engine = LLMEngine.from_args(args)
+        engine = LLMEngine.from_args(args)
     mention_memory(engine)
     room = max(1, engine.ready.max_model_len - len(engine.tokenizer.encode(prompt)))
     params = given.sampling({"max_tokens": min(_MAX_TOKENS, room)} | engine.generation_defaults)

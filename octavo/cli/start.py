@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
@@ -29,3 +33,20 @@ def log_quietly(args: EngineArgs) -> None:
 def mention_memory(engine: LLMEngine) -> None:
     """One line on stderr; `octavo explain` shows the whole plan with its reasons."""
     print(f"memory: {engine.ready.plan_summary}", file=sys.stderr)
+
+
+@contextmanager
+def ends_at_interrupt() -> Iterator[None]:
+    """Inside, Ctrl-C ends the process at once. For loading: most of it is foreign code, some of which loses exceptions.
+
+    Leaves signals alone outside of the main thread, and where the program has a handler of its own.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,31 +1,40 @@
-"""What commands say before they load a model."""
+"""What commands do before a model is there."""
 
 from __future__ import annotations
 
-import logging
+import signal
+import subprocess
+import sys
 
 import pytest
 
-from octavo.cli.start import log_quietly, mention_demonstration_model
-from octavo.config.args import EngineArgs
+from octavo.cli.main import EXIT_INTERRUPTED, main
+from octavo.cli.start import ends_at_interrupt
 
 
-def test_the_demonstration_model_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
-    mention_demonstration_model(EngineArgs())
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert "demonstration" in captured.err
+def test_interrupt_while_loading_cannot_be_lost() -> None:
+    code = (
+        "import signal; from octavo.cli.start import ends_at_interrupt\n"
+        "with ends_at_interrupt():\n"
+        "    try: signal.raise_signal(signal.SIGINT)\n"
+        "    except KeyboardInterrupt: pass"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGINT
 
 
-def test_a_real_model_gets_no_such_line(capsys: pytest.CaptureFixture[str]) -> None:
-    mention_demonstration_model(EngineArgs(model="owner/model"))
-    assert capsys.readouterr().err == ""
+def test_interrupt_after_loading_is_an_exception_again() -> None:
+    with ends_at_interrupt():
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize(
-    ("asked", "level"), [("info", logging.WARNING), ("debug", logging.DEBUG), ("error", logging.ERROR)]
-)
-def test_log_lines_are_for_those_who_ask(asked: str, level: int) -> None:
-    log_quietly(EngineArgs(log_level=asked))
-    assert logging.getLogger("octavo").level == level
+def test_interrupt_of_a_command_is_exit_code_130_and_a_new_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def explain() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("octavo.cli.explain.explain", explain)
+    assert main(["explain"]) == EXIT_INTERRUPTED
+    assert capsys.readouterr().err == "\n"
