@@ -161,8 +161,9 @@ async def serve_until_stopped(
             return EXIT_ENGINE_DEAD
         if open_requests:
             logger.info(
-                "stopping: %d open requests have %g s to finish; a second signal ends them now",
+                "stopping: %d open request%s to finish within %g s; a second signal ends what is open now",
                 len(open_requests),
+                "" if len(open_requests) == 1 else "s",
                 args.shutdown_timeout_s,
             )
         await _close(server, listener, open_requests, signals, grace_s=args.shutdown_timeout_s)
