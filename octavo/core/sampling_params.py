@@ -32,7 +32,7 @@ class OutputKind(enum.StrEnum):
 
 
 class Param(msgspec.Struct, frozen=True):
-    """Documentation and limits of one field; `finite` fields also refuse NaN and infinities."""
+    """Documentation and limits of one field. NaN and infinities are refused in all of them."""
 
     doc: str
     ge: float | None = None
