@@ -224,15 +224,17 @@ class Scheduler:
         for sequence in group.live:
             sequence.status = SequenceStatus.RUNNING
         insort(self.running, group, key=lambda g: g.arrival)
-        if not group.was_preempted:
+        if group.was_preempted:
+            # of each sequence the newest token was not computed yet
+            tails = sum(sequence.num_output_tokens - 1 for sequence in group.live)
+            self._stats.num_recomputed_tokens += group.num_prompt_tokens + tails - cached
+        else:
             self._stats.num_prompt_tokens += group.num_prompt_tokens
         self._stats.num_queried_tokens += len(group.live[0].token_ids)
         self._stats.num_cached_tokens += cached
         if group.metrics.first_scheduled_time is None:
             group.metrics.first_scheduled_time = now
             group.num_cached_tokens = cached
-        if group.was_preempted:
-            self._stats.num_recomputed_tokens += len(group.live[0].token_ids) - 1 - cached
 
     def _refork(self, group: SequenceGroup) -> None:
         """The common prefix is there again: the siblings of the first live sequence take their share of its blocks."""
