@@ -171,16 +171,19 @@ class InputProcessor:
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         """Tokens that each sequence may produce; the rest of context and KV cache when the caller sets no number."""
         context_left = self._ready.max_model_len - num_prompt_tokens
-        if params.max_tokens is not None:
-            if params.max_tokens > context_left:
+        wanted = params.max_tokens
+        if wanted is not None and wanted > context_left and wanted == self._model.generation_defaults.get("max_tokens"):
+            wanted = None  # the checkpoint's default is a wish: where it does not fit, what fits is meant
+        if wanted is not None:
+            if wanted > context_left:
                 raise ContextTooLong(
-                    f"the prompt has {num_prompt_tokens} tokens and max_tokens is {params.max_tokens}, together "
-                    f"{num_prompt_tokens + params.max_tokens}, but the context holds {self._ready.max_model_len}; set "
+                    f"the prompt has {num_prompt_tokens} tokens and max_tokens is {wanted}, together "
+                    f"{num_prompt_tokens + wanted}, but the context holds {self._ready.max_model_len}; set "
                     f"max_tokens to at most {context_left}, or shorten the prompt{self._longer_context()}",
                     field="max_tokens",
                 )
-            self._check_fits(num_prompt_tokens, params.max_tokens, params.n)
-            return params.max_tokens
+            self._check_fits(num_prompt_tokens, wanted, params.n)
+            return wanted
         self._check_fits(num_prompt_tokens, 1, params.n)
         max_tokens = min(
             context_left, tokens_that_fit(num_prompt_tokens, params.n, self._ready.num_blocks, self._ready.block_size)

@@ -76,6 +76,14 @@ def test_rest_of_the_context_is_granted_when_no_number_is_set(tmp_path: Path) ->
     assert processor(tmp_path).process("r", "hi", SamplingParams(max_tokens=None)).params.max_tokens == 254
 
 
+def test_default_of_the_checkpoint_that_does_not_fit_means_what_fits(tmp_path: Path) -> None:
+    door = processor(tmp_path, generation_defaults={"max_tokens": 50}, ready={"max_model_len": 60})
+    assert door.process("r", "x" * 20, door.default_sampling_params()).params.max_tokens == 40
+    assert door.process("s", "x", door.default_sampling_params()).params.max_tokens == 50
+    with pytest.raises(ContextTooLong):
+        door.process("t", "x" * 20, door.default_sampling_params(max_tokens=51))
+
+
 def test_rest_of_the_cache_is_granted_when_it_is_less_than_the_context(tmp_path: Path) -> None:
     door = processor(tmp_path, ready={"num_blocks": 2})
     assert door.process("r", "hi", SamplingParams(max_tokens=None)).params.max_tokens == 31
