@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.common import report
+from octavo.cli.report import report
 from octavo.core.sampling_params import SamplingParams
 from octavo.sampling.metadata import SamplingRow
 from octavo.sampling.sampler import Sampler
@@ -78,7 +78,7 @@ def main() -> None:
         for vocab_size in arguments.vocab_size
         for num_rows in arguments.rows
     }
-    report("sampler", vars(arguments), {"us_per_row": figures})
+    report("sampler", {"arguments": vars(arguments)}, {"us_per_row": figures})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import argparse
 import statistics
 import time
 
-from benchmarks.common import report
+from octavo.cli.report import report
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput, SequenceOutput, TokenLogprobs
@@ -77,7 +77,7 @@ def main() -> None:
     figures = {str(n): measure(n, args.waiting, args.steps, args.prompt_len) for n in args.sequences}
     for n, figure in figures.items():
         print(f"{n:>6} sequences: schedule {figure['schedule_us']:8.1f} µs, update {figure['update_us']:8.1f} µs")
-    report("scheduler", vars(args), {"us_per_step": figures})
+    report("scheduler", {"arguments": vars(args)}, {"us_per_step": figures})
 
 
 if __name__ == "__main__":

@@ -10,18 +10,16 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from octavo import __version__
 from octavo.cli.options import Given, count, with_options
+from octavo.cli.report import report
 from octavo.cli.start import log_quietly
 from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.errors import ConfigError, EngineDeadError
-from octavo.platform import Platform
 
 if TYPE_CHECKING:
     from octavo.llm import LLM
@@ -157,57 +155,11 @@ def _measure(llm: LLM, repetitions: int, num_prompts: int, input_len: int, outpu
 
 
 def _report(name: str, given: Given, workload: dict[str, Any], result: dict[str, Any]) -> int:
-    """What a reader needs to trust the figures, then the figures as one line of JSON."""
+    """The figures, with the arguments that differ from the defaults."""
     args = given.arguments(EngineArgs)
-    platform = Platform.detect()
     changed = {key: value for key, value in vars(args).items() if value != getattr(EngineArgs(), key)}
-    commit = _commit()
-    print(f"octavo {__version__}{f' at {commit}' if commit else ''}, model {args.model}", file=sys.stderr)
-    print(f"{platform.cpu_model}, {platform.cores} cores, {platform.system}", file=sys.stderr)
-    for key, value in result.items():
-        if isinstance(value, float):
-            print(f"  {key:22} {value:,.4g}", file=sys.stderr)
-    line = {
-        "benchmark": name,
-        "model": args.model,
-        "version": __version__,
-        "commit": commit,
-        "cpu": platform.cpu_model,
-        "cores": platform.cores,
-        "arguments": changed,
-        **workload,
-        **_rounded(result),
-    }
-    print(msgspec.json.encode(line).decode())
+    report(name, {"model": args.model, "arguments": changed, **workload}, result)
     return 0
-
-
-def _rounded(value: Any) -> Any:
-    """Six significant digits everywhere: what the clock gives beyond is noise."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, list):
-        return [_rounded(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    return value
-
-
-def _commit() -> str | None:
-    """The commit that octavo's source is at, with a plus when files differ from it; None when it is installed."""
-    source = Path(__file__).resolve().parents[2]
-    if not (source / ".git").exists():
-        return None
-
-    def git(*words: str) -> str | None:
-        try:
-            done = subprocess.run(["git", "-C", str(source), *words], capture_output=True, text=True, check=False)
-        except FileNotFoundError:
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    head = git("rev-parse", "--short=12", "HEAD")
-    return f"{head}+" if head and git("status", "--porcelain", "--untracked-files=no") else head
 
 
 def _positive(**values: int) -> None:

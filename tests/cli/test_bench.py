@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from octavo.cli.bench import _rounded
 from octavo.cli.main import main
 
 
@@ -46,7 +45,3 @@ def test_latency_tells_the_first_token_from_the_others(tiny_model: str, capsys: 
 def test_startup_measures_a_process_of_its_own(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
     result = bench(capsys, "startup", "--model", tiny_model, "--repetitions", "1", "--max-num-seqs", "4")
     assert result["process_s"] > result["import_s"] + result["load_s"] + result["first_token_s"] > 0
-
-
-def test_digits_that_are_noise_are_dropped_everywhere() -> None:
-    assert _rounded({"a": 1.23456789, "b": [1234567.8, "x"], "c": 3}) == {"a": 1.23457, "b": [1234570.0, "x"], "c": 3}

@@ -1,0 +1,54 @@
+"""How a measurement is reported: what a reader needs to trust the figures, then the figures as one line of JSON."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from octavo import __version__
+from octavo.platform import Platform
+
+
+def report(name: str, workload: dict[str, Any], result: dict[str, Any]) -> None:
+    """Version, commit, machine and the figures for people to stderr; all of it as one line of JSON to stdout."""
+    platform = Platform.detect()
+    commit = source_commit()
+    print(f"octavo {__version__}{f' at {commit}' if commit else ''}", file=sys.stderr)
+    print(f"{platform.cpu_model}, {platform.cores} cores, {platform.system}", file=sys.stderr)
+    for key, value in (workload | result).items():
+        if isinstance(value, float):
+            print(f"  {key:22} {value:,.4g}", file=sys.stderr)
+    line = {"benchmark": name, "version": __version__, "commit": commit, "cpu": platform.cpu_model}
+    print(msgspec.json.encode(line | {"cores": platform.cores} | workload | rounded(result)).decode())
+
+
+def rounded(value: Any) -> Any:
+    """Six significant digits everywhere: what the clock gives beyond is noise."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    return value
+
+
+def source_commit() -> str | None:
+    """The commit that octavo's source is at, with a plus when files differ from it; None when it is installed."""
+    source = Path(__file__).resolve().parents[2]
+    if not (source / ".git").exists():
+        return None
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(source), *words], capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    head = git("rev-parse", "--short=12", "HEAD")
+    return f"{head}+" if head and git("status", "--porcelain", "--untracked-files=no") else head
