@@ -125,6 +125,8 @@ EXACT_RUNS: dict[str, dict[str, Any]] = {
 def test_seeded_requests_have_the_same_tokens_and_the_same_bits_alone_and_in_any_schedule(
     llama: Path, prompts: list[list[int]], dtype: str
 ) -> None:
+    if dtype == "bfloat16":
+        need_exact_products(torch.bfloat16)  # in float32 tokens are the same even where bits are not
     params = [
         SamplingParams(
             n=1 + i % 3, seed=i, temperature=0.7 + 0.2 * (i % 3), top_p=0.9, top_k=50, max_tokens=30, logprobs=3
@@ -146,6 +148,6 @@ def test_seeded_requests_have_the_same_tokens_and_the_same_bits_alone_and_in_any
             [one.token_ids for one in outputs] for outputs in alone
         ], name
         runs[name] = found
-    need_exact_products(getattr(torch, dtype))
+    need_exact_products(torch.float32)
     for name, found in runs.items():
         assert found == alone, name  # ids, text, every log-probability, finish reasons
