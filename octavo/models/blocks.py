@@ -1,4 +1,4 @@
-"""Llama's block, which many architectures share: pre-norm attention, then a pre-norm gated SiLU MLP."""
+"""Llama's block, which many architectures share: pre-norm rotary attention, then a pre-norm gated SiLU MLP."""
 
 from __future__ import annotations
 
@@ -9,11 +9,34 @@ from torch import Tensor, nn
 from octavo.attention.metadata import ModelInput
 from octavo.distributed.mesh import Mesh
 from octavo.layers.activation import SiluAndMul
+from octavo.layers.attention import PagedAttention
 from octavo.layers.embedding import Embedding, LMHead
-from octavo.layers.linear import ColumnLinear, RowLinear
+from octavo.layers.linear import ColumnLinear, QKVLinear, RowLinear
 from octavo.layers.norm import RMSNorm
+from octavo.layers.rotary import Rotary
 from octavo.models.causal_lm import CausalLM
 from octavo.models.config import DecoderConfig
+
+
+class RotaryAttention(nn.Module):
+    """Rotary grouped-query attention, over the last `sliding_window` tokens where the config has one."""
+
+    def __init__(
+        self, c: DecoderConfig, mesh: Mesh, index: int, *, qkv_bias: bool = False, out_bias: bool = False
+    ) -> None:
+        super().__init__()
+        assert c.rope is not None
+        self.qkv_proj = QKVLinear(c.hidden_size, c.heads, mesh, bias=qkv_bias)
+        self.rope = Rotary(c.rope)
+        self.attend = PagedAttention(self.qkv_proj.local_heads, index, sliding_window=c.sliding_window)
+        self.o_proj = RowLinear(c.heads.q_size, c.hidden_size, mesh, bias=out_bias)
+
+    def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        q, k, v = self.qkv_proj(x)  # each [tokens, heads, dim]
+        q, k = self.rope(q, k, batch)
+        out: Tensor = self.o_proj(self.attend(q, k, v, batch))
+        return out
 
 
 class GatedMLP(nn.Module):
