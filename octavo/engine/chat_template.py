@@ -46,10 +46,6 @@ class ChatTemplate:
             source = _configured_template(tokenizer.config.get("chat_template"))
         return None if source is None else cls(source, tokenizer.special_tokens)
 
-    def replaced_by(self, source: str) -> ChatTemplate:
-        """Another template for the same model, as one request may bring it."""
-        return ChatTemplate(source, self._special_tokens)
-
     def render(
         self,
         messages: Sequence[Message],

@@ -37,11 +37,6 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 
 
-def resolve_dtype(name: str, checkpoint: Checkpoint) -> torch.dtype:
-    """The type called `name` (a key of `DTYPES`), or the checkpoint's own for "auto"."""
-    return DTYPES[checkpoint.dtype_name() if name == "auto" else name]
-
-
 def load_model(
     checkpoint: Checkpoint,
     *,

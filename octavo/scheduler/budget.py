@@ -1,18 +1,9 @@
-"""What a step may spend: tokens in its batch, sequences at once."""
+"""What a step may spend: tokens in its batch, sequences at once.
+
+A budget's `grant` says how much of `want` is there without taking it; `refund` undoes a `take`.
+"""
 
 from __future__ import annotations
-
-from typing import Protocol
-
-
-class Budget(Protocol):
-    """`grant` says how much of `want` is there without taking it; `refund` undoes a `take`."""
-
-    def grant(self, want: int) -> int: ...
-
-    def take(self, amount: int) -> None: ...
-
-    def refund(self, amount: int) -> None: ...
 
 
 class PartialBudget:

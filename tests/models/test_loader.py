@@ -16,7 +16,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models.causal_lm import CausalLM
-from octavo.models.loader import load_model, make_model, resolve_dtype, tensor_slots
+from octavo.models.loader import DTYPES, load_model, make_model, tensor_slots
 from octavo.ops.registry import bind
 from octavo.platform import Platform
 from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint, to_pytorch_archive
@@ -60,8 +60,7 @@ def test_weights_are_cast_to_the_wanted_type(llama: Path) -> None:
 
 def test_auto_is_the_checkpoints_own_type(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(make_checkpoint("llama", tmp_path, dtype="bfloat16"))
-    assert resolve_dtype("auto", checkpoint) == torch.bfloat16
-    assert resolve_dtype("float32", checkpoint) == torch.float32
+    assert DTYPES[checkpoint.dtype_name()] == torch.bfloat16
 
 
 def test_the_shape_for_memory_arithmetic_is_the_configs(tmp_path: Path) -> None:
