@@ -40,7 +40,7 @@ ARROWS: dict[str, set[str]] = {
     "quantization": EVERYBODY | {"ops"},
     "distributed": EVERYBODY,
     "ops": EVERYBODY,
-    "kernels": EVERYBODY | {"ops"},
+    "kernels": EVERYBODY | {"_native", "ops"},
     "builtin": EVERYBODY,
     "llm": EVERYBODY | {"config", "engine"},
     "async_llm": EVERYBODY | {"config", "engine"},

@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 
+#include "bindings.h"
 #include "features.h"
 
 namespace nb = nanobind;
@@ -34,4 +35,9 @@ NB_MODULE(_native, m) {
   m.def("build_info", &build_info, "How this module was compiled: compiler, cxx_standard, build_type.");
   m.def("cpu_features", &octavo::cpu_features,
         "Instruction sets that this machine can run, spelt as in /proc/cpuinfo; empty where they are unknown.");
+#if defined(OCTAVO_HAS_KERNELS)
+  octavo::bind_kernels(m);
+#else
+  m.def("instruction_sets", [] { return std::vector<std::string>(); }, "None: no kernels for this architecture yet.");
+#endif
 }

@@ -20,14 +20,15 @@ def explain(*, given: Given) -> int:
 
     from octavo.config.checkpoint import Checkpoint
     from octavo.config.resolve import configure
-    from octavo.ops.registry import bind
+    from octavo.ops.registry import bind, open_runtime
     from octavo.worker.memory import plan_memory
 
     platform = Platform.detect()
     config = configure(_without_weights(args))
     checkpoint = Checkpoint.open(Path(config.model.path))
     plan = plan_memory(checkpoint, platform, model=config.model, cache=config.cache, scheduler=config.scheduler)
-    choices = bind(platform, config.device.op_overrides).choices
+    runtime = open_runtime(platform, instruction_set=config.device.instruction_set)
+    choices = bind(platform, config.device.op_overrides, runtime=runtime).choices
     print(render_facts("model", model_facts(config, checkpoint)), end="\n\n")
     print(render_facts("machine", platform_facts(platform)), end="\n\n")
     print(plan.render(), end="\n\n")

@@ -200,6 +200,15 @@ class EngineArgs:
             le=4096,
         ),
     ] = None
+    instruction_set: Annotated[
+        str,
+        Arg(
+            "What compiled CPU kernels run at; by default the best that the processor has. reference is plain torch, "
+            "amx_emulated a slow software model of AMX for checking.",
+            group=_DEVICE,
+            choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "reference", "amx_emulated"),
+        ),
+    ] = "auto"
     tensor_parallel_size: Annotated[
         int, Arg("Devices that share each layer.", group=_DEVICE, only=(1,), otherwise=f"{_ONE_DEVICE}; leave it at 1")
     ] = 1

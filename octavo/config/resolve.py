@@ -104,6 +104,7 @@ def resolve(
             device="cpu",
             threads=args.threads or platform.cores,
             user_set_threads=args.threads is not None,
+            instruction_set=args.instruction_set,
             enforce_eager=args.enforce_eager,
             op_overrides=args.op_overrides,
         ),

@@ -83,6 +83,8 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     user_set_threads: bool = False
     """Somebody asked for this number: small models use all of them too."""
+    instruction_set: str = "auto"
+    """What the compiled kernels run at; "reference" for plain torch."""
     enforce_eager: bool = False
     op_overrides: dict[str, str] = {}
     """Implementation by operator name, instead of the best one."""

@@ -50,7 +50,8 @@ class Implementation:
 
     operator: str
     name: str
-    function: Callable[..., Any]
+    make: Callable[[Any], Callable[..., Any]]
+    """Answers the function, given the device's runtime: what its kernels run with (see `open_runtime`)."""
     available: Callable[[Platform], Availability]
     rank: int = 1
 
@@ -88,16 +89,29 @@ def implementations(device: str) -> list[Implementation]:
     return [implementation for module in modules for implementation in getattr(module, "IMPLEMENTATIONS", ())]
 
 
+def open_runtime(platform: Platform, threads: int = 1, instruction_set: str = "auto") -> Any:
+    """What the device's kernels run with, one per worker; None where plain torch does all the work.
+
+    Raises ConfigError for an instruction set that this machine cannot run.
+    """
+    if platform.is_cuda:
+        return None
+    runtime = import_module("octavo.kernels.cpu._runtime")
+    return runtime.open_runtime(platform, threads, instruction_set)
+
+
 def bind(
     platform: Platform,
     overrides: Mapping[str, str] | None = None,
     candidates: Iterable[Implementation] | None = None,
+    runtime: Any = None,
 ) -> Ops:
     """Choose one implementation per operator.
 
     `overrides` maps operator to implementation name and wins over rank (`{"rms_norm": "reference"}` bisects a wrong
-    result). `candidates` replaces what the device's folder holds. Raises ConfigError for an override that names an
-    operator or implementation that is not there, or one that cannot run on `platform`.
+    result). `candidates` replaces what the device's folder holds. `runtime` is that of `open_runtime`; without one only
+    references are bound. Raises ConfigError for an override that names an operator or implementation that is not there,
+    or one that cannot run on `platform`.
     """
     known = operators()
     wanted = dict(overrides or {})
@@ -105,7 +119,7 @@ def bind(
         if name not in known:
             raise ConfigError(f"op override {name}={wanted[name]}: no such operator{suggestion(name, known)}")
     if candidates is None:
-        candidates = implementations("cuda" if platform.is_cuda else "cpu")
+        candidates = implementations("cuda" if platform.is_cuda else "cpu") if runtime is not None else ()
     by_operator: dict[str, list[Implementation]] = {name: [] for name in known}
     for candidate in candidates:
         by_operator[candidate.operator].append(candidate)
@@ -113,14 +127,14 @@ def bind(
     functions: dict[str, Callable[..., Any]] = {}
     choices: list[Choice] = []
     for name, operator in known.items():
-        function, choice = _choose(operator, by_operator[name], platform, wanted.get(name))
+        function, choice = _choose(operator, by_operator[name], platform, runtime, wanted.get(name))
         functions[name] = function
         choices.append(choice)
     return Ops(functions, tuple(choices))
 
 
 def _choose(
-    operator: Operator, candidates: list[Implementation], platform: Platform, wanted: str | None
+    operator: Operator, candidates: list[Implementation], platform: Platform, runtime: Any, wanted: str | None
 ) -> tuple[Callable[..., Any], Choice]:
     if wanted == REFERENCE:
         return operator.reference, Choice(operator.name, REFERENCE, "override")
@@ -132,12 +146,12 @@ def _choose(
         state = found.available(platform)
         if not state.usable:
             raise ConfigError(f"op override {operator.name}={wanted}: cannot run here: {state.because}")
-        return found.function, Choice(operator.name, wanted, "override")
+        return found.make(runtime), Choice(operator.name, wanted, "override")
     refused = []
     for candidate in sorted(candidates, key=lambda candidate: -candidate.rank):
         state = candidate.available(platform)
         if state.usable:
-            return candidate.function, Choice(operator.name, candidate.name, state.because)
+            return candidate.make(runtime), Choice(operator.name, candidate.name, state.because)
         refused.append(f"{candidate.name}: {state.because}")
     return operator.reference, Choice(operator.name, REFERENCE, "; ".join(refused) or "the only implementation")
 

@@ -15,7 +15,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.mesh import Mesh
 from octavo.models.loader import DTYPES, load_model
-from octavo.ops.registry import bind
+from octavo.ops.registry import bind, open_runtime
 from octavo.platform import Platform
 from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.dummy import FULLEST, dummy_end, dummy_step
@@ -46,8 +46,6 @@ class Worker:
         """Plan the memory, load the weights, allocate the caches. Raises ConfigError or CheckpointError."""
         device = torch.device(config.device.device)
         platform = Platform.detect()
-        ops = bind(platform, config.device.op_overrides)
-        backend = ReferenceBackend()
         checkpoint = Checkpoint.open(Path(config.model.path))
         # before the weights: a plan that cannot work fails at once
         plan = plan_memory(
@@ -58,9 +56,13 @@ class Worker:
             scheduler=config.scheduler,
             device=config.device.device,
         )
-        # a setting of the process: this worker owns its threads
         is_worth_it = config.device.user_set_threads or plan.weights_bytes >= _THREADS_FROM_BYTES
-        torch.set_num_threads(config.device.threads if is_worth_it else 1)
+        threads = config.device.threads if is_worth_it else 1
+        runtime = open_runtime(platform, threads, config.device.instruction_set)
+        ops = bind(platform, config.device.op_overrides, runtime=runtime)
+        backend = ReferenceBackend()
+        # a setting of the process: this worker owns its threads. Two pools would wait for each other's processors
+        torch.set_num_threads(threads if runtime is None else 1)
         model = load_model(
             checkpoint,
             dtype=DTYPES[config.model.dtype],

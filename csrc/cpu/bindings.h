@@ -1,0 +1,30 @@
+// How subjects hand their kernels to Python: methods of `Cpu` that take tensors as addresses.
+//
+// A subject X has a folder: X.h (argument structures, the table of kernels), kernels.cpp (compiled once per level) and
+// X.cpp (the choice of the table, and `bind_X`). Addresses cost a tenth of a microsecond a call where a tensor caster
+// costs nine, and keep torch's headers out; the Python side checks shapes and types.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+
+#include "cpu.h"
+
+namespace octavo {
+
+namespace nb = nanobind;
+
+using Address = std::uintptr_t;
+
+template <class T = void>
+T* pointer(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+// The class `Cpu`, and what goes with it.
+void bind_kernels(nb::module_& m);
+
+void bind_norm(nb::class_<Cpu>& cpu);
+
+}  // namespace octavo

@@ -1,0 +1,63 @@
+// What one worker computes with: an instruction set, its threads, and the list of calls it may be recording.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string_view>
+#include <vector>
+
+#include "level.h"
+#include "thread_pool.h"
+
+namespace octavo {
+
+// Calls in the order in which they were made; running them again computes on the same addresses.
+class Recording {
+ public:
+  void add(std::function<void()> call) { calls_.push_back(std::move(call)); }
+  void run() const {
+    for (const auto& call : calls_) call();
+  }
+  std::size_t size() const { return calls_.size(); }
+
+ private:
+  std::vector<std::function<void()>> calls_;
+};
+
+class Cpu {
+ public:
+  // Throws std::invalid_argument for a level this machine cannot run or a number of threads below one.
+  Cpu(std::string_view level_name, int threads) : level(level_from_name(level_name)), pool(checked(threads)) {}
+
+  const Level level;
+  ThreadPool pool;
+
+  // Every kernel call goes through here: it is made now, and kept when a recording is under way.
+  template <class Work>
+  void submit(const Work& work) {
+    if (recording_) recording_->add(work);
+    work();
+  }
+
+  // From here to `end_recording` calls are kept as well as made. Throws std::logic_error when one is under way.
+  void begin_recording() {
+    if (recording_) throw std::logic_error("a recording is under way already");
+    recording_ = std::make_shared<Recording>();
+  }
+
+  std::shared_ptr<Recording> end_recording() {
+    if (!recording_) throw std::logic_error("no recording is under way");
+    return std::move(recording_);
+  }
+
+ private:
+  static int checked(int threads) {
+    if (threads < 1) throw std::invalid_argument("threads must be at least 1");
+    return threads;
+  }
+
+  std::shared_ptr<Recording> recording_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,34 @@
+// The class `Cpu` as Python sees it, with the methods of every subject.
+#include "bindings.h"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+namespace octavo {
+
+void bind_kernels(nb::module_& m) {
+  m.def(
+      "instruction_sets",
+      [] {
+        std::vector<std::string> names;
+        for (const Level level : usable_levels()) names.emplace_back(name_of(level));
+        return names;
+      },
+      "Levels of instruction sets that the kernels can run at here, best first; amx_emulated is for checking only.");
+
+  nb::class_<Recording>(m, "Recording", "Kernel calls, kept with their addresses.")
+      .def("run", &Recording::run, nb::call_guard<nb::gil_scoped_release>(), "Make the calls again, in order.")
+      .def("__len__", &Recording::size);
+
+  nb::class_<Cpu> cpu(m, "Cpu", "An instruction set, a pool of threads, and the kernels; tensors are passed as addresses.");
+  cpu.def(nb::init<std::string_view, int>(), nb::arg("instruction_set"), nb::arg("threads"))
+      .def_prop_ro("instruction_set", [](const Cpu& cpu) { return std::string(name_of(cpu.level)); })
+      .def_prop_ro("threads", [](const Cpu& cpu) { return cpu.pool.threads(); })
+      .def("begin_recording", &Cpu::begin_recording, "Keep the calls that are made from here on.")
+      .def("end_recording", &Cpu::end_recording, "Stop keeping calls; answers what was kept.");
+  bind_norm(cpu);
+}
+
+}  // namespace octavo

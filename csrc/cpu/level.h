@@ -1,0 +1,39 @@
+// Which levels of instruction sets this machine can run, and the choice of a table of kernels by level.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "types.h"
+
+namespace octavo {
+
+std::string_view name_of(Level level);
+
+// Levels that this process can run, best first; empty without AVX2. Asks the kernel for the tile registers.
+std::vector<Level> usable_levels();
+
+// The level of that name, "auto" for the best. Throws std::invalid_argument with what there is.
+Level level_from_name(std::string_view name);
+
+// The table of `level` out of the levels a subject is compiled for: the nearest one below where it has no unit.
+template <class Table>
+const Table& choose_table(Level level, const Table& avx2, const Table& avx512) {
+  return level == Level::avx2 ? avx2 : avx512;
+}
+
+template <class Table>
+const Table& choose_table(Level level, const Table& avx2, const Table& avx512, const Table& avx512_bf16) {
+  return level >= Level::avx512_bf16 ? avx512_bf16 : choose_table(level, avx2, avx512);
+}
+
+template <class Table>
+const Table& choose_table(Level level, const Table& avx2, const Table& avx512, const Table& avx512_bf16,
+                          const Table& amx, const Table& amx_emulated) {
+  if (level == Level::amx) return amx;
+  if (level == Level::amx_emulated) return amx_emulated;
+  return choose_table(level, avx2, avx512, avx512_bf16);
+}
+
+}  // namespace octavo

@@ -1,0 +1,29 @@
+// Normalisation as Python sees it.
+#include "norm.h"
+
+#include "../bindings.h"
+
+namespace octavo {
+
+namespace avx2 { extern const NormKernels norm_table; }
+namespace avx512 { extern const NormKernels norm_table; }
+
+const NormKernels& norm_kernels(Level level) { return choose_table(level, avx2::norm_table, avx512::norm_table); }
+
+void bind_norm(nb::class_<Cpu>& cpu) {
+  cpu.def(
+      "rms_norm",
+      [](Cpu& cpu, Address x, Address residual, Address weight, Address sum, Address out, int rows, std::int64_t x_stride,
+         int dim, float eps, int type) {
+        const RmsNorm norm{pointer(x), pointer(residual), pointer(weight), pointer(sum), pointer(out),
+                           x_stride,   dim,               eps,             static_cast<Type>(type)};
+        cpu.submit([&cpu, norm, rows, kernel = norm_kernels(cpu.level).rms_norm] {
+          // a row of a few thousand elements takes less time than waking a thread
+          cpu.pool.run_pieces(rows, 8, [&](int begin, int end, int) { kernel(norm, begin, end); });
+        });
+      },
+      nb::call_guard<nb::gil_scoped_release>(),
+      "RMS norm of rows, with the residual addition before it where `residual` and `sum` are not 0.");
+}
+
+}  // namespace octavo

@@ -1,0 +1,28 @@
+// Normalisation of rows, alone and fused with the residual addition before it.
+#pragma once
+
+#include "../types.h"
+
+namespace octavo {
+
+// x, residual, sum and out are [rows, dim] of `type`; rows of x may lie `x_stride` elements apart, the others are dense.
+struct RmsNorm {
+  const void* x;
+  const void* residual;  // null: nothing is added
+  const void* weight;    // [dim]
+  void* sum;             // x + residual, rounded to `type`; null without a residual
+  void* out;
+  std::int64_t x_stride;
+  int dim;
+  float eps;
+  Type type;
+};
+
+struct NormKernels {
+  // Rows [begin, end).
+  void (*rms_norm)(const RmsNorm&, int begin, int end);
+};
+
+const NormKernels& norm_kernels(Level level);
+
+}  // namespace octavo

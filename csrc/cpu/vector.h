@@ -1,0 +1,195 @@
+// Vectors of float32 in the width of the unit that includes this: the little algebra that most kernels are written in.
+//
+// Included only by units that are compiled for one level. Everything lives in an unnamed namespace, and such units use
+// no templates of the standard library: the linker must never share their code with a unit of a lower level.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace octavo {
+namespace {
+
+using bf16 = std::uint16_t;  // the upper half of a float32
+
+inline float to_float(bf16 x) {
+  const std::uint32_t bits = static_cast<std::uint32_t>(x) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline float to_float(float x) { return x; }
+
+// Round to nearest, ties to even; NaN stays NaN.
+inline bf16 to_bf16(float x) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<bf16>((bits >> 16) | 0x40u);
+  return static_cast<bf16>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+#if defined(__AVX512F__)
+
+constexpr int kLanes = 16;
+using Floats = __m512;
+using Mask = __mmask16;
+
+inline Floats zero() { return _mm512_setzero_ps(); }
+inline Floats all(float x) { return _mm512_set1_ps(x); }
+inline Floats load(const float* p) { return _mm512_loadu_ps(p); }
+inline Floats load(const bf16* p) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+inline void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
+// The bfloat16 bits of each lane, in the low half of 32-bit lanes; rounds like to_bf16.
+inline __m512i bf16_bits(Floats x) {
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const Mask nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_srli_epi32(_mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000)), 16);
+}
+inline void store(bf16* p, Floats x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(bf16_bits(x)));
+}
+// The first `count` lanes; the others are zero.
+inline Mask first(int count) { return static_cast<Mask>((1u << count) - 1u); }
+inline Floats load_some(const float* p, int count) { return _mm512_maskz_loadu_ps(first(count), p); }
+inline Floats load_some(const bf16* p, int count) {
+  const __m256i half = _mm256_maskz_loadu_epi16(first(count), p);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+inline void store_some(float* p, Floats x, int count) { _mm512_mask_storeu_ps(p, first(count), x); }
+inline void store_some(bf16* p, Floats x, int count) {
+  _mm256_mask_storeu_epi16(p, first(count), _mm512_cvtepi32_epi16(bf16_bits(x)));
+}
+inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
+inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+inline Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c
+inline Floats maximum(Floats a, Floats b) { return _mm512_max_ps(a, b); }            // b where either is NaN
+inline Floats minimum(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+inline Floats round_even(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Floats absolute(Floats x) { return _mm512_abs_ps(x); }
+inline Floats copy_sign(Floats magnitude, Floats sign) {
+  const __m512i bit = _mm512_set1_epi32(static_cast<int>(0x80000000u));
+  return _mm512_castsi512_ps(_mm512_or_si512(_mm512_andnot_si512(bit, _mm512_castps_si512(magnitude)),
+                                             _mm512_and_si512(bit, _mm512_castps_si512(sign))));
+}
+// x * 2^n for whole n in [-252, 254]; two steps, so that the factor itself never leaves the range of float32.
+inline Floats scale_by_power(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
+// `a` where x < y, else `b`.
+inline Floats where_less(Floats x, Floats y, Floats a, Floats b) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), b, a);
+}
+// Always in the same order: halves are added to halves.
+inline float sum_of(Floats x) {
+  const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  const __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  const __m128 d = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+inline float maximum_of(Floats x) { return _mm512_reduce_max_ps(x); }
+
+#else
+
+constexpr int kLanes = 8;
+using Floats = __m256;
+
+inline Floats zero() { return _mm256_setzero_ps(); }
+inline Floats all(float x) { return _mm256_set1_ps(x); }
+inline Floats load(const float* p) { return _mm256_loadu_ps(p); }
+inline Floats load(const bf16* p) {
+  const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+inline void store(float* p, Floats x) { _mm256_storeu_ps(p, x); }
+inline __m256i bf16_bits(Floats x) {
+  const __m256i bits = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+}
+inline void store(bf16* p, Floats x) {
+  const __m256i bits = bf16_bits(x);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1)));
+}
+inline __m256i first(int count) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+inline Floats load_some(const float* p, int count) { return _mm256_maskload_ps(p, first(count)); }
+inline Floats load_some(const bf16* p, int count) {
+  alignas(16) bf16 lanes[8] = {};
+  for (int i = 0; i < count; ++i) lanes[i] = p[i];
+  return load(lanes);
+}
+inline void store_some(float* p, Floats x, int count) { _mm256_maskstore_ps(p, first(count), x); }
+inline void store_some(bf16* p, Floats x, int count) {
+  alignas(16) bf16 lanes[8];
+  store(lanes, x);
+  for (int i = 0; i < count; ++i) p[i] = lanes[i];
+}
+inline Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+inline Floats sub(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
+inline Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+inline Floats div(Floats a, Floats b) { return _mm256_div_ps(a, b); }
+inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+inline Floats maximum(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+inline Floats minimum(Floats a, Floats b) { return _mm256_min_ps(a, b); }
+inline Floats round_even(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Floats absolute(Floats x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+inline Floats copy_sign(Floats magnitude, Floats sign) {
+  const __m256 bit = _mm256_set1_ps(-0.0f);
+  return _mm256_or_ps(_mm256_andnot_ps(bit, magnitude), _mm256_and_ps(bit, sign));
+}
+inline Floats scale_by_power(Floats x, Floats n) {
+  const __m256i whole = _mm256_cvtps_epi32(n);
+  const __m256i half = _mm256_srai_epi32(whole, 1);
+  const auto power = [](__m256i e) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23));
+  };
+  return _mm256_mul_ps(_mm256_mul_ps(x, power(half)), power(_mm256_sub_epi32(whole, half)));
+}
+inline Floats where_less(Floats x, Floats y, Floats a, Floats b) {
+  return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, y, _CMP_LT_OQ));
+}
+inline float sum_of(Floats x) {
+  const __m128 q = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  const __m128 d = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+inline float maximum_of(Floats x) {
+  const __m128 q = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  const __m128 d = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
+}
+
+#endif
+
+// e^x to about two units in the last place: x = n ln 2 + r, a polynomial in r (minimax coefficients of the Cephes
+// library, public domain), times 2^n. Below -87.3 the answer is 0, -inf included; above 88.7 it is inf; NaN stays NaN.
+inline Floats exponential(Floats x) {
+  const Floats clamped = minimum(all(88.8f), maximum(all(-87.3f), x));
+  const Floats n = round_even(mul(clamped, all(1.44269504088896341f)));
+  Floats r = fma(n, all(-0.693359375f), clamped);
+  r = fma(n, all(2.12194440e-4f), r);
+  Floats p = all(1.9875691500e-4f);
+  p = fma(p, r, all(1.3981999507e-3f));
+  p = fma(p, r, all(8.3334519073e-3f));
+  p = fma(p, r, all(4.1665795894e-2f));
+  p = fma(p, r, all(1.6666665459e-1f));
+  p = fma(p, r, all(5.0000001201e-1f));
+  p = add(fma(mul(r, r), p, r), all(1.0f));
+  return where_less(x, all(-87.3f), zero(), scale_by_power(p, n));
+}
+
+}  // namespace
+}  // namespace octavo
