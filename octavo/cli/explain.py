@@ -26,13 +26,13 @@ def explain(*, given: Given) -> int:
     platform = Platform.detect()
     config = configure(_without_weights(args))
     checkpoint = Checkpoint.open(Path(config.model.path))
-    plan = plan_memory(checkpoint, platform, model=config.model, cache=config.cache, scheduler=config.scheduler)
     runtime = open_runtime(platform, instruction_set=config.device.instruction_set)
-    choices = bind(platform, config.device.op_overrides, runtime=runtime).choices
+    ops = bind(platform, config.device.op_overrides, runtime=runtime)
+    plan = plan_memory(checkpoint, platform, ops, model=config.model, cache=config.cache, scheduler=config.scheduler)
     print(render_facts("model", model_facts(config, checkpoint)), end="\n\n")
     print(render_facts("machine", platform_facts(platform)), end="\n\n")
     print(plan.render(), end="\n\n")
-    print(render_operators((choice.operator, choice.implementation, choice.because) for choice in choices))
+    print(render_operators((choice.operator, choice.implementation, choice.because) for choice in ops.choices))
     return 0
 
 

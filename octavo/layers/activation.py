@@ -34,12 +34,3 @@ class Activation(Layer):
     def bind(self, binding: Binding) -> None:
         """Take the operator."""
         self._function = getattr(binding.ops, self.operator)
-
-
-class SiluAndMul(Activation):
-    """`silu(gate) * up` of [tokens, 2 · dim], gate beside up → [tokens, dim]."""
-
-    def __init__(self) -> None:
-        Layer.__init__(self)
-        self.operator = "silu_and_mul"
-        self._function: Callable[..., Any]

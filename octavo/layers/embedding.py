@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
-from octavo.layers.layer import Binding, Layer, TensorSlot
+from octavo.layers.layer import Binding, Layer, PreparedLayer, TensorSlot
+from octavo.ops.registry import Ops
 
 
 class Embedding(Layer):
@@ -33,44 +34,89 @@ class Embedding(Layer):
         self._embedding = binding.ops.embedding
 
 
-class LMHead(Layer):
-    """Hidden states [rows, dim] → float32 logits [rows, vocabulary].
+class TiedEmbedding(PreparedLayer):
+    """A table [rows, dim] that is read by row and multiplied by the head, kept once in the form that computes best."""
 
-    With `tied_to` the head shares the embedding's table. A checkpoint may still hold a table under the head's name;
-    one that differs is an error, for one of the two would be dropped.
-    """
+    def __init__(self, rows: int, dim: int) -> None:
+        super().__init__(dim, rows)
 
-    def __init__(self, dim: int, vocab_size: int, mesh: Mesh, *, tied_to: Embedding | None = None) -> None:
-        super().__init__()
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids int64 [tokens] → [tokens, dim]."""
+        return self.prepared.rows(ids)
+
+    def holds(self, table: Tensor, ops: Ops) -> bool:
+        """Whether the finished layer was made of `table` [rows, dim]."""
+        inputs, outputs, bias = self._sizes
+        twin = nn.Module()
+        with torch.device("meta"):
+            self.method.make(twin, inputs, outputs, bias)
+        twin.weight = nn.Parameter(table.to(self.prepared.shape.dtype), requires_grad=False)
+        held, made = self.state(), self.method.finish(twin, ops).state()
+        return all(torch.equal(held[name], made[name]) for name in held)
+
+
+class LMHead(PreparedLayer):
+    """Hidden states [rows, dim] → float32 logits [rows, vocabulary], by a table of its own."""
+
+    def __init__(self, dim: int, vocab_size: int, mesh: Mesh) -> None:
+        super().__init__(dim, mesh.share(vocab_size)[1])
         self.mesh = mesh
-        self.tied = tied_to is not None
+        self.dim = dim
         self.vocab_size = vocab_size
-        if tied_to is not None:
-            self.weight = tied_to.weight
-        else:
-            self.weight = nn.Parameter(torch.empty(mesh.share(vocab_size)[1], dim), requires_grad=False)
-        self._linear: Callable[..., Any]
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [rows, dim] → float32 [rows, vocabulary]."""
-        logits: Tensor = self._linear(hidden, self.weight)
-        return self.mesh.gather(logits).float()
+        return self.mesh.gather(self.prepared(hidden)).float()
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
-        """The head's table, optional where it is the embedding's."""
-        name, shape = f"{path}.weight", (self.vocab_size, self.weight.shape[1])
-        yield TensorSlot(name, shape, partial(self._fill, name), required=not self.tied)
+        """The head's table."""
+        yield TensorSlot(f"{path}.weight", (self.vocab_size, self.dim), self._fill)
+
+    def _fill(self, stored: Tensor) -> None:
+        start, length = self.mesh.share(self.vocab_size)
+        self.hold("weight", stored.narrow(0, start, length))
+
+
+class TiedHead(Layer):
+    """The head that multiplies by the embedding's table, which every rank has whole.
+
+    A checkpoint may still hold a table under the head's name; one that differs is an error, for one of the two would
+    be dropped.
+    """
+
+    def __init__(self, dim: int, vocab_size: int, embedding: TiedEmbedding) -> None:
+        super().__init__()
+        self.table_shape = (vocab_size, dim)
+        # in a tuple, for the embedding is no part of the head
+        self._shared = (embedding,)
+        self._ops: Ops
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden [rows, dim] → float32 [rows, vocabulary]."""
+        return self._shared[0].prepared(hidden).float()
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        """The table once more, where the checkpoint repeats it."""
+        name = f"{path}.weight"
+        yield TensorSlot(name, self.table_shape, partial(self._compare, name), compared_with=self._shared[0])
 
     def bind(self, binding: Binding) -> None:
-        """Take the operator."""
-        self._linear = binding.ops.linear
+        """Take the operators."""
+        self._ops = binding.ops
 
-    def _fill(self, name: str, stored: Tensor) -> None:
-        if not self.tied:
-            start, length = self.mesh.share(self.vocab_size)
-            self.weight.copy_(stored.narrow(0, start, length))
-        elif not torch.equal(self.weight, stored.to(self.weight.dtype)):
+    def _compare(self, name: str, stored: Tensor) -> None:
+        if not self._shared[0].holds(stored, self._ops):
             raise CheckpointError(
                 f"{name} differs from the token embedding although config.json ties them; "
                 "set tie_word_embeddings to false in config.json to use both"
             )
+
+
+def embedding_and_head(
+    vocab_size: int, dim: int, mesh: Mesh, *, tied: bool
+) -> tuple[Embedding | TiedEmbedding, LMHead | TiedHead]:
+    """The two ends of a decoder, with one table or two."""
+    if not tied:
+        return Embedding(vocab_size, dim), LMHead(dim, vocab_size, mesh)
+    embedding = TiedEmbedding(vocab_size, dim)
+    return embedding, TiedHead(dim, vocab_size, embedding)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from octavo.attention.backend import AttentionBackend
+from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec
 from octavo.ops.registry import Ops
+from octavo.quantization.method import Unquantized, WeightMethod
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,30 +24,112 @@ class TensorSlot:
     shape: tuple[int, ...]
     """Its shape in the checkpoint."""
     fill: Callable[[Tensor], None]
-    """Copies it, or this rank's share of it, into the parameter. Casts to the parameter's type."""
-    required: bool = True
-    """Optional ones may be absent and are filled last."""
+    """Makes it, or this rank's share of it, the parameter or a part of it, in the parameter's type. The tensor is the
+    layer's from then on."""
+    compared_with: Layer | None = None
+    """Set for a tensor that may be absent: it repeats what that layer holds and is filled once that is finished."""
+
+    @property
+    def required(self) -> bool:
+        """False for a tensor that may be absent."""
+        return self.compared_with is None
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What layers get after loading: the operators and the attention backend chosen at start."""
+    """What layers get besides their weights: the operators and the attention backend chosen at start."""
 
     ops: Ops
     backend: AttentionBackend
 
 
 class Layer(nn.Module):
-    """A module that reads tensors or runs operators. By default each parameter is one tensor of the same name."""
+    """A module that reads tensors or runs operators. By default each parameter is one tensor of the same name.
+
+    Its parameters may lie on the meta device until they are filled. In this order: `bind`, then every slot of
+    `tensor_slots` is filled, then `finish`; or `bind`, then `restore`.
+    """
+
+    def use(self, method: WeightMethod) -> None:
+        """Keep the weight by `method`, before anything is filled. By default there is none to quantise."""
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """The tensors of the layer at `path` in the model (`layers.0.mlp.down_proj`)."""
         for name, parameter in self.named_parameters(recurse=False):
-            yield TensorSlot(f"{path}.{name}", tuple(parameter.shape), partial(_copy, parameter))
+            yield TensorSlot(f"{path}.{name}", tuple(parameter.shape), partial(self.hold, name))
 
     def bind(self, binding: Binding) -> None:
-        """Called once after the parameters are filled. By default a layer needs nothing of it."""
+        """Take the operators. By default a layer needs none."""
+
+    def finish(self, ops: Ops) -> None:
+        """Bring the filled parameters into the form that computes best. By default they stay as they are."""
+
+    def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
+        """The tensors that `state` will have once the layer is finished; asked before it is filled."""
+        return {name: TensorSpec.of(parameter) for name, parameter in self.named_parameters(recurse=False)}
+
+    def state(self) -> dict[str, Tensor]:
+        """All that the finished layer keeps in memory, by names that are unique in it."""
+        return {name: parameter.data for name, parameter in self.named_parameters(recurse=False)}
+
+    def restore(self, state: Mapping[str, Tensor], ops: Ops) -> None:
+        """Take what `state` gave instead of filling and finishing; the tensors meet `state_specs`."""
+        for name, tensor in state.items():
+            self.hold(name, tensor)
+
+    def hold(self, name: str, value: Tensor) -> None:
+        """Make `value` the parameter `name`, without a copy where type and order are the parameter's."""
+        held = value.to(self.get_parameter(name).dtype).contiguous()
+        self.register_parameter(name, nn.Parameter(held, requires_grad=False))
+
+    def room(self, name: str, device: torch.device) -> Tensor:
+        """The memory of parameter `name`, given to it now if it had none."""
+        parameter = self.get_parameter(name)
+        if parameter.is_meta:
+            parameter = nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=False)
+            self.register_parameter(name, parameter)
+        return parameter.data
 
 
-def _copy(parameter: Tensor, stored: Tensor) -> None:
-    parameter.copy_(stored)
+class PreparedLayer(Layer):
+    """A layer with one weight that is multiplied, which a `WeightMethod` keeps: `prepared` once it is finished."""
+
+    prepared: PreparedLinear
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = False, gated: bool = False) -> None:
+        super().__init__()
+        self._sizes = (inputs, outputs, bias)
+        self._gated = gated
+        self.use(Unquantized())
+
+    def use(self, method: WeightMethod) -> None:
+        """See `Layer.use`."""
+        self.method = method
+        method.make(self, *self._sizes)
+
+    def finish(self, ops: Ops) -> None:
+        """Prepare the weight and release what it was made from."""
+        self.prepared = self.method.finish(self, ops, gated=self._gated)
+        self._release()
+
+    def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
+        """See `Layer.state_specs`."""
+        return self.method.state_specs(self._shape(), ops)
+
+    def state(self) -> dict[str, Tensor]:
+        """See `Layer.state`."""
+        return self.prepared.state()
+
+    def restore(self, state: Mapping[str, Tensor], ops: Ops) -> None:
+        """See `Layer.restore`."""
+        self.prepared = self.method.restore(self._shape(), ops, state)
+        self._release()
+
+    def _shape(self) -> LinearShape:
+        inputs, outputs, bias = self._sizes
+        dtype = next(each.dtype for each in self.parameters(recurse=False) if each.is_floating_point())
+        return LinearShape(outputs, inputs, dtype, bias, self._gated)
+
+    def _release(self) -> None:
+        for name in [name for name, _ in self.named_parameters(recurse=False)]:
+            self.register_parameter(name, None)

@@ -6,7 +6,7 @@ checkpoint's tree, in the order in which their outputs are wanted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -14,11 +14,10 @@ from torch import Tensor
 
 from octavo.distributed.mesh import Mesh
 from octavo.layers.heads import Heads
-from octavo.layers.layer import Binding, Layer, TensorSlot
-from octavo.quantization.method import Unquantized, WeightMethod
+from octavo.layers.layer import PreparedLayer, TensorSlot
 
 
-class ColumnLinear(Layer):
+class ColumnLinear(PreparedLayer):
     """x [tokens, inputs] → [tokens, sum of this rank's shares of `sections`].
 
     `sections` are the output sizes that each are shared evenly by the ranks. `reads` names one tensor per section, or
@@ -35,23 +34,18 @@ class ColumnLinear(Layer):
         bias: bool = False,
         reads: Sequence[str] = (),
         transposed: bool = False,
-        method: WeightMethod | None = None,
+        gated: bool = False,
     ) -> None:
-        super().__init__()
-        self.inputs = inputs
         self.sections = (sections,) if isinstance(sections, int) else tuple(sections)
+        super().__init__(inputs, sum(mesh.share(size)[1] for size in self.sections), bias=bias, gated=gated)
         assert len(reads) in (0, 1, len(self.sections)), f"{reads} cannot fill {len(self.sections)} sections"
         self.mesh = mesh
         self.reads = tuple(reads)
         self.transposed = transposed
-        self.method = method or Unquantized()
-        self.outputs = sum(mesh.share(size)[1] for size in self.sections)
-        self.method.make(self, inputs, self.outputs, bias)
-        self.apply_weight: Callable[[Tensor], Tensor]
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, inputs] → [tokens, outputs]."""
-        return self.apply_weight(x)
+        return self.prepared(x)
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """One tensor per read name and parameter."""
@@ -73,18 +67,33 @@ class ColumnLinear(Layer):
                 yield TensorSlot(
                     f"{beside}{name}.{parameter_name}",
                     stored[::-1] if self.transposed else stored,
-                    partial(self._fill, parameter, group),
+                    partial(self._fill, parameter_name, group),
                 )
 
-    def bind(self, binding: Binding) -> None:
-        """Let the weight method finish what was loaded."""
-        self.apply_weight = self.method.finish(self, binding.ops)
-
-    def _fill(self, parameter: Tensor, group: list[tuple[int, int, int]], stored: Tensor) -> None:
+    def _fill(self, name: str, group: list[tuple[int, int, int]], stored: Tensor) -> None:
         rows = stored.t() if self.transposed else stored
+        if self.mesh.size == 1 and rows.shape == self.get_parameter(name).shape:
+            self.hold(name, rows)
+            return
+        room = self.room(name, stored.device)
         for source, size, target in group:
             start, length = self.mesh.share(size)
-            parameter.narrow(0, target, length).copy_(rows.narrow(0, source + start, length))
+            room.narrow(0, target, length).copy_(rows.narrow(0, source + start, length))
+
+
+class GatedLinear(ColumnLinear):
+    """x [tokens, inputs] → silu(gate(x)) * up(x) [tokens, this rank's share of width], from one product."""
+
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        mesh: Mesh,
+        *,
+        bias: bool = False,
+        reads: Sequence[str] = ("gate_proj", "up_proj"),
+    ) -> None:
+        super().__init__(inputs, (width, width), mesh, bias=bias, reads=reads, gated=True)
 
 
 class QKVLinear(ColumnLinear):
@@ -99,20 +108,19 @@ class QKVLinear(ColumnLinear):
         bias: bool = False,
         reads: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
         transposed: bool = False,
-        method: WeightMethod | None = None,
     ) -> None:
         sections = (heads.q_size, heads.kv_size, heads.kv_size)
-        super().__init__(inputs, sections, mesh, bias=bias, reads=reads, transposed=transposed, method=method)
+        super().__init__(inputs, sections, mesh, bias=bias, reads=reads, transposed=transposed)
         self.local_heads = heads.share(mesh)
         self._split = [self.local_heads.query, self.local_heads.kv, self.local_heads.kv]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         """x [tokens, inputs] → q, k, v."""
-        q, k, v = torch.split(self.apply_weight(x).view(x.shape[0], -1, self.local_heads.dim), self._split, dim=1)
+        q, k, v = torch.split(self.prepared(x).view(x.shape[0], -1, self.local_heads.dim), self._split, dim=1)
         return q, k, v
 
 
-class RowLinear(Layer):
+class RowLinear(PreparedLayer):
     """x [tokens, this rank's share of inputs] → [tokens, outputs], summed over the ranks."""
 
     def __init__(
@@ -123,22 +131,18 @@ class RowLinear(Layer):
         *,
         bias: bool = False,
         transposed: bool = False,
-        method: WeightMethod | None = None,
     ) -> None:
-        super().__init__()
+        # one rank adds the bias, for all are summed
+        super().__init__(mesh.share(inputs)[1], outputs, bias=bias and mesh.rank == 0)
         self.inputs = inputs
         self.outputs = outputs
         self.mesh = mesh
         self.transposed = transposed
-        self.method = method or Unquantized()
-        # one rank adds the bias, for all are summed
         self.has_bias = bias
-        self.method.make(self, mesh.share(inputs)[1], outputs, bias and mesh.rank == 0)
-        self.apply_weight: Callable[[Tensor], Tensor]
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, share of inputs] → [tokens, outputs]."""
-        return self.mesh.sum(self.apply_weight(x))
+        return self.mesh.sum(self.prepared(x))
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """The layer's own name."""
@@ -147,14 +151,10 @@ class RowLinear(Layer):
         if self.has_bias:
             yield TensorSlot(f"{path}.bias", (self.outputs,), self._fill_bias)
 
-    def bind(self, binding: Binding) -> None:
-        """Let the weight method finish what was loaded."""
-        self.apply_weight = self.method.finish(self, binding.ops)
-
     def _fill_weight(self, stored: Tensor) -> None:
         start, length = self.mesh.share(self.inputs)
-        self.get_parameter("weight").copy_((stored.t() if self.transposed else stored).narrow(1, start, length))
+        self.hold("weight", (stored.t() if self.transposed else stored).narrow(1, start, length))
 
     def _fill_bias(self, stored: Tensor) -> None:
         if self.mesh.rank == 0:
-            self.get_parameter("bias").copy_(stored)
+            self.hold("bias", stored)

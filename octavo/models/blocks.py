@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.distributed.mesh import Mesh
-from octavo.layers.activation import SiluAndMul
 from octavo.layers.attention import PagedAttention
-from octavo.layers.embedding import Embedding, LMHead
-from octavo.layers.linear import ColumnLinear, QKVLinear, RowLinear
+from octavo.layers.embedding import embedding_and_head
+from octavo.layers.linear import GatedLinear, QKVLinear, RowLinear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import Rotary
 from octavo.models.causal_lm import CausalLM
@@ -44,15 +43,12 @@ class GatedMLP(nn.Module):
 
     def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
         super().__init__()
-        self.gate_up_proj = ColumnLinear(
-            c.hidden_size, [c.intermediate_size] * 2, mesh, bias=c.mlp_bias, reads=("gate_proj", "up_proj")
-        )
-        self.act = SiluAndMul()
+        self.gate_up_proj = GatedLinear(c.hidden_size, c.intermediate_size, mesh, bias=c.mlp_bias)
         self.down_proj = RowLinear(c.intermediate_size, c.hidden_size, mesh, bias=c.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
-        out: Tensor = self.down_proj(self.act(self.gate_up_proj(x)))
+        out: Tensor = self.down_proj(self.gate_up_proj(x))
         return out
 
 
@@ -78,10 +74,10 @@ class GatedDecoder(CausalLM):
 
     def __init__(self, c: DecoderConfig, mesh: Mesh, attention: Callable[[int], nn.Module]) -> None:
         super().__init__(c, mesh)
-        self.embed_tokens = Embedding(c.vocab_size, c.hidden_size)
+        self.embed_tokens, head = embedding_and_head(c.vocab_size, c.hidden_size, mesh, tied=c.tied)
         self.layers = nn.ModuleList(GatedLayer(c, mesh, attention(index)) for index in range(c.num_layers))
         self.norm = RMSNorm(c.hidden_size, c.norm_eps)
-        self.lm_head = LMHead(c.hidden_size, c.vocab_size, mesh, tied_to=self.embed_tokens if c.tied else None)
+        self.lm_head = head
 
     def forward(self, batch: ModelInput) -> Tensor:
         """The normalised last hidden state of every token, [tokens, hidden]."""

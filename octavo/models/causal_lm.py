@@ -13,6 +13,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.layers.layer import Layer
 from octavo.models.config import DecoderConfig
+from octavo.ops.registry import Ops
 
 
 class ConfigReader(Protocol):
@@ -56,3 +57,18 @@ class CausalLM(nn.Module):
         for path, module in self.named_modules():
             if isinstance(module, Layer):
                 yield path, module
+
+    def plain_bytes(self) -> int:
+        """What the parameters take before any layer is finished."""
+        return sum(parameter.nbytes for parameter in self.parameters())
+
+    def planned_bytes(self, ops: Ops) -> int:
+        """What `state` will take in memory; asked before the model is loaded."""
+        specs = (layer.state_specs(ops) for _, layer in self.layers_by_path())
+        return sum(spec.nbytes for each in specs for spec in each.values())
+
+    def state(self) -> dict[str, Tensor]:
+        """All that the loaded model keeps in memory, by layer and name."""
+        return {
+            f"{path}.{name}": tensor for path, layer in self.layers_by_path() for name, tensor in layer.state().items()
+        }

@@ -14,7 +14,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.layers.activation import OPERATOR_OF, Activation
 from octavo.layers.attention import PagedAttention
-from octavo.layers.embedding import Embedding, LMHead
+from octavo.layers.embedding import Embedding, embedding_and_head
 from octavo.layers.heads import Heads
 from octavo.layers.linear import ColumnLinear, QKVLinear, RowLinear
 from octavo.layers.norm import LayerNorm
@@ -106,11 +106,11 @@ class GPT2LMHeadModel(CausalLM):
 
     def __init__(self, c: GPT2Config, mesh: Mesh) -> None:
         super().__init__(c, mesh)
-        self.wte = Embedding(c.vocab_size, c.hidden_size)
+        self.wte, head = embedding_and_head(c.vocab_size, c.hidden_size, mesh, tied=c.tied)
         self.wpe = Embedding(c.max_positions, c.hidden_size)
         self.h = nn.ModuleList(Block(c, mesh, index) for index in range(c.num_layers))
         self.ln_f = LayerNorm(c.hidden_size, c.norm_eps)
-        self.lm_head = LMHead(c.hidden_size, c.vocab_size, mesh, tied_to=self.wte if c.tied else None)
+        self.lm_head = head
 
     def forward(self, batch: ModelInput) -> Tensor:
         """The normalised last hidden state of every token, [tokens, hidden]."""

@@ -1,4 +1,4 @@
-"""From a checkpoint to a model that computes: build without memory, compare with the headers, allocate, fill, bind."""
+"""From a checkpoint to a model that computes: build without memory, compare with the headers, bind, fill, finish."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from octavo.attention.backend import AttentionBackend
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.safetensors_header import TensorInfo
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
-from octavo.layers.layer import Binding, TensorSlot
+from octavo.layers.layer import Binding, Layer, TensorSlot
 from octavo.models.causal_lm import CausalLM
 from octavo.models.registry import resolve_model
 from octavo.models.weight_files import progress_bar, read_tensors
 from octavo.ops.registry import Ops
+from octavo.quantization.method import WeightMethod
 
 LoadFormat = Literal["auto", "dummy"]
 
@@ -44,38 +45,50 @@ def load_model(
     mesh: Mesh,
     backend: AttentionBackend,
     ops: Ops,
+    method: WeightMethod | None = None,
     device: torch.device | str = "cpu",
     progress: bool = False,
     load_format: LoadFormat = "auto",
     seed: int = 0,
 ) -> CausalLM:
-    """A model ready to run, in `dtype` on `device`.
+    """A model ready to run, in `dtype` on `device`, its weights kept by `method`.
 
-    `load_format` "dummy" draws random weights from `seed` instead of reading any. Weights are read through memory maps:
-    at no time is there a second copy of more than one tensor. Raises CheckpointError for whatever does not fit.
+    `load_format` "dummy" draws random weights from `seed` instead of reading any. A layer is brought into the form that
+    computes best as soon as its tensors have arrived: there is no second copy of more than the layers in between.
+    Raises CheckpointError for whatever does not fit.
     """
-    model = make_model(checkpoint, mesh)
+    model = make_model(checkpoint, mesh, dtype=dtype, method=method)
     slots = tensor_slots(model)
     if load_format == "auto":
         check_tensors(checkpoint, model, slots)
-    allocate(model, dtype, device)
-    with torch.no_grad():
-        if load_format == "dummy":
-            randomize(model, seed)
-        else:
-            _fill(checkpoint, model, progress)
     binding = Binding(ops, backend)
     for _, layer in model.layers_by_path():
         layer.bind(binding)
+    with torch.no_grad():
+        if load_format == "dummy":
+            for _, layer in model.layers_by_path():
+                seed = randomize(layer, seed, device)
+                layer.finish(ops)
+        else:
+            _fill(checkpoint, model, ops, device, progress)
     return model
 
 
-def make_model(checkpoint: Checkpoint, mesh: Mesh) -> CausalLM:
-    """The checkpoint's model on the meta device: shapes and names, no memory."""
+def make_model(
+    checkpoint: Checkpoint, mesh: Mesh, *, dtype: torch.dtype = torch.float32, method: WeightMethod | None = None
+) -> CausalLM:
+    """The checkpoint's model on the meta device: shapes and names in `dtype`, no memory.
+
+    `method` keeps the weights that are multiplied; by default they are not quantised.
+    """
     model_class = resolve_model(checkpoint)
     config = model_class.Config.read(checkpoint)
     with torch.device("meta"):
-        return model_class(config, mesh)  # type: ignore[arg-type]
+        model = model_class(config, mesh)  # type: ignore[arg-type]
+        if method is not None:
+            for _, layer in model.layers_by_path():
+                layer.use(method)
+    return model.to(dtype)
 
 
 def tensor_slots(model: CausalLM) -> dict[str, TensorSlot]:
@@ -110,56 +123,85 @@ def strip_prefix(model: CausalLM, name: str) -> str:
     return name
 
 
-def allocate(model: nn.Module, dtype: torch.dtype, device: torch.device | str) -> None:
-    """Give every parameter memory; one that two modules share stays one."""
-    made: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            if id(parameter) not in made:
-                memory = torch.empty(parameter.shape, dtype=dtype, device=device)
-                made[id(parameter)] = nn.Parameter(memory, requires_grad=False)
-            module.register_parameter(name, made[id(parameter)])
+def randomize(layer: Layer, seed: int, device: torch.device | str) -> int:
+    """Give a layer weights like those of a fresh model; answers the seed for the next layer.
 
-
-def randomize(model: nn.Module, seed: int) -> None:
-    """Weights like those of a fresh model: vectors of norms are one, biases zero, matrices uniform around zero."""
-    for name, parameter in model.named_parameters():
-        if parameter.dim() == 1:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+    Vectors of norms are one, biases zero, matrices uniform around zero. Every parameter takes a seed.
+    """
+    for name in [name for name, _ in layer.named_parameters(recurse=False)]:
+        values = layer.room(name, torch.device(device))
+        if values.dim() == 1:
+            values.fill_(0.0 if name.endswith("bias") else 1.0)
         else:
-            generator = torch.Generator(parameter.device).manual_seed(seed)
-            bound = (3.0 / parameter.shape[1]) ** 0.5
-            parameter.uniform_(-bound, bound, generator=generator)
+            generator = torch.Generator(values.device).manual_seed(seed)
+            bound = (3.0 / values.shape[1]) ** 0.5
+            values.uniform_(-bound, bound, generator=generator)
         seed += 1
+    return seed
 
 
-def _fill(checkpoint: Checkpoint, model: CausalLM, progress: bool) -> None:
-    """Read every file once and hand each tensor to its slot; optional ones last."""
+class _Arrivals:
+    """Hands tensors to their slots and finishes a layer as soon as it has all, which releases what it was made from."""
+
+    def __init__(self, model: CausalLM, ops: Ops) -> None:
+        self._ops = ops
+        self._owner: dict[str, Layer] = {}
+        self._awaited: dict[Layer, set[str]] = {}
+        self._early: dict[Layer, list[tuple[TensorSlot, Tensor]]] = {}
+        for path, layer in model.layers_by_path():
+            names = {slot.name for slot in layer.tensor_slots(path) if slot.required}
+            if names:
+                self._awaited[layer] = names
+                self._owner.update(dict.fromkeys(names, layer))
+
+    def take(self, slot: TensorSlot, stored: Tensor) -> None:
+        """Fill `slot`, or keep the tensor until what it is compared with is there. Raises CheckpointError."""
+        if slot.compared_with is not None:
+            if slot.compared_with in self._awaited:
+                self._early.setdefault(slot.compared_with, []).append((slot, stored))
+            else:
+                slot.fill(stored)
+            return
+        slot.fill(stored)
+        layer = self._owner[slot.name]
+        awaited = self._awaited[layer]
+        awaited.remove(slot.name)
+        if awaited:
+            return
+        layer.finish(self._ops)
+        del self._awaited[layer]
+        for repeated, tensor in self._early.pop(layer, ()):
+            repeated.fill(tensor)
+
+
+def _fill(checkpoint: Checkpoint, model: CausalLM, ops: Ops, device: torch.device | str, progress: bool) -> None:
+    """Read every file once and hand each tensor to its slot."""
     slots = tensor_slots(model)
-    late: list[tuple[TensorSlot, Tensor]] = []
-    found: set[str] = set()
+    arrivals = _Arrivals(model, ops)
+    found: dict[str, str] = {}
     show: AbstractContextManager[Callable[[int], None]] = nullcontext(lambda _: None)
     if progress:
         show = progress_bar(f"Loading {checkpoint.path.name}", checkpoint.weights_bytes())
     with show as advance:
         for file in checkpoint.weight_files():
             for name, stored in read_tensors(file.path):
-                found.add(name)
-                slot = slots.get(strip_prefix(model, name))
+                short = strip_prefix(model, name)
+                if short in found:
+                    raise CheckpointError(
+                        f"{file.path}: holds {name}, which came before as {found[short]}; the checkpoint is damaged, "
+                        "download it again"
+                    )
+                found[short] = name
+                slot = slots.get(short)
                 if slot is not None:
                     _check_type(name, _STORED_AS.get(stored.dtype, str(stored.dtype)), str(file.path))
                     _check_shape(name, tuple(stored.shape), slot, str(file.path))
-                    if slot.required:
-                        slot.fill(stored)
-                    else:
-                        late.append((slot, stored))
+                    try:
+                        arrivals.take(slot, stored.to(device))
+                    except CheckpointError as error:
+                        raise CheckpointError(f"{checkpoint.path}: {error}") from error
                 advance(stored.nbytes)
-    for slot, stored in late:
-        try:
-            slot.fill(stored)
-        except CheckpointError as error:
-            raise CheckpointError(f"{checkpoint.path}: {error}") from error
-    _check_names(checkpoint, model, slots, dict.fromkeys(found))
+    _check_names(checkpoint, model, slots, dict.fromkeys(found.values()))
 
 
 def _check_names(

@@ -12,7 +12,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.layers.activation import OPERATOR_OF, Activation
 from octavo.layers.attention import PagedAttention
-from octavo.layers.embedding import Embedding, LMHead
+from octavo.layers.embedding import Embedding, embedding_and_head
 from octavo.layers.heads import Heads
 from octavo.layers.linear import ColumnLinear, QKVLinear, RowLinear
 from octavo.layers.norm import LayerNorm
@@ -110,13 +110,13 @@ class OPTForCausalLM(CausalLM):
     def __init__(self, c: OPTConfig, mesh: Mesh) -> None:
         super().__init__(c, mesh)
         narrow = c.embedding_size != c.hidden_size
-        self.embed_tokens = Embedding(c.vocab_size, c.embedding_size)
+        self.embed_tokens, head = embedding_and_head(c.vocab_size, c.embedding_size, mesh, tied=c.tied)
         self.embed_positions = Embedding(c.max_positions, c.hidden_size, offset=_POSITION_OFFSET)
         self.project_in = ColumnLinear(c.embedding_size, c.hidden_size, mesh) if narrow else None
         self.layers = nn.ModuleList(DecoderLayer(c, mesh, index) for index in range(c.num_layers))
         self.final_layer_norm = LayerNorm(c.hidden_size, c.norm_eps) if c.final_norm else None
         self.project_out = ColumnLinear(c.hidden_size, c.embedding_size, mesh) if narrow else None
-        self.lm_head = LMHead(c.embedding_size, c.vocab_size, mesh, tied_to=self.embed_tokens if c.tied else None)
+        self.lm_head = head
 
     def forward(self, batch: ModelInput) -> Tensor:
         """The last hidden state of every token, [tokens, hidden]."""

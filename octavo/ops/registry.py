@@ -21,6 +21,10 @@ from octavo.platform import Platform
 REFERENCE = "reference"
 
 
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
 @dataclass(frozen=True)
 class Operator:
     """One operation that a device may have its own code for."""
@@ -34,6 +38,8 @@ class Operator:
         default_factory=lambda: {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}
     )
     """Largest difference allowed between an implementation and the reference, relative to 1 + |value|."""
+    trial: Callable[..., Any] = _call
+    """Tries an implementation on one list of `examples`: (implementation, *arguments) → the tensors to compare."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ class Ops:
         self.__dict__.update(functions)
         self.choices = choices
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Any:
         known = [choice.operator for choice in self.__dict__.get("choices", ())]
         raise AttributeError(f"no operator is called {name}{suggestion(name, known)}")
 

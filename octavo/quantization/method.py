@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from octavo.ops.prepare_linear import LinearFormat, LinearShape, PreparedLinear, TensorSpec
 from octavo.ops.registry import Ops
 
 
 class WeightMethod(Protocol):
-    """How a linear layer keeps its weight. One object serves many layers and holds no state of any."""
+    """How a linear layer, or a head, keeps its weight. One object serves many layers and holds no state of any.
+
+    `shape` is that of the plain weight, for quantised ones too.
+    """
 
     name: str
 
@@ -20,16 +24,28 @@ class WeightMethod(Protocol):
         """Give `layer` its parameters, as the checkpoint fills them; dimension 0 of each counts outputs."""
         ...
 
-    def finish(self, layer: nn.Module, ops: Ops) -> Callable[[Tensor], Tensor]:
-        """Bring the filled parameters into the form that computes best; answers x [tokens, inputs] → [tokens, outputs].
+    def finish(self, layer: nn.Module, ops: Ops, *, gated: bool = False) -> PreparedLinear:
+        """Bring the filled parameters into the form that computes best; the layer releases them afterwards.
 
-        Called once after loading, and again whenever the parameters were replaced.
+        Called once for a layer, as soon as it is filled.
         """
+        ...
+
+    def layout(self, ops: Ops) -> str:
+        """Names the bytes that `finish` makes of given parameters; see `LinearFormat.layout`."""
+        ...
+
+    def state_specs(self, shape: LinearShape, ops: Ops) -> dict[str, TensorSpec]:
+        """What `finish` will keep of a weight of this shape; see `LinearFormat.state_specs`."""
+        ...
+
+    def restore(self, shape: LinearShape, ops: Ops, state: Mapping[str, Tensor]) -> PreparedLinear:
+        """What `finish` made, from its state; see `LinearFormat.restore`."""
         ...
 
 
 class Unquantized:
-    """`weight` [outputs, inputs] and perhaps `bias` [outputs], multiplied as they are."""
+    """`weight` [outputs, inputs] and perhaps `bias` [outputs], multiplied in their own type."""
 
     name = "unquantized"
 
@@ -38,12 +54,23 @@ class Unquantized:
         layer.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
         layer.register_parameter("bias", nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None)
 
-    def finish(self, layer: nn.Module, ops: Ops) -> Callable[[Tensor], Tensor]:
+    def finish(self, layer: nn.Module, ops: Ops, *, gated: bool = False) -> PreparedLinear:
         """See `WeightMethod.finish`."""
-        linear, weight, bias = ops.linear, layer.weight, layer.bias
+        bias = None if layer.bias is None else layer.get_parameter("bias").data
+        return self._format(ops)(layer.get_parameter("weight").data, bias, gated=gated)
 
-        def apply(x: Tensor) -> Tensor:
-            product: Tensor = linear(x, weight, bias)
-            return product
+    def layout(self, ops: Ops) -> str:
+        """See `WeightMethod.layout`."""
+        return self._format(ops).layout
 
-        return apply
+    def state_specs(self, shape: LinearShape, ops: Ops) -> dict[str, TensorSpec]:
+        """See `WeightMethod.state_specs`."""
+        return self._format(ops).state_specs(shape)
+
+    def restore(self, shape: LinearShape, ops: Ops, state: Mapping[str, Tensor]) -> PreparedLinear:
+        """See `WeightMethod.restore`."""
+        return self._format(ops).restore(shape, state)
+
+    def _format(self, ops: Ops) -> LinearFormat:
+        found: LinearFormat = ops.prepare_linear
+        return found

@@ -16,7 +16,9 @@ from octavo.core.model_shape import ModelShape
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
 from octavo.models.loader import DTYPES, make_model
+from octavo.ops.registry import Ops
 from octavo.platform import Memory, Platform
+from octavo.quantization.method import WeightMethod
 from octavo.sampling.sampler import rows_per_chunk, sampling_bytes
 from octavo.worker.model_runner import LOGITS_BYTES
 
@@ -44,16 +46,16 @@ class ModelSizes:
     """Bytes of one activation."""
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, dtype: torch.dtype) -> ModelSizes:
+    def of(cls, checkpoint: Checkpoint, dtype: torch.dtype, ops: Ops, method: WeightMethod | None = None) -> ModelSizes:
         """Read config.json and build the model without memory. Raises CheckpointError."""
-        model = make_model(checkpoint, Mesh.single())
-        num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        return cls(model.config.shape(), num_parameters * dtype.itemsize, dtype.itemsize)
+        model = make_model(checkpoint, Mesh.single(), dtype=dtype, method=method)
+        return cls(model.config.shape(), model.planned_bytes(ops), dtype.itemsize)
 
 
 def plan_memory(
     checkpoint: Checkpoint,
     platform: Platform,
+    ops: Ops,
     *,
     model: ModelConfig,
     cache: CacheConfig,
@@ -62,7 +64,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """The plan for a checkpoint on this machine. Raises CheckpointError, or ConfigError with a remedy."""
     return divide_memory(
-        ModelSizes.of(checkpoint, DTYPES[model.dtype]),
+        ModelSizes.of(checkpoint, DTYPES[model.dtype], ops),
         ReferenceBackend(),
         platform.memory,
         cache=cache,

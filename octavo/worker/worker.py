@@ -14,7 +14,7 @@ from octavo.config.explain import MemoryPlan
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.mesh import Mesh
-from octavo.models.loader import DTYPES, load_model
+from octavo.models.loader import DTYPES, load_model, make_model
 from octavo.ops.registry import bind, open_runtime
 from octavo.platform import Platform
 from octavo.worker.cache_engine import CacheEngine
@@ -47,25 +47,28 @@ class Worker:
         device = torch.device(config.device.device)
         platform = Platform.detect()
         checkpoint = Checkpoint.open(Path(config.model.path))
+        dtype = DTYPES[config.model.dtype]
+        plain_bytes = make_model(checkpoint, Mesh.single(), dtype=dtype).plain_bytes()
+        is_worth_it = config.device.user_set_threads or plain_bytes >= _THREADS_FROM_BYTES
+        threads = config.device.threads if is_worth_it else 1
+        runtime = open_runtime(platform, threads, config.device.instruction_set)
+        ops = bind(platform, config.device.op_overrides, runtime=runtime)
         # before the weights: a plan that cannot work fails at once
         plan = plan_memory(
             checkpoint,
             platform,
+            ops,
             model=config.model,
             cache=config.cache,
             scheduler=config.scheduler,
             device=config.device.device,
         )
-        is_worth_it = config.device.user_set_threads or plan.weights_bytes >= _THREADS_FROM_BYTES
-        threads = config.device.threads if is_worth_it else 1
-        runtime = open_runtime(platform, threads, config.device.instruction_set)
-        ops = bind(platform, config.device.op_overrides, runtime=runtime)
         backend = ReferenceBackend()
         # a setting of the process: this worker owns its threads. Two pools would wait for each other's processors
         torch.set_num_threads(threads if runtime is None else 1)
         model = load_model(
             checkpoint,
-            dtype=DTYPES[config.model.dtype],
+            dtype=dtype,
             mesh=Mesh.single(),
             backend=backend,
             ops=ops,

@@ -27,12 +27,19 @@ class Apart(Mesh):
 
 
 def fill(layer: L, stored: dict[str, Tensor], path: str = "layers.0.part") -> L:
-    """Fill `layer` from tensors by name, and bind it to the references."""
+    """Fill `layer` from tensors by name, bind it to the references and finish it."""
     for slot in layer.tensor_slots(path):
         tensor = stored[slot.name]
         assert tuple(tensor.shape) == slot.shape
         slot.fill(tensor)
-    layer.bind(Binding(bind(Platform.detect(), candidates=()), ReferenceBackend()))
+    return finish(layer)
+
+
+def finish(layer: L) -> L:
+    """Bind a filled layer to the references and finish it."""
+    ops = bind(Platform.detect(), candidates=())
+    layer.bind(Binding(ops, ReferenceBackend()))
+    layer.finish(ops)
     return layer
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from octavo.layers.activation import OPERATOR_OF, Activation, SiluAndMul
+from octavo.layers.activation import OPERATOR_OF, Activation
 from tests.layers.bound import fill, random
 
 EXPECTED = {
@@ -21,8 +21,3 @@ EXPECTED = {
 def test_a_name_leads_to_its_function(name: str) -> None:
     x = random(3, 8)
     torch.testing.assert_close(fill(Activation(name), {})(x), EXPECTED[name](x))
-
-
-def test_the_gate_comes_before_what_it_gates() -> None:
-    x = random(3, 8)
-    torch.testing.assert_close(fill(SiluAndMul(), {})(x), F.silu(x[:, :4]) * x[:, 4:])

@@ -7,8 +7,8 @@ import torch
 
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
-from octavo.layers.embedding import Embedding, LMHead
-from tests.layers.bound import Apart, fill, random
+from octavo.layers.embedding import Embedding, LMHead, TiedEmbedding, TiedHead
+from tests.layers.bound import Apart, fill, finish, random
 
 ONE = Mesh.single()
 
@@ -27,11 +27,15 @@ def test_logits_are_float32_whatever_the_weights_are() -> None:
 
 
 def test_a_tied_head_shares_the_table_and_needs_none_of_its_own() -> None:
-    table = fill(Embedding(10, 4), {"layers.0.part.weight": random(10, 4)})
-    head = LMHead(4, 10, ONE, tied_to=table)
-    assert head.weight is table.weight
+    table = random(10, 4)
+    embedding = fill(TiedEmbedding(10, 4), {"layers.0.part.weight": table})
+    head = finish(TiedHead(4, 10, embedding))
+    assert torch.equal(embedding(torch.tensor([0, 9, 9])), table[[0, 9, 9]])
+    torch.testing.assert_close(head(random(3, 4)), random(3, 4) @ table.T)
+    assert head.state() == {}
     (slot,) = head.tensor_slots("lm_head")
     assert not slot.required
+    assert slot.compared_with is embedding
     slot.fill(random(10, 4))
     with pytest.raises(CheckpointError, match=r"lm_head\.weight differs"):
         slot.fill(random(10, 4) + 1)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from octavo.distributed.mesh import Mesh
 from octavo.layers.heads import Heads
-from octavo.layers.linear import ColumnLinear, QKVLinear, RowLinear
+from octavo.layers.linear import ColumnLinear, GatedLinear, QKVLinear, RowLinear
+from octavo.ops.prepare_linear import TensorSpec
+from octavo.ops.registry import bind
+from octavo.platform import Platform
 from tests.layers.bound import Apart, fill, random
 
 ONE = Mesh.single()
@@ -27,6 +31,28 @@ def test_named_tensors_are_read_from_beside_the_layer_and_stacked() -> None:
         ColumnLinear(8, (6, 4), ONE, reads=("gate", "up")), {"layers.0.gate.weight": gate, "layers.0.up.weight": up}
     )
     torch.testing.assert_close(layer(X), torch.cat((X @ gate.T, X @ up.T), dim=1))
+
+
+def test_the_gate_comes_before_what_it_gates() -> None:
+    gate, up = random(6, 8), random(6, 8) + 1
+    stored = {"layers.0.gate_proj.weight": gate, "layers.0.up_proj.weight": up}
+    torch.testing.assert_close(fill(GatedLinear(8, 6, ONE), stored)(X), F.silu(X @ gate.T) * (X @ up.T))
+    shares = [fill(GatedLinear(8, 6, mesh), stored)(X) for mesh in RANKS]
+    torch.testing.assert_close(torch.cat(shares, dim=1), fill(GatedLinear(8, 6, ONE), stored)(X))
+
+
+def test_a_finished_layer_is_restored_from_its_state_without_its_tensors() -> None:
+    layer = fill(
+        ColumnLinear(8, 6, ONE, bias=True), {"layers.0.part.weight": random(6, 8), "layers.0.part.bias": X[0, :6]}
+    )
+    ops = bind(Platform.detect(), candidates=())
+    with torch.device("meta"):
+        again = ColumnLinear(8, 6, ONE, bias=True)
+    specs = again.state_specs(ops)
+    assert specs == {name: TensorSpec.of(tensor) for name, tensor in layer.state().items()}
+    again.restore(layer.state(), ops)
+    assert torch.equal(again(X), layer(X))
+    assert list(again.parameters()) == list(layer.parameters()) == []
 
 
 def test_a_layer_at_the_root_reads_from_the_root() -> None:

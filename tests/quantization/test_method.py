@@ -14,12 +14,16 @@ from octavo.quantization.method import Unquantized
 @pytest.mark.parametrize("bias", [False, True])
 def test_what_is_filled_is_multiplied(bias: bool) -> None:
     method, layer = Unquantized(), nn.Module()
-    method.make(layer, 5, 3, bias)
+    method.make(layer, 5, 4, bias)
     assert [name for name, _ in layer.named_parameters()] == ["weight", *(["bias"] if bias else [])]
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(torch.randn(parameter.shape))
-    apply = method.finish(layer, bind(Platform.detect(), candidates=()))
+    ops = bind(Platform.detect(), candidates=())
+    prepared = method.finish(layer, ops)
     x = torch.randn(2, 5)
     expected = x @ layer.get_parameter("weight").T + (layer.get_parameter("bias") if bias else 0)
-    torch.testing.assert_close(apply(x), expected)
+    torch.testing.assert_close(prepared(x), expected)
+    gate, up = expected.chunk(2, dim=1)
+    torch.testing.assert_close(method.finish(layer, ops, gated=True)(x), torch.nn.functional.silu(gate) * up)
+    assert torch.equal(method.restore(prepared.shape, ops, prepared.state())(x), prepared(x))

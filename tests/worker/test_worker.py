@@ -109,5 +109,5 @@ def test_swap_space_takes_no_memory_until_it_is_used(checkpoint: Path) -> None:
 
 def test_every_operator_has_an_implementation_and_a_reason(checkpoint: Path) -> None:
     choices = Worker.build(make_config(checkpoint)).op_choices()
-    assert {"rms_norm", "linear"} <= {operator for operator, _, _ in choices}
+    assert {"rms_norm", "prepare_linear"} <= {operator for operator, _, _ in choices}
     assert all(implementation and because for _, implementation, because in choices)
