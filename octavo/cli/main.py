@@ -49,8 +49,13 @@ def build_app() -> App:
 
 def main(tokens: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
+    return invoke(build_app(), tokens)
+
+
+def invoke(app: App, tokens: Sequence[str] | None = None) -> int:
+    """Run a tree of commands and return the exit code; what goes wrong becomes one line on stderr."""
     try:
-        result = build_app()(
+        result = app(
             sys.argv[1:] if tokens is None else list(tokens),
             exit_on_error=False,
             print_error=False,
