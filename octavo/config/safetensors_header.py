@@ -32,6 +32,8 @@ class TensorInfo:
     shape: tuple[int, ...]
     nbytes: int
     file: Path
+    offset: int
+    """First byte of its data, counted from the start of the file."""
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
@@ -58,8 +60,9 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raise damaged(path, "its header is not JSON") from error
     if not isinstance(entries, dict):
         raise damaged(path, "its header is not an object")
-    tensors = {name: _entry(path, name, entry) for name, entry in entries.items() if name != "__metadata__"}
-    end = 8 + length + max((entry["data_offsets"][1] for name, entry in entries.items() if name in tensors), default=0)
+    data = 8 + length
+    tensors = {name: _entry(path, name, entry, data) for name, entry in entries.items() if name != "__metadata__"}
+    end = max((info.offset + info.nbytes for info in tensors.values()), default=data)
     if size < end:
         raise damaged(path, f"it has {size:,} bytes of {end:,}")
     return tensors
@@ -70,7 +73,7 @@ def damaged(path: Path, why: str) -> CheckpointError:
     return CheckpointError(f"{path}: truncated or damaged ({why}); download it again")
 
 
-def _entry(path: Path, name: str, entry: Any) -> TensorInfo:
+def _entry(path: Path, name: str, entry: Any, data: int) -> TensorInfo:
     try:
         dtype, shape, (start, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
         expected_bytes = (prod(shape) * _BITS[dtype] + 7) // 8
@@ -79,4 +82,4 @@ def _entry(path: Path, name: str, entry: Any) -> TensorInfo:
         raise damaged(path, f"the entry of {name} is not understood") from error
     if misplaced or stored_bytes != expected_bytes:
         raise damaged(path, f"{name} has {stored_bytes:,} bytes, {dtype} {list(shape)} needs {expected_bytes:,}")
-    return TensorInfo(name, dtype, shape, expected_bytes, path)
+    return TensorInfo(name, dtype, shape, expected_bytes, path, data + start)

@@ -24,8 +24,8 @@ class TensorSlot:
     shape: tuple[int, ...]
     """Its shape in the checkpoint."""
     fill: Callable[[Tensor], None]
-    """Makes it, or this rank's share of it, the parameter or a part of it, in the parameter's type. The tensor is the
-    layer's from then on."""
+    """Makes it, or this rank's share of it, the parameter or a part of it, in the parameter's type. The tensor may be a
+    view of a mapped file; it stays as it is until the layer is finished."""
     compared_with: Layer | None = None
     """Set for a tensor that may be absent: it repeats what that layer holds and is filled once that is finished."""
 
@@ -75,12 +75,11 @@ class Layer(nn.Module):
     def restore(self, state: Mapping[str, Tensor], ops: Ops) -> None:
         """Take what `state` gave instead of filling and finishing; the tensors meet `state_specs`."""
         for name, tensor in state.items():
-            self.hold(name, tensor)
+            self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
     def hold(self, name: str, value: Tensor) -> None:
-        """Make `value` the parameter `name`, without a copy where type and order are the parameter's."""
-        held = value.to(self.get_parameter(name).dtype).contiguous()
-        self.register_parameter(name, nn.Parameter(held, requires_grad=False))
+        """Copy `value` into the parameter `name`."""
+        self.room(name, value.device).copy_(value)
 
     def room(self, name: str, device: torch.device) -> Tensor:
         """The memory of parameter `name`, given to it now if it had none."""
@@ -106,6 +105,11 @@ class PreparedLayer(Layer):
         """See `Layer.use`."""
         self.method = method
         method.make(self, *self._sizes)
+
+    def hold(self, name: str, value: Tensor) -> None:
+        """Make `value` the parameter `name`, without a copy where type and order are right: `finish` copies it."""
+        held = value.to(self.get_parameter(name).dtype).contiguous()
+        self.register_parameter(name, nn.Parameter(held, requires_grad=False))
 
     def finish(self, ops: Ops) -> None:
         """Prepare the weight and release what it was made from."""

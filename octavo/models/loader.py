@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
@@ -18,19 +18,15 @@ from octavo.errors import CheckpointError
 from octavo.layers.layer import Binding, Layer, TensorSlot
 from octavo.models.causal_lm import CausalLM
 from octavo.models.registry import resolve_model
-from octavo.models.weight_files import progress_bar, read_tensors
+from octavo.models.weight_files import FLOATS, StoredTensor, progress_bar, read_ahead, stored_tensors
 from octavo.ops.registry import Ops
 from octavo.quantization.method import WeightMethod
 
 LoadFormat = Literal["auto", "dummy"]
 
-_STORED_AS: Mapping[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-}
-_FLOATS = frozenset(_STORED_AS.values())
+_READ_AHEAD_BYTES = 64 << 20
+"""Most bytes of tensors that are read while the one before them is packed."""
+
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -179,28 +175,35 @@ def _fill(checkpoint: Checkpoint, model: CausalLM, ops: Ops, device: torch.devic
     slots = tensor_slots(model)
     arrivals = _Arrivals(model, ops)
     found: dict[str, str] = {}
+
+    def wanted() -> Iterator[StoredTensor]:
+        for file in checkpoint.weight_files():
+            for tensor in stored_tensors(file.path):
+                name = strip_prefix(model, tensor.name)
+                if name in found:
+                    raise CheckpointError(
+                        f"{tensor.file}: holds {tensor.name}, which came before as {found[name]}; "
+                        "the checkpoint is damaged, download it again"
+                    )
+                found[name] = tensor.name
+                if name not in slots:
+                    advance(tensor.nbytes)
+                    continue
+                _check_type(tensor.name, tensor.stored_as, str(tensor.file))
+                _check_shape(tensor.name, tensor.shape, slots[name], str(tensor.file))
+                yield tensor
+
     show: AbstractContextManager[Callable[[int], None]] = nullcontext(lambda _: None)
     if progress:
         show = progress_bar(f"Loading {checkpoint.path.name}", checkpoint.weights_bytes())
     with show as advance:
-        for file in checkpoint.weight_files():
-            for name, stored in read_tensors(file.path):
-                short = strip_prefix(model, name)
-                if short in found:
-                    raise CheckpointError(
-                        f"{file.path}: holds {name}, which came before as {found[short]}; the checkpoint is damaged, "
-                        "download it again"
-                    )
-                found[short] = name
-                slot = slots.get(short)
-                if slot is not None:
-                    _check_type(name, _STORED_AS.get(stored.dtype, str(stored.dtype)), str(file.path))
-                    _check_shape(name, tuple(stored.shape), slot, str(file.path))
-                    try:
-                        arrivals.take(slot, stored.to(device))
-                    except CheckpointError as error:
-                        raise CheckpointError(f"{checkpoint.path}: {error}") from error
-                advance(stored.nbytes)
+        for tensor, values in read_ahead(wanted(), _READ_AHEAD_BYTES):
+            try:
+                arrivals.take(slots[strip_prefix(model, tensor.name)], values.to(device))
+            except CheckpointError as error:
+                raise CheckpointError(f"{checkpoint.path}: {error}") from error
+            tensor.release()
+            advance(tensor.nbytes)
     _check_names(checkpoint, model, slots, dict.fromkeys(found.values()))
 
 
@@ -229,7 +232,7 @@ def _check_names(
 
 
 def _check_type(name: str, stored_as: str, file: str) -> None:
-    if stored_as not in _FLOATS:
+    if stored_as not in FLOATS:
         raise CheckpointError(
             f"{file}: {name} is stored as {stored_as}, expected F32, F16 or BF16; "
             "quantised weights are not implemented, use the unquantised checkpoint"

@@ -1,31 +1,85 @@
-"""Reading the tensors of one weight file, memory-mapped, and the bar that shows how far it is."""
+"""Reading the tensors of weight files, one ahead of its use, and the bar that shows how far it is."""
 
 from __future__ import annotations
 
+import mmap
 import zipfile
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
+from octavo.config.safetensors_header import TensorInfo, read_header
 from octavo.errors import CheckpointError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+_TYPES: Final[Mapping[str, torch.dtype]] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+_WORDS: Final = {dtype: word for word, dtype in _TYPES.items()}
+FLOATS: Final = frozenset(_TYPES)
+"""Types that can be read, in the words of safetensors."""
 
-def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of every tensor in a safetensors file or PyTorch archive; the tensors are views of the file.
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a weight file, before it is read."""
+
+    name: str
+    stored_as: str
+    """Its type in the words of safetensors (F32, BF16, …), of torch for types that safetensors has no word for."""
+    shape: tuple[int, ...]
+    nbytes: int
+    file: Path
+    values: Callable[[], Tensor]
+    """A view of the file with its pages in memory. Raises CheckpointError."""
+    release: Callable[[], None] = lambda: None
+    """Let go of its pages. A view that is still read gets them back from the file."""
+
+
+def stored_tensors(path: Path) -> Iterator[StoredTensor]:
+    """Every tensor of a safetensors file or PyTorch archive, in the order of the file.
 
     Raises CheckpointError for a damaged file, and for an archive that holds anything but tensors.
     """
     if path.suffix == ".safetensors":
-        yield from _read_safetensors(path)
+        yield from _tensors_of_safetensors(path)
     else:
-        yield from _read_archive(path)
+        yield from _tensors_of_archive(path)
+
+
+def read_ahead(tensors: Iterable[StoredTensor], limit_bytes: int) -> Iterator[tuple[StoredTensor, Tensor]]:
+    """One after the other with its values, in a thread that reads on while the caller works on what it got.
+
+    Besides the tensor that the caller has, at most `limit_bytes` are read, or a single larger tensor.
+    """
+    waiting: deque[tuple[StoredTensor, Future[Tensor]]] = deque()
+    reader = ThreadPoolExecutor(1, thread_name_prefix="octavo-reader")
+    try:
+        for tensor in tensors:
+            while waiting and sum(each.nbytes for each, _ in islice(waiting, 1, None)) + tensor.nbytes > limit_bytes:
+                first, future = waiting.popleft()
+                yield first, future.result()
+            waiting.append((tensor, reader.submit(tensor.values)))
+        while waiting:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    finally:
+        reader.shutdown(cancel_futures=True)
 
 
 @contextmanager
@@ -50,19 +104,36 @@ def progress_bar(title: str, total_bytes: int, console: Console | None = None) -
         yield lambda count: progress.advance(task, count)
 
 
-def _read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            # in the order of the file, which reads it from front to back
-            for name in file.offset_keys():
-                yield name, file.get_tensor(name)
-    except SafetensorError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); download it again") from error
+def _tensors_of_safetensors(path: Path) -> Iterator[StoredTensor]:
+    header = read_header(path)
+    with path.open("rb") as file:
+        # private, so that nothing can reach the file: torch wants memory that it could write to
+        pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    for info in sorted(header.values(), key=lambda info: info.offset):
+        values, release = partial(_mapped, pages, info), partial(_release, pages, info)
+        yield StoredTensor(info.name, info.dtype, info.shape, info.nbytes, path, values, release)
 
 
-def _read_archive(path: Path) -> Iterator[tuple[str, Tensor]]:
+def _mapped(pages: mmap.mmap, info: TensorInfo) -> Tensor:
+    dtype = _TYPES[info.dtype]
+    count = prod(info.shape)
+    if not count:
+        return torch.empty(info.shape, dtype=dtype)
+    if info.offset % dtype.itemsize:
+        values = torch.frombuffer(pages, dtype=torch.uint8, count=info.nbytes, offset=info.offset).clone().view(dtype)
+    else:
+        values = torch.frombuffer(pages, dtype=dtype, count=count, offset=info.offset)
+    values[:: max(1, mmap.PAGESIZE // dtype.itemsize)].sum()
+    return values.view(info.shape)
+
+
+def _release(pages: mmap.mmap, info: TensorInfo) -> None:
+    if hasattr(mmap, "MADV_DONTNEED") and info.nbytes:
+        start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        pages.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
+
+
+def _tensors_of_archive(path: Path) -> Iterator[StoredTensor]:
     try:
         # archives of before PyTorch 1.6 are no zip files and cannot be mapped
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
@@ -79,4 +150,5 @@ def _read_archive(path: Path) -> Iterator[tuple[str, Tensor]]:
             raise CheckpointError(f"{path}: entry {name!r} is a {type(value).__name__}, expected a name with a tensor")
         if value.layout is not torch.strided:
             raise CheckpointError(f"{path}: {name} is stored as {value.layout}, expected a dense tensor")
-        yield name, value
+        stored_as = _WORDS.get(value.dtype, str(value.dtype))
+        yield StoredTensor(name, stored_as, tuple(value.shape), value.nbytes, path, value.detach)

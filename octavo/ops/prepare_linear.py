@@ -1,8 +1,8 @@
 """Weights of linear layers in the form that multiplies best: how they get into it, compute in it and are kept.
 
-The operator is a `LinearFormat`. It takes a plain weight and answers a `PreparedLinear`, the only owner of that weight
-from then on: the plain one may be released at once. Formats of quantised weights are further operators of this kind,
-which take what was quantised; all answer the same `PreparedLinear`.
+The operator is a `LinearFormat`. It takes a plain weight and answers a `PreparedLinear` that has memory of its own: the
+plain one is released at once. Formats of quantised weights are further operators of this kind, which take what was
+quantised; all answer the same `PreparedLinear`.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class LinearFormat(Protocol):
     def __call__(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PreparedLinear:
         """Bring a weight [outputs, inputs] and a bias [outputs] into this form.
 
-        The answer may keep both tensors: they are the format's from now on, and nobody writes to them. With `gated` the
-        weight is gate stacked on up, and the answer computes silu(gate) * up.
+        The answer keeps neither tensor: they may be views of a mapped file, at any address that their type allows.
+        With `gated` the weight is gate stacked on up, and the answer computes silu(gate) * up.
         """
         ...
 
@@ -139,7 +139,8 @@ class PlainFormat:
     def __call__(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PreparedLinear:
         """See `LinearFormat`."""
         outputs, inputs = weight.shape
-        return PlainLinear(LinearShape(outputs, inputs, weight.dtype, bias is not None, gated), weight, bias)
+        shape = LinearShape(outputs, inputs, weight.dtype, bias is not None, gated)
+        return PlainLinear(shape, weight.clone(), None if bias is None else bias.clone())
 
     def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
         """See `LinearFormat.state_specs`."""

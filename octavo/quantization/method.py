@@ -25,9 +25,9 @@ class WeightMethod(Protocol):
         ...
 
     def finish(self, layer: nn.Module, ops: Ops, *, gated: bool = False) -> PreparedLinear:
-        """Bring the filled parameters into the form that computes best; the layer releases them afterwards.
+        """Bring the filled parameters into the form that computes best, in memory of its own; the layer releases them.
 
-        Called once for a layer, as soon as it is filled.
+        Called once for a layer, as soon as it is filled. Parameters may be views of a mapped file.
         """
         ...
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import threading
+import time
 from io import StringIO
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from safetensors.torch import save_file
+from torch import Tensor
 
-from octavo.models.weight_files import progress_bar, read_tensors
+from octavo.models.weight_files import StoredTensor, progress_bar, read_ahead, stored_tensors
 
 
 def test_safetensors_and_archives_hold_the_same(tmp_path: Path) -> None:
@@ -18,7 +22,7 @@ def test_safetensors_and_archives_hold_the_same(tmp_path: Path) -> None:
     torch.save(tensors, tmp_path / "pytorch_model.bin")
     torch.save(tensors, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
     for name in ("model.safetensors", "pytorch_model.bin", "old.bin"):
-        found = dict(read_tensors(tmp_path / name))
+        found = {each.name: each.values() for each in stored_tensors(tmp_path / name)}
         assert found.keys() == tensors.keys()
         assert all(torch.equal(found[key], tensors[key]) for key in tensors)
 
@@ -31,3 +35,71 @@ def test_the_bar_shows_how_many_bytes_are_loaded() -> None:
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "Loading it" in shown
     assert "2.0/2.0 KiB" in shown
+
+
+def test_views_of_a_file_can_be_released_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.arange(5000.0), "b": torch.arange(7.0), "c": torch.empty(0, 3), "d": torch.tensor(2.5)}, path)
+    tensors = {each.name: each for each in stored_tensors(path)}
+    views = {name: each.values() for name, each in tensors.items()}
+    for each in tensors.values():
+        each.release()
+    assert torch.equal(views["a"], torch.arange(5000.0))
+    assert torch.equal(views["b"], torch.arange(7.0))
+    assert views["c"].shape == (0, 3)
+    assert views["d"].item() == 2.5
+
+
+def test_values_at_odd_places_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [1, 9]}}).encode()
+    values = torch.tensor([1.5, -2.0])
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"x" + values.numpy().tobytes())
+    (tensor,) = stored_tensors(path)
+    assert torch.equal(tensor.values(), values)
+
+
+def test_what_is_written_to_a_view_never_reaches_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(10)}, path)
+    before = path.read_bytes()
+    next(stored_tensors(path)).values().zero_()
+    assert path.read_bytes() == before
+
+
+class Shelf:
+    """Tensors of given sizes that tell which of them were read."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.reads: list[int] = []
+        self.tensors = [self.tensor(index, size) for index, size in enumerate(sizes)]
+
+    def tensor(self, index: int, size: int) -> StoredTensor:
+        def read() -> Tensor:
+            self.reads.append(index)
+            return torch.full((size,), index, dtype=torch.uint8)
+
+        return StoredTensor(str(index), "U8", (size,), size, Path("shelf"), read)
+
+
+def test_reading_goes_on_while_the_caller_works_but_never_too_far() -> None:
+    shelf = Shelf(10, 10, 10, 100, 10, 10)
+    order = []
+    # two small ones fit beside the caller's, the large one is read when nothing else waits
+    for (tensor, values), expected in zip(read_ahead(shelf.tensors, limit_bytes=20), (3, 3, 3, 6, 6, 6), strict=True):
+        order.append((tensor.name, int(values[0])))
+        deadline = time.monotonic() + 10
+        while len(shelf.reads) < expected and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.01)
+        assert shelf.reads == list(range(expected))
+    assert order == [(str(index), index) for index in range(6)]
+
+
+def test_a_caller_that_gives_up_stops_the_reader() -> None:
+    shelf = Shelf(*[10] * 100)
+    ahead = read_ahead(shelf.tensors, limit_bytes=50)
+    next(ahead)
+    ahead.close()
+    assert len(shelf.reads) <= 6
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("octavo-reader")]

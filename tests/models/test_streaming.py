@@ -1,0 +1,146 @@
+"""Loading layer by layer: the same model in the memory of its packed weights."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from octavo.attention.reference import ReferenceBackend
+from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
+from octavo.errors import CheckpointError
+from octavo.models.causal_lm import CausalLM
+from octavo.models.loader import load_model, make_model
+from octavo.ops.registry import Ops, bind
+from octavo.platform import Platform
+from tests.fakes.checkpoints import edit_tensors, make_checkpoint, to_pytorch_archive
+from tests.fakes.padded_format import padded_ops
+from tests.models.paged_run import PagedRun, Stream
+
+FAMILIES = ("llama", "qwen3", "mistral", "opt", "gpt2")
+PLAIN = bind(Platform.detect(), candidates=())
+
+
+def load(path: Path, ops: Ops, **options: Any) -> CausalLM:
+    return load_model(
+        Checkpoint.open(path), dtype=torch.float32, mesh=Mesh.single(), backend=ReferenceBackend(), ops=ops, **options
+    )
+
+
+def logits(model: CausalLM) -> torch.Tensor:
+    run, stream = PagedRun(model), Stream([5, 6, 7])
+    run.step([(stream, 3)])
+    run.decode([stream], 3)
+    return torch.stack(stream.logits)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_packed_model_answers_as_the_plain_one_and_takes_what_was_planned(
+    family: str, load_format: str, tmp_path: Path
+) -> None:
+    path = make_checkpoint(family, tmp_path)
+    plain, packed = (load(path, ops, load_format=load_format) for ops in (PLAIN, padded_ops()))
+    assert torch.equal(logits(packed), logits(plain))
+    skeleton = make_model(Checkpoint.open(path), Mesh.single())
+    for ops, model in ((PLAIN, plain), (padded_ops(), packed)):
+        assert skeleton.planned_bytes(ops) == sum(tensor.nbytes for tensor in model.state().values())
+    assert skeleton.planned_bytes(padded_ops()) > skeleton.planned_bytes(PLAIN) == skeleton.plain_bytes()
+
+
+@pytest.mark.parametrize("archive", [False, True], ids=["safetensors", "archive"])
+def test_layers_whose_tensors_lie_in_different_files_wait_for_them(archive: bool, tmp_path: Path) -> None:
+    whole = make_checkpoint("llama", tmp_path / "whole")
+    pieces = make_checkpoint("llama", tmp_path / "pieces", max_shard_size="9KB")
+    assert len(list(pieces.glob("*.safetensors"))) > 5
+    if archive:
+        to_pytorch_archive(whole)
+    expected, found = load(whole, padded_ops()).state(), load(pieces, padded_ops()).state()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_nothing_of_the_file_is_kept(tmp_path: Path) -> None:
+    path = make_checkpoint("opt", tmp_path)
+    model = load(path, PLAIN)
+    before = logits(model)
+    with (path / "model.safetensors").open("r+b") as file:
+        file.write(bytes((path / "model.safetensors").stat().st_size))
+    assert torch.equal(logits(model), before)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_repeated_table_is_compared_whether_it_comes_first_or_last(is_last: bool, tmp_path: Path) -> None:
+    path = make_checkpoint("llama", tmp_path, tie_word_embeddings=True)
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    file.unlink()
+    table = tensors["model.embed_tokens.weight"]
+
+    def store(head: torch.Tensor) -> None:
+        files = [("1.safetensors", tensors), ("2.safetensors", {"lm_head.weight": head})]
+        places = {
+            name: place for place, (_, part) in zip("12" if is_last else "21", files, strict=True) for name in part
+        }
+        for _, part in files:
+            save_file(part, path / f"{places[next(iter(part))]}.safetensors")
+        index = {"weight_map": {name: f"{place}.safetensors" for name, place in places.items()}}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    store(table.clone())
+    assert "lm_head.packed" not in load(path, padded_ops()).state()
+    store(table + 1)
+    with pytest.raises(CheckpointError, match=rf"{path}: lm_head\.weight differs .* tie_word_embeddings"):
+        load(path, padded_ops())
+
+
+def test_a_tensor_that_is_stored_twice_is_named(tmp_path: Path) -> None:
+    path = make_checkpoint("llama", tmp_path)
+    edit_tensors(path, **{"norm.weight": torch.ones(32)})
+    with pytest.raises(
+        CheckpointError, match=r"holds (model\.)?norm\.weight, which came before as (model\.)?norm\.weight"
+    ):
+        load(path, PLAIN)
+
+
+MEASURE = """
+import sys, torch
+from pathlib import Path
+from tests.models.test_streaming import load, padded_ops
+
+def memory(key):
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024
+
+small, large = map(Path, sys.argv[1:3])
+options = {"load_format": sys.argv[3]}
+load(small, padded_ops(), **options)
+before = memory("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+model = load(large, padded_ops(), **options)
+weights = sum(tensor.nbytes for tensor in model.state().values())
+print(weights, memory("VmHWM") - before, memory("VmRSS") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's account of a process's memory")
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_the_peak_is_the_packed_weights_and_the_layers_in_between(load_format: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "vocab_size": 4000}
+    large = make_checkpoint("llama", tmp_path / "large", **sizes)
+    small = make_checkpoint("llama", tmp_path / "small")
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(small), str(large), load_format], capture_output=True, text=True, check=True
+    )
+    weights, peak, after = map(int, done.stdout.split())
+    assert weights > 120 << 20
+    largest = 4 * 4096 * 512 * 4  # gate and up, plain and packed
+    assert peak <= weights + largest + (16 << 20), f"{peak - weights:,} above the packed weights"
+    assert after <= weights + largest + (16 << 20), f"{after - weights:,} above the packed weights"
