@@ -26,5 +26,6 @@ T* pointer(Address address) {
 void bind_kernels(nb::module_& m);
 
 void bind_norm(nb::class_<Cpu>& cpu);
+void bind_probe(nb::class_<Cpu>& cpu);
 
 }  // namespace octavo

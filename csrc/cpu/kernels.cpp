@@ -29,6 +29,7 @@ void bind_kernels(nb::module_& m) {
       .def("begin_recording", &Cpu::begin_recording, "Keep the calls that are made from here on.")
       .def("end_recording", &Cpu::end_recording, "Stop keeping calls; answers what was kept.");
   bind_norm(cpu);
+  bind_probe(cpu);
 }
 
 }  // namespace octavo

@@ -1,0 +1,21 @@
+// What the machine can do at best: plain reads and arithmetic from registers, which benchmarks measure kernels against.
+#pragma once
+
+#include "../types.h"
+
+namespace octavo {
+
+// Arithmetic that can be measured; the numbers are part of the Python seam.
+enum class Arithmetic : int { float32 = 0, bfloat16 = 1, int8 = 2, tiles_bfloat16 = 3, tiles_int8 = 4 };
+
+struct ProbeKernels {
+  // Reads `bytes`, a multiple of 1024, from a 64-byte boundary on; answers something that depends on all of them.
+  std::int64_t (*read)(const void* from, std::int64_t bytes);
+  // Does at least `count` multiplications and additions between registers and answers how many; 0 where the level has
+  // no such instructions.
+  std::int64_t (*compute)(Arithmetic kind, std::int64_t count);
+};
+
+const ProbeKernels& probe_kernels(Level level);
+
+}  // namespace octavo
