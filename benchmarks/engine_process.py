@@ -82,8 +82,10 @@ class EngineProcess:
         self.load_s, self.facts = ready.load_s, ready.facts
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         assert self._process.stdin is not None
+        if kind is not None:
+            return self._kill()  # nobody waits for what it is at
         self.resume()
         with suppress(BrokenPipeError):  # it may be gone
             self._process.stdin.close()
@@ -91,7 +93,7 @@ class EngineProcess:
             self._process.wait(_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             print(f"{self.name} does not end by itself and is killed", file=sys.stderr)
-        self._kill()
+        return self._kill()
 
     def run(self, prompts: list[list[int]], max_tokens: int) -> Answer:
         """Continue all prompts at once by exactly `max_tokens`. Raises EngineDeadError when the process is gone."""

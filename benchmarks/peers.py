@@ -6,7 +6,7 @@ in that engine's own virtual environment:
     python -m benchmarks.peers --model PATH --workloads A,B --against "their=.venv/bin/python their_driver.py MODEL"
 
 Every engine has a process of its own. All are loaded first, then they take turns, repetition by repetition, and those
-that wait are stopped. A ratio is the median of the repetitions' ratios; above 1 octavo is the better one.
+that wait are stopped. Ratios are those of the medians; above 1 octavo is the better one.
 """
 
 from __future__ import annotations

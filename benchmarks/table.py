@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -46,7 +45,7 @@ START = (
 
 
 def ratios(results: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
-    """Engine → workload → figure → how many times better the first engine is: the median over paired repetitions."""
+    """Engine → workload → figure → how many times better the first engine is, by the medians."""
     ours, *others = results
     found: dict[str, dict[str, dict[str, float]]] = {}
     for other in others:
@@ -55,9 +54,9 @@ def ratios(results: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]
             theirs = results[other]["workloads"][name]
             if "error" not in theirs:
                 found[other][name] = {
-                    line.figure: ratio
+                    line.figure: _better(line, workload[line.figure]["med"], theirs[line.figure]["med"])
                     for line in LINES[name]
-                    if (ratio := _ratio(line, workload["runs"], theirs["runs"])) is not None
+                    if line.figure in workload and line.figure in theirs
                 }
     return found
 
@@ -70,24 +69,18 @@ def table(results: Mapping[str, Any]) -> str:
     for name in results[ours]["workloads"]:
         for line in LINES[name]:
             cells = [_cell(line, result["workloads"][name]) for result in results.values()]
-            quotients = [better[other].get(name, {}).get(line.figure) for other in others]
-            rows.append([name, line.title, *cells, *(_times(ratio) for ratio in quotients)])
+            known = [better[other].get(name, {}).get(line.figure) for other in others]
+            rows.append([name, line.title, *cells, *map(_times, known)])
     for line in START:
         values = [result[line.figure] for result in results.values()]
-        rows.append(["start", line.title, *map(_number, values), *(_times(each / values[0]) for each in values[1:])])
+        quotients = [_better(line, values[0], each) for each in values[1:]]
+        rows.append(["start", line.title, *map(_number, values), *map(_times, quotients)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(_padded, row, widths, range(len(row)))).rstrip() for row in rows)
 
 
-def _ratio(line: Line, ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> float | None:
-    pairs = [
-        (mine[line.figure], other[line.figure])
-        for mine, other in zip(ours, theirs, strict=True)
-        if line.figure in mine and line.figure in other
-    ]
-    if not pairs:
-        return None
-    return statistics.median(mine / other if line.more_is_better else other / mine for mine, other in pairs)
+def _better(line: Line, ours: float, theirs: float) -> float:
+    return ours / theirs if line.more_is_better else theirs / ours
 
 
 def _cell(line: Line, workload: Mapping[str, Any]) -> str:

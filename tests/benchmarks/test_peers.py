@@ -58,9 +58,8 @@ def test_engines_do_the_same_work_and_are_shown_side_by_side(
         assert engine["workloads"]["E"]["warm_prefix_wall"]["max"] > 0
     # 1 ms asleep, and whatever else the machine does
     assert result["engines"]["fake"]["workloads"]["A"]["step_ms"]["min"] >= 1.0
-    ours, theirs = (result["engines"][name]["workloads"]["A"]["runs"] for name in ("octavo", "fake"))
-    quotients = [mine["decode_tps"] / other["decode_tps"] for mine, other in zip(ours, theirs, strict=True)]
-    assert result["ratios"]["fake"]["A"]["decode_tps"] == pytest.approx(sum(quotients) / 2, rel=1e-4)
+    ours, theirs = (result["engines"][name]["workloads"]["A"]["decode_tps"]["med"] for name in ("octavo", "fake"))
+    assert result["ratios"]["fake"]["A"]["decode_tps"] == pytest.approx(ours / theirs, rel=1e-4)
     assert "over fake" in table
 
 
