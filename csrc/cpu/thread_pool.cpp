@@ -64,12 +64,13 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run_shared(int tasks, Call call, const void* body) {
-  tasks_.store(tasks, std::memory_order_relaxed);
-  call_.store(call, std::memory_order_relaxed);
-  body_.store(body, std::memory_order_relaxed);
+  // every thread is done with the last region's description: it was read before the last task ended
+  tasks_ = tasks;
+  call_ = call;
+  body_ = body;
   unfinished_.store(tasks, std::memory_order_relaxed);
   const std::uint64_t region = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
-  ticket_.store(region << 32, std::memory_order_release);
+  ticket_.store(region << 32 | static_cast<std::uint32_t>(tasks), std::memory_order_release);
   wake_.fetch_add(1);
   if (sleepers_.load() > 0) wake_.notify_all();
 
@@ -83,19 +84,12 @@ void ThreadPool::run_shared(int tasks, Call call, const void* body) {
   }
 }
 
-bool ThreadPool::take_tasks(int thread) {
-  bool took_any = false;
+void ThreadPool::take_tasks(int thread) {
   std::uint64_t ticket = ticket_.load(std::memory_order_acquire);
-  while (true) {
-    const int task = static_cast<int>(ticket & 0xffffffffu);
-    const Call call = call_.load(std::memory_order_relaxed);
-    const void* body = body_.load(std::memory_order_relaxed);
-    if (task >= tasks_.load(std::memory_order_relaxed)) return took_any;
-    // success says that the region is still the one whose call and body were read
-    if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
-    call(body, task, thread);
-    took_any = true;
-    unfinished_.fetch_sub(1, std::memory_order_acq_rel);
+  while (const auto unclaimed = static_cast<int>(ticket & 0xffffffffu)) {
+    if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acquire, std::memory_order_acquire)) continue;
+    call_(body_, tasks_ - unclaimed, thread);
+    unfinished_.fetch_sub(1, std::memory_order_release);
     ticket = ticket_.load(std::memory_order_acquire);
   }
 }

@@ -53,14 +53,14 @@ class ThreadPool {
 
   void run_shared(int tasks, Call call, const void* body);
   void work(int thread, int processor);
-  bool take_tasks(int thread);
+  void take_tasks(int thread);
 
-  // The region at hand. A task is claimed by compare-and-swap on region and next task together, so that a late thread
-  // can never take one of a region whose description it has not read.
-  alignas(64) std::atomic<std::uint64_t> ticket_{0};  // region << 32 | next task
-  std::atomic<int> tasks_{0};
-  std::atomic<Call> call_{nullptr};
-  std::atomic<const void*> body_{nullptr};
+  // The region at hand. A task is claimed by compare-and-swap on region and unclaimed tasks together: success says that
+  // the region is not over, and while it is not, its description stays as it is.
+  alignas(64) std::atomic<std::uint64_t> ticket_{0};  // region << 32 | unclaimed tasks
+  int tasks_ = 0;
+  Call call_ = nullptr;
+  const void* body_ = nullptr;
   alignas(64) std::atomic<int> unfinished_{0};
   alignas(64) std::atomic<std::uint32_t> wake_{0};
   std::atomic<int> sleepers_{0};
