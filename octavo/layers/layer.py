@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.attention.backend import AttentionBackend
+from octavo.ops.memory import zeroed
 from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec
 from octavo.ops.registry import Ops
 from octavo.quantization.method import Unquantized, WeightMethod
@@ -85,7 +86,7 @@ class Layer(nn.Module):
         """The memory of parameter `name`, given to it now if it had none."""
         parameter = self.get_parameter(name)
         if parameter.is_meta:
-            parameter = nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=False)
+            parameter = nn.Parameter(zeroed(tuple(parameter.shape), parameter.dtype, device), requires_grad=False)
             self.register_parameter(name, parameter)
         return parameter.data
 

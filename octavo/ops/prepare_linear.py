@@ -19,6 +19,7 @@ from torch import Tensor
 
 from octavo.ops.activation import silu_and_mul
 from octavo.ops.linear import linear
+from octavo.ops.memory import zeroed
 from octavo.ops.registry import Operator
 
 
@@ -140,7 +141,8 @@ class PlainFormat:
         """See `LinearFormat`."""
         outputs, inputs = weight.shape
         shape = LinearShape(outputs, inputs, weight.dtype, bias is not None, gated)
-        return PlainLinear(shape, weight.clone(), None if bias is None else bias.clone())
+        own = zeroed((outputs, inputs), weight.dtype, weight.device).copy_(weight)
+        return PlainLinear(shape, own, None if bias is None else bias.clone())
 
     def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
         """See `LinearFormat.state_specs`."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.core.step import BlockCopy, BlockOps
+from octavo.ops.memory import zeroed
 
 
 class CacheEngine:
@@ -29,8 +30,7 @@ class CacheEngine:
         assert shape[1] == num_blocks + 1
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
-        # zeroed memory costs nothing on a CPU until it is written
-        self.caches: Sequence[Tensor] = tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers))
+        self.caches: Sequence[Tensor] = tuple(zeroed(shape, dtype, device) for _ in range(num_layers))
         self._host_caches: Sequence[Tensor] = ()
 
     def apply(self, ops: BlockOps) -> None:
@@ -47,7 +47,7 @@ class CacheEngine:
             assert self.num_host_blocks > 0, "a step swaps, but there is no swap space"
             first = self.caches[0]
             shape = (first.shape[0], self.num_host_blocks + 1, *first.shape[2:])
-            self._host_caches = tuple(torch.zeros(shape, dtype=first.dtype) for _ in self.caches)
+            self._host_caches = tuple(zeroed(shape, first.dtype) for _ in self.caches)
         return self._host_caches
 
 

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from octavo.ops.memory import zeroed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("shape", [(3, 5, 7), (3, 1001, 2003)])
+def test_it_reads_as_zeros_and_takes_what_is_written(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    tensor = zeroed(shape, dtype)
+    assert torch.equal(tensor, torch.zeros(shape, dtype=dtype))
+    tensor[1] = 2
+    assert int((tensor == 2).sum()) == shape[1] * shape[2]
+    assert tensor.is_contiguous()
+
+
+def test_nothing_is_allowed() -> None:
+    assert zeroed((0, 4), torch.float32).shape == (0, 4)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's account of a process's memory")
+def test_it_takes_no_memory_until_it_is_written() -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    before = resident_bytes()
+    tensor = zeroed((1 << 30,), torch.int8)
+    assert resident_bytes() - before < 16 << 20
+    tensor[: 64 << 20] = 1
+    assert 48 << 20 < resident_bytes() - before < 80 << 20
