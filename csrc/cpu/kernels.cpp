@@ -30,6 +30,7 @@ void bind_kernels(nb::module_& m) {
       .def("end_recording", &Cpu::end_recording, "Stop keeping calls; answers what was kept.");
   bind_norm(cpu);
   bind_probe(cpu);
+  bind_tile_dot(cpu);
 }
 
 }  // namespace octavo
