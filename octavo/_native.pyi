@@ -19,6 +19,8 @@ class Cpu:
 
     instruction_set: str
     threads: int
+    is_clock_on: bool
+    kernel_nanoseconds: int
 
     def __init__(self, instruction_set: str, threads: int) -> None: ...
     def begin_recording(self) -> None:

@@ -26,6 +26,12 @@ void bind_kernels(nb::module_& m) {
   cpu.def(nb::init<std::string_view, int>(), nb::arg("instruction_set"), nb::arg("threads"))
       .def_prop_ro("instruction_set", [](const Cpu& cpu) { return std::string(name_of(cpu.level)); })
       .def_prop_ro("threads", [](const Cpu& cpu) { return cpu.pool.threads(); })
+      .def_prop_rw(
+          "is_clock_on", [](const Cpu& cpu) { return cpu.clock->is_on; },
+          [](Cpu& cpu, bool is_on) { cpu.clock->is_on = is_on; }, "Whether `kernel_nanoseconds` counts.")
+      .def_prop_ro(
+          "kernel_nanoseconds", [](const Cpu& cpu) { return cpu.clock->nanoseconds; },
+          "How long kernels have run while the clock was on.")
       .def("begin_recording", &Cpu::begin_recording, "Keep the calls that are made from here on.")
       .def("end_recording", &Cpu::end_recording, "Stop keeping calls; answers what was kept.");
   bind_norm(cpu);

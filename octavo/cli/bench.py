@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from octavo.cli.options import Given, count, with_options
+from octavo.cli.options import Given, count, counts, switch, with_options
 from octavo.cli.report import report
 from octavo.cli.start import log_quietly
 from octavo.config.args import EngineArgs
@@ -60,24 +60,49 @@ def throughput(
 @with_options(EngineArgs, without=("served_model_name", "disable_log_stats"))
 def latency(
     *,
-    batch_size: Annotated[int, count("Requests that run together.", "Benchmark")] = 1,
+    batch_size: Annotated[
+        tuple[int, ...],
+        counts("Requests that run together; several numbers, as in 1,64, are several runs.", "Benchmark"),
+    ] = (1,),
     input_len: InputLen = 128,
     output_len: OutputLen = 64,
     repetitions: Repetitions = 5,
+    breakdown: Annotated[
+        bool, switch("Also tell where the time of a decode step goes, and how much of it is not kernels.", "Benchmark")
+    ] = False,
     given: Given,
 ) -> int:
     """Seconds that one batch takes from prompt to last token, and per token after the first."""
-    _positive(batch_size=batch_size, input_len=input_len, output_len=output_len, repetitions=repetitions)
+    _positive(batch_size=min(batch_size), input_len=input_len, output_len=output_len, repetitions=repetitions)
+    if breakdown and output_len < 8:
+        raise ConfigError(f"output_len is {output_len}, must be at least 8 with breakdown: medians need some steps")
     llm = _load(given)
+    for size in batch_size:
+        _latency(llm, given, size, input_len, output_len, repetitions, breakdown)
+    return 0
+
+
+def _latency(
+    llm: LLM, given: Given, batch_size: int, input_len: int, output_len: int, repetitions: int, breakdown: bool
+) -> None:
     first = statistics.median(_measure(llm, repetitions, batch_size, input_len, 1))
     seconds = _measure(llm, repetitions, batch_size, input_len, output_len)
     whole = statistics.median(seconds)
     per_token = (whole - first) / (output_len - 1) if output_len > 1 else 0.0
-    return _report(
+    result = {"elapsed_s": whole, "first_token_s": first, "per_token_s": per_token, "all_elapsed_s": seconds}
+    if breakdown:
+        from octavo.cli.breakdown import measured, table
+
+        with measured(llm.engine) as steps:
+            _measure(llm, repetitions, batch_size, input_len, output_len, detokenize=True)
+        medians = steps.medians_us(batch_size)
+        result |= {"breakdown_steps": steps.num_steps(batch_size), "breakdown_us": medians}
+        print(table(medians), file=sys.stderr)
+    _report(
         "latency",
         given,
         {"batch_size": batch_size, "input_len": input_len, "output_len": output_len, "repetitions": repetitions},
-        {"elapsed_s": whole, "first_token_s": first, "per_token_s": per_token, "all_elapsed_s": seconds},
+        result,
     )
 
 
@@ -132,10 +157,12 @@ def _load(given: Given) -> LLM:
     return LLM(**vars(args))
 
 
-def _measure(llm: LLM, repetitions: int, num_prompts: int, input_len: int, output_len: int) -> list[float]:
+def _measure(
+    llm: LLM, repetitions: int, num_prompts: int, input_len: int, output_len: int, *, detokenize: bool = False
+) -> list[float]:
     """Seconds of each repetition, after one that does not count. Prompts differ, so that no prefix is found again."""
     params = SamplingParams(
-        max_tokens=output_len, ignore_eos=True, temperature=0, detokenize=False, output_kind=OutputKind.FINAL_ONLY
+        max_tokens=output_len, ignore_eos=True, temperature=0, detokenize=detokenize, output_kind=OutputKind.FINAL_ONLY
     )
     vocab_size = llm.config.model.vocab_size
     source = random.Random(0)

@@ -52,6 +52,23 @@ def count(doc: str, group: str) -> Parameter:
     return Parameter(help=doc, group=heading(group), converter=_whole_numbers)
 
 
+def counts(doc: str, group: str) -> Parameter:
+    """What a command writes at one or more whole numbers of its own, between commas."""
+    return Parameter(
+        help=doc,
+        group=heading(group),
+        converter=_listed_numbers,
+        n_tokens=1,
+        negative=(),
+        show_default=lambda numbers: ",".join(map(str, numbers)),
+    )
+
+
+def switch(doc: str, group: str) -> Parameter:
+    """What a command writes at something of its own that is on or off."""
+    return Parameter(help=doc, group=heading(group), negative=(), show_default=False)
+
+
 class Given(msgspec.Struct, frozen=True):
     """The flags that a person gave, by the class that their fields belong to."""
 
@@ -167,10 +184,20 @@ def _flag(name: str, kind: Any, doc: str, group: str, show: bool = True) -> insp
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
+def _listed_numbers(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
+    """(1, 64) for `1,64`."""
+    (token,) = tokens
+    return tuple(_whole_number(text) for text in token.value.split(","))
+
+
 def _whole_numbers(kind: Any, tokens: Sequence[Token]) -> int | list[int]:
     """The value of a flag for whole numbers, where cyclopts by itself would round 1.5."""
-    try:
-        values = [int(token.value) for token in tokens]
-    except ValueError as error:
-        raise ValueError(f"{tokens[-1].value!r} is not a whole number") from error
+    values = [_whole_number(token.value) for token in tokens]
     return values if kind == list[int] else values[0]
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a whole number") from error

@@ -194,7 +194,8 @@ class EngineArgs:
     threads: Annotated[
         int | None,
         Arg(
-            "Threads that compute; by default one per core, and a single one for a model under 32 MiB.",
+            "Threads that compute, at most one per core; by default that many, and a single one for a model under "
+            "32 MiB.",
             group=_DEVICE,
             ge=1,
             le=4096,

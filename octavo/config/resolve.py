@@ -61,6 +61,12 @@ def resolve(
             f"max_num_batched_tokens is {args.max_num_batched_tokens}, must be at least max_num_seqs, which is "
             f"{args.max_num_seqs}: every running sequence needs a token in each step; raise the one or lower the other"
         )
+    if args.threads is not None and args.threads > platform.cores:
+        raise ConfigError(
+            f"threads is {args.threads}, must be at most {platform.cores}, the processors that this process may use "
+            "(its affinity mask and the quota of its control group): more would wait for each other; lower it or "
+            "leave it out"
+        )
     dtype = _dtype(args, checkpoint)
     return EngineConfig(
         model=ModelConfig(

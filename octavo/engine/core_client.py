@@ -24,6 +24,7 @@ from octavo.core.messages import (
     StepOutputs,
     ToCore,
 )
+from octavo.core.seams import Seams
 from octavo.engine import frames
 from octavo.errors import EngineDeadError, OctavoError, RequestFailed
 
@@ -49,6 +50,8 @@ class Core(Protocol):
     def stats(self) -> SchedulerStats: ...
 
     def call(self, method: str, *arguments: Any) -> Any: ...
+
+    def seams(self) -> Seams: ...
 
     def shutdown(self) -> None: ...
 

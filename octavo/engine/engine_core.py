@@ -13,6 +13,7 @@ import msgspec
 from octavo.core.arithmetic import max_blocks_of_group
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest, SchedulerStats, StepOutputs
 from octavo.core.outputs import RequestError
+from octavo.core.seams import Seam, Seams
 from octavo.core.step import ModelRunnerOutput
 from octavo.errors import ConfigError
 from octavo.executor.executor import Executor, make_executor
@@ -133,6 +134,13 @@ class EngineCore:
         if method not in calls:
             raise ConfigError(f"{method} is not a control call; there are {sorted(calls)}")
         return calls[method](*arguments)
+
+    def seams(self) -> Seams:
+        """The parts of a step, for those who measure them."""
+        device: Seams = self.executor.call("seams")
+        scheduling = Seam("scheduling", self.scheduler, "schedule")
+        update = Seam("taking results in", self.scheduler, "update")
+        return Seams([scheduling, *device.parts, update], device.kernel_clock)
 
     def shutdown(self) -> None:
         """Release the executor. Idempotent."""

@@ -12,6 +12,7 @@ from octavo.core.messages import CoreReady, SchedulerStats
 from octavo.core.outputs import RequestOutput
 from octavo.core.prompt import Prompt, PromptLike
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.seams import Seam, Seams
 from octavo.engine.chat_template import ChatTemplate, Message
 from octavo.engine.core_client import Core
 from octavo.engine.input_processor import InputProcessor, open_tokenizer
@@ -56,6 +57,11 @@ class LLMEngine:
         config = configure(args)
         tokenizer, chat_template = open_tokenizer(config.model)  # before the weights: it is the quicker to fail
         return cls(config, EngineCore.build(config), tokenizer, chat_template)
+
+    def seams(self) -> Seams:
+        """The parts of a step, for those who measure them; `step` is the whole of it."""
+        core = self._core.seams()
+        return Seams([*core.parts, Seam("text and outputs", self._output, "process")], core.kernel_clock)
 
     @property
     def ready(self) -> CoreReady:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
     from octavo.worker.worker import Worker
 
-CALLS = ("memory_plan", "op_choices", "check_health", "run_dummy")
+CALLS = ("memory_plan", "op_choices", "check_health", "run_dummy", "seams")
 """Methods of the worker that may be called by name."""
 
 

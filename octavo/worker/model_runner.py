@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
+from octavo.core.seams import Seam
 from octavo.core.step import (
     ModelRunnerOutput,
     PromptLogprobs,
@@ -57,7 +58,8 @@ class ModelRunner:
         sampler: Sampler | None = None,
     ) -> None:
         self.sequences = Sequences()
-        self._model = model
+        self._forward = model.__call__
+        self._compute_logits = model.compute_logits
         self._cache = cache
         self._vocab_size = vocab_size
         self._sampler = sampler or Sampler()
@@ -74,13 +76,25 @@ class ModelRunner:
             return ModelRunnerOutput(step_id=step.step_id, rows=[])
         rows = self._rows(step)
         batch = self._builder.build(rows)
-        hidden = self._model(batch)  # [tokens, hidden]
+        hidden = self._forward(batch)  # [tokens, hidden]
         prompt_logprobs = self._prompt_logprobs(hidden, rows)
         samples = self._sample(hidden, rows)
         return ModelRunnerOutput(
             step_id=step.step_id,
             rows=[_take_in(row, samples.get(i), prompt_logprobs.get(i)) for i, row in enumerate(rows)],
         )
+
+    def seams(self) -> list[Seam]:
+        """The parts of a step, for those who measure them."""
+        return [
+            Seam("batch building", self, "_update_sequences"),
+            Seam("batch building", self, "_rows"),
+            Seam("batch building", self._builder, "build"),
+            Seam("model forward", self, "_forward"),
+            Seam("head", self, "_compute_logits"),
+            Seam("sampling", self, "_sample"),
+            Seam("sampling", self._sampler, "sample"),
+        ]
 
     def _update_sequences(self, step: SchedulerOutput) -> None:
         for new in step.new_sequences:
@@ -120,7 +134,7 @@ class ModelRunner:
         sampling_rows = [SamplingRow(rows[place].state, rows[place].scheduled.num_samples) for place in sampled]
         results: list[RowSamples] = []
         for start, stop in chunks(len(sampled), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
-            logits = self._model.compute_logits(hidden[start:stop])
+            logits = self._compute_logits(hidden[start:stop])
             results += self._sampler.sample(logits, sampling_rows[start:stop])
         return dict(zip(sampled, results, strict=True))
 
@@ -142,7 +156,7 @@ class ModelRunner:
         assert first + len(hidden) <= row.state.num_tokens, "prompt log-probabilities end with the known tokens"
         tokens: list[TokenLogprobs] = []
         for start, stop in chunks(len(hidden), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
-            logits = self._model.compute_logits(hidden[start:stop])
+            logits = self._compute_logits(hidden[start:stop])
             for low, high in chunks(stop - start, rows_per_chunk(self._vocab_size, CHUNK_BYTES)):
                 logprobs = torch.log_softmax(logits[low:high], dim=-1)
                 wanted = [row.state.params.prompt_logprobs] * (high - low)

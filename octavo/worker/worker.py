@@ -12,6 +12,7 @@ from octavo.attention.reference import ReferenceBackend
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import MemoryPlan
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.seams import KernelClock, Seams
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.mesh import Mesh
 from octavo.models.loader import DTYPES, load_model, make_model
@@ -36,8 +37,15 @@ other processes want the cores too, waiting for a preempted thread costs a hundr
 class Worker:
     """The methods are the control calls of an executor; `execute` is the step."""
 
-    def __init__(self, runner: ModelRunner, plan: MemoryPlan, op_choices: list[tuple[str, str, str]]) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        plan: MemoryPlan,
+        op_choices: list[tuple[str, str, str]],
+        kernel_clock: KernelClock | None = None,
+    ) -> None:
         self._runner = runner
+        self._kernel_clock = kernel_clock
         self._plan = plan
         self._op_choices = op_choices
 
@@ -95,7 +103,7 @@ class Worker:
             device=device,
         )
         choices = [(each.operator, each.implementation, each.because) for each in ops.choices]
-        return cls(runner, plan, choices)
+        return cls(runner, plan, choices, None if runtime is None else runtime.cpu)
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Carry out a step. When it raises, the sequences are in no known state and the worker is of no further use."""
@@ -108,6 +116,10 @@ class Worker:
     def op_choices(self) -> list[tuple[str, str, str]]:
         """Operator, the implementation that it got, and the reason."""
         return self._op_choices
+
+    def seams(self) -> Seams:
+        """The parts of a step on the device, for those who measure them."""
+        return Seams(self._runner.seams(), self._kernel_clock)
 
     def check_health(self) -> None:
         """Nothing to check: a worker in this process lives as long as its caller."""

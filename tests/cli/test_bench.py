@@ -42,6 +42,38 @@ def test_latency_tells_the_first_token_from_the_others(tiny_model: str, capsys: 
     assert result["first_token_s"] + 4 * result["per_token_s"] == pytest.approx(result["elapsed_s"], rel=1e-3)
 
 
+def test_a_breakdown_tells_parts_kernels_and_host_of_each_batch_size(
+    tiny_model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--input-len", "4", "--output-len", "12", "--repetitions", "1", "--max-num-seqs", "4")
+    assert main(["bench", "latency", "--model", tiny_model, "--breakdown", "--batch-size", "1,3", *arguments]) == 0
+    captured = capsys.readouterr()
+    for line, size in zip(captured.out.splitlines(), (1, 3), strict=True):
+        result = json.loads(line)
+        assert result["batch_size"] == size
+        step, parts = result["breakdown_us"]["step"], result["breakdown_us"]
+        assert step["total"] > step["host"] > 0
+        assert all(parts[name]["total"] > 0 for name in ("scheduling", "batch building", "model forward", "head"))
+        # medians of parts add up to about the median of the whole
+        assert sum(row["total"] for row in parts.values()) - step["total"] == pytest.approx(step["total"], rel=0.5)
+    assert "taking results in" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--batch-size", "1,x"), "'x' is not a whole number"),
+        (("--batch-size", "2,0"), "batch_size is 0, must be at least 1"),
+        (("--breakdown", "--output-len", "3"), "output_len is 3, must be at least 8 with breakdown"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "latency", *arguments]) != 0
+    assert message in capsys.readouterr().err
+
+
 def test_startup_measures_a_process_of_its_own(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
     result = bench(capsys, "startup", "--model", tiny_model, "--repetitions", "1", "--max-num-seqs", "4")
     assert result["process_s"] > result["import_s"] + result["load_s"] + result["first_token_s"] > 0

@@ -60,7 +60,7 @@ def test_options_are_grouped_and_tell_their_defaults(capsys: pytest.CaptureFixtu
         (["chat"], "Prompt:\n  --system STR"),
         (
             ["bench", "latency"],
-            "Benchmark:\n  --batch-size INT  ",
+            "Benchmark:\n  --batch-size INT...",
         ),
     ],
 )

@@ -54,6 +54,12 @@ def test_defaults_come_from_checkpoint_and_platform(tmp_path: Path) -> None:
     assert config.cache.swap_space_bytes == 4 << 30
 
 
+def test_more_threads_than_processors_are_refused(tmp_path: Path) -> None:
+    assert resolve(EngineArgs(threads=6), checkpoint(tmp_path), PLATFORM).device.threads == 6
+    with pytest.raises(ConfigError, match="threads is 7, must be at most 6, the processors that this process may use"):
+        resolve(EngineArgs(threads=7), checkpoint(tmp_path), PLATFORM)
+
+
 def test_arguments_win(tmp_path: Path) -> None:
     args = EngineArgs(
         max_model_len=64,

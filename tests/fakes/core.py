@@ -17,6 +17,7 @@ from octavo.core.messages import (
     StepOutputs,
 )
 from octavo.core.outputs import RequestError
+from octavo.core.seams import Seams
 from octavo.core.step import TokenLogprobs
 from octavo.errors import ConfigError, OctavoError
 
@@ -107,6 +108,9 @@ class ScriptedCore:
         return SchedulerStats(
             num_running=len(self._running), num_steps=self.num_steps, num_generated_tokens=self.num_generated_tokens
         )
+
+    def seams(self) -> Seams:
+        return Seams([], None)
 
     def call(self, method: str, *arguments: Any) -> Any:
         if method != "reset_prefix_cache":
