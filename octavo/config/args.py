@@ -67,6 +67,14 @@ class EngineArgs:
             choices=("auto", "dummy"),
         ),
     ] = "auto"
+    packed_cache: Annotated[
+        str | None,
+        Arg(
+            "Directory that keeps the weights in the form that they are computed in, so that later starts map them "
+            "instead of packing them again; takes about as much room as the weights.",
+            group=_MODEL,
+        ),
+    ] = None
     dtype: Annotated[
         str,
         Arg(

@@ -76,6 +76,7 @@ def resolve(
             served_model_names=args.served_model_name or (args.model,),
             revision=args.revision,
             load_format=cast(LoadFormat, args.load_format),
+            packed_cache=_packed_cache(args),
             dtype=dtype,
             quantization=args.quantization,
             seed=args.seed,
@@ -116,6 +117,14 @@ def resolve(
         ),
         observability=ObservabilityConfig(log_stats=not args.disable_log_stats, log_level=args.log_level),
     )
+
+
+def _packed_cache(args: EngineArgs) -> str | None:
+    if args.packed_cache is not None and args.load_format == "dummy":
+        raise ConfigError(
+            "packed_cache keeps the weights of a checkpoint, load_format dummy makes random ones; leave out one of them"
+        )
+    return None if args.packed_cache is None else str(Path(args.packed_cache).expanduser())
 
 
 def _max_model_len(args: EngineArgs, checkpoint: Checkpoint) -> int:

@@ -31,6 +31,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Names by which clients may ask for the model; the first one is used in answers."""
     revision: str | None = None
     load_format: LoadFormat = "auto"
+    packed_cache: str | None = None
+    """Directory that keeps packed weights for later starts."""
     dtype: DType
     quantization: str | None = None
     seed: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Protocol, Self
 
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.layers.layer import Layer
 from octavo.models.config import DecoderConfig
+from octavo.ops.prepare_linear import TensorSpec
 from octavo.ops.registry import Ops
 
 
@@ -62,13 +63,21 @@ class CausalLM(nn.Module):
         """What the parameters take before any layer is finished."""
         return sum(parameter.nbytes for parameter in self.parameters())
 
+    def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
+        """The tensors of `state`, before the model is loaded."""
+        layers = ((path, layer.state_specs(ops)) for path, layer in self.layers_by_path())
+        return {f"{path}.{name}": spec for path, specs in layers for name, spec in specs.items()}
+
     def planned_bytes(self, ops: Ops) -> int:
-        """What `state` will take in memory; asked before the model is loaded."""
-        specs = (layer.state_specs(ops) for _, layer in self.layers_by_path())
-        return sum(spec.nbytes for each in specs for spec in each.values())
+        """What `state` will take in memory, before the model is loaded."""
+        return sum(spec.nbytes for spec in self.state_specs(ops).values())
 
     def state(self) -> dict[str, Tensor]:
         """All that the loaded model keeps in memory, by layer and name."""
-        return {
-            f"{path}.{name}": tensor for path, layer in self.layers_by_path() for name, tensor in layer.state().items()
-        }
+        layers = ((path, layer.state()) for path, layer in self.layers_by_path())
+        return {f"{path}.{name}": tensor for path, tensors in layers for name, tensor in tensors.items()}
+
+    def restore(self, state: Mapping[str, Tensor], ops: Ops) -> None:
+        """Take what `state` gave instead of loading; the tensors meet `state_specs`."""
+        for path, layer in self.layers_by_path():
+            layer.restore({name: state[f"{path}.{name}"] for name in layer.state_specs(ops)}, ops)

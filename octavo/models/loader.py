@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -14,13 +15,14 @@ from octavo.attention.backend import AttentionBackend
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.safetensors_header import TensorInfo
 from octavo.distributed.mesh import Mesh
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, ConfigError
 from octavo.layers.layer import Binding, Layer, TensorSlot
 from octavo.models.causal_lm import CausalLM
+from octavo.models.packed_cache import PackedCache, identity_of
 from octavo.models.registry import resolve_model
 from octavo.models.weight_files import FLOATS, StoredTensor, progress_bar, read_ahead, stored_tensors
 from octavo.ops.registry import Ops
-from octavo.quantization.method import WeightMethod
+from octavo.quantization.method import Unquantized, WeightMethod
 
 LoadFormat = Literal["auto", "dummy"]
 
@@ -46,12 +48,15 @@ def load_model(
     progress: bool = False,
     load_format: LoadFormat = "auto",
     seed: int = 0,
+    packed_cache: Path | None = None,
+    threads: int = 1,
 ) -> CausalLM:
     """A model ready to run, in `dtype` on `device`, its weights kept by `method`.
 
     `load_format` "dummy" draws random weights from `seed` instead of reading any. A layer is brought into the form that
     computes best as soon as its tensors have arrived: there is no second copy of more than the layers in between.
-    Raises CheckpointError for whatever does not fit.
+    `packed_cache` is a directory that keeps the result for the next start; `threads` check it there. Raises
+    CheckpointError for whatever does not fit, ConfigError for a directory that cannot be made.
     """
     model = make_model(checkpoint, mesh, dtype=dtype, method=method)
     slots = tensor_slots(model)
@@ -60,6 +65,13 @@ def load_model(
     binding = Binding(ops, backend)
     for _, layer in model.layers_by_path():
         layer.bind(binding)
+    cache = None
+    if packed_cache is not None and load_format == "auto":
+        cache = open_packed_cache(packed_cache, checkpoint, mesh, dtype, method or Unquantized(), ops, threads)
+        state = cache.read(model.state_specs(ops))
+        if state is not None:
+            model.restore(state, ops)
+            return model
     with torch.no_grad():
         if load_format == "dummy":
             for _, layer in model.layers_by_path():
@@ -67,7 +79,30 @@ def load_model(
                 layer.finish(ops)
         else:
             _fill(checkpoint, model, ops, device, progress)
+    if cache is not None:
+        cache.write(model.state())
     return model
+
+
+def open_packed_cache(
+    directory: Path,
+    checkpoint: Checkpoint,
+    mesh: Mesh,
+    dtype: torch.dtype,
+    method: WeightMethod,
+    ops: Ops,
+    threads: int = 1,
+) -> PackedCache:
+    """Where the packed weights of one model are kept. Raises ConfigError for a directory that cannot be made."""
+    ranks = f"{mesh.rank} of {mesh.size}"
+    identity = identity_of(checkpoint, dtype=dtype, method=method.name, layout=method.layout(ops), ranks=ranks)
+    try:
+        return PackedCache(directory, checkpoint.path.name, identity, threads)
+    except OSError as error:
+        raise ConfigError(
+            f"packed_cache is {directory}, which is no directory and cannot be made one ({error.strerror}); "
+            "name a directory that may be written to"
+        ) from error
 
 
 def make_model(

@@ -84,6 +84,8 @@ class Worker:
             progress=sys.stderr.isatty() and plan.weights_bytes >= _PROGRESS_FROM_BYTES,
             load_format=config.model.load_format,
             seed=config.model.seed,
+            packed_cache=None if config.model.packed_cache is None else Path(config.model.packed_cache),
+            threads=threads,
         )
         shape = model.config.shape()
         cache = CacheEngine(

@@ -145,3 +145,12 @@ def test_sections_cannot_be_edited(tmp_path: Path) -> None:
     config = resolve(EngineArgs(), checkpoint(tmp_path), PLATFORM)
     with pytest.raises(AttributeError):
         config.cache.block_size = 32  # type: ignore[misc]
+
+
+def test_packed_weights_are_kept_of_a_checkpoint_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve(EngineArgs(), checkpoint(tmp_path), PLATFORM).model.packed_cache is None
+    config = resolve(EngineArgs(packed_cache="~/packed"), checkpoint(tmp_path), PLATFORM)
+    assert config.model.packed_cache == str(tmp_path / "packed")
+    with pytest.raises(ConfigError, match=r"packed_cache .* load_format dummy .* leave out one"):
+        resolve(EngineArgs(packed_cache="packed", load_format="dummy"), checkpoint(tmp_path), PLATFORM)
