@@ -34,3 +34,10 @@ def test_rms_norm_reads_rows_that_lie_apart(level: str) -> None:
     found = ops(level).rms_norm(wide[:, :64], weight, 1e-6)
     torch.testing.assert_close(found, reference.rms_norm(wide[:, :64].contiguous(), weight, 1e-6))
     assert torch.equal(found, ops(level).rms_norm(wide[:, :64].contiguous(), weight, 1e-6))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_heads_that_lie_apart_are_normalised_too(level: str) -> None:
+    qkv, weight = torch.randn(3, 6, 16), torch.rand(16)
+    found = ops(level).rms_norm(qkv[:, 2:4], weight, 1e-6)
+    assert torch.equal(found, ops(level).rms_norm(qkv[:, 2:4].contiguous(), weight, 1e-6))

@@ -45,7 +45,33 @@ def test_memory_is_used_again_only_when_nobody_holds_it() -> None:
     del first
     assert runtime.empty((3, 5), torch.float32).data_ptr() != address
     del view
-    assert runtime.empty((3, 5), torch.bfloat16).data_ptr() == address
+    assert runtime.empty((3, 5), torch.float32).data_ptr() == address
+
+
+@need_kernels
+@pytest.mark.parametrize("shape", [(1, 8), (0, 8), (70, 1000), (3, 40, 1000), (5,)])
+def test_tensors_of_any_size_are_dense_and_keep_apart(shape: tuple[int, ...]) -> None:
+    runtime = open_runtime(PLATFORM)
+    held = [runtime.empty(shape, torch.bfloat16) for _ in range(40)]  # more than are kept in their shape
+    for value, tensor in enumerate(held):
+        assert tensor.shape == shape
+        assert tensor.is_contiguous()
+        tensor.fill_(value)
+    assert all(bool((tensor == value).all()) for value, tensor in enumerate(held))
+    addresses = {tensor.data_ptr() for tensor in held}
+    held.clear()
+    del tensor
+    again = [runtime.empty(shape, torch.bfloat16) for _ in range(40)]
+    assert {tensor.data_ptr() for tensor in again} == addresses
+
+
+@need_kernels
+def test_small_tensors_take_bounded_memory_in_their_shapes() -> None:
+    runtime = open_runtime(PLATFORM)
+    for width in range(1, 3000):
+        runtime.empty((5, width), torch.float32)
+    assert runtime._ready_bytes_left >= 0
+    assert sum(len(buffers) for buffers in runtime._buffers.values()) <= 3
 
 
 @need_kernels

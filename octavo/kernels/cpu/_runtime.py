@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from sys import getrefcount
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -20,6 +21,14 @@ TYPE_CODES: Final[Mapping[torch.dtype, int]] = {torch.float32: 0, torch.bfloat16
 """How the library numbers element types."""
 
 _SMALLEST_BYTES = 256
+_READY_BYTES = 64 << 10
+"""Largest tensor that is kept in its shape."""
+_ALL_READY_BYTES = 16 << 20
+"""Most memory in such tensors."""
+_READY_OF_A_SHAPE = 16
+"""Most of them in one shape: looking through many costs more than making one."""
+_UNSHARED = 2
+"""Uses of a storage that one tensor has alone; whoever counts is one more."""
 
 
 class CpuRuntime:
@@ -27,7 +36,9 @@ class CpuRuntime:
 
     def __init__(self, cpu: _native.Cpu) -> None:
         self.cpu = cpu
-        self._buffers: dict[int, list[Tensor]] = {}
+        self._ready: dict[tuple[tuple[int, ...], torch.dtype], list[tuple[Tensor, int]]] = {}
+        self._ready_bytes_left = _ALL_READY_BYTES
+        self._buffers: dict[tuple[int, torch.dtype], list[tuple[Tensor, int]]] = {}
 
     @property
     def instruction_set(self) -> str:
@@ -42,18 +53,39 @@ class CpuRuntime:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """An uninitialised dense tensor over memory that no other living tensor uses.
 
-        Memory is kept and used again: fresh pages from the operating system cost more than most operators.
+        Memory is used again and never given back: fresh pages from the operating system cost more than most operators,
+        and recordings go on using the addresses they have seen. Small tensors are kept as they are, by shape: making
+        one costs more than many a kernel.
         """
+        use_count = torch._C._storage_Use_Count
+        kept = self._ready.get((shape, dtype))
+        if kept is not None:
+            for tensor, storage in kept:
+                # held by the list, this loop and the call that counts; its storage by no view of it
+                if getrefcount(tensor) == 3 and use_count(storage) == _UNSHARED:
+                    return tensor
         num_bytes = math.prod(shape) * dtype.itemsize
+        if num_bytes <= min(_READY_BYTES, self._ready_bytes_left) and (kept is None or len(kept) < _READY_OF_A_SHAPE):
+            self._ready_bytes_left -= max(num_bytes, _SMALLEST_BYTES)
+            tensor = torch.empty(shape, dtype=dtype)
+            self._ready.setdefault((tuple(shape), dtype), []).append((tensor, tensor.untyped_storage()._cdata))
+            return tensor
+        return self._cut(num_bytes, shape, dtype)
+
+    def _cut(self, num_bytes: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor over a part of an unused buffer, whose size is a power of two."""
         size = max(_SMALLEST_BYTES, 1 << (num_bytes - 1).bit_length()) if num_bytes else _SMALLEST_BYTES
-        buffers = self._buffers.setdefault(size, [])
-        for buffer in buffers:
-            if _is_unused(buffer):
+        buffers = self._buffers.setdefault((size, dtype), [])
+        for buffer, storage in buffers:
+            if torch._C._storage_Use_Count(storage) == _UNSHARED:
                 break
         else:
-            buffer = torch.empty(size, dtype=torch.uint8)
-            buffers.append(buffer)
-        return buffer[:num_bytes].view(dtype).view(shape)
+            buffer = torch.empty(size // dtype.itemsize, dtype=dtype)
+            buffers.append((buffer, buffer.untyped_storage()._cdata))
+        strides = [1]
+        for extent in shape[:0:-1]:
+            strides.append(strides[-1] * extent)
+        return buffer.as_strided(shape, strides[::-1])
 
 
 def open_runtime(platform: Platform, threads: int = 1, instruction_set: str = "auto") -> CpuRuntime | None:
@@ -89,11 +121,17 @@ def availability(platform: Platform) -> Availability:
     return Availability(True, f"compiled for this processor ({levels[0]})")
 
 
-def row_stride(x: Tensor) -> int:
-    """Elements between rows of x [rows, dim]; its last dimension must be dense."""
-    assert x.stride(-1) == 1 or x.shape[-1] == 1, "kernels read rows whose elements lie side by side"
-    return x.stride(0)
+def rows_of(x: Tensor) -> tuple[int, int, int]:
+    """x [..., dim] as rows: (how many, dim, elements from one row to the next). Only 2-dimensional rows may lie apart."""
+    shape, strides = x.shape, x.stride()
+    dim = shape[-1]
+    assert strides[-1] == 1 or dim == 1, "kernels read rows whose elements lie side by side"
+    if len(shape) == 2:
+        return shape[0], dim, strides[0]
+    assert x.is_contiguous(), "rows of more than two dimensions lie side by side"
+    return math.prod(shape[:-1]), dim, dim
 
 
-def _is_unused(buffer: Tensor) -> bool:
-    return bool(torch._C._storage_Use_Count(buffer.untyped_storage()._cdata) == 2)
+def dense(x: Tensor) -> Tensor:
+    """x itself where its elements lie side by side, else a copy."""
+    return x if x.is_contiguous() else x.contiguous()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from octavo.kernels.cpu._runtime import TYPE_CODES, CpuRuntime, availability, row_stride
+from octavo.kernels.cpu._runtime import TYPE_CODES, CpuRuntime, availability, dense, rows_of
 from octavo.ops import rms_norm as reference
 from octavo.ops.registry import Implementation
 
@@ -19,22 +19,14 @@ def make_rms_norm(runtime: CpuRuntime) -> Callable[[Tensor, Tensor, float], Tens
     kernel, empty = runtime.cpu.rms_norm, runtime.empty
 
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if x.dtype not in _TYPES or weight.dtype is not x.dtype:
+        dtype, shape = x.dtype, x.shape
+        if dtype not in _TYPES or weight.dtype is not dtype:
             return reference.rms_norm(x, weight, eps)
-        rows = x.reshape(-1, x.shape[-1])
-        out = empty(tuple(x.shape), x.dtype)
-        kernel(
-            rows.data_ptr(),
-            0,
-            weight.data_ptr(),
-            0,
-            out.data_ptr(),
-            rows.shape[0],
-            row_stride(rows),
-            rows.shape[1],
-            eps,
-            TYPE_CODES[x.dtype],
-        )
+        if len(shape) > 2:
+            x = dense(x)
+        out = empty(shape, dtype)
+        count, dim, stride = rows_of(x)
+        kernel(x.data_ptr(), 0, weight.data_ptr(), 0, out.data_ptr(), count, stride, dim, eps, TYPE_CODES[dtype])
         return out
 
     return rms_norm
@@ -45,21 +37,25 @@ def make_add_rms_norm(runtime: CpuRuntime) -> Callable[[Tensor, Tensor, Tensor, 
     kernel, empty = runtime.cpu.rms_norm, runtime.empty
 
     def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        if x.dtype not in _TYPES or weight.dtype is not x.dtype or residual.dtype is not x.dtype:
+        dtype, shape = x.dtype, x.shape
+        if dtype not in _TYPES or weight.dtype is not dtype or residual.dtype is not dtype:
             return reference.add_rms_norm(x, residual, weight, eps)
-        rows, residual = x.reshape(-1, x.shape[-1]), residual.contiguous()
-        total, out = empty(tuple(x.shape), x.dtype), empty(tuple(x.shape), x.dtype)
+        residual = dense(residual)
+        if len(shape) > 2:
+            x = dense(x)
+        total, out = empty(shape, dtype), empty(shape, dtype)
+        count, dim, stride = rows_of(x)
         kernel(
-            rows.data_ptr(),
+            x.data_ptr(),
             residual.data_ptr(),
             weight.data_ptr(),
             total.data_ptr(),
             out.data_ptr(),
-            rows.shape[0],
-            row_stride(rows),
-            rows.shape[1],
+            count,
+            stride,
+            dim,
             eps,
-            TYPE_CODES[x.dtype],
+            TYPE_CODES[dtype],
         )
         return out, total
 
