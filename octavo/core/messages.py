@@ -94,12 +94,16 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     num_swapped: int = 0
     num_blocks: int = 0
     num_used_blocks: int = 0
+    num_host_blocks: int = 0
+    num_used_host_blocks: int = 0
     num_steps: int = 0
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     num_cached_tokens: int = 0
     num_queried_tokens: int = 0
     num_preemptions: int = 0
+    num_preemptions_by_swap: int = 0
+    num_swapped_blocks: int = 0
     num_recomputed_tokens: int = 0
 
     @property

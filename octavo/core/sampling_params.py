@@ -47,6 +47,27 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """
 
     n: Annotated[int, Param("Number of sequences to generate for the prompt.", ge=1, le=MAX_N)] = 1
+    best_of: Annotated[
+        int | None,
+        Param(
+            "Sequences to generate, of which the n with the highest cumulative log-probability are returned, best first; "
+            "with beam search its width.",
+            ge=1,
+            le=MAX_N,
+        ),
+    ] = None
+    use_beam_search: Annotated[bool, Param("Search for the likeliest sequences with best_of (or n) beams.")] = False
+    length_penalty: Annotated[
+        float,
+        Param("Beam search: scores are divided by length ** this; above 0 favours long sequences.", ge=-10, le=10),
+    ] = 1.0
+    early_stopping: Annotated[
+        bool | str,
+        Param(
+            "Beam search: true ends with best_of finished beams; false when the running ones are unlikely to become "
+            "better; never when they cannot."
+        ),
+    ] = False
     temperature: Annotated[float, Param("Randomness; 0 is greedy.", ge=0, le=100)] = 1.0
     top_k: Annotated[int, Param("Keep the k most likely tokens; 0 or -1 keeps all.", ge=-1)] = 0
     top_p: Annotated[float, Param("Keep the smallest set of tokens with this total probability.", gt=0, le=1)] = 1.0
@@ -100,6 +121,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return cls(**values)
 
     @property
+    def width(self) -> int:
+        """Sequences that are computed for the n that are returned."""
+        return self.best_of or self.n
+
+    @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
 
@@ -148,7 +174,7 @@ _LIMITS: tuple[tuple[str, type, bool], ...] = tuple(
     (name, kind, optional)
     for kind, optional, names in (
         (int, False, ("n", "top_k", "min_tokens")),
-        (int, True, ("seed", "max_tokens", "logprobs", "prompt_logprobs")),
+        (int, True, ("best_of", "seed", "max_tokens", "logprobs", "prompt_logprobs")),
         (
             float,
             False,
@@ -159,6 +185,7 @@ _LIMITS: tuple[tuple[str, type, bool], ...] = tuple(
                 "presence_penalty",
                 "frequency_penalty",
                 "repetition_penalty",
+                "length_penalty",
             ),
         ),
     )
@@ -167,6 +194,7 @@ _LIMITS: tuple[tuple[str, type, bool], ...] = tuple(
 _FLAGS = (
     "include_stop_str_in_output",
     "ignore_eos",
+    "use_beam_search",
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "detokenize",
@@ -250,4 +278,45 @@ def _check_together(params: SamplingParams) -> None:
     if params.stop and not params.detokenize:
         raise InvalidRequest(
             "stop needs text, but detokenize is false; use stop_token_ids, or leave detokenize on", field="stop"
+        )
+    if params.best_of is not None and params.best_of < params.n:
+        raise InvalidRequest(
+            f"best_of is {params.best_of}, must be at least n, which is {params.n}: only generated sequences can be "
+            "returned",
+            field="best_of",
+        )
+    if params.early_stopping not in (True, False, "never"):
+        raise InvalidRequest(
+            f"early_stopping is {params.early_stopping!r}; it is true, false or 'never'", field="early_stopping"
+        )
+    if params.use_beam_search:
+        _check_beam_search(params)
+        return
+    for name in ("length_penalty", "early_stopping"):
+        if getattr(params, name) != _DEFAULTS[name]:
+            raise InvalidRequest(f"{name} is for beam search; set use_beam_search, or leave it out", field=name)
+
+
+_DEFAULTS: dict[str, Any] = {
+    field.name: field.default for field in msgspec.structs.fields(SamplingParams) if not field.required
+}
+
+
+def _check_beam_search(params: SamplingParams) -> None:
+    """Beam search draws nothing, and its text exists only at the end."""
+    for name in ("top_k", "top_p", "min_p"):
+        if getattr(params, name) != _DEFAULTS[name]:
+            raise InvalidRequest(
+                f"{name} is {getattr(params, name)}, but beam search keeps the likeliest sequences and draws nothing; "
+                f"leave {name} out, or set use_beam_search to false",
+                field=name,
+            )
+    if params.temperature not in (0.0, 1.0):
+        raise InvalidRequest(
+            f"temperature is {params.temperature}, but beam search draws nothing; leave it out or set it to 0",
+            field="temperature",
+        )
+    if params.stop:
+        raise InvalidRequest(
+            "stop cannot end beams: their text exists only when the search ends; use stop_token_ids", field="stop"
         )

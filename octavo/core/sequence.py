@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import enum
 
+from octavo.core.beam_search import BeamSearch
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.outputs import RequestMetrics
+from octavo.core.step import TokenLogprobs
 
 
 class SequenceStatus(enum.Enum):
@@ -41,10 +43,14 @@ class Sequence:
     block_hashes: digests of the full blocks of known tokens, as far as they were needed.
     num_published_blocks: leading blocks that the prefix index has been told of.
     is_resident: the worker holds this sequence's state.
+    candidates: what may follow this beam, until the group's other beams have theirs.
+    num_told_tokens: tokens that the worker knows of a beam, whose tokens it does not draw.
+    parent: the sequence that this one was forked from, and how many of its tokens were the same then.
     """
 
     __slots__ = (
         "block_hashes",
+        "candidates",
         "epoch",
         "index",
         "is_resident",
@@ -52,6 +58,8 @@ class Sequence:
         "num_pending",
         "num_prompt_tokens",
         "num_published_blocks",
+        "num_told_tokens",
+        "parent",
         "seq_id",
         "status",
         "token_ids",
@@ -69,6 +77,9 @@ class Sequence:
         self.block_hashes: list[bytes] = []
         self.num_published_blocks = 0
         self.is_resident = False
+        self.candidates: TokenLogprobs | None = None
+        self.num_told_tokens = 0
+        self.parent: tuple[Sequence, int] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -87,6 +98,7 @@ class Sequence:
         child.num_computed_tokens = self.num_computed_tokens
         child.block_hashes = list(self.block_hashes)
         child.num_published_blocks = self.num_published_blocks
+        child.parent = self, len(self.token_ids)
         return child
 
     def restart(self) -> None:
@@ -95,7 +107,22 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_pending = 0
         self.num_published_blocks = 0
+        self._leave_worker()
+
+    def pause(self, num_computed_tokens: int) -> None:
+        """Leave the device with `num_computed_tokens` of them in the blocks (preemption by swapping).
+
+        What was drawn and is not known is dropped, so the last known token is computed again to draw once more.
+        """
+        self.epoch += 1
+        self.num_computed_tokens = min(num_computed_tokens, len(self.token_ids) - 1)
+        self.num_pending = 0
+        self._leave_worker()
+
+    def _leave_worker(self) -> None:
         self.is_resident = False
+        self.candidates = None
+        self.parent = None
 
 
 class SequenceGroup:
@@ -108,11 +135,14 @@ class SequenceGroup:
     end_token_ids: every id that ends a sequence (end-of-sequence and stop ids).
     refork_at: after a preemption with several live sequences, the length of the prefix that the first live one computes
         for all before the others fork from it again; None otherwise.
+    width: sequences that are computed at once, `best_of` or n.
+    beams: the state of the beam search; None for requests that draw.
     num_prompt_logprobs_sent: prompt positions whose log-probabilities have gone out (the first has none).
     """
 
     __slots__ = (
         "arrival",
+        "beams",
         "end_token_ids",
         "is_forked",
         "live",
@@ -126,6 +156,7 @@ class SequenceGroup:
         "sequences",
         "status",
         "was_preempted",
+        "width",
     )
 
     def __init__(self, request: EngineCoreRequest, arrival: int, first_seq_id: int) -> None:
@@ -137,13 +168,18 @@ class SequenceGroup:
         first = Sequence(first_seq_id, 0, list(request.prompt_token_ids), len(request.prompt_token_ids))
         self.sequences = [first]
         self.live = [first]
-        self.is_forked = request.params.n == 1
+        self.width = request.params.width
+        self.is_forked = self.width == 1
         self.status = SequenceStatus.WAITING
         self.end_token_ids = frozenset(request.end_token_ids) | frozenset(request.params.stop_token_ids)
         self.refork_at: int | None = None
         self.was_preempted = False
         self.num_cached_tokens = 0
         self.num_prompt_logprobs_sent = 1
+        self.beams: BeamSearch | None = None
+        if request.params.use_beam_search:
+            self.beams = BeamSearch(request.params, self.max_tokens, self.end_token_ids)
+            self.is_forked = True  # beams fork whenever they branch, not once
         self.metrics = RequestMetrics(arrival_time=request.arrival_time)
 
     @property
@@ -153,7 +189,7 @@ class SequenceGroup:
     @property
     def max_running_sequences(self) -> int:
         """Most sequences that this group can still run at once."""
-        return len(self.live) if self.is_forked else self.request.params.n
+        return self.width if self.beams is not None or not self.is_forked else len(self.live)
 
     @property
     def has_output(self) -> bool:

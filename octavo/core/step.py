@@ -39,6 +39,8 @@ class ScheduledSequence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_samples: tokens to draw from the logits of the last position: 0 in the middle of a prompt, 1, or n at its end.
     With n samples, sample i is drawn for the child with index i.
     num_prompt_logprobs: positions of this row, from its first, whose successor's log-probability is wanted (0: none).
+    num_candidates: instead of drawing, answer this many likeliest tokens that may follow the last position (beam search).
+    token_ids: tokens that the control plane chose since the last row of the sequence: appended before the row.
     """
 
     seq_id: int
@@ -49,6 +51,8 @@ class ScheduledSequence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     first_block_index: int = 0
     block_ids: list[int] = []
     num_prompt_logprobs: int = 0
+    num_candidates: int = 0
+    token_ids: list[int] = []
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
@@ -111,13 +115,17 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RowOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Results of one row, in the order of the step's rows. A row with an `error` ends its request; others go on."""
+    """Results of one row, in the order of the step's rows. A row with an `error` ends its request; others go on.
+
+    `candidates` is for a row that asked for them: log-probabilities of the likeliest tokens, its own `token_id` the first.
+    """
 
     seq_id: int
     epoch: int
     samples: list[SequenceOutput]
     prompt_logprobs: PromptLogprobs | None = None
     error: str | None = None
+    candidates: TokenLogprobs | None = None
 
 
 class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):

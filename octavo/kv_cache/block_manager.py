@@ -51,14 +51,27 @@ NO_HIT = PrefixHit([])
 
 
 class BlockManager:
-    """Owns the device pool and the tables. `watermark` is the share of blocks kept free at admission."""
+    """Owns the pools of device and host and the tables. `watermark` is the share of device blocks kept free at admission.
 
-    def __init__(self, num_blocks: int, block_size: int, watermark: float, enable_prefix_caching: bool) -> None:
+    A sequence has a table on the device or, while its group is swapped out, one on the host. The host tier holds
+    swapped groups only: nothing there is shared between groups or found by content.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        watermark: float,
+        enable_prefix_caching: bool,
+        num_host_blocks: int = 0,
+    ) -> None:
         self.pool = BlockPool(num_blocks)
+        self.host_pool = BlockPool(num_host_blocks)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.num_watermark_blocks = int(watermark * num_blocks)
         self._tables: dict[int, list[int]] = {}
+        self._host_tables: dict[int, list[int]] = {}
 
     def table(self, sequence: Sequence) -> list[int]:
         """Block ids of a sequence, in the order of its tokens. Not to be changed by the caller."""
@@ -86,9 +99,9 @@ class BlockManager:
     def num_required_blocks(self, group: SequenceGroup) -> int:
         """Blocks that hold all known tokens of the group: the common prefix once, and a tail for each sequence."""
         size = self.block_size
-        if not group.is_forked:
+        if group.width > 1 and not group.has_output:
             # the first token of each is written too, unless it is also the last
-            tail_tokens = [group.num_prompt_tokens + min(1, group.max_tokens - 1)] * group.request.params.n
+            tail_tokens = [group.num_prompt_tokens + min(1, group.max_tokens - 1)] * group.width
         else:
             tail_tokens = [len(sequence.token_ids) for sequence in group.live]
         if len(tail_tokens) == 1:
@@ -171,24 +184,121 @@ class BlockManager:
             self.pool.publish(table[i], hashes[i])
         sequence.num_published_blocks = num_full
 
+    # ---- the host tier ----
+
+    def num_computed_blocks(self, sequences: Iterable[Sequence]) -> int:
+        """Different device blocks that hold the computed tokens of these sequences: what a swap moves."""
+        size = self.block_size
+        return len({b for s in sequences for b in self._tables[s.seq_id][: -(-s.num_computed_tokens // size)]})
+
+    def num_blocks_used_by_others(self, sequences: Iterable[Sequence]) -> int:
+        """Leading blocks of the first of these sequences that other sequences than these use as well."""
+        own = [self._tables[sequence.seq_id] for sequence in sequences]
+        count = 0
+        for place, block in enumerate(own[0]):
+            if self.pool.num_users(block) <= sum(len(table) > place and table[place] == block for table in own):
+                break
+            count += 1
+        return count
+
+    def can_swap_out(self, sequences: Iterable[Sequence]) -> Admission:
+        """Has the host tier room for the sequences' computed blocks? OK or LATER."""
+        required, free = self.num_computed_blocks(sequences), self.host_pool.num_free_blocks
+        if required > free:
+            return Admission(AllocStatus.LATER, f"needs {required} host blocks, {free} are free")
+        return Admission(AllocStatus.OK)
+
+    def swap_out(self, sequences: Iterable[Sequence]) -> list[BlockCopy]:
+        """Move the sequences' computed blocks to the host, each once; who shared a block shares its new place.
+
+        The copies (device block, host block) are to be made before anything else writes to the device blocks.
+        """
+        places: dict[int, int] = {}
+        for sequence in sequences:
+            table = self._tables.pop(sequence.seq_id)
+            moved = []
+            for block in table[: -(-sequence.num_computed_tokens // self.block_size)]:
+                if block in places:
+                    self.host_pool.acquire(places[block])
+                else:
+                    places[block] = self.host_pool.allocate()
+                moved.append(places[block])
+            self._host_tables[sequence.seq_id] = moved
+            for block in reversed(table):
+                self.pool.release(block)
+        return [BlockCopy(block, place) for block, place in places.items()]
+
+    def num_blocks_to_swap_in(self, sequences: Iterable[Sequence], num_lookahead: int = 0) -> int:
+        """Device blocks that the sequences need to compute their known tokens, with `num_lookahead` slots more each:
+        what was swapped out, new ones at the end, and a copy for each writer but one of a shared block."""
+        size = self.block_size
+        distinct: set[int] = set()
+        writers: set[int] = set()
+        num_more = 0
+        for sequence in sequences:
+            table = self._host_tables[sequence.seq_id]
+            distinct.update(table)
+            num_more += max(0, num_blocks_for(len(sequence.token_ids) + num_lookahead, size) - len(table))
+            for block in table[sequence.num_computed_tokens // size :]:
+                num_more += block in writers
+                writers.add(block)
+        return len(distinct) + num_more
+
+    def can_swap_in(self, sequences: Iterable[Sequence], *, waive_watermark: bool, num_lookahead: int = 0) -> Admission:
+        """May the sequences come back? As for `can_allocate`; nothing of the device's prefix cache is used."""
+        required = self.num_blocks_to_swap_in(sequences, num_lookahead)
+        if required > self.pool.num_blocks:
+            return Admission(
+                AllocStatus.NEVER, f"needs {required} KV blocks, the pool has {self.pool.num_blocks} in all"
+            )
+        kept = 0 if waive_watermark else self.num_watermark_blocks
+        free = self.pool.num_free_blocks
+        if free - required < kept:
+            return Admission(AllocStatus.LATER, f"needs {required} free KV blocks, {free} are free, {kept} stay free")
+        return Admission(AllocStatus.OK)
+
+    def swap_in(self, sequences: Iterable[Sequence]) -> list[BlockCopy]:
+        """Move the sequences' blocks back to the device, each once. The copies are (host block, device block)."""
+        places: dict[int, int] = {}
+        for sequence in sequences:
+            table = self._host_tables.pop(sequence.seq_id)
+            moved = []
+            for block in table:
+                if block in places:
+                    self.pool.acquire(places[block])
+                else:
+                    places[block] = self.pool.allocate()
+                moved.append(places[block])
+            self._tables[sequence.seq_id] = moved
+            # they are new blocks: what the index knows are others, or none
+            sequence.num_published_blocks = 0
+            for block in table:
+                self.host_pool.release(block)
+        return [BlockCopy(block, place) for block, place in places.items()]
+
     # ---- the end ----
 
     def free(self, sequence: Sequence) -> None:
         """Give back a sequence's blocks, the last first; without blocks nothing happens."""
         for block in reversed(self._tables.pop(sequence.seq_id, ())):
             self.pool.release(block)
+        for block in reversed(self._host_tables.pop(sequence.seq_id, ())):
+            self.host_pool.release(block)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content; refused (False) while any block is in use."""
         return self.pool.reset()
 
-    def check(self, sequences: Iterable[Sequence] | None = None) -> None:
-        """Prove the accounting; with `sequences`, also that exactly these hold tables. Raises AssertionError."""
-        counts: dict[int, int] = {}
-        for table in self._tables.values():
-            assert len(set(table)) == len(table), "a table holds a block twice"
-            for block in table:
-                counts[block] = counts.get(block, 0) + 1
-        self.pool.check(counts)
-        if sequences is not None:
-            assert {s.seq_id for s in sequences} == set(self._tables), "tables of other sequences than the running ones"
+    def check(self, running: Iterable[Sequence], swapped: Iterable[Sequence] = ()) -> None:
+        """Prove the accounting: exactly these sequences hold tables on the device and on the host. AssertionError."""
+        for pool, tables, holders in (
+            (self.pool, self._tables, running),
+            (self.host_pool, self._host_tables, swapped),
+        ):
+            counts: dict[int, int] = {}
+            for table in tables.values():
+                assert len(set(table)) == len(table), "a table holds a block twice"
+                for block in table:
+                    counts[block] = counts.get(block, 0) + 1
+            pool.check(counts)
+            assert {s.seq_id for s in holders} == set(tables), "tables of other sequences than those that have blocks"

@@ -57,6 +57,10 @@ class BlockPool:
         else:
             self._cached[block] = None
 
+    def num_users(self, block: int) -> int:
+        """How many tables hold the block."""
+        return self._counts[block]
+
     def is_shared(self, block: int) -> bool:
         return self._counts[block] > 1
 

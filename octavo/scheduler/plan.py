@@ -15,6 +15,8 @@ class StepPlan:
 
     def __init__(self) -> None:
         self.rows: dict[int, PlannedRow] = {}
+        self.swap_outs: list[BlockCopy] = []
+        self.swap_ins: list[BlockCopy] = []
         self.has_preempted = False
 
     def drop(self, sequence: Sequence) -> PlannedRow | None:
@@ -41,14 +43,22 @@ class StepPlan:
             new_sequences=[new for _, _, _, new, _ in planned if new is not None],
             rows=[row for _, _, row, _, _ in planned],
             finished_ids=finished_ids,
-            block_ops=BlockOps(copies=[copy for _, _, _, _, copies in planned for copy in copies]),
+            block_ops=BlockOps(
+                swap_outs=self.swap_outs,
+                swap_ins=self.swap_ins,
+                copies=[copy for _, _, _, _, copies in planned for copy in copies],
+            ),
         )
 
 
 def new_sequence(group: SequenceGroup, sequence: Sequence, block_ids: list[int]) -> NewSequence:
     """The message that makes a sequence known to the worker; it names a sibling there as parent if there is one."""
-    parent = next((other for other in group.sequences if other.is_resident), None)
-    num_shared = group.num_prompt_tokens if parent is not None else 0
+    if sequence.parent is not None and sequence.parent[0].is_resident:
+        parent, num_shared = sequence.parent
+    else:
+        parent = next((other for other in group.sequences if other.is_resident), None)
+        num_shared = group.num_prompt_tokens if parent is not None else 0
+    sequence.num_told_tokens = len(sequence.token_ids)
     return NewSequence(
         seq_id=sequence.seq_id,
         index=sequence.index,
@@ -78,9 +88,16 @@ def scheduled_row(
     """The row that computes the next `num_tokens` tokens of a sequence; it draws when it reaches the last one."""
     start = sequence.num_computed_tokens
     end = start + num_tokens
-    num_samples = 0
+    num_samples = num_candidates = 0
+    told: list[int] = []
     if end == len(sequence.token_ids) + sequence.num_pending:
-        num_samples = 1 if group.is_forked else group.request.params.n
+        if group.beams is not None:
+            num_candidates = group.beams.num_candidates
+        else:
+            num_samples = 1 if group.is_forked else group.width
+    if group.beams is not None and sequence.num_told_tokens < len(sequence.token_ids):
+        told = sequence.token_ids[sequence.num_told_tokens :]
+        sequence.num_told_tokens = len(sequence.token_ids)
     return ScheduledSequence(
         seq_id=sequence.seq_id,
         epoch=sequence.epoch,
@@ -90,4 +107,6 @@ def scheduled_row(
         first_block_index=0 if is_new else growth.first_index,
         block_ids=[] if is_new else growth.blocks,
         num_prompt_logprobs=num_prompt_logprobs(group, sequence, start, end) if start < group.num_prompt_tokens else 0,
+        num_candidates=num_candidates,
+        token_ids=told,
     )

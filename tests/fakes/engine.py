@@ -8,6 +8,7 @@ from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.engine_core import EngineCore
 from octavo.kv_cache.block_manager import BlockManager
+from octavo.scheduler.preemption import PreemptionCosts, PreemptionMode
 from octavo.scheduler.scheduler import Scheduler
 from tests.fakes.executor import HashExecutor
 
@@ -22,12 +23,18 @@ def make_core(
     enable_prefix_caching: bool = True,
     depth: int = 1,
     fail_token: int | None = None,
+    num_host_blocks: int = 0,
+    preemption_mode: PreemptionMode = "recompute",
+    num_lookahead_slots: int = 0,
 ) -> EngineCore:
     """A core whose clock counts its readings."""
     scheduler = Scheduler(
-        BlockManager(num_blocks, block_size, watermark, enable_prefix_caching),
+        BlockManager(num_blocks, block_size, watermark, enable_prefix_caching, num_host_blocks),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        preemption_mode=preemption_mode,
+        preemption_costs=PreemptionCosts(prefill_tokens_per_s=10.0, swap_bytes_per_s=8.0, block_bytes=10),
+        num_lookahead_slots=num_lookahead_slots,
     )
     ready = CoreReady(num_blocks=num_blocks, block_size=block_size, max_model_len=512, vocab_size=50, plan="")
     readings = iter(range(10**9))
@@ -99,6 +106,7 @@ def run(
         core.scheduler.check()
     assert not core.has_unfinished(), "requests are left after many steps"
     assert core.scheduler.block_manager.pool.num_used_blocks == 0
+    assert core.scheduler.block_manager.host_pool.num_used_blocks == 0
     return collected
 
 

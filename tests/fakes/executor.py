@@ -13,6 +13,7 @@ from typing import Any
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import (
+    BlockCopy,
     ModelRunnerOutput,
     NewSequence,
     PromptLogprobs,
@@ -22,6 +23,9 @@ from octavo.core.step import (
     SequenceOutput,
     TokenLogprobs,
 )
+
+
+Slots = dict[tuple[int, int], int]
 
 
 def digest(*parts: object) -> int:
@@ -47,7 +51,8 @@ class HashExecutor:
     block_size: int
     vocab_size: int = 50
     fail_token: int | None = None
-    slots: dict[tuple[int, int], int] = field(default_factory=dict)
+    slots: Slots = field(default_factory=dict)
+    host_slots: Slots = field(default_factory=dict)
     states: dict[int, State] = field(default_factory=dict)
     steps: list[SchedulerOutput] = field(default_factory=list)
     num_computed_tokens: int = 0
@@ -75,13 +80,18 @@ class HashExecutor:
         for seq_id in step.finished_ids:
             if seq_id not in new_ids:
                 del self.states[seq_id]  # the scheduler names only sequences that the worker holds
-        for copy in step.block_ops.copies:
-            for offset in range(self.block_size):
-                self.slots[copy.target, offset] = self.slots.get((copy.source, offset), -1)
+        self._move(step.block_ops.swap_outs, self.slots, self.host_slots)
+        self._move(step.block_ops.swap_ins, self.host_slots, self.slots)
+        self._move(step.block_ops.copies, self.slots, self.slots)
         written: dict[tuple[int, int], int] = {}
         for row in step.rows:
             self._write(row, written)
         return ModelRunnerOutput(step_id=step.step_id, rows=[self._read(row, written) for row in step.rows])
+
+    def _move(self, copies: list[BlockCopy], source: Slots, target: Slots) -> None:
+        for copy in copies:
+            for offset in range(self.block_size):
+                target[copy.target, offset] = source.get((copy.source, offset), -1)
 
     def _add(self, new: NewSequence) -> None:
         shared: list[int] = []
@@ -97,6 +107,7 @@ class HashExecutor:
     def _write(self, row: ScheduledSequence, written: dict[tuple[int, int], int]) -> None:
         state = self.states[row.seq_id]
         assert state.epoch == row.epoch
+        state.token_ids += row.token_ids
         if row.block_ids:
             state.table[row.first_block_index :] = row.block_ids
         self.num_computed_tokens += row.num_tokens
@@ -123,6 +134,7 @@ class HashExecutor:
             samples.append(SequenceOutput(index=index, token=self._draw(read, state.params, index, end)))
         if samples:
             state.token_ids.append(samples[0].token.token_id)
+        candidates = self._candidates(read, row.num_candidates) if row.num_candidates else None
         prompt = None
         if row.num_prompt_logprobs:
             tokens = [
@@ -130,7 +142,19 @@ class HashExecutor:
                 for p in range(row.start, row.start + row.num_prompt_logprobs)
             ]
             prompt = PromptLogprobs(first_position=row.start + 1, tokens=tokens)
-        return RowOutput(seq_id=row.seq_id, epoch=row.epoch, samples=samples, prompt_logprobs=prompt)
+        return RowOutput(
+            seq_id=row.seq_id, epoch=row.epoch, samples=samples, prompt_logprobs=prompt, candidates=candidates
+        )
+
+    def _candidates(self, read: list[int], count: int) -> TokenLogprobs:
+        ranked = sorted((self._describe(read, token) for token in range(self.vocab_size)), key=lambda t: -t.logprob)
+        best = ranked[:count]
+        return TokenLogprobs(
+            token_id=best[0].token_id,
+            logprob=best[0].logprob,
+            top_ids=[token.token_id for token in best],
+            top_logprobs=[token.logprob for token in best],
+        )
 
     def _draw(self, read: list[int], params: SamplingParams, index: int, position: int) -> TokenLogprobs:
         token = digest(read, params.seed, index, position) % self.vocab_size

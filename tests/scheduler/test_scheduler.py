@@ -168,7 +168,7 @@ class TestPreemption:
         seen = Collected()
         for _ in range(4):
             seen.add(core.step().outputs)
-        core.scheduler._preempt(core.scheduler.running[0])
+        core.scheduler._preemption.preempt(core.scheduler.running[0])
         assert isinstance(core.executor, HashExecutor)
         before = core.executor.num_computed_tokens
         seen.add(core.step().outputs + core.step().outputs)
@@ -185,7 +185,7 @@ class TestPreemption:
         core.add_request(request)
         for _ in range(21):
             core.step()
-        core.scheduler._preempt(core.scheduler.running[0])
+        core.scheduler._preemption.preempt(core.scheduler.running[0])
         seen = run(core)
         assert seen.token_ids["a"][0] == run_alone(request).token_ids["a"][0][21:]
         assert max(step.num_tokens for step in steps_of(core)) <= 8
@@ -207,7 +207,7 @@ class TestPreemption:
         core.add_request(request)
         seen = Collected()
         seen.add(core.step().outputs + core.step().outputs)
-        core.scheduler._preempt(core.scheduler.running[0])
+        core.scheduler._preemption.preempt(core.scheduler.running[0])
         run(core, collected=seen)
         assert seen.prompt_logprobs["a"] == run_alone(request).prompt_logprobs["a"]
 

@@ -32,6 +32,9 @@ class Schedules(RuleBasedStateMachine):
         watermark=st.sampled_from([0.0, 0.01, 0.3]),
         enable_prefix_caching=st.booleans(),
         depth=st.integers(1, 3),
+        num_host_blocks=st.sampled_from([0, 4, 40]),
+        preemption_mode=st.sampled_from(["recompute", "swap", "classic", "auto"]),
+        num_lookahead_slots=st.sampled_from([0, 0, 3]),
     )
     def build(self, block_size: int, num_blocks: int, **options: object) -> None:
         self.core = make_core(num_blocks=num_blocks * 4 // block_size, block_size=block_size, **options)  # type: ignore[arg-type]
@@ -43,7 +46,9 @@ class Schedules(RuleBasedStateMachine):
     @rule(
         target=requests,
         prompt=prompts(),
-        n=st.sampled_from([1, 1, 1, 2, 3]),
+        width=st.sampled_from(
+            [(1, None, False), (1, None, False), (2, None, False), (3, None, False), (1, 3, True), (2, 2, True)]
+        ),
         max_tokens=st.integers(1, 12),
         seed=st.integers(0, 3),
         end=st.sampled_from([(), (3,), tuple(range(0, 50, 7))]),
@@ -52,12 +57,12 @@ class Schedules(RuleBasedStateMachine):
         salt=st.sampled_from([None, None, "a"]),
     )
     def arrive(
-        self, prompt: list[int], n: int, max_tokens: int, seed: int, end: tuple[int, ...], stop: tuple[int, ...],
+        self, prompt: list[int], width: tuple[int, int | None, bool], max_tokens: int, seed: int, end: tuple[int, ...], stop: tuple[int, ...],
         prompt_logprobs: int | None, salt: str | None,
     ) -> EngineCoreRequest:  # fmt: skip
         self.count += 1
         request = make_request(
-            f"r{self.count}", prompt, n=n, max_tokens=max_tokens, seed=seed, end_token_ids=end, stop_token_ids=stop,
+            f"r{self.count}", prompt, n=width[0], best_of=width[1], use_beam_search=width[2], max_tokens=max_tokens, seed=seed, end_token_ids=end, stop_token_ids=stop,
             prompt_logprobs=prompt_logprobs,
         )  # fmt: skip
         request.cache_salt = salt
@@ -74,7 +79,9 @@ class Schedules(RuleBasedStateMachine):
     @rule(request=requests, index=st.integers(0, 2))
     def stop(self, request: EngineCoreRequest, index: int) -> None:
         group = self.core.scheduler.groups.get(request.request_id)
-        if group is not None and any(s.index == index and s.num_output_tokens for s in group.live):
+        if group is None or group.beams is not None:
+            return
+        if any(s.index == index and s.num_output_tokens for s in group.live):
             self.core.stop_sequence(request.request_id, index)
             self.cut.setdefault(request.request_id, set()).add(index)
             if request.request_id not in self.core.scheduler.groups:

@@ -1,0 +1,123 @@
+"""Beam search: which continuations of the running beams live on, which are finished, and when the search ends.
+
+The rules are those of `transformers` (generation/utils.py of release 5), so that ids and scores agree:
+each step keeps the best candidates of all beams together; one that ends among the best `width` joins the finished ones,
+which are kept sorted by `log-probability / length ** length_penalty`, the best `width` of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import TokenLogprobs
+
+
+class FinishedBeam(NamedTuple):
+    """A sequence that ended: its output tokens, the log-probability at each, its score, and why it ended."""
+
+    score: float
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    is_capped: bool
+    """It reached max_tokens without an end token."""
+
+
+class Survivor(NamedTuple):
+    """A running beam of the next step: `beam` of this step, followed by `token`."""
+
+    beam: int
+    token: TokenLogprobs
+    logprob: float
+    """Of the whole sequence."""
+
+
+class Beam(NamedTuple):
+    """A running beam as the search sees it."""
+
+    logprob: float
+    token_ids: list[int]
+    """Output tokens."""
+    logprobs: list[TokenLogprobs]
+
+
+class BeamSearch:
+    """The search of one request. `step` is called when the candidates of all running beams are known."""
+
+    def __init__(self, params: SamplingParams, max_tokens: int, end_token_ids: frozenset[int]) -> None:
+        self.width = params.width
+        self.num_candidates = max(2, 1 + len(end_token_ids)) * self.width
+        """Per beam and in all: so many that `width` of them do not end, whatever ends."""
+        self.running = [Beam(0.0, [], [])]
+        self.finished: list[FinishedBeam] = []
+        self._num_logprobs = params.logprobs or 0
+        self._length_penalty = params.length_penalty
+        self._early_stopping = params.early_stopping
+        self._max_tokens = max_tokens
+        self._end_token_ids = end_token_ids
+        self._may_improve = True
+
+    def step(self, candidates: Sequence[TokenLogprobs]) -> list[Survivor]:
+        """Extend the running beams by one token; `candidates[i]` are those of beam `i`. No survivors: it has ended."""
+        ranked = sorted(
+            (
+                (beam.logprob + logprob, -number, -place)
+                for number, (beam, found) in enumerate(zip(self.running, candidates, strict=True))
+                for place, logprob in enumerate(found.top_logprobs)
+            ),
+            reverse=True,
+        )[: self.num_candidates]
+        length = len(self.running[0].token_ids) + 1
+        survivors: list[Survivor] = []
+        ended: list[FinishedBeam] = []
+        for rank, (logprob, number, place) in enumerate(ranked):
+            token = self._described(candidates[-number], -place)
+            is_end = token.token_id in self._end_token_ids
+            if not is_end and length < self._max_tokens:
+                if len(survivors) < self.width:
+                    survivors.append(Survivor(-number, token, logprob))
+            elif rank < self.width:
+                beam = self.running[-number]
+                score = logprob / length**self._length_penalty
+                ended.append(
+                    FinishedBeam(score, [*beam.token_ids, token.token_id], [*beam.logprobs, token], not is_end)
+                )
+        if self._may_improve and not (self._early_stopping is True and self._is_full):
+            merged = sorted(self.finished + ended, key=lambda each: each.score, reverse=True)
+            self.finished = merged[: self.width]
+        if not survivors or self._has_ended(survivors[0].logprob, length):
+            self.running = []
+            return []
+        self.running = [
+            Beam(
+                survivor.logprob,
+                [*self.running[survivor.beam].token_ids, survivor.token.token_id],
+                [*self.running[survivor.beam].logprobs, survivor.token],
+            )
+            for survivor in survivors
+        ]
+        return survivors
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.finished) == self.width
+
+    def _has_ended(self, best_logprob: float, length: int) -> bool:
+        if self._early_stopping is True and self._is_full:
+            return True
+        if self._is_full:
+            hopeful = self._early_stopping == "never" and self._length_penalty > 0
+            best_possible = best_logprob / (self._max_tokens if hopeful else length) ** self._length_penalty
+            self._may_improve = self._may_improve and best_possible > self.finished[-1].score
+        return not self._may_improve
+
+    def _described(self, found: TokenLogprobs, place: int) -> TokenLogprobs:
+        """The candidate at `place`, with as many alternatives as the request wants to see."""
+        return TokenLogprobs(
+            token_id=found.top_ids[place],
+            logprob=found.top_logprobs[place],
+            rank=place + 1,
+            top_ids=found.top_ids[: self._num_logprobs],
+            top_logprobs=found.top_logprobs[: self._num_logprobs],
+        )

@@ -1,0 +1,61 @@
+"""Beam search on sequences: survivors fork, losers leave, and the answer is told when the search ends."""
+
+from __future__ import annotations
+
+from octavo.core.beam_search import FinishedBeam
+from octavo.core.messages import SequenceDelta
+from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.core.step import TokenLogprobs
+from octavo.scheduler.registry import Registry
+
+
+def take_candidates(group: SequenceGroup, sequence: Sequence, candidates: TokenLogprobs) -> bool:
+    """Keep what may follow one beam; True when all beams have theirs."""
+    sequence.candidates = candidates
+    return all(beam.candidates is not None for beam in group.live)
+
+
+def extend_beams(registry: Registry, group: SequenceGroup) -> list[SequenceDelta]:
+    """Extend the group's beams by one token. A beam with several survivors forks, one with none is freed, all in this
+    step. Answers nothing, or the finished sequences, best first, when the search has ended."""
+    assert group.beams is not None
+    beams = list(group.live)
+    survivors = group.beams.step([beam.candidates for beam in beams if beam.candidates is not None])
+    if not survivors:
+        for beam in beams:
+            registry.end_sequence(group, beam, SequenceStatus.FINISHED_STOPPED)
+        return [_told(group, index, beam) for index, beam in enumerate(group.beams.finished[: group.request.params.n])]
+
+    next_index = max(beam.index for beam in beams) + 1
+    extended: list[Sequence] = []
+    used: set[int] = set()
+    # children first: a fork takes its parent as it was before it grew
+    for survivor in survivors:
+        parent = beams[survivor.beam]
+        if survivor.beam in used:
+            extended.append(registry.fork(group, parent, next_index))
+            next_index += 1
+        else:
+            used.add(survivor.beam)
+            extended.append(parent)
+    for number, beam in enumerate(beams):
+        if number not in used:
+            registry.drop_sequence(group, beam)
+    for sequence, survivor in zip(extended, survivors, strict=True):
+        sequence.token_ids.append(survivor.token.token_id)
+        sequence.candidates = None
+        sequence.num_pending = 0
+    group.live[:] = extended
+    return []
+
+
+def _told(group: SequenceGroup, index: int, beam: FinishedBeam) -> SequenceDelta:
+    status = SequenceStatus.FINISHED_LENGTH_CAPPED if beam.is_capped else SequenceStatus.FINISHED_STOPPED
+    is_stop_id = not beam.is_capped and beam.token_ids[-1] not in group.request.end_token_ids
+    return SequenceDelta(
+        index=index,
+        token_ids=beam.token_ids,
+        logprobs=beam.logprobs,
+        finish_reason=status.value,
+        stop_reason=beam.token_ids[-1] if is_stop_id else None,
+    )

@@ -1,0 +1,127 @@
+"""How a running group gives way: its blocks are computed again later, or moved to the host and back.
+
+The modes are those of vLLM's first engine and one more: `recompute` and `swap` always do that (swap as long as the
+host has room), `classic` swaps groups with several live sequences and recomputes the others, `auto` takes what is
+estimated to cost less time.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal, NamedTuple, get_args
+
+from octavo.core.sequence import SequenceGroup, SequenceStatus
+from octavo.core.step import BlockCopy
+from octavo.kv_cache.block_manager import AllocStatus, BlockManager
+from octavo.scheduler.budget import PartialBudget
+from octavo.scheduler.plan import StepPlan
+from octavo.scheduler.registry import Registry
+
+PreemptionMode = Literal["recompute", "swap", "classic", "auto"]
+PREEMPTION_MODES: tuple[str, ...] = get_args(PreemptionMode)
+
+_logger = logging.getLogger(__name__)
+
+
+class PreemptionCosts(NamedTuple):
+    """What `auto` reckons with. Constants of a run, so that a recorded run decides the same when it is replayed."""
+
+    prefill_tokens_per_s: float = 2000.0
+    swap_bytes_per_s: float = 4e9
+    block_bytes: int = 1 << 20
+
+
+class Decision(NamedTuple):
+    """Swap or recompute, and the reason in words."""
+
+    swap: bool
+    because: str
+
+
+class Preemption:
+    """Takes groups off the device."""
+
+    def __init__(self, registry: Registry, mode: PreemptionMode, costs: PreemptionCosts) -> None:
+        self._registry = registry
+        self._mode = mode
+        self._costs = costs
+
+    def preempt(self, group: SequenceGroup, plan: StepPlan | None = None, tokens: PartialBudget | None = None) -> None:
+        """Take a running group's blocks and its rows in `plan` away. Known tokens stay known."""
+        registry, manager = self._registry, self._registry.block_manager
+        # where each computed token is, without what this very step would have computed or copied
+        computed: dict[int, int] = {}
+        copied_from: dict[int, int] = {}
+        for sequence in group.live:
+            computed[sequence.seq_id] = sequence.num_computed_tokens
+            dropped = plan.drop(sequence) if plan is not None else None
+            if dropped is not None:
+                row, message, copies = dropped[2:]
+                computed[sequence.seq_id] = row.start
+                copied_from.update((copy.target, copy.source) for copy in copies)
+                if tokens is not None:
+                    tokens.refund(row.num_tokens)
+                if message is not None:
+                    sequence.is_resident = False  # the worker never heard of it
+            if sequence.is_resident:
+                registry.released.append(sequence)
+        decision = self._decide(group, plan)
+        if decision.swap:
+            assert plan is not None
+            for sequence in group.live:
+                sequence.pause(computed[sequence.seq_id])
+            moves = manager.swap_out(group.live)
+            # a copy that this step would have made is not made: what it would have copied is still at its source
+            plan.swap_outs += [BlockCopy(copied_from.get(move.source, move.source), move.target) for move in moves]
+            registry.stats.num_preemptions_by_swap += 1
+            registry.stats.num_swapped_blocks += len(moves)
+        else:
+            for sequence in group.live:
+                manager.free(sequence)
+                sequence.restart()
+        group.refork_at = None
+        group.was_preempted = True
+        group.metrics.num_preemptions += 1
+        registry.stats.num_preemptions += 1
+        registry.suspend(group, SequenceStatus.SWAPPED if decision.swap else SequenceStatus.WAITING)
+        _logger.debug(
+            "request %s gives way: %s, %s",
+            group.request_id,
+            "swapped" if decision.swap else "recomputed",
+            decision.because,
+        )
+
+    def _decide(self, group: SequenceGroup, plan: StepPlan | None) -> Decision:
+        manager = self._registry.block_manager
+        if self._mode == "recompute":
+            return Decision(False, "preemption_mode is recompute")
+        if manager.host_pool.num_blocks == 0:
+            return Decision(False, "there is no swap space")
+        if plan is None or plan.swap_ins:
+            return Decision(False, "this step swaps in, and a step swaps out before it swaps in")
+        if group.refork_at is not None:
+            return Decision(False, "it is computing its common prefix")
+        room = manager.can_swap_out(group.live)
+        if room.status is not AllocStatus.OK:
+            return Decision(False, f"the swap space {room.because}")
+        if self._mode == "swap":
+            return Decision(True, "preemption_mode is swap")
+        if self._mode == "classic":
+            several = len(group.live) > 1
+            return Decision(several, f"{len(group.live)} live sequences")
+        return self._cheaper(group, manager)
+
+    def _cheaper(self, group: SequenceGroup, manager: BlockManager) -> Decision:
+        """Tokens to compute again at the prefill rate, without those that stay in the cache because others use them,
+        against bytes to move twice at the rate of memory."""
+        num_blocks = manager.num_computed_blocks(group.live)
+        num_kept = manager.num_blocks_used_by_others(group.live)
+        num_tokens = sum(sequence.num_computed_tokens for sequence in group.live)
+        num_tokens -= (len(group.live) - 1) * min(group.num_prompt_tokens, num_tokens // len(group.live))
+        recompute_s = max(0, num_tokens - num_kept * manager.block_size) / self._costs.prefill_tokens_per_s
+        swap_s = 2 * num_blocks * self._costs.block_bytes / self._costs.swap_bytes_per_s
+        because = (
+            f"{num_tokens} tokens, {num_kept} blocks of them shared, take {recompute_s * 1e3:.3g} ms to compute again, "
+            f"{num_blocks} blocks {swap_s * 1e3:.3g} ms to move"
+        )
+        return Decision(swap_s < recompute_s, because)

@@ -1,0 +1,154 @@
+"""Every accepted request that has not ended: groups, their sequences by id, the three queues, and how they leave."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+
+from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, SchedulerStats
+from octavo.core.outputs import RequestError
+from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.kv_cache.block_manager import BlockManager
+from octavo.scheduler.policy import Policy
+from octavo.scheduler.waiting_queue import WaitingQueue
+
+
+class Registry:
+    """Shared by those who plan, those who preempt and those who take results in.
+
+    waiting: groups without blocks, new ones and preempted ones.
+    running: groups with blocks on the device, in order of arrival.
+    swapped: groups whose blocks are on the host.
+    released: sequences whose state the worker drops with the next step.
+    """
+
+    def __init__(self, block_manager: BlockManager, policy: Policy) -> None:
+        self.block_manager = block_manager
+        self.groups: dict[str, SequenceGroup] = {}
+        self.waiting = WaitingQueue(policy.key)
+        self.running: list[SequenceGroup] = []
+        self.swapped = WaitingQueue(policy.key)
+        self.released: list[Sequence] = []
+        self.ended: list[EngineCoreOutput] = []
+        self.stats = SchedulerStats(
+            num_blocks=block_manager.pool.num_blocks, num_host_blocks=block_manager.host_pool.num_blocks
+        )
+        self._by_sequence: dict[int, tuple[SequenceGroup, Sequence]] = {}
+        self._next_seq_id = 0
+        self._next_arrival = 0
+
+    # ---- coming in ----
+
+    def add(self, request: EngineCoreRequest) -> SequenceGroup:
+        """Open a group for a request that can run, at the end of the waiting ones of its kind."""
+        group = SequenceGroup(request, self._next_arrival, self._new_seq_id())
+        self._next_arrival += 1
+        self.groups[group.request_id] = group
+        self._by_sequence[group.sequences[0].seq_id] = group, group.sequences[0]
+        self.waiting.push(group)
+        return group
+
+    def fork(self, group: SequenceGroup, parent: Sequence, index: int) -> Sequence:
+        """A new sequence of the group with all that its parent has."""
+        child = parent.fork(self._new_seq_id(), index)
+        self.block_manager.fork(parent, child)
+        self._by_sequence[child.seq_id] = group, child
+        group.sequences.append(child)
+        group.live.append(child)
+        return child
+
+    def find(self, seq_id: int) -> tuple[SequenceGroup | None, Sequence | None]:
+        """The group and the sequence with this id; None, None when it is gone."""
+        return self._by_sequence.get(seq_id, (None, None))
+
+    def start(self, group: SequenceGroup) -> None:
+        """Move a group that left a queue to the running ones."""
+        self._set_status(group, SequenceStatus.RUNNING)
+        insort(self.running, group, key=_arrival)
+
+    # ---- giving way ----
+
+    def suspend(self, group: SequenceGroup, status: SequenceStatus) -> None:
+        """Move a running group to the waiting or the swapped ones."""
+        self._set_status(group, status)
+        self.running.remove(group)
+        (self.swapped if status is SequenceStatus.SWAPPED else self.waiting).push(group)
+
+    # ---- leaving ----
+
+    def end_sequence(self, group: SequenceGroup, sequence: Sequence, status: SequenceStatus) -> None:
+        """A live sequence ends; its full blocks stay findable, its others are free."""
+        sequence.status = status
+        group.live.remove(sequence)
+        may_publish = group.status is SequenceStatus.RUNNING and group.refork_at is None
+        if may_publish and status is not SequenceStatus.FINISHED_ERROR:
+            self.block_manager.publish(sequence, group.request.cache_salt)
+        self.block_manager.free(sequence)
+        if sequence.is_resident:
+            self.released.append(sequence)
+
+    def drop_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """A beam that was beaten: it ends and is forgotten, for nobody will ask for it."""
+        self.end_sequence(group, sequence, SequenceStatus.FINISHED_STOPPED)
+        group.sequences.remove(sequence)
+        del self._by_sequence[sequence.seq_id]
+
+    def end_group(self, group: SequenceGroup, status: SequenceStatus) -> None:
+        """All live sequences end, and the group leaves."""
+        for sequence in list(group.live):
+            self.end_sequence(group, sequence, status)
+        if group.status is SequenceStatus.RUNNING:
+            self.running.remove(group)
+        else:
+            (self.swapped if group.status is SequenceStatus.SWAPPED else self.waiting).remove(group)
+        self._forget(group, status)
+
+    def refuse(self, group: SequenceGroup, because: str, now: float) -> None:
+        """End a group that can never run here. It has left its queue; the door refuses such requests first."""
+        group.metrics.finished_time = now
+        self.ended.append(
+            EngineCoreOutput(
+                request_id=group.request_id,
+                deltas=[],
+                finished=True,
+                error=RequestError(because, field="prompt", code="request_too_large", is_client_error=True),
+                metrics=group.metrics,
+            )
+        )
+        for sequence in list(group.live):
+            self.end_sequence(group, sequence, SequenceStatus.FINISHED_IGNORED)
+        self._forget(group, SequenceStatus.FINISHED_IGNORED)
+
+    def _forget(self, group: SequenceGroup, status: SequenceStatus) -> None:
+        group.status = status
+        del self.groups[group.request_id]
+        for sequence in group.sequences:
+            del self._by_sequence[sequence.seq_id]
+
+    def _set_status(self, group: SequenceGroup, status: SequenceStatus) -> None:
+        group.status = status
+        for sequence in group.live:
+            sequence.status = status
+
+    def _new_seq_id(self) -> int:
+        self._next_seq_id += 1
+        return self._next_seq_id
+
+    # ---- looking in ----
+
+    def sequences_on_device(self) -> Iterator[Sequence]:
+        """Live sequences with a block table on the device."""
+        for group in self.running:
+            yield from group.live if group.refork_at is None else group.live[:1]
+
+    def check(self) -> None:
+        """Prove that queues, groups and blocks agree. Raises AssertionError."""
+        in_swapped = [s for g in self.groups.values() if g.status is SequenceStatus.SWAPPED for s in g.live]
+        self.block_manager.check(self.sequences_on_device(), in_swapped)
+        assert len(self.running) + len(self.waiting) + len(self.swapped) == len(self.groups)
+        assert [g.arrival for g in self.running] == sorted(g.arrival for g in self.running)
+        assert {s.seq_id for g in self.groups.values() for s in g.sequences} == set(self._by_sequence)
+
+
+def _arrival(group: SequenceGroup) -> int:
+    return group.arrival

@@ -1,0 +1,117 @@
+"""Taking in the results of a step: append tokens, fork, extend beams, end sequences, and tell the callers."""
+
+from __future__ import annotations
+
+from octavo.core.messages import EngineCoreOutput, SequenceDelta
+from octavo.core.outputs import RequestError
+from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from octavo.core.step import ModelRunnerOutput, PromptLogprobs, RowOutput, TokenLogprobs
+from octavo.scheduler.beams import extend_beams, take_candidates
+from octavo.scheduler.finish import finish_after
+from octavo.scheduler.registry import Registry
+
+
+class Results:
+    """What becomes of the tokens that steps draw."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def take(self, output: ModelRunnerOutput, now: float) -> list[EngineCoreOutput]:
+        """Take in the results of a step at time `now`. One output per request that has something to say."""
+        registry = self._registry
+        outputs: dict[str, EngineCoreOutput] = {}
+        for row in output.rows:
+            group, sequence = registry.find(row.seq_id)
+            if group is None or sequence is None or sequence.status.is_finished or sequence.epoch != row.epoch:
+                continue  # ended or preempted in the meantime: what it drew is not needed, or drawn again
+            if row.error is not None:
+                outputs[group.request_id] = self._fail(group, row.error, now)
+                continue
+            prompt_logprobs = _owed_prompt_logprobs(group, row.prompt_logprobs)
+            if not row.samples and row.candidates is None and prompt_logprobs is None:
+                continue
+            result = outputs.get(group.request_id)
+            if result is None:
+                result = outputs[group.request_id] = EngineCoreOutput(
+                    request_id=group.request_id,
+                    deltas=[],
+                    finished=False,
+                    num_cached_tokens=group.num_cached_tokens,
+                )
+            if prompt_logprobs is not None:
+                result.prompt_logprobs = prompt_logprobs
+            if row.samples:
+                if not group.has_output:
+                    result.metrics = group.metrics  # the front may end the request by a stop string before we do
+                result.deltas += self._take_samples(group, sequence, row, now)
+            elif row.candidates is not None:
+                result.deltas += self._take_candidates(group, sequence, row.candidates, now)
+            if not group.live:
+                result.finished = True
+                result.metrics = group.metrics
+                registry.end_group(group, SequenceStatus.FINISHED_STOPPED)
+        return [each for each in outputs.values() if each.deltas or each.finished or each.prompt_logprobs is not None]
+
+    def _take_samples(
+        self, group: SequenceGroup, sequence: Sequence, row: RowOutput, now: float
+    ) -> list[SequenceDelta]:
+        sequence.num_pending -= 1
+        self._note_tokens(group, len(row.samples), now)
+        if group.is_forked:
+            return [self._append(group, sequence, row.samples[0].token)]
+        # the prompt is computed: all sequences exist from here on, and share its blocks
+        for index in range(1, group.width):
+            self._registry.fork(group, sequence, index)
+        group.is_forked = True
+        return [self._append(group, group.sequences[sample.index], sample.token) for sample in row.samples]
+
+    def _append(self, group: SequenceGroup, sequence: Sequence, token: TokenLogprobs) -> SequenceDelta:
+        sequence.token_ids.append(token.token_id)
+        delta = SequenceDelta(index=sequence.index, token_ids=[token.token_id], logprobs=[token])
+        finish = finish_after(group, sequence, token.token_id)
+        if finish is not None:
+            delta.finish_reason, delta.stop_reason = finish.status.value, finish.stop_reason
+            self._registry.end_sequence(group, sequence, finish.status)
+            if not group.live:
+                group.metrics.finished_time = group.metrics.last_token_time
+        return delta
+
+    def _take_candidates(
+        self, group: SequenceGroup, sequence: Sequence, candidates: TokenLogprobs, now: float
+    ) -> list[SequenceDelta]:
+        if not take_candidates(group, sequence, candidates):
+            return []  # other beams of the group were computed in another step
+        self._note_tokens(group, len(group.live), now)
+        deltas = extend_beams(self._registry, group)
+        if not group.live:
+            group.metrics.finished_time = now
+        return deltas
+
+    def _note_tokens(self, group: SequenceGroup, count: int, now: float) -> None:
+        metrics = group.metrics
+        if metrics.first_token_time is None:
+            metrics.first_token_time = now
+        metrics.last_token_time = now
+        self._registry.stats.num_generated_tokens += count
+
+    def _fail(self, group: SequenceGroup, message: str, now: float) -> EngineCoreOutput:
+        group.metrics.finished_time = now
+        self._registry.end_group(group, SequenceStatus.FINISHED_ERROR)
+        return EngineCoreOutput(
+            request_id=group.request_id, deltas=[], finished=True, error=RequestError(message), metrics=group.metrics
+        )
+
+
+def _owed_prompt_logprobs(group: SequenceGroup, got: PromptLogprobs | None) -> PromptLogprobs | None:
+    """The part that has not gone out yet: a preempted prompt is computed twice, and reported once."""
+    if got is None:
+        return None
+    tokens = got.tokens[max(0, group.num_prompt_logprobs_sent - got.first_position) :]
+    if not tokens:
+        return None
+    first, group.num_prompt_logprobs_sent = (
+        group.num_prompt_logprobs_sent,
+        group.num_prompt_logprobs_sent + len(tokens),
+    )
+    return PromptLogprobs(first_position=first, tokens=tokens)
