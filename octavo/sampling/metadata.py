@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import SequenceOutput
+from octavo.core.step import SequenceOutput, TokenLogprobs
 
 
 class SampledSequence(Protocol):
@@ -65,3 +65,5 @@ class RowSamples:
 
     samples: list[SequenceOutput]
     error: str | None = None
+    candidates: TokenLogprobs | None = None
+    """What may follow, for a row of a beam search."""

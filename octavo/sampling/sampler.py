@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import SequenceOutput
+from octavo.core.step import SequenceOutput, TokenLogprobs
 from octavo.sampling.filters import HISTOGRAM_BYTES, filtered_probabilities, is_filtered, scale
 from octavo.sampling.head import Head, filtered_head
 from octavo.sampling.logprobs import token_logprobs
@@ -58,6 +58,23 @@ class Sampler:
         results: list[RowSamples] = []
         for start, end in chunks(len(rows), rows_per_chunk(logits.shape[1], self._chunk_bytes)):
             results += self._sample_chunk(logits[start:end], rows[start:end])
+        return results
+
+    def rank(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
+        """For beam search: instead of drawing, the `counts[i]` likeliest tokens after the processors, as `candidates`.
+
+        float32 logits [rows, vocab], which are overwritten.
+        """
+        self._process(logits, rows, [self._traits_of(row.sequence) for row in rows])
+        logprobs = torch.log_softmax(logits, dim=-1)
+        errors = _errors(logprobs, logits, rows)
+        results = []
+        for row, count in enumerate(counts):
+            # row by row: which of tied tokens come first must not depend on what the neighbours asked for
+            top = torch.topk(logprobs[row], min(count, logprobs.shape[1]))
+            ids, values = top.indices.tolist(), top.values.tolist()
+            found = TokenLogprobs(token_id=ids[0], logprob=values[0], rank=1, top_ids=ids, top_logprobs=values)
+            results.append(RowSamples([], errors.get(row), None if row in errors else found))
         return results
 
     def _sample_chunk(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[RowSamples]:

@@ -78,7 +78,7 @@ class Scheduler:
         try:
             check_runs_alone(
                 len(request.prompt_token_ids),
-                request.params.max_tokens or 1,
+                (request.params.max_tokens or 1) + self.num_lookahead_slots,
                 request.params.width,
                 max_num_seqs=self.max_num_seqs,
                 num_blocks=self.block_manager.pool.num_blocks,
