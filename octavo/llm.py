@@ -103,6 +103,35 @@ class LLM:
         )
         return self._run([partial(render, each) for each in conversations], sampling_params, use_tqdm)
 
+    def beam_search(
+        self,
+        prompts: PromptLike | Prompt | Sequence[PromptLike | Prompt],
+        beam_width: int = 4,
+        *,
+        n: int | None = None,
+        max_tokens: int = 16,
+        length_penalty: float = 1.0,
+        early_stopping: bool | str = False,
+        use_tqdm: bool | None = None,
+        **others: Any,
+    ) -> list[RequestOutput]:
+        """The `n` (by default `beam_width`) likeliest continuations of each prompt that a beam search finds, in order.
+
+        Scores are `cumulative_logprob / len(token_ids) ** length_penalty`. `early_stopping`: True ends with
+        `beam_width` finished beams, False when the running ones are unlikely to become better, "never" when they
+        cannot. `others` are sampling parameters such as `logprobs`, `ignore_eos` or `stop_token_ids`.
+        """
+        params = SamplingParams.from_keywords(
+            n=beam_width if n is None else n,
+            best_of=beam_width,
+            use_beam_search=True,
+            max_tokens=max_tokens,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            **others,
+        )
+        return self.generate(prompts, params, use_tqdm)
+
     def close(self) -> None:
         """Give the model's memory back. Idempotent."""
         self.engine.shutdown()

@@ -78,6 +78,10 @@ def test_engine_methods_have_their_well_known_names() -> None:
 def test_sampling_parameters_have_their_well_known_names() -> None:
     assert {
         "n",
+        "best_of",
+        "use_beam_search",
+        "length_penalty",
+        "early_stopping",
         "temperature",
         "top_k",
         "top_p",

@@ -161,7 +161,8 @@ def _sampling_flags() -> list[inspect.Parameter]:
 def _plain_kind(hint: Any) -> Any:
     """The type of a flag for a sampling parameter; None for mappings, which have no good flag."""
     if isinstance(hint, types.UnionType):
-        (hint,) = (member for member in typing.get_args(hint) if member is not types.NoneType)
+        members = [member for member in typing.get_args(hint) if member is not types.NoneType]
+        hint = members[0] if len(members) == 1 else str  # a word that the class understands
     origin = typing.get_origin(hint)
     if origin is dict:
         return None

@@ -179,6 +179,15 @@ class EngineArgs:
             otherwise="first come, first served (fcfs) is the only policy so far",
         ),
     ] = "fcfs"
+    preemption_mode: Annotated[
+        str,
+        Arg(
+            "How a running request gives its blocks up when there are too few: recompute them later, swap them to the "
+            "host, classic (requests with several sequences swap, others recompute), or auto, what costs less time.",
+            group=_SCHEDULING,
+            choices=("auto", "recompute", "swap", "classic"),
+        ),
+    ] = "auto"
     max_steps_in_flight: Annotated[
         int,
         Arg(

@@ -16,6 +16,7 @@ from octavo.config.schema import (
     LoadFormat,
     ModelConfig,
     ObservabilityConfig,
+    PreemptionMode,
     SchedulerConfig,
 )
 from octavo.core.sampling_params import SamplingParams
@@ -104,6 +105,7 @@ def resolve(
             max_num_batched_tokens=args.max_num_batched_tokens,
             max_model_len=max_model_len,
             policy=args.scheduling_policy,
+            preemption_mode=cast(PreemptionMode, args.preemption_mode),
             enable_chunked_prefill=args.enable_chunked_prefill,
             max_steps_in_flight=args.max_steps_in_flight,
         ),

@@ -14,6 +14,7 @@ import msgspec
 DType = Literal["float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 Device = Literal["cpu", "cuda"]
+PreemptionMode = Literal["auto", "recompute", "swap", "classic"]
 
 GenerationDefault = int | float | str | bool | list[int] | None
 
@@ -74,6 +75,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 2048
     max_model_len: int
     policy: str = "fcfs"
+    preemption_mode: PreemptionMode = "auto"
     enable_chunked_prefill: bool = True
     max_steps_in_flight: int = 1
 

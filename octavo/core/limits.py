@@ -7,18 +7,28 @@ from octavo.errors import RequestTooLarge
 
 
 def check_runs_alone(
-    num_prompt_tokens: int, max_tokens: int, n: int, *, max_num_seqs: int, num_blocks: int, block_size: int
+    num_prompt_tokens: int,
+    max_tokens: int,
+    n: int,
+    *,
+    max_num_seqs: int,
+    num_blocks: int,
+    block_size: int,
+    width_field: str = "n",
 ) -> None:
-    """Raise RequestTooLarge when a group (a shared prompt and n tails) exceeds the engine by itself."""
+    """Raise RequestTooLarge when a group (a shared prompt and n tails) exceeds the engine by itself.
+
+    `width_field` is the parameter that asked for n sequences: "n" or "best_of".
+    """
     if n > max_num_seqs:
         raise RequestTooLarge(
-            f"n is {n}, but the engine runs at most {max_num_seqs} sequences at once; ask for fewer, or raise "
-            "max_num_seqs",
-            field="n",
+            f"{width_field} is {n}, but the engine runs at most {max_num_seqs} sequences at once; ask for fewer, "
+            "or raise max_num_seqs",
+            field=width_field,
         )
     needed = max_blocks_of_group(num_prompt_tokens, max_tokens, n, block_size)
     if needed > num_blocks:
-        fewer = ", ask for fewer sequences (n)" if n > 1 else ""
+        fewer = f", ask for fewer sequences ({width_field})" if n > 1 else ""
         raise RequestTooLarge(
             f"the request needs {needed} KV blocks of {block_size} tokens ({num_prompt_tokens} of prompt, "
             f"{n} × {max_tokens} of output), but the cache has {num_blocks}; lower max_tokens, shorten the "

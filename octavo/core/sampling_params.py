@@ -50,8 +50,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     best_of: Annotated[
         int | None,
         Param(
-            "Sequences to generate, of which the n with the highest cumulative log-probability are returned, best first; "
-            "with beam search its width.",
+            "Sequences to generate; the n with the highest cumulative log-probability are returned, best first. "
+            "With beam search its width.",
             ge=1,
             le=MAX_N,
         ),
@@ -126,6 +126,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.best_of or self.n
 
     @property
+    def width_field(self) -> str:
+        """The parameter that sets `width`."""
+        return "n" if self.best_of is None else "best_of"
+
+    @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
 
@@ -141,6 +146,8 @@ _DOCUMENTED = documented_fields()
 
 def _normalise(params: SamplingParams) -> None:
     """Lists become tuples, one stop string becomes a tuple of one, whole floats become the type of their field."""
+    early_stopping = {"true": True, "false": False}.get(str(params.early_stopping).lower(), params.early_stopping)
+    msgspec.structs.force_setattr(params, "early_stopping", early_stopping)
     for name in ("stop", "bad_words"):
         value = getattr(params, name)
         if value is None:

@@ -39,7 +39,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_samples: tokens to draw from the logits of the last position: 0 in the middle of a prompt, 1, or n at its end.
     With n samples, sample i is drawn for the child with index i.
     num_prompt_logprobs: positions of this row, from its first, whose successor's log-probability is wanted (0: none).
-    num_candidates: instead of drawing, answer this many likeliest tokens that may follow the last position (beam search).
+    num_candidates: instead of drawing, answer this many likeliest tokens after the last position (beam search).
     token_ids: tokens that the control plane chose since the last row of the sequence: appended before the row.
     """
 
@@ -117,7 +117,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class RowOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Results of one row, in the order of the step's rows. A row with an `error` ends its request; others go on.
 
-    `candidates` is for a row that asked for them: log-probabilities of the likeliest tokens, its own `token_id` the first.
+    `candidates` is for a row that asked for them: the likeliest tokens; its own `token_id` is the first.
     """
 
     seq_id: int

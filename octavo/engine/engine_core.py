@@ -19,6 +19,7 @@ from octavo.errors import ConfigError
 from octavo.executor.executor import Executor, make_executor
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.scheduler.policy import POLICIES
+from octavo.scheduler.preemption import PreemptionCosts
 from octavo.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -63,13 +64,19 @@ class EngineCore:
             executor.shutdown()
             raise
         block_manager = BlockManager(
-            plan.num_blocks, config.cache.block_size, config.cache.watermark, config.cache.enable_prefix_caching
+            plan.num_blocks,
+            config.cache.block_size,
+            config.cache.watermark,
+            config.cache.enable_prefix_caching,
+            num_host_blocks=plan.host_blocks,
         )
         scheduler = Scheduler(
             block_manager,
             max_num_seqs=config.scheduler.max_num_seqs,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             policy=POLICIES[config.scheduler.policy](),
+            preemption_mode=config.scheduler.preemption_mode,
+            preemption_costs=PreemptionCosts(block_bytes=plan.kv_block_bytes),
         )
         return cls(executor, scheduler, ready, max_steps_in_flight=config.scheduler.max_steps_in_flight)
 

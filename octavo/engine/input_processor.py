@@ -182,11 +182,12 @@ class InputProcessor:
                     f"max_tokens to at most {context_left}, or shorten the prompt{self._longer_context()}",
                     field="max_tokens",
                 )
-            self._check_fits(num_prompt_tokens, wanted, params.n)
+            self._check_fits(num_prompt_tokens, wanted, params)
             return wanted
-        self._check_fits(num_prompt_tokens, 1, params.n)
+        self._check_fits(num_prompt_tokens, 1, params)
         max_tokens = min(
-            context_left, tokens_that_fit(num_prompt_tokens, params.n, self._ready.num_blocks, self._ready.block_size)
+            context_left,
+            tokens_that_fit(num_prompt_tokens, params.width, self._ready.num_blocks, self._ready.block_size),
         )
         if max_tokens < max(1, params.min_tokens):
             if params.min_tokens > context_left:
@@ -195,18 +196,19 @@ class InputProcessor:
                     f"has room for {context_left}; lower min_tokens, or shorten the prompt{self._longer_context()}",
                     field="min_tokens",
                 )
-            self._check_fits(num_prompt_tokens, max(1, params.min_tokens), params.n)
+            self._check_fits(num_prompt_tokens, max(1, params.min_tokens), params)
         return max_tokens
 
-    def _check_fits(self, num_prompt_tokens: int, max_tokens: int, n: int) -> None:
+    def _check_fits(self, num_prompt_tokens: int, max_tokens: int, params: SamplingParams) -> None:
         """Refuse what cannot fit even when it runs alone."""
         check_runs_alone(
             num_prompt_tokens,
             max_tokens,
-            n,
+            params.width,
             max_num_seqs=self._max_num_seqs,
             num_blocks=self._ready.num_blocks,
             block_size=self._ready.block_size,
+            width_field=params.width_field,
         )
 
     def _bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:

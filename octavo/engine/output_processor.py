@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
@@ -129,7 +131,10 @@ class _Request:
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if params.prompt_logprobs is not None:
             self._prompt_logprobs = [None] * len(request.prompt_token_ids)
-        self._sequences = [_Sequence(index, request, tokenizer) for index in range(params.n)]
+        # beams are told when the search has ended, n of them; of best_of sequences the front chooses n then
+        self._num_returned = params.n
+        num_sequences = params.n if params.use_beam_search else params.width
+        self._sequences = [_Sequence(index, request, tokenizer) for index in range(num_sequences)]
 
     @property
     def finished(self) -> bool:
@@ -181,7 +186,7 @@ class _Request:
 
     def answer(self) -> RequestOutput | None:
         """What a caller sees after a step that did not end the request; None when there is nothing to see."""
-        if self._kind is OutputKind.FINAL_ONLY:
+        if self._kind is OutputKind.FINAL_ONLY or self._num_returned < len(self._sequences):
             return None
         if self._kind is OutputKind.CUMULATIVE:
             if not any(sequence.token_ids for sequence in self._sequences):
@@ -192,11 +197,22 @@ class _Request:
 
     def final_answer(self) -> RequestOutput:
         """The last one, after all sequences have ended."""
-        if self._kind is OutputKind.DELTA:
+        if self._num_returned < len(self._sequences):
+            outputs = self._best()
+        elif self._kind is OutputKind.DELTA:
             outputs = [delta for sequence in self._sequences if (delta := sequence.delta()) is not None]
         else:
             outputs = [sequence.whole() for sequence in self._sequences]
         return self._output(outputs, finished=True)
+
+    def _best(self) -> list[CompletionOutput]:
+        """The likeliest sequences, best first; of equal ones the earlier."""
+        ranked = sorted(
+            (sequence.whole() for sequence in self._sequences),
+            key=lambda each: -math.inf if each.cumulative_logprob is None else each.cumulative_logprob,
+            reverse=True,
+        )
+        return [dataclasses.replace(each, index=index) for index, each in enumerate(ranked[: self._num_returned])]
 
     def _output(self, outputs: list[CompletionOutput], *, finished: bool) -> RequestOutput:
         prompt_logprobs = self._prompt_logprobs

@@ -51,7 +51,7 @@ NO_HIT = PrefixHit([])
 
 
 class BlockManager:
-    """Owns the pools of device and host and the tables. `watermark` is the share of device blocks kept free at admission.
+    """Owns the pools of device and host and the tables. `watermark` is the share of blocks kept free at admission.
 
     A sequence has a table on the device or, while its group is swapped out, one on the host. The host tier holds
     swapped groups only: nothing there is shared between groups or found by content.

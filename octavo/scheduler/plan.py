@@ -53,11 +53,10 @@ class StepPlan:
 
 def new_sequence(group: SequenceGroup, sequence: Sequence, block_ids: list[int]) -> NewSequence:
     """The message that makes a sequence known to the worker; it names a sibling there as parent if there is one."""
+    parent = next((other for other in group.sequences if other.is_resident), None)
+    num_shared = group.num_prompt_tokens if parent is not None else 0
     if sequence.parent is not None and sequence.parent[0].is_resident:
         parent, num_shared = sequence.parent
-    else:
-        parent = next((other for other in group.sequences if other.is_resident), None)
-        num_shared = group.num_prompt_tokens if parent is not None else 0
     sequence.num_told_tokens = len(sequence.token_ids)
     return NewSequence(
         seq_id=sequence.seq_id,

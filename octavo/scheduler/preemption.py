@@ -8,17 +8,15 @@ estimated to cost less time.
 from __future__ import annotations
 
 import logging
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
+from octavo.config.schema import PreemptionMode
 from octavo.core.sequence import SequenceGroup, SequenceStatus
 from octavo.core.step import BlockCopy
 from octavo.kv_cache.block_manager import AllocStatus, BlockManager
 from octavo.scheduler.budget import PartialBudget
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.registry import Registry
-
-PreemptionMode = Literal["recompute", "swap", "classic", "auto"]
-PREEMPTION_MODES: tuple[str, ...] = get_args(PreemptionMode)
 
 _logger = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence as SequenceABC
 
 import msgspec
 
+from octavo.config.schema import PreemptionMode
 from octavo.core.limits import check_runs_alone
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 from octavo.core.outputs import RequestError
@@ -22,7 +23,7 @@ from octavo.kv_cache.block_manager import AllocStatus, BlockManager
 from octavo.scheduler.budget import PartialBudget, WholeBudget
 from octavo.scheduler.plan import StepPlan, new_sequence, scheduled_row
 from octavo.scheduler.policy import FirstComeFirstServed, Policy
-from octavo.scheduler.preemption import Preemption, PreemptionCosts, PreemptionMode
+from octavo.scheduler.preemption import Preemption, PreemptionCosts
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.results import Results
 from octavo.scheduler.waiting_queue import WaitingQueue
@@ -83,6 +84,7 @@ class Scheduler:
                 max_num_seqs=self.max_num_seqs,
                 num_blocks=self.block_manager.pool.num_blocks,
                 block_size=self.block_manager.block_size,
+                width_field=request.params.width_field,
             )
         except RequestTooLarge as error:
             return RequestError(str(error), field=error.field, code=error.code, is_client_error=True)
@@ -330,7 +332,7 @@ class Scheduler:
 
 
 def common_prefix_length(sequences: SequenceABC[Sequence]) -> int:
-    """Leading tokens that all sequences share, at most one less than the shortest has: each draws after its own last."""
+    """Leading tokens that all sequences share, without the last of the shortest: each draws after its own last."""
     shortest = min(sequences, key=lambda sequence: len(sequence.token_ids)).token_ids
     length = len(shortest) - 1
     for sequence in sequences:

@@ -24,7 +24,6 @@ RequestId = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$")]
 _STRUCTURED = Refused("structured output is not there yet")
 _TOOLS = Refused("tool calls are not there yet", harmless=([],))
 _NO_TOOLS = Refused("tool calls are not there yet", harmless=("none",))
-_BEAMS = Refused("beam search is not there yet", harmless=(False,))
 _MEDIA = Refused("the server reads and writes text only")
 
 MAX_PROMPTS = 2048
@@ -86,9 +85,10 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     guided_grammar: Annotated[Any, _STRUCTURED] = None
     guided_decoding_backend: Annotated[Any, _STRUCTURED] = None
     guided_whitespace_pattern: Annotated[Any, _STRUCTURED] = None
-    use_beam_search: Annotated[Any, _BEAMS] = None
-    length_penalty: Annotated[Any, Refused(_BEAMS.because, harmless=(1.0, 1))] = None
-    early_stopping: Annotated[Any, _BEAMS] = None
+    best_of: Int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
     logits_processors: Annotated[Any, Refused("code from requests is never run")] = None
     truncate_prompt_tokens: Annotated[Any, Refused("shorten the prompt before sending it")] = None
     return_tokens_as_token_ids: Annotated[Any, Refused("ask for return_token_ids", harmless=(False,))] = None
@@ -97,7 +97,8 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     vllm_xargs: Annotated[Any, Refused("octavo has no such extensions", harmless=({},))] = None
 
     SAMPLING_FIELDS: ClassVar[tuple[str, ...]] = (
-        *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+        *("n", "best_of", "use_beam_search", "length_penalty", "early_stopping"),
+        *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
         *(
             "seed",
             "stop",
@@ -114,6 +115,9 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
         """`defaults`, changed by what the request sets and by `others`. Raises InvalidRequest."""
         given = {name: value for name in self.SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
         kind = OutputKind.DELTA if self.stream else OutputKind.FINAL_ONLY
+        if self.use_beam_search:
+            # a checkpoint's habits of drawing say nothing about a search
+            defaults = msgspec.structs.replace(defaults, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
         return msgspec.structs.replace(defaults, output_kind=kind, **given, **others)
 
     @property
@@ -138,19 +142,12 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
     prompt: str | list[str | TokenId | list[TokenId]]
     echo: bool | None = None
     logprobs: Int | None = None
-    best_of: Int | None = None
 
     suffix: Annotated[Any, Refused("filling in before a suffix is not there yet", harmless=("",))] = None
     prompt_embeds: Annotated[Any, Refused("send text or token ids")] = None
 
     def check(self) -> None:
         GenerationRequest.check(self)
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise InvalidRequest(
-                f"best_of is {self.best_of}, and n is {self.n or 1}: choosing among more is not there yet",
-                field="best_of",
-                code="unsupported_parameter",
-            )
         if self.echo and self.prompt_logprobs is not None:
             raise InvalidRequest("prompt_logprobs does not go with echo; ask for logprobs", field="prompt_logprobs")
 
@@ -294,7 +291,6 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     documents: Annotated[Any, Refused("put the text of documents into a message", harmless=([],))] = None
     include_reasoning: Annotated[Any, Refused("reasoning is not told apart yet", harmless=(True,))] = None
     echo: Annotated[Any, Refused("completions have it; a chat answer has no prompt text", harmless=(False,))] = None
-    best_of: Annotated[Any, Refused("choosing among more than n is not there yet", harmless=(1,))] = None
 
     def check(self) -> None:
         GenerationRequest.check(self)

@@ -110,6 +110,8 @@ class ModelRunner:
         for scheduled in step.rows:
             state = self.sequences[scheduled.seq_id]
             assert state.epoch == scheduled.epoch, "a row was planned for another life of its sequence"
+            for token_id in scheduled.token_ids:
+                state.append(token_id)
             assert scheduled.start + scheduled.num_tokens <= state.num_tokens, "a row computes tokens nobody knows"
             if scheduled.block_ids:
                 self.sequences.tables.write(state.table_line, scheduled.first_block_index, scheduled.block_ids)
@@ -123,7 +125,7 @@ class ModelRunner:
         end = 0
         for place, row in enumerate(rows):
             end += row.scheduled.num_tokens
-            if row.scheduled.num_samples:
+            if row.scheduled.num_samples or row.scheduled.num_candidates:
                 assert row.end == row.state.num_tokens, "a row samples before all known tokens are computed"
                 sampled.append(place)
                 last_tokens.append(end - 1)
@@ -135,8 +137,21 @@ class ModelRunner:
         results: list[RowSamples] = []
         for start, stop in chunks(len(sampled), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
             logits = self._compute_logits(hidden[start:stop])
-            results += self._sampler.sample(logits, sampling_rows[start:stop])
+            counts = [rows[place].scheduled.num_candidates for place in sampled[start:stop]]
+            results += self._choose(logits, sampling_rows[start:stop], counts)
         return dict(zip(sampled, results, strict=True))
+
+    def _choose(self, logits: Tensor, rows: list[SamplingRow], counts: list[int]) -> list[RowSamples]:
+        """Draw for the rows; those with a count, which belong to beams, get their likeliest tokens instead."""
+        if not any(counts):
+            return self._sampler.sample(logits, rows)
+        beams = [i for i, count in enumerate(counts) if count]
+        others = [i for i, count in enumerate(counts) if not count]
+        ranked = self._sampler.rank(logits[beams], [rows[i] for i in beams], [counts[i] for i in beams])
+        results = dict(zip(beams, ranked, strict=True))
+        if others:
+            results.update(zip(others, self._sampler.sample(logits[others], [rows[i] for i in others]), strict=True))
+        return [results[i] for i in range(len(rows))]
 
     def _prompt_logprobs(self, hidden: Tensor, rows: Sequence[BatchRow]) -> dict[int, _PromptResult]:
         """What the rows that ask for it get, by place in `rows`."""
@@ -183,7 +198,7 @@ def _take_in(row: BatchRow, sampled: RowSamples | None, prompt: _PromptResult | 
         if scheduled.num_samples:
             # steps that are planned already compute the token that was not drawn
             state.append(0)
-    elif sampled is not None:
+    elif sampled is not None and sampled.candidates is None:
         samples = sampled.samples
         # of several samples the first is the sequence's own; the others come back as forks
         state.append(samples[0].token.token_id)
@@ -193,4 +208,5 @@ def _take_in(row: BatchRow, sampled: RowSamples | None, prompt: _PromptResult | 
         samples=samples,
         prompt_logprobs=prompt.logprobs if prompt is not None and error is None else None,
         error=error,
+        candidates=sampled.candidates if sampled is not None and error is None else None,
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from octavo.config.schema import PreemptionMode
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.engine_core import EngineCore
 from octavo.kv_cache.block_manager import BlockManager
-from octavo.scheduler.preemption import PreemptionCosts, PreemptionMode
+from octavo.scheduler.preemption import PreemptionCosts
 from octavo.scheduler.scheduler import Scheduler
 from tests.fakes.executor import HashExecutor
 

@@ -24,7 +24,6 @@ from octavo.core.step import (
     TokenLogprobs,
 )
 
-
 Slots = dict[tuple[int, int], int]
 
 

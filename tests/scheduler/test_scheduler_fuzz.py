@@ -9,6 +9,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from octavo.core.messages import EngineCoreRequest
 from tests.fakes.engine import Collected, make_core, make_request, run_alone
 
+WIDTHS = [(1, None, False), (1, None, False), (2, None, False), (3, None, False), (1, 3, True), (2, 2, True)]
+"""n, best_of, use_beam_search."""
 PREFIXES = [[7] * 9, [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9]]
 
 
@@ -46,9 +48,7 @@ class Schedules(RuleBasedStateMachine):
     @rule(
         target=requests,
         prompt=prompts(),
-        width=st.sampled_from(
-            [(1, None, False), (1, None, False), (2, None, False), (3, None, False), (1, 3, True), (2, 2, True)]
-        ),
+        width=st.sampled_from(WIDTHS),
         max_tokens=st.integers(1, 12),
         seed=st.integers(0, 3),
         end=st.sampled_from([(), (3,), tuple(range(0, 50, 7))]),
@@ -57,13 +57,13 @@ class Schedules(RuleBasedStateMachine):
         salt=st.sampled_from([None, None, "a"]),
     )
     def arrive(
-        self, prompt: list[int], width: tuple[int, int | None, bool], max_tokens: int, seed: int, end: tuple[int, ...], stop: tuple[int, ...],
-        prompt_logprobs: int | None, salt: str | None,
+        self, prompt: list[int], width: tuple[int, int | None, bool], max_tokens: int, seed: int, end: tuple[int, ...],
+        stop: tuple[int, ...], prompt_logprobs: int | None, salt: str | None,
     ) -> EngineCoreRequest:  # fmt: skip
         self.count += 1
         request = make_request(
-            f"r{self.count}", prompt, n=width[0], best_of=width[1], use_beam_search=width[2], max_tokens=max_tokens, seed=seed, end_token_ids=end, stop_token_ids=stop,
-            prompt_logprobs=prompt_logprobs,
+            f"r{self.count}", prompt, n=width[0], best_of=width[1], use_beam_search=width[2], max_tokens=max_tokens,
+            seed=seed, end_token_ids=end, stop_token_ids=stop, prompt_logprobs=prompt_logprobs,
         )  # fmt: skip
         request.cache_salt = salt
         self.core.add_request(request)

@@ -153,7 +153,8 @@ def test_requests_of_one_id_do_not_collide_in_the_engine(server: Served) -> None
         ({"prompt": [5000]}, "prompt", "invalid_value"),
         ({"prompt": ["a"] * 2049}, "prompt", "invalid_value"),
         ({"suffix": "x"}, "suffix", "unsupported_parameter"),
-        ({"best_of": 3}, "best_of", "unsupported_parameter"),
+        ({"best_of": 1, "n": 2}, "best_of", "invalid_value"),
+        ({"use_beam_search": True, "top_p": 0.5}, "top_p", "invalid_value"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "invalid_type"),
         ({"logit_bias": {"1": 101}}, "logit_bias", "invalid_value"),
         ({"stop": ["x"] * 65}, "stop", "invalid_value"),
@@ -172,6 +173,15 @@ def test_one_refused_prompt_refuses_the_request_and_ends_the_others(server: Serv
     assert complete(server, prompt=["a", ""], stream=True).status == 400
     # the first prompt was running or had not been started
     assert len(server.llm.aborted) == len(server.llm.requests)
+
+
+def test_the_best_of_several_and_the_best_beams_come_in_the_order_of_their_scores(server: Served) -> None:
+    drawn = complete(server, n=2, best_of=4, max_tokens=4, seed=1, logprobs=0, temperature=1.0).json["choices"]
+    searched = complete(server, n=2, best_of=3, use_beam_search=True, max_tokens=4, logprobs=0).json["choices"]
+    for choices in (drawn, searched):
+        assert [choice["index"] for choice in choices] == [0, 1]
+        scores = [sum(choice["logprobs"]["token_logprobs"]) for choice in choices]
+        assert scores == sorted(scores, reverse=True)
 
 
 def test_best_of_equal_to_n_is_accepted(server: Served) -> None:

@@ -1,0 +1,94 @@
+"""The rules of beam search, against a plain search over all sequences and against its own words."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from octavo.core.beam_search import BeamSearch
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import TokenLogprobs
+from octavo.errors import InvalidRequest
+
+VOCABULARY = 8
+
+
+def distribution(prefix: list[int]) -> list[float]:
+    """Log-probabilities that depend on the whole prefix."""
+    weights = [random.Random(repr((prefix, token))).random() ** 3 + 1e-3 for token in range(VOCABULARY)]
+    return [math.log(weight / sum(weights)) for weight in weights]
+
+
+def candidates(prefix: list[int], count: int) -> TokenLogprobs:
+    logprobs = distribution(prefix)
+    order = sorted(range(VOCABULARY), key=lambda token: -logprobs[token])[:count]
+    return TokenLogprobs(
+        token_id=order[0], logprob=logprobs[order[0]], top_ids=order, top_logprobs=[logprobs[t] for t in order]
+    )
+
+
+def search(width: int, max_tokens: int, end: frozenset[int] = frozenset(), **params: object) -> BeamSearch:
+    given = SamplingParams(use_beam_search=True, best_of=width, max_tokens=max_tokens, **params)  # type: ignore[arg-type]
+    beams = BeamSearch(given, max_tokens, end)
+    while beams.running:
+        beams.step([candidates(beam.token_ids, beams.num_candidates) for beam in beams.running])
+    return beams
+
+
+def test_with_room_for_all_sequences_the_search_is_exhaustive() -> None:
+    found = search(VOCABULARY**2 // 2, 2, early_stopping="never").finished
+    every = sorted(
+        (distribution([])[a] + distribution([a])[b] for a, b in itertools.product(range(VOCABULARY), repeat=2)),
+        reverse=True,
+    )
+    assert [beam.score * 2 for beam in found[:20]] == pytest.approx(every[:20])
+    assert all(beam.is_capped for beam in found)
+
+
+def test_early_stopping_ends_with_as_many_finished_beams_as_the_width() -> None:
+    early = search(2, 30, frozenset({0}), early_stopping=True)
+    patient = search(2, 30, frozenset({0}), early_stopping="never", length_penalty=2.0)
+    assert len(early.finished) == len(patient.finished) == 2
+    longest = [max(len(beam.token_ids) for beam in each.finished) for each in (early, patient)]
+    assert longest[0] < longest[1]
+    assert not any(beam.is_capped for beam in early.finished)
+
+
+def test_finished_beams_are_sorted_and_their_scores_are_those_of_their_tokens() -> None:
+    for penalty in (-1.0, 0.0, 0.7, 1.0, 2.0):
+        beams = search(3, 12, frozenset({0, 1}), length_penalty=penalty).finished
+        assert [beam.score for beam in beams] == sorted((beam.score for beam in beams), reverse=True)
+        for beam in beams:
+            total = sum(distribution(beam.token_ids[:i])[token] for i, token in enumerate(beam.token_ids))
+            assert beam.score == pytest.approx(total / len(beam.token_ids) ** penalty)
+            assert [token.token_id for token in beam.logprobs] == beam.token_ids
+            assert not {0, 1} & set(beam.token_ids[:-1])
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 0}, "best_of"),
+        ({"use_beam_search": True, "top_k": 4}, "top_k"),
+        ({"use_beam_search": True, "top_p": 0.5}, "top_p"),
+        ({"use_beam_search": True, "min_p": 0.5}, "min_p"),
+        ({"use_beam_search": True, "temperature": 0.7}, "temperature"),
+        ({"use_beam_search": True, "stop": "x"}, "stop"),
+        ({"use_beam_search": True, "early_stopping": "soon"}, "early_stopping"),
+        ({"length_penalty": 2.0}, "length_penalty"),
+        ({"early_stopping": True}, "early_stopping"),
+    ],
+)
+def test_contradictions_are_refused_by_name(params: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**params)  # type: ignore[arg-type]
+    assert caught.value.field == field
+
+
+def test_early_stopping_may_come_as_a_word() -> None:
+    assert SamplingParams(use_beam_search=True, early_stopping="True").early_stopping is True
+    assert SamplingParams(use_beam_search=True, early_stopping="never").early_stopping == "never"
