@@ -76,10 +76,8 @@ class CpuRuntime:
         """A tensor over a part of an unused buffer, whose size is a power of two."""
         size = max(_SMALLEST_BYTES, 1 << (num_bytes - 1).bit_length()) if num_bytes else _SMALLEST_BYTES
         buffers = self._buffers.setdefault((size, dtype), [])
-        for buffer, storage in buffers:
-            if torch._C._storage_Use_Count(storage) == _UNSHARED:
-                break
-        else:
+        buffer = next((each for each, storage in buffers if torch._C._storage_Use_Count(storage) == _UNSHARED), None)
+        if buffer is None:
             buffer = torch.empty(size // dtype.itemsize, dtype=dtype)
             buffers.append((buffer, buffer.untyped_storage()._cdata))
         strides = [1]
@@ -122,7 +120,7 @@ def availability(platform: Platform) -> Availability:
 
 
 def rows_of(x: Tensor) -> tuple[int, int, int]:
-    """x [..., dim] as rows: (how many, dim, elements from one row to the next). Only 2-dimensional rows may lie apart."""
+    """x [..., dim] as rows: (how many, dim, elements from one row to the next). Rows of two dimensions may lie apart."""
     shape, strides = x.shape, x.stride()
     dim = shape[-1]
     assert strides[-1] == 1 or dim == 1, "kernels read rows whose elements lie side by side"
