@@ -120,7 +120,7 @@ def availability(platform: Platform) -> Availability:
 
 
 def rows_of(x: Tensor) -> tuple[int, int, int]:
-    """x [..., dim] as rows: (how many, dim, elements from one row to the next). Rows of two dimensions may lie apart."""
+    """x [..., dim] as rows: (how many, dim, elements from row to row). Those of a matrix may lie apart."""
     shape, strides = x.shape, x.stride()
     dim = shape[-1]
     assert strides[-1] == 1 or dim == 1, "kernels read rows whose elements lie side by side"
