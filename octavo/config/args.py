@@ -239,9 +239,13 @@ class EngineArgs:
             otherwise=f"{_ONE_DEVICE}; leave it at 1",
         ),
     ] = 1
-    enforce_eager: Annotated[bool, Arg("Never capture graphs of the model; has no effect on a CPU.", group=_DEVICE)] = (
-        False
-    )
+    enforce_eager: Annotated[
+        bool,
+        Arg(
+            "Run every step by Python. By default the kernel calls of decode steps are recorded and made again.",
+            group=_DEVICE,
+        ),
+    ] = False
     op_overrides: Annotated[
         dict[str, str],
         Arg("Implementation of single operators, such as rms_norm=reference, instead of the best one.", group=_DEVICE),

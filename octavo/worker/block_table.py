@@ -45,10 +45,15 @@ class BlockTables:
         self._blocks[line, end : self._lengths[line]] = 0
         self._lengths[line] = end
 
-    def gather(self, lines: NDArray[np.int64], width: int) -> NDArray[np.int32]:
-        """The first `width` entries of these lines: a copy, int32 [lines, width]."""
-        assert width <= self._blocks.shape[1]
-        return self._blocks[lines, :width]
+    @property
+    def width(self) -> int:
+        """Entries of a line, used or not."""
+        return self._blocks.shape[1]
+
+    def gather(self, lines: NDArray[np.int64], out: NDArray[np.int32]) -> None:
+        """Copy these lines to `out`, [lines, width]."""
+        # any mode but the default writes to `out` at once
+        self._blocks.take(lines, axis=0, out=out, mode="clip")
 
     def blocks_at(self, lines: NDArray[np.int64], entries: NDArray[np.int64]) -> NDArray[np.int32]:
         """Entry `entries[i]` of line `lines[i]`, int32 like them."""

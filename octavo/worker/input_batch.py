@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
@@ -39,7 +40,11 @@ class InputBatch:
 
 
 class InputBatchBuilder:
-    """Holds buffers for `max_num_tokens` tokens, so that a step allocates next to nothing."""
+    """Holds buffers for `max_num_tokens` tokens, so that a step allocates next to nothing.
+
+    On a CPU the tensors of steps with as many rows lie at the same addresses, until a block table grows beyond all
+    before it.
+    """
 
     def __init__(
         self,
@@ -57,20 +62,24 @@ class InputBatchBuilder:
         self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
         self._positions = np.zeros(max_num_tokens, dtype=np.int64)
         self._slots = np.zeros(max_num_tokens, dtype=np.int64)
+        self._query_starts = np.zeros(max_num_tokens + 1, dtype=np.int32)
+        self._lengths = np.zeros(max_num_tokens, dtype=np.int32)
+        self._row_tables = np.zeros((64, tables.width), dtype=np.int32)
 
     def build(self, rows: Sequence[BatchRow]) -> InputBatch:
         """Gather tokens, positions and slots of all rows, one row after the other."""
+        num_rows = len(rows)
         query_lengths = [row.scheduled.num_tokens for row in rows]
         lengths = [row.end for row in rows]
+        num_tokens = sum(query_lengths)
+        assert num_tokens <= len(self._token_ids), "a step has more tokens than max_num_batched_tokens"
         starts = np.array([row.scheduled.start for row in rows], dtype=np.int64)
         lines = np.array([row.state.table_line for row in rows], dtype=np.int64)
-        counts = np.array(query_lengths, dtype=np.int32)
-        query_starts = np.zeros(len(rows) + 1, dtype=np.int32)
-        np.cumsum(counts, out=query_starts[1:])
-        num_tokens = int(query_starts[-1])
-        assert num_tokens <= len(self._token_ids), "a step has more tokens than max_num_batched_tokens"
+        query_starts, sequence_lengths = self._query_starts[: num_rows + 1], self._lengths[:num_rows]
+        np.cumsum(query_lengths, out=query_starts[1:])
+        sequence_lengths[:] = lengths
         token_ids, positions, slots = (each[:num_tokens] for each in (self._token_ids, self._positions, self._slots))
-        if num_tokens == len(rows):
+        if num_tokens == num_rows:
             # one token each: a decode step
             token_ids[:] = [row.state.token_buffer[row.scheduled.start] for row in rows]
             positions[:] = starts
@@ -79,22 +88,29 @@ class InputBatchBuilder:
             for row, first in zip(rows, query_starts.tolist(), strict=False):
                 count = row.scheduled.num_tokens
                 token_ids[first : first + count] = row.state.token_buffer[row.scheduled.start : row.end]
-            np.subtract(np.arange(num_tokens), np.repeat(query_starts[:-1] - starts, counts), out=positions)
-            line_of_token = np.repeat(lines, counts)
+            np.subtract(np.arange(num_tokens), np.repeat(query_starts[:-1] - starts, query_lengths), out=positions)
+            line_of_token = np.repeat(lines, query_lengths)
         entries, offsets = np.divmod(positions, self._block_size)
         np.multiply(self._tables.blocks_at(line_of_token, entries), self._block_size, out=slots)
         slots += offsets
-        width = -(-max(lengths) // self._block_size)
         attention = AttentionMetadata(
             query_starts=self._tensor(query_starts),
-            sequence_lengths=self._tensor(np.array(lengths, dtype=np.int32)),
-            block_tables=self._tensor(self._tables.gather(lines, width)),
+            sequence_lengths=self._tensor(sequence_lengths),
+            block_tables=self._tensor(self._gather_tables(lines)),
             slot_mapping=self._tensor(slots),
             block_size=self._block_size,
             query_lengths=query_lengths,
             lengths=lengths,
         )
         return InputBatch(self._tensor(token_ids), self._tensor(positions), attention, self._kv_caches)
+
+    def _gather_tables(self, lines: NDArray[np.int64]) -> NDArray[np.int32]:
+        num_rows, width = self._row_tables.shape
+        if len(lines) > num_rows or self._tables.width > width:
+            self._row_tables = np.zeros((max(num_rows, 2 * len(lines)), self._tables.width), dtype=np.int32)
+        found = self._row_tables[: len(lines)]
+        self._tables.gather(lines, out=found)
+        return found
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         """`values` on the device; on a CPU without a copy."""

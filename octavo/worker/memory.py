@@ -21,6 +21,7 @@ from octavo.platform import Memory, Platform
 from octavo.quantization.method import WeightMethod
 from octavo.sampling.sampler import rows_per_chunk, sampling_bytes
 from octavo.worker.model_runner import LOGITS_BYTES
+from octavo.worker.recorded_model import MAX_RECORDINGS, MAX_ROWS
 
 KV_BYTES_ON_CPU = 4 << 30
 """Most KV cache on a CPU unless someone asks for more: the machine has other things to do."""
@@ -181,7 +182,8 @@ def activation_bytes(sizes: ModelSizes, attention: Workspace, scheduler: Schedul
         num_tokens, scheduler.max_model_len, shape.num_heads, shape.num_kv_heads, shape.head_dim, element
     )
     forward = num_tokens * _forward_bytes_per_token(shape, element) + workspace
-    return max(forward, sampling) + _batch_bytes(num_tokens, num_rows, scheduler, block_size)
+    kept = _batch_bytes(num_tokens, num_rows, scheduler, block_size) + _recordings_bytes(shape, element, num_rows)
+    return max(forward, sampling) + kept
 
 
 def _forward_bytes_per_token(shape: ModelShape, element: int) -> int:
@@ -194,6 +196,14 @@ def _forward_bytes_per_token(shape: ModelShape, element: int) -> int:
     # gate and up, silu of gate, their product, and one to spare
     mlp = 5 * shape.intermediate_size * element
     return stream + max(attention, mlp)
+
+
+def _recordings_bytes(shape: ModelShape, element: int, num_rows: int) -> int:
+    """What recorded decode steps keep: the memory they share, in pieces of powers of two, their answers and calls."""
+    num_rows = min(num_rows, MAX_ROWS)
+    shared = 4 * num_rows * _forward_bytes_per_token(shape, element)
+    calls = (shape.num_layers + 1) * 16 * 256
+    return shared + MAX_RECORDINGS * (num_rows * shape.hidden_size * element + calls)
 
 
 def _batch_bytes(num_tokens: int, num_rows: int, scheduler: SchedulerConfig, block_size: int) -> int:

@@ -58,8 +58,7 @@ class ModelRunner:
         sampler: Sampler | None = None,
     ) -> None:
         self.sequences = Sequences()
-        self._forward = model.__call__
-        self._compute_logits = model.compute_logits
+        self._model = model
         self._cache = cache
         self._vocab_size = vocab_size
         self._sampler = sampler or Sampler()
@@ -91,10 +90,13 @@ class ModelRunner:
             Seam("batch building", self, "_rows"),
             Seam("batch building", self._builder, "build"),
             Seam("model forward", self, "_forward"),
-            Seam("head", self, "_compute_logits"),
+            Seam("head", self._model, "compute_logits"),
             Seam("sampling", self, "_sample"),
             Seam("sampling", self._sampler, "sample"),
         ]
+
+    def _forward(self, batch: ModelInput) -> Tensor:
+        return self._model(batch)
 
     def _update_sequences(self, step: SchedulerOutput) -> None:
         for new in step.new_sequences:
@@ -136,7 +138,7 @@ class ModelRunner:
         sampling_rows = [SamplingRow(rows[place].state, rows[place].scheduled.num_samples) for place in sampled]
         results: list[RowSamples] = []
         for start, stop in chunks(len(sampled), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
-            logits = self._compute_logits(hidden[start:stop])
+            logits = self._model.compute_logits(hidden[start:stop])
             counts = [rows[place].scheduled.num_candidates for place in sampled[start:stop]]
             results += self._choose(logits, sampling_rows[start:stop], counts)
         return dict(zip(sampled, results, strict=True))
@@ -171,7 +173,7 @@ class ModelRunner:
         assert first + len(hidden) <= row.state.num_tokens, "prompt log-probabilities end with the known tokens"
         tokens: list[TokenLogprobs] = []
         for start, stop in chunks(len(hidden), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
-            logits = self._compute_logits(hidden[start:stop])
+            logits = self._model.compute_logits(hidden[start:stop])
             for low, high in chunks(stop - start, rows_per_chunk(self._vocab_size, CHUNK_BYTES)):
                 logprobs = torch.log_softmax(logits[low:high], dim=-1)
                 wanted = [row.state.params.prompt_logprobs] * (high - low)

@@ -22,6 +22,7 @@ from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.dummy import FULLEST, dummy_end, dummy_step
 from octavo.worker.memory import plan_memory
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.recorded_model import RecordedModel
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
@@ -96,8 +97,9 @@ class Worker:
             DTYPES[config.cache.dtype],
             device,
         )
+        is_recorded = runtime is not None and not config.device.enforce_eager
         runner = ModelRunner(
-            model,
+            RecordedModel(model, runtime) if is_recorded else model,
             cache,
             vocab_size=shape.vocab_size,
             block_size=plan.block_size,

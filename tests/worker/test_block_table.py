@@ -6,7 +6,10 @@ from octavo.worker.block_table import BlockTables
 
 
 def lines_of(tables: BlockTables, lines: list[int], width: int) -> list[list[int]]:
-    return tables.gather(np.array(lines), width).tolist()
+    found = np.full((len(lines), tables.width), -1, dtype=np.int32)
+    tables.gather(np.array(lines), out=found)
+    assert not found[:, width:].any()
+    return found[:, :width].tolist()
 
 
 def test_entries_behind_the_end_are_the_null_block() -> None:

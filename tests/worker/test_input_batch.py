@@ -42,14 +42,33 @@ def test_tensors_are_those_of_the_plain_rows(rows: list[tuple[int, int, int]]) -
     for name in ("query_starts", "sequence_lengths", "slot_mapping"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
         assert getattr(found, name).dtype == getattr(expected, name).dtype
-    width = found.block_tables.shape[1]
-    assert width == -(-max(expected.lengths) // 4)
-    assert torch.equal(found.block_tables, expected.block_tables[:, :width])
+    width = expected.block_tables.shape[1]
+    assert torch.equal(found.block_tables[:, :width], expected.block_tables)
+    assert not found.block_tables[:, width:].any()
     assert (list(found.query_lengths), list(found.lengths)) == (expected.query_lengths, expected.lengths)
     positions = [position for _, start, count in rows for position in range(start, start + count)]
     assert batch.positions.tolist() == positions
     owners = [seq_id for seq_id, _, count in rows for _ in range(count)]
     assert batch.token_ids.tolist() == [100 * owner + p for owner, p in zip(owners, positions, strict=True)]
+
+
+def test_steps_with_as_many_rows_lie_at_the_same_addresses_until_tables_outgrow_all_before() -> None:
+    builder, sequences = make_builder()
+
+    def addresses(*rows: tuple[int, int, int]) -> list[int]:
+        batch = builder.build([BatchRow(row(*each), sequences[each[0]]) for each in rows])
+        attention = batch.attention
+        tensors = (batch.token_ids, batch.positions, attention.query_starts, attention.sequence_lengths)
+        tensors += (attention.slot_mapping, attention.block_tables)
+        return [each.data_ptr() for each in tensors]
+
+    before = addresses((1, 11, 1), (2, 0, 1))
+    addresses((1, 0, 12), (3, 0, 4))
+    assert addresses((3, 15, 1), (1, 5, 1)) == before
+    sequences.tables.write(sequences[2].table_line, 1, list(range(20, 60)))
+    assert addresses((3, 15, 1), (2, 5, 1))[:-1] == before[:-1]
+    batch = builder.build([BatchRow(row(2, 1, 1), sequences[2])])
+    assert batch.attention.block_tables[0, :41].tolist() == [7, *range(20, 60)]
 
 
 def test_a_step_beyond_the_token_budget_is_a_broken_promise() -> None:

@@ -35,7 +35,7 @@ def test_the_same_id_again_is_a_new_state_with_the_new_table() -> None:
     sequences.add(new_sequence(1, [1, 2, 3], [7], epoch=1))
     assert sequences[1] is not old
     assert len(sequences) == 1
-    assert sequences.tables.gather(np.array([sequences[1].table_line]), 2).tolist() == [[7, 0]]
+    assert sequences.tables.blocks_at(np.full(2, sequences[1].table_line), np.arange(2)).tolist() == [7, 0]
 
 
 def test_a_dropped_state_is_not_kept_alive() -> None:

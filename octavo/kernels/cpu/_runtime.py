@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from sys import getrefcount
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from octavo.errors import ConfigError
 from octavo.ops.registry import Availability
@@ -39,6 +40,7 @@ class CpuRuntime:
         self._ready: dict[tuple[tuple[int, ...], torch.dtype], list[tuple[Tensor, int]]] = {}
         self._ready_bytes_left = _ALL_READY_BYTES
         self._buffers: dict[tuple[int, torch.dtype], list[tuple[Tensor, int]]] = {}
+        self._memory_of_recordings: tuple[Any, int, Any] = ({}, _ALL_READY_BYTES, {})
 
     @property
     def instruction_set(self) -> str:
@@ -67,7 +69,7 @@ class CpuRuntime:
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes <= min(_READY_BYTES, self._ready_bytes_left) and (kept is None or len(kept) < _READY_OF_A_SHAPE):
             self._ready_bytes_left -= max(num_bytes, _SMALLEST_BYTES)
-            tensor = torch.empty(shape, dtype=dtype)
+            tensor = _allocate(shape, dtype)
             self._ready.setdefault((tuple(shape), dtype), []).append((tensor, tensor.untyped_storage()._cdata))
             return tensor
         return self._cut(num_bytes, shape, dtype)
@@ -78,12 +80,38 @@ class CpuRuntime:
         buffers = self._buffers.setdefault((size, dtype), [])
         buffer = next((each for each, storage in buffers if torch._C._storage_Use_Count(storage) == _UNSHARED), None)
         if buffer is None:
-            buffer = torch.empty(size // dtype.itemsize, dtype=dtype)
+            buffer = _allocate((size // dtype.itemsize,), dtype)
             buffers.append((buffer, buffer.untyped_storage()._cdata))
         strides = [1]
         for extent in shape[:0:-1]:
             strides.append(strides[-1] * extent)
         return buffer.as_strided(shape, strides[::-1])
+
+    def record(self, compute: Callable[[], Tensor]) -> tuple[Tensor, _native.Recording]:
+        """What `compute` answers, and the kernel calls that it made.
+
+        Memory that it takes by `empty` is given to recordings only, one after the other: the calls may be made again
+        while anything else is alive but what other recordings computed.
+        """
+        self._swap_memory()
+        self.cpu.begin_recording()
+        try:
+            answer = compute()
+        finally:
+            calls = self.cpu.end_recording()
+            self._swap_memory()
+        return answer, calls
+
+    def _swap_memory(self) -> None:
+        memory = self._ready, self._ready_bytes_left, self._buffers
+        self._ready, self._ready_bytes_left, self._buffers = self._memory_of_recordings
+        self._memory_of_recordings = memory
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    # who watches a recording for torch's operators need not know: this memory stays
+    with _disable_current_modes():
+        return torch.empty(shape, dtype=dtype)
 
 
 def open_runtime(platform: Platform, threads: int = 1, instruction_set: str = "auto") -> CpuRuntime | None:

@@ -1,0 +1,205 @@
+"""Decode steps from a list of kernel calls: a model that need not be run by Python again for what it did before.
+
+A step in which every row computes one token runs the same kernels on the same addresses as the last one with as many
+rows; only what lies there differs. So the calls of one such step are kept, and made again for the next ones.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from octavo.attention.metadata import AttentionMetadata, ModelInput
+
+_log = logging.getLogger(__name__)
+
+MAX_ROWS: Final = 64
+"""Larger steps are run by Python: their kernels take so long that calling them does not show."""
+
+MAX_RECORDINGS: Final = 64
+"""The one that was not used for longest goes first."""
+
+_Key = tuple[int, ...]
+
+
+class Calls(Protocol):
+    """Kernel calls that were kept."""
+
+    def run(self) -> None:
+        """Make them again."""
+        ...
+
+
+class Runtime(Protocol):
+    """What is asked of the device's runtime."""
+
+    def record(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Calls]:
+        """What `compute` answers, and the kernel calls that it made; their memory stays theirs."""
+        ...
+
+
+class Model(Protocol):
+    """What is asked of the model."""
+
+    def __call__(self, batch: ModelInput) -> Tensor:
+        """Last hidden states [tokens, hidden]."""
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """float32 [rows, vocab]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    calls: Calls
+    hidden: Tensor
+    """[rows, hidden], where the calls write them."""
+    kept: object
+    """What else the calls read: it must live as long as they do."""
+
+
+class RecordedModel:
+    """A model whose decode steps are recorded when a number of rows comes for the second time.
+
+    The batches of such steps must lie at the same addresses each time. Hidden states are valid until the next step. A
+    model that computes with anything but compiled kernels is never recorded; a line in the log says what it is.
+    """
+
+    def __init__(self, model: Model, runtime: Runtime) -> None:
+        self._model = model
+        self._runtime = runtime
+        self._recordings: dict[_Key, _Recording | None] = {}
+        """The least recently used one first; None for what was seen once."""
+        self._is_recordable = True
+        self.compute_logits = model.compute_logits
+
+    def __call__(self, batch: ModelInput) -> Tensor:
+        """Last hidden states [tokens, hidden]."""
+        num_rows = len(batch.attention.lengths)
+        if not self._is_recordable or len(batch.token_ids) != num_rows or num_rows > MAX_ROWS:
+            return self._model(batch)
+        key = _addresses(batch)
+        was_seen = key in self._recordings
+        recording = self._recordings.pop(key, None)
+        if recording is not None:
+            self._recordings[key] = recording
+            recording.calls.run()
+            return recording.hidden
+        if not was_seen:
+            hidden = self._model(batch)
+        else:
+            hidden, recording = self._record(batch)
+        self._recordings[key] = recording
+        if len(self._recordings) > MAX_RECORDINGS:
+            del self._recordings[next(iter(self._recordings))]
+        return hidden
+
+    def _record(self, batch: ModelInput) -> tuple[Tensor, _Recording | None]:
+        """The hidden states of `batch`, and the recording for the next ones like it unless there can be none."""
+        watch = _Watch()
+        watched = _WatchedInput(batch, watch)
+        with watch:
+            hidden, calls = self._runtime.record(lambda: self._model(watched))
+        if watch.obstacle is None:
+            return hidden, _Recording(calls, hidden, (batch, watch.made))
+        self._is_recordable = False
+        self._recordings.clear()
+        _log.info("decode steps are not recorded: %s is no compiled kernel", watch.obstacle)
+        return hidden, None
+
+
+def _addresses(batch: ModelInput) -> _Key:
+    """All that tells one decode batch from another for the kernels, but for what lies in its tensors."""
+    attention = batch.attention
+    return (
+        len(attention.lengths),
+        batch.token_ids.data_ptr(),
+        batch.positions.data_ptr(),
+        attention.query_starts.data_ptr(),
+        attention.sequence_lengths.data_ptr(),
+        attention.slot_mapping.data_ptr(),
+        attention.block_tables.data_ptr(),
+        attention.block_tables.stride(0),
+    )
+
+
+_EMPTY = frozenset(
+    {
+        torch.ops.aten.empty.memory_format,
+        torch.ops.aten.empty_strided.default,
+        torch.ops.aten.empty_like.default,
+        torch.ops.aten.new_empty.default,
+        torch.ops.aten.new_empty_strided.default,
+    }
+)
+
+
+class _Watch(TorchDispatchMode):
+    """Finds the first torch operator that does more than cut a tensor differently or make an empty one."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.obstacle: str | None = None
+        self.made: list[Any] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _EMPTY:
+            self.made.append(result)
+        elif func._schema.is_mutable or not _is_view(result, (args, kwargs)):
+            self.meet(str(func))
+        return result
+
+    def meet(self, obstacle: str) -> None:
+        """What a list of kernel calls would leave out."""
+        self.obstacle = self.obstacle or obstacle
+
+
+def _is_view(result: Any, arguments: Any) -> bool:
+    inputs = {_storage(each) for each in tree_leaves(arguments) if isinstance(each, Tensor)}
+    outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+    # without outputs it has read a value
+    return bool(outputs) and all(_storage(each) in inputs for each in outputs)
+
+
+def _storage(tensor: Tensor) -> int:
+    storage: int = tensor.untyped_storage()._cdata
+    return storage
+
+
+class _WatchedInput:
+    """`ModelInput` that notices when someone looks at lengths on the host: they will be others next time."""
+
+    def __init__(self, batch: ModelInput, watch: _Watch) -> None:
+        self.token_ids = batch.token_ids
+        self.positions = batch.positions
+        self.kv_caches = batch.kv_caches
+        lengths = _WatchedLengths(batch.attention.lengths, watch)
+        self.attention: AttentionMetadata = replace(batch.attention, lengths=lengths, derived={})
+
+
+class _WatchedLengths(Sequence[int]):
+    def __init__(self, lengths: Sequence[int], watch: _Watch) -> None:
+        self._lengths = lengths
+        self._watch = watch
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __getitem__(self, index: Any) -> Any:
+        self._watch.meet("what reads the lengths of sequences on the host")
+        return self._lengths[index]
+
+    def __iter__(self) -> Iterator[int]:
+        self._watch.meet("what reads the lengths of sequences on the host")
+        return iter(self._lengths)
