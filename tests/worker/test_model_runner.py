@@ -180,7 +180,7 @@ def test_logits_are_computed_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) 
         shapes.append(len(hidden))
         return compute(hidden)
 
-    monkeypatch.setattr(runner, "_compute_logits", counted)
+    monkeypatch.setattr(model, "compute_logits", counted)
     prompts = [[i, i + 1] for i in range(5)]
     output = runner.execute(
         step([new_sequence(i, p, [i + 1]) for i, p in enumerate(prompts)], [row(i, 0, 2) for i in range(5)])
