@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
@@ -26,9 +29,10 @@ class InprocExecutor:
     @classmethod
     def build(cls, config: EngineConfig) -> InprocExecutor:
         """Load the model. Raises ConfigError or CheckpointError."""
-        from octavo.worker.worker import Worker
+        with _collector_paused():
+            from octavo.worker.worker import Worker
 
-        return cls(Worker.build(config))
+            return cls(Worker.build(config))
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run the step; the future is done, with the result or with what the worker raised."""
@@ -61,3 +65,15 @@ class InprocExecutor:
         if self._worker is None:
             raise EngineDeadError("the executor is shut down")
         return self._worker
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """What is imported and loaded stays: looking for garbage among it costs a tenth of a start."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -18,7 +18,7 @@ import struct
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,6 +40,7 @@ _START: Final = struct.Struct("<16sQI")
 """Magic, bytes of the header, its CRC-32."""
 _ALIGNMENT: Final = 4096
 _PIECE_BYTES: Final = 16 << 20
+"""What a checksum covers, and what is written at once: large writes give the file large pages in the page cache."""
 _ABANDONED_AFTER_S: Final = 3600.0
 
 
@@ -101,6 +102,8 @@ class PackedCache:
             raise _Distrust(f"is truncated: {size:,} bytes of {header['size']:,}")
         # private, so that nothing can reach the file: torch wants memory that it could write to
         pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            pages.madvise(mmap.MADV_HUGEPAGE)
         if self._checksums(pages, data) != header["checksums"]:
             raise _Distrust("is damaged: its checksum is wrong")
         tensors = {name: _view(pages, specs[name], place["offset"]) for name, place in places.items()}
@@ -113,18 +116,13 @@ class PackedCache:
         # places depend on the length of the header and it on them, so it is laid out for the largest numbers first
         header = self._header(specs, data=1 << 62, checksums="")
         total = sum(_aligned(spec.nbytes) for spec in specs.values())
-        num_pieces = -(-total // _PIECE_BYTES)
+        num_pieces = 2 + total // _PIECE_BYTES
         data = _aligned(_START.size + len(header) + 8 * num_pieces)
-        for name, offset in _offsets(specs, data):
-            file.seek(offset)
-            file.write(_bytes(state[name]))
-        file.truncate(data + total)
-        file.flush()
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
-            checksums = self._checksums(pages, data)
+        parts = ((offset, _bytes(state[name])) for name, offset in _offsets(specs, data) if specs[name].nbytes)
+        checksums = _stream(file, data, data + total, parts)
         header = self._header(specs, data, checksums).ljust(data - _START.size)
-        file.seek(0)
-        file.write(_START.pack(_MAGIC, len(header), zlib.crc32(header)) + header)
+        assert _START.size + len(header) == data, "the header outgrew its place"
+        _write_all(file, 0, _START.pack(_MAGIC, len(header), zlib.crc32(header)) + header)
         return data + total
 
     def _header(self, specs: Mapping[str, TensorSpec], data: int, checksums: str) -> bytes:
@@ -138,19 +136,20 @@ class PackedCache:
         ).encode()
 
     def _checksums(self, pages: mmap.mmap, data: int) -> str:
-        """CRC-32 of every piece from byte `data` on, 8 hexadecimal digits each."""
+        """CRC-32 of every piece of the file, the first one from byte `data` on; 8 hexadecimal digits each."""
         with memoryview(pages) as view, ThreadPoolExecutor(self._threads, "octavo-checksum") as pool:
-            starts = range(data, len(view), _PIECE_BYTES)
-            return "".join(pool.map(lambda start: f"{zlib.crc32(view[start : start + _PIECE_BYTES]):08x}", starts))
+            starts = range(0, len(view), _PIECE_BYTES)
+            return _hexadecimal(
+                pool.map(lambda start: zlib.crc32(view[max(start, data) : start + _PIECE_BYTES]), starts)
+            )
 
     @contextmanager
     def _replacement(self) -> Iterator[BinaryIO]:
         """A file that takes the place of ours when the block ends well."""
         descriptor, name = tempfile.mkstemp(prefix=f"{self.path.name}.", suffix=".partial", dir=self.path.parent)
         try:
-            with os.fdopen(descriptor, "w+b") as file:
+            with os.fdopen(descriptor, "w+b", buffering=0) as file:
                 yield cast(BinaryIO, file)
-                file.flush()
                 os.fsync(file.fileno())
             Path(name).replace(self.path)
         except BaseException:
@@ -216,6 +215,36 @@ def _offsets(specs: Mapping[str, TensorSpec], data: int) -> Iterator[tuple[str, 
     for name, spec in specs.items():
         yield name, data
         data += _aligned(spec.nbytes)
+
+
+def _stream(file: BinaryIO, data: int, end: int, parts: Iterable[tuple[int, memoryview]]) -> str:
+    """Write parts at their ascending offsets, zeros between them, from byte `data` to `end`; answers the checksums."""
+    pieces = [(start, min(start + _PIECE_BYTES, end)) for start in range(0, end, _PIECE_BYTES)]
+    checksums = []
+    left = iter(parts)
+    offset, part = next(left, (end, memoryview(b"")))
+    for start, stop in pieces:
+        piece = bytearray(stop - start)
+        while offset < stop:
+            count = min(stop - offset, len(part))
+            piece[offset - start : offset - start + count] = part[:count]
+            offset, part = offset + count, part[count:]
+            if not part:
+                offset, part = next(left, (end, part))
+        checksums.append(zlib.crc32(memoryview(piece)[max(0, data - start) :]))
+        _write_all(file, start, piece)
+    return _hexadecimal(checksums)
+
+
+def _hexadecimal(checksums: Iterable[int]) -> str:
+    return "".join(f"{checksum:08x}" for checksum in checksums)
+
+
+def _write_all(file: BinaryIO, offset: int, content: bytes | bytearray) -> None:
+    left = memoryview(content)
+    file.seek(offset)
+    while left:
+        left = left[file.write(left) :]
 
 
 def _view(pages: mmap.mmap, spec: TensorSpec, offset: int) -> Tensor:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,15 @@ def test_only_the_named_methods_can_be_called() -> None:
     executor = InprocExecutor(FailingWorker())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="execute is not a call"):
         executor.call("execute", step())
+
+
+def test_the_collector_is_as_it_was_after_a_start(tmp_path: Path) -> None:
+    config = make_config(make_checkpoint("llama", tmp_path / "model"))
+    make_executor(config)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        make_executor(config)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -20,6 +20,7 @@ from octavo.attention.reference import ReferenceBackend
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
+from octavo.models import packed_cache
 from octavo.models.causal_lm import CausalLM
 from octavo.models.loader import load_model
 from octavo.models.packed_cache import PackedCache, identity_of
@@ -119,7 +120,11 @@ def damages(size: int) -> dict[str, Callable[[bytearray], bytes]]:
     }
 
 
-def test_a_damaged_file_is_never_trusted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("piece_bytes", [5000, 16 << 20])
+def test_a_damaged_file_is_never_trusted(
+    piece_bytes: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_cache, "_PIECE_BYTES", piece_bytes)
     cache = PackedCache(tmp_path, "one", IDENTITY)
     cache.write(STATE)
     sound = cache.path.read_bytes()
