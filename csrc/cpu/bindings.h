@@ -25,6 +25,7 @@ T* pointer(Address address) {
 // The class `Cpu`, and what goes with it.
 void bind_kernels(nb::module_& m);
 
+void bind_linear(nb::class_<Cpu>& cpu);
 void bind_norm(nb::class_<Cpu>& cpu);
 void bind_probe(nb::class_<Cpu>& cpu);
 void bind_tile_dot(nb::class_<Cpu>& cpu);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <string_view>
 #include <vector>
@@ -62,6 +63,15 @@ class Cpu {
     clock->time(work);
   }
 
+  // Memory at a multiple of 64 for what a call hands from one region to the next; the next call writes over it.
+  void* scratch(std::size_t bytes) {
+    if (bytes > scratch_bytes_) {
+      scratch_bytes_ = bytes + bytes / 2;
+      scratch_.reset(static_cast<char*>(::operator new(scratch_bytes_, kLine)));
+    }
+    return scratch_.get();
+  }
+
   // From here to `end_recording` calls are kept as well as made. Throws std::logic_error when one is under way.
   void begin_recording() {
     if (recording_) throw std::logic_error("a recording is under way already");
@@ -79,7 +89,14 @@ class Cpu {
     return threads;
   }
 
+  static constexpr std::align_val_t kLine{64};
+  struct Free {
+    void operator()(char* memory) const { ::operator delete(memory, kLine); }
+  };
+
   std::shared_ptr<Recording> recording_;
+  std::unique_ptr<char, Free> scratch_;
+  std::size_t scratch_bytes_ = 0;
 };
 
 }  // namespace octavo

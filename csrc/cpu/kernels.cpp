@@ -34,6 +34,7 @@ void bind_kernels(nb::module_& m) {
           "How long kernels have run while the clock was on.")
       .def("begin_recording", &Cpu::begin_recording, "Keep the calls that are made from here on.")
       .def("end_recording", &Cpu::end_recording, "Stop keeping calls; answers what was kept.");
+  bind_linear(cpu);
   bind_norm(cpu);
   bind_probe(cpu);
   bind_tile_dot(cpu);

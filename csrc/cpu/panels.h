@@ -1,0 +1,57 @@
+// How weights of linear layers lie in memory, whatever their format: panels of 32 output columns, one after the other,
+// each a stream along the inputs. A gated weight (gate stacked on up) has 16 columns of gate and the same 16 of up in a
+// panel, so that both factors of an output meet in one task.
+//
+// Shared by units of every level and by the bindings: arithmetic only, always inlined, for the linker must not share
+// the code of one level with another.
+#pragma once
+
+#include <cstdint>
+
+namespace octavo {
+
+constexpr int kPanelColumns = 32;
+constexpr int kTileColumns = 16;  // a panel is two tiles wide
+
+// The columns of a weight [outputs, inputs] in panels.
+struct PanelColumns {
+  int outputs;
+  bool gated;
+
+  // Columns of the answer, all and per panel.
+  [[gnu::always_inline]] constexpr int answers() const { return gated ? outputs / 2 : outputs; }
+  [[gnu::always_inline]] constexpr int answers_per_panel() const { return gated ? kTileColumns : kPanelColumns; }
+  [[gnu::always_inline]] constexpr int panels() const { return (answers() + answers_per_panel() - 1) / answers_per_panel(); }
+
+  // Row of the plain weight that is column `column` of `panel`; -1 where there is none.
+  [[gnu::always_inline]] constexpr int row_of(int panel, int column) const {
+    const int answer = panel * answers_per_panel() + (gated ? column % kTileColumns : column);
+    if (answer >= answers()) return -1;
+    return gated && column >= kTileColumns ? answers() + answer : answer;
+  }
+
+  // Where row `row` of the plain weight is: its panel times kPanelColumns, plus its column there.
+  [[gnu::always_inline]] constexpr int place_of(int row) const {
+    if (!gated) return row;
+    const bool is_up = row >= answers();
+    const int answer = is_up ? row - answers() : row;
+    return answer / kTileColumns * kPanelColumns + answer % kTileColumns + (is_up ? kTileColumns : 0);
+  }
+};
+
+// Rows cut into blocks that are computed together: as few as can be, with numbers of rows that differ by one at most, or
+// all but the last of the full size.
+struct RowBlocks {
+  int rows;
+  int most;  // rows in a block
+  bool even;
+
+  [[gnu::always_inline]] constexpr int count() const { return (rows + most - 1) / most; }
+  [[gnu::always_inline]] constexpr int start(int block) const {
+    if (even) return static_cast<int>(static_cast<std::int64_t>(rows) * block / count());
+    return block * most < rows ? block * most : rows;
+  }
+  [[gnu::always_inline]] constexpr int size(int block) const { return start(block + 1) - start(block); }
+};
+
+}  // namespace octavo

@@ -1,0 +1,120 @@
+"""Linear layers whose weights, in bfloat16 or float32, are packed into panels of 32 output columns.
+
+The panels (`csrc/cpu/panels.h`, `csrc/cpu/linear/linear.h`) serve every instruction set; rows of the plain weight are
+read back from them, so that a tied embedding is kept once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.cpu._runtime import TYPE_CODES, CpuRuntime, availability, dense, rows_of
+from octavo.ops.memory import zeroed
+from octavo.ops.prepare_linear import LinearShape, PlainFormat, PreparedLinear, TensorSpec
+from octavo.ops.registry import Implementation
+
+PANEL_COLUMNS = 32
+_GATED_COLUMNS = 16  # of gate in a panel, beside as many of up
+_STEP_INPUTS = {torch.bfloat16: 32, torch.float32: 1}
+
+
+def num_panels(shape: LinearShape) -> int:
+    """Panels that the columns of a weight fill."""
+    return -(-shape.outputs // PANEL_COLUMNS) if not shape.is_gated else -(-(shape.outputs // 2) // _GATED_COLUMNS)
+
+
+def panel_order(bias: Tensor, gated: bool) -> Tensor:
+    """bias [outputs] → float32 [panels · 32], a value for each column of the panels."""
+    width = _GATED_COLUMNS if gated else PANEL_COLUMNS
+    halves = bias.float().view(2, -1) if gated else bias.float().view(1, -1)
+    padded = torch.nn.functional.pad(halves, (0, -halves.shape[1] % width))
+    return padded.view(halves.shape[0], -1, width).transpose(0, 1).reshape(-1)
+
+
+class PanelLinear(PreparedLinear):
+    """A weight in panels, with its bias in float32 in their order."""
+
+    def __init__(self, runtime: CpuRuntime, shape: LinearShape, panels: Tensor, bias: Tensor | None) -> None:
+        self.shape = shape
+        self._panels = panels
+        self._bias = bias
+        self._empty = runtime.empty
+        self._multiply = runtime.cpu.linear
+        self._rows = runtime.cpu.linear_rows
+        self._columns = shape.outputs // 2 if shape.is_gated else shape.outputs
+        self._code = TYPE_CODES[shape.dtype]
+        bias_address = 0 if bias is None else bias.data_ptr()
+        self._weight = (panels.data_ptr(), bias_address, shape.outputs, shape.inputs, self._code, shape.is_gated)
+
+    def __call__(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """See `PreparedLinear`."""
+        rows, inputs, stride = rows_of(x)
+        assert x.dtype is self.shape.dtype, f"x is {x.dtype}, its weight {self.shape.dtype}"
+        assert inputs == self.shape.inputs, f"x has {inputs} columns, its weight {self.shape.inputs} inputs"
+        out = self._empty((rows, self._columns), dtype or x.dtype)
+        out_code = self._code if dtype is None else TYPE_CODES[dtype]
+        self._multiply(x.data_ptr(), stride, rows, *self._weight, out.data_ptr(), self._columns, out_code)
+        return out
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `PreparedLinear.rows`. Raises IndexError for a number that is no row's."""
+        ids = dense(ids)
+        out = self._empty((ids.shape[0], self.shape.inputs), self.shape.dtype)
+        self._rows(ids.data_ptr(), ids.shape[0], out.data_ptr(), *self._weight)
+        return out
+
+    def state(self) -> dict[str, Tensor]:
+        """`panels` [panels, elements], and `bias` float32 [panels · 32] where there is one."""
+        return {"panels": self._panels} if self._bias is None else {"panels": self._panels, "bias": self._bias}
+
+
+class PanelFormat:
+    """Packs weights in bfloat16 and float32 into panels; keeps those of other types plain."""
+
+    layout = "panels/1"
+
+    def __init__(self, runtime: CpuRuntime) -> None:
+        self._runtime = runtime
+        self._plain = PlainFormat()
+
+    def __call__(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PreparedLinear:
+        """See `LinearFormat`."""
+        outputs, inputs = weight.shape
+        shape = LinearShape(outputs, inputs, weight.dtype, bias is not None, gated)
+        if shape.dtype not in _STEP_INPUTS:
+            return self._plain(weight, bias, gated=gated)
+        if weight.stride(1) != 1:
+            weight = weight.contiguous()
+        spec = self.state_specs(shape)["panels"]
+        panels = zeroed(spec.shape, spec.dtype)
+        self._runtime.cpu.linear_pack(
+            weight.data_ptr(),
+            weight.stride(0),
+            panels.data_ptr(),
+            outputs,
+            inputs,
+            TYPE_CODES[shape.dtype],
+            gated,
+        )
+        return PanelLinear(self._runtime, shape, panels, None if bias is None else panel_order(bias, gated))
+
+    def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
+        """See `LinearFormat.state_specs`."""
+        if shape.dtype not in _STEP_INPUTS:
+            return self._plain.state_specs(shape)
+        step, panels = _STEP_INPUTS[shape.dtype], num_panels(shape)
+        elements = -(-shape.inputs // step) * step * PANEL_COLUMNS
+        specs = {"panels": TensorSpec((panels, elements), shape.dtype)}
+        return {**specs, "bias": TensorSpec((panels * PANEL_COLUMNS,), torch.float32)} if shape.has_bias else specs
+
+    def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
+        """See `LinearFormat.restore`."""
+        if shape.dtype not in _STEP_INPUTS:
+            return self._plain.restore(shape, state)
+        return PanelLinear(self._runtime, shape, state["panels"], state.get("bias"))
+
+
+IMPLEMENTATIONS = (Implementation("prepare_linear", "native", PanelFormat, availability),)
