@@ -28,6 +28,7 @@ void bind_kernels(nb::module_& m);
 void bind_linear(nb::class_<Cpu>& cpu);
 void bind_norm(nb::class_<Cpu>& cpu);
 void bind_probe(nb::class_<Cpu>& cpu);
+void bind_rotary(nb::class_<Cpu>& cpu);
 void bind_tile_dot(nb::class_<Cpu>& cpu);
 
 }  // namespace octavo

@@ -37,6 +37,7 @@ void bind_kernels(nb::module_& m) {
   bind_linear(cpu);
   bind_norm(cpu);
   bind_probe(cpu);
+  bind_rotary(cpu);
   bind_tile_dot(cpu);
 }
 

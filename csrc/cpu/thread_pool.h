@@ -8,6 +8,9 @@
 
 namespace octavo {
 
+// Rows of `width` elements that take about as long as handing them to another thread: the least that a piece should have.
+inline int rows_grain(int width) { return width < 1 ? 8192 : width < 8192 ? 8192 / width : 1; }
+
 // Runs regions of independent tasks. One caller at a time; regions do not nest.
 //
 // Tasks are claimed one by one, so that a thread which the operating system has taken off its core delays a region by

@@ -56,15 +56,21 @@ inline __m512i bf16_bits(Floats x) {
 inline void store(bf16* p, Floats x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(bf16_bits(x)));
 }
-// The first `count` lanes; the others are zero.
+// The first `count` lanes, at least one; the others are zero. A count that the compiler knows to be all costs nothing.
 inline Mask first(int count) { return static_cast<Mask>((1u << count) - 1u); }
-inline Floats load_some(const float* p, int count) { return _mm512_maskz_loadu_ps(first(count), p); }
+inline Floats load_some(const float* p, int count) {
+  return count == kLanes ? load(p) : _mm512_maskz_loadu_ps(first(count), p);
+}
 inline Floats load_some(const bf16* p, int count) {
+  if (count == kLanes) return load(p);
   const __m256i half = _mm256_maskz_loadu_epi16(first(count), p);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
-inline void store_some(float* p, Floats x, int count) { _mm512_mask_storeu_ps(p, first(count), x); }
+inline void store_some(float* p, Floats x, int count) {
+  count == kLanes ? store(p, x) : _mm512_mask_storeu_ps(p, first(count), x);
+}
 inline void store_some(bf16* p, Floats x, int count) {
+  if (count == kLanes) return store(p, x);
   _mm256_mask_storeu_epi16(p, first(count), _mm512_cvtepi32_epi16(bf16_bits(x)));
 }
 inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
@@ -125,14 +131,20 @@ inline void store(bf16* p, Floats x) {
 inline __m256i first(int count) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
-inline Floats load_some(const float* p, int count) { return _mm256_maskload_ps(p, first(count)); }
+inline Floats load_some(const float* p, int count) {
+  return count == kLanes ? load(p) : _mm256_maskload_ps(p, first(count));
+}
 inline Floats load_some(const bf16* p, int count) {
+  if (count == kLanes) return load(p);
   alignas(16) bf16 lanes[8] = {};
   for (int i = 0; i < count; ++i) lanes[i] = p[i];
   return load(lanes);
 }
-inline void store_some(float* p, Floats x, int count) { _mm256_maskstore_ps(p, first(count), x); }
+inline void store_some(float* p, Floats x, int count) {
+  count == kLanes ? store(p, x) : _mm256_maskstore_ps(p, first(count), x);
+}
 inline void store_some(bf16* p, Floats x, int count) {
+  if (count == kLanes) return store(p, x);
   alignas(16) bf16 lanes[8];
   store(lanes, x);
   for (int i = 0; i < count; ++i) p[i] = lanes[i];

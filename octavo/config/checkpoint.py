@@ -192,8 +192,15 @@ class Checkpoint(Section):
         name = "n_positions" if "n_positions" in self.values else "max_position_embeddings"
         length = self.positive(name)
         rope = self.rope()
-        # linear scaling stretches the positions that max_position_embeddings states; llama3's figure includes it
-        return int(length * rope.positive_float("factor")) if rope.str("rope_type") == "linear" else length
+        kind = rope.str("rope_type")
+        # linear scaling stretches the positions that max_position_embeddings states; llama3's figure includes it, and
+        # yarn's does in some checkpoints
+        if kind == "linear":
+            return int(length * rope.positive_float("factor"))
+        if kind == "yarn":
+            original = rope.positive("original_max_position_embeddings", length)
+            return max(length, int(original * rope.positive_float("factor")))
+        return length
 
     def rope(self) -> Section:
         """Rotary parameters in one layout: `rope_type`, `rope_theta` and what the type needs.

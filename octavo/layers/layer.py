@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from octavo.ops.memory import zeroed
 from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec
 from octavo.ops.registry import Ops
 from octavo.quantization.method import Unquantized, WeightMethod
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,19 @@ class Binding:
 
     ops: Ops
     backend: AttentionBackend
+    max_positions: int = 4096
+    """Positions of the longest sequence."""
+    device: torch.device | str = "cpu"
+    """Where the weights will be."""
+    made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+    """What `once` has made."""
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """`make()` the first time `key` is asked for, the same object afterwards: what layers share."""
+        if key not in self.made:
+            self.made[key] = make()
+        value: T = self.made[key]
+        return value
 
 
 class Layer(nn.Module):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-from octavo.config.checkpoint import Checkpoint, shown
+from octavo.config.checkpoint import Checkpoint, Section, shown
 from octavo.core.model_shape import ModelShape
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.layers.heads import Heads
-from octavo.layers.rotary import Llama3Scaling, Rope
+from octavo.layers.rope import LinearScaling, Llama3Scaling, Rope, Scaling, YarnScaling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,29 +75,62 @@ class DecoderConfig:
         )
 
 
-def read_rope(c: Checkpoint, dim: int) -> Rope:
-    """Rotary parameters for heads of size `dim`; a type that is not implemented is refused by name."""
+def read_rope(c: Checkpoint, head_dim: int) -> Rope:
+    """Rotary parameters for heads of size `head_dim`; a type that is not implemented is refused by name."""
     rope = c.rope()
-    if dim % 2:
-        raise CheckpointError(f"{c.where}: the heads have size {dim}, expected an even one for rotary embeddings")
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise UnsupportedModel(f"{c.where}: rotary parameters differ by kind of layer, which is not implemented")
-    rope.expect("partial_rotary_factor", 1.0, 1)
-    c.expect("partial_rotary_factor", 1.0, 1)
-    theta, kind = rope.positive_float("rope_theta"), rope.str("rope_type")
-    if kind == "default":
-        return Rope(dim, theta)
+    section = rope if rope.values.get("partial_rotary_factor") is not None else c
+    part = section.positive_float("partial_rotary_factor", 1.0)
+    if part > 1.0:
+        raise section.error("partial_rotary_factor", "a number of at most 1")
+    dim = int(head_dim * part)
+    if dim % 2 or dim == 0:
+        raise CheckpointError(
+            f"{c.where}: {dim} elements of a head of {head_dim} are rotated, expected an even number above 0"
+        )
+    return Rope(dim, rope.positive_float("rope_theta"), _read_scaling(c, rope))
+
+
+def _read_scaling(c: Checkpoint, rope: Section) -> Scaling | None:
+    kind = rope.str("rope_type")
+    # dynamic frequencies are the plain ones up to max_position_embeddings, which is the longest context here: beyond,
+    # they change with the length, and keys that are cached would have been rotated by others
+    if kind in ("default", "dynamic"):
+        return None
     if kind == "linear":
-        return Rope(dim, theta, linear_factor=rope.positive_float("factor"))
+        return LinearScaling(rope.positive_float("factor"))
     if kind == "llama3":
         low, high = rope.positive_float("low_freq_factor"), rope.positive_float("high_freq_factor")
         if low >= high:
             raise rope.error("low_freq_factor", f"a number below high_freq_factor, which is {high:g}")
         original = rope.positive("original_max_position_embeddings")
-        return Rope(dim, theta, llama3=Llama3Scaling(rope.positive_float("factor"), low, high, original))
+        return Llama3Scaling(rope.positive_float("factor"), low, high, original)
+    if kind == "yarn":
+        return _read_yarn(c, rope)
     raise UnsupportedModel(
-        f'{c.where}: rope_type is "{kind}", expected "default", "linear" or "llama3"; '
+        f'{c.where}: rope_type is "{kind}", expected "default", "linear", "llama3", "yarn" or "dynamic"; '
         "this way to stretch the context is not implemented"
+    )
+
+
+def _read_yarn(c: Checkpoint, rope: Section) -> YarnScaling:
+    factor = rope.positive_float("factor")
+    if rope.values.get("attention_factor") is not None:
+        attention_factor = rope.positive_float("attention_factor")
+    elif rope.values.get("mscale") and rope.values.get("mscale_all_dim"):
+        attention_factor = YarnScaling.default_attention_factor(
+            factor, rope.positive_float("mscale")
+        ) / YarnScaling.default_attention_factor(factor, rope.positive_float("mscale_all_dim"))
+    else:
+        attention_factor = YarnScaling.default_attention_factor(factor)
+    return YarnScaling(
+        factor,
+        rope.positive("original_max_position_embeddings", c.positive("max_position_embeddings")),
+        attention_factor,
+        rope.positive_float("beta_fast", 32.0),
+        rope.positive_float("beta_slow", 1.0),
+        rope.bool("truncate", True),
     )
 
 

@@ -50,19 +50,22 @@ def load_model(
     seed: int = 0,
     packed_cache: Path | None = None,
     threads: int = 1,
+    max_positions: int | None = None,
 ) -> CausalLM:
     """A model ready to run, in `dtype` on `device`, its weights kept by `method`.
 
     `load_format` "dummy" draws random weights from `seed` instead of reading any. A layer is brought into the form that
     computes best as soon as its tensors have arrived: there is no second copy of more than the layers in between.
-    `packed_cache` is a directory that keeps the result for the next start; `threads` check it there. Raises
-    CheckpointError for whatever does not fit, ConfigError for a directory that cannot be made.
+    `packed_cache` is a directory that keeps the result for the next start; `threads` check it there. `max_positions`
+    bounds the tables that are made per position. Raises CheckpointError for whatever does not fit, ConfigError for a
+    directory that cannot be made.
     """
     model = make_model(checkpoint, mesh, dtype=dtype, method=method)
     slots = tensor_slots(model)
     if load_format == "auto":
         check_tensors(checkpoint, model, slots)
-    binding = Binding(ops, backend)
+    longest = model.config.max_positions
+    binding = Binding(ops, backend, longest if max_positions is None else min(max_positions, longest), device)
     for _, layer in model.layers_by_path():
         layer.bind(binding)
     cache = None

@@ -1,11 +1,13 @@
 """Rotary position embedding of queries and keys, with the per-head norms that some models put before it.
 
-Source: Su et al., "RoFormer", https://arxiv.org/abs/2104.09864, in the layout that rotates halves of a head.
+Source: Su et al., "RoFormer", https://arxiv.org/abs/2104.09864. Pairs are the two halves of the rotated elements, as
+most checkpoints have it, or neighbours, as in the paper.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,54 +16,62 @@ from octavo.ops.registry import Operator
 from octavo.ops.rms_norm import rms_norm
 
 
-def rotary_tables(positions: Tensor, inverse_frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(cos, sin), each [tokens, 1, dim], of the angles position · frequency; computed in float32.
+def rotary_table(inverse_frequencies: Tensor, num_positions: int, attention_factor: float = 1.0) -> Tensor:
+    """float32 [num_positions, 2 · frequencies]: the cosines of position · frequency, then the sines.
 
-    The first half of `sin` is negated, so that a rotation is `x * cos + swap_halves(x) * sin`.
+    `attention_factor` scales both, and so the scores by its square.
     """
-    angles = torch.outer(positions.to(torch.float32), inverse_frequencies)
-    sin = angles.sin()
-    return (
-        angles.cos().repeat(1, 2).unsqueeze(1).to(dtype),
-        torch.cat((-sin, sin), dim=-1).unsqueeze(1).to(dtype),
-    )
+    positions = torch.arange(num_positions, dtype=torch.float32, device=inverse_frequencies.device)
+    angles = torch.outer(positions, inverse_frequencies)
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    return table if attention_factor == 1.0 else table.mul_(attention_factor)
 
 
 def rotary(
     q: Tensor,
     k: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    positions: Tensor,
+    table: Tensor,
     q_weight: Tensor | None = None,
     k_weight: Tensor | None = None,
     eps: float = 0.0,
+    interleaved: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Rotate q [tokens, heads, dim] and k [tokens, kv_heads, dim] by the tables of `rotary_tables`.
+    """Rotate q [tokens, heads, dim] and k [tokens, kv_heads, dim] by their positions, int64 [tokens].
 
-    With `q_weight` and `k_weight` [dim], each head goes through `rms_norm` first.
+    `table` is that of `rotary_table`; where it is narrower than the heads, their last elements stay. With `q_weight`
+    and `k_weight` [dim], each head goes through `rms_norm` first. Computed in float32 and rounded once.
     """
-    if q_weight is not None and k_weight is not None:
-        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
-    half = q.shape[-1] // 2
-    return (
-        torch.addcmul(q * cos, torch.roll(q, half, -1), sin),
-        torch.addcmul(k * cos, torch.roll(k, half, -1), sin),
+    cos, sin = table[positions].unsqueeze(1).chunk(2, dim=-1)
+    return _turn(q, cos, sin, q_weight, eps, interleaved), _turn(k, cos, sin, k_weight, eps, interleaved)
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float, interleaved: bool) -> Tensor:
+    """x [tokens, heads, dim] by cos and sin [tokens, 1, rotated / 2]."""
+    values = x.float() if weight is None else rms_norm(x.float(), weight.float(), eps)
+    half = cos.shape[-1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    first, second = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
     )
+    one, other = values[..., first], values[..., second]
+    out[..., first] = torch.addcmul(one * cos, other, sin, value=-1)
+    out[..., second] = torch.addcmul(other * cos, one, sin)
+    out[..., 2 * half :] = values[..., 2 * half :]
+    return out
 
 
-def examples(
-    dtype: torch.dtype,
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float]]:
-    """Near and far positions; heads that are slices of a wider tensor; with and without norms."""
+def examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Near and far positions; heads that are slices of a wider tensor; with and without norms; both kinds of pairs."""
     generator = torch.Generator().manual_seed(0)
-    for positions, heads, kv_heads, dim in (([0], 4, 2, 16), ([5, 0, 4000, 131_071], 3, 1, 64)):
-        frequencies = 10_000.0 ** -(torch.arange(0, dim, 2) / dim)
-        cos, sin = rotary_tables(torch.tensor(positions), frequencies, dtype)
+    for positions, heads, kv_heads, dim, rotated in (([0], 4, 2, 16, 16), ([5, 0, 4000, 131_071], 3, 1, 64, 24)):
+        table = rotary_table(10_000.0 ** -(torch.arange(0, rotated, 2) / rotated), max(positions) + 1)
         qkv = torch.randn(len(positions), heads + 2 * kv_heads, dim, generator=generator).to(dtype)
         q, k, _ = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
         q_weight, k_weight = (torch.rand(2, dim, generator=generator) + 0.5).to(dtype)
-        yield q, k, cos, sin, None, None, 0.0
-        yield q, k, cos, sin, q_weight, k_weight, 1e-6
+        for interleaved in (False, True):
+            yield q, k, torch.tensor(positions), table, None, None, 0.0, interleaved
+            yield q, k, torch.tensor(positions), table, q_weight, k_weight, 1e-6, interleaved
 
 
 OPERATORS = (Operator("rotary", rotary, examples),)

@@ -47,10 +47,19 @@ class ModelSizes:
     """Bytes of one activation."""
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, dtype: torch.dtype, ops: Ops, method: WeightMethod | None = None) -> ModelSizes:
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        ops: Ops,
+        method: WeightMethod | None = None,
+        max_positions: int = 0,
+    ) -> ModelSizes:
         """Read config.json and build the model without memory. Raises CheckpointError."""
         model = make_model(checkpoint, Mesh.single(), dtype=dtype, method=method)
-        return cls(model.config.shape(), model.planned_bytes(ops), dtype.itemsize)
+        rope = model.config.rope
+        tables = 0 if rope is None else rope.table_bytes(min(max_positions, model.config.max_positions))
+        return cls(model.config.shape(), model.planned_bytes(ops) + tables, dtype.itemsize)
 
 
 def plan_memory(
@@ -65,7 +74,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """The plan for a checkpoint on this machine. Raises CheckpointError, or ConfigError with a remedy."""
     return divide_memory(
-        ModelSizes.of(checkpoint, DTYPES[model.dtype], ops),
+        ModelSizes.of(checkpoint, DTYPES[model.dtype], ops, max_positions=longest_sequence(model, scheduler)),
         ReferenceBackend(),
         platform.memory,
         cache=cache,
@@ -73,6 +82,11 @@ def plan_memory(
         user_set_max_model_len=model.user_set_max_model_len,
         device=device,
     )
+
+
+def longest_sequence(model: ModelConfig, scheduler: SchedulerConfig) -> int:
+    """Most positions that a sequence of a step may have: a dummy one may fill the step."""
+    return max(model.max_model_len, scheduler.max_num_batched_tokens)
 
 
 def divide_memory(
@@ -191,8 +205,8 @@ def _forward_bytes_per_token(shape: ModelShape, element: int) -> int:
     heads = shape.num_heads + 2 * shape.num_kv_heads
     # the residual stream, a norm's input and output, and the float32 copies inside a norm
     stream = shape.hidden_size * (4 * element + 12)
-    # projected, normed, rotated, the products of the rotation, and its tables
-    attention = heads * shape.head_dim * 5 * element + shape.head_dim * (2 * element + 16)
+    # projected, rotated, and what is in between in float32, with its products; rows of the rotary table
+    attention = heads * shape.head_dim * (2 * element + 16) + shape.head_dim * 8
     # gate and up, silu of gate, their product, and one to spare
     mlp = 5 * shape.intermediate_size * element
     return stream + max(attention, mlp)

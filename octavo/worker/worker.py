@@ -20,7 +20,7 @@ from octavo.ops.registry import bind, open_runtime
 from octavo.platform import Platform
 from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.dummy import FULLEST, dummy_end, dummy_step
-from octavo.worker.memory import plan_memory
+from octavo.worker.memory import longest_sequence, plan_memory
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.recorded_model import RecordedModel
 
@@ -87,6 +87,7 @@ class Worker:
             seed=config.model.seed,
             packed_cache=None if config.model.packed_cache is None else Path(config.model.packed_cache),
             threads=threads,
+            max_positions=longest_sequence(config.model, config.scheduler),
         )
         shape = model.config.shape()
         cache = CacheEngine(

@@ -139,6 +139,8 @@ def test_a_stretch_that_is_none_is_named(factor: float, tmp_path: Path) -> None:
         ({}, 128),
         ({"n_positions": 64}, 64),
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 512),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}, 256),
+        ({"rope_scaling": {"type": "yarn", "factor": 1.5, "original_max_position_embeddings": 64}}, 128),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1.0}}, 128),
     ],
 )

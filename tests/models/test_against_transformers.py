@@ -27,12 +27,17 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
     "llama with llama3 positions": ("llama", {"rope_parameters": LLAMA3}),
     "llama with linear positions": ("llama", {"rope_parameters": LINEAR}),
+    "llama with dynamic positions": ("llama", {"rope_parameters": DYNAMIC}),
+    "qwen3 with yarn positions": ("qwen3", {"rope_parameters": YARN}),
+    "qwen2 with yarn positions": ("qwen2", {"rope_parameters": {**YARN, "attention_factor": 1.2, "truncate": False}}),
     "llama with biases and wide heads": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
     "mistral": ("mistral", {}),
     "mistral without window": ("mistral", {"sliding_window": None}),
@@ -112,7 +117,7 @@ def test_a_shared_prefix_read_from_anothers_blocks_agrees(family: str, tmp_path:
     assert_same_as_oracle(oracle, second)
 
 
-@pytest.mark.parametrize("rope", [None, LLAMA3, LINEAR])
+@pytest.mark.parametrize("rope", [None, LLAMA3, LINEAR, YARN])
 def test_older_config_layout_means_the_same(rope: dict[str, Any] | None, tmp_path: Path) -> None:
     path = make_checkpoint("llama", tmp_path, **({"rope_parameters": rope} if rope else {}))
     oracle = load_oracle(path)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.ops.registry import Operator, bind, operators
-from octavo.ops.rotary import rotary_tables
+from octavo.ops.rotary import rotary_table
 from octavo.platform import Platform
 
 OPERATORS = {name: each for name, each in operators().items() if each.examples is not None}
@@ -28,13 +28,24 @@ def layer(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> 
 
 
 def rotated(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, eps: float
+    q: Tensor,
+    k: Tensor,
+    positions: Tensor,
+    table: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    interleaved: bool,
 ) -> tuple[Tensor, Tensor]:
+    """Pairs are complex numbers, multiplied by one of length one; what lies beyond the rotated elements stays."""
+    half = table.shape[1] // 2
+    factors = torch.complex(table[:, :half], table[:, half:])[positions].unsqueeze(1)
+
     def turn(x: Tensor) -> Tensor:
-        half = x.shape[-1] // 2
-        pairs = torch.complex(x[..., :half], x[..., half:])
-        turned = pairs * torch.complex(cos[..., :half], sin[..., half:])
-        return torch.cat((turned.real, turned.imag), dim=-1)
+        inner, rest = x[..., : 2 * half], x[..., 2 * half :]
+        pairs = inner.unflatten(-1, (half, 2)) if interleaved else inner.unflatten(-1, (2, half)).transpose(-1, -2)
+        turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * factors)
+        return torch.cat(((turned if interleaved else turned.transpose(-1, -2)).flatten(-2), rest), dim=-1)
 
     if q_weight is not None and k_weight is not None:
         q, k = rms(q, q_weight, eps), rms(k, k_weight, eps)
@@ -129,9 +140,8 @@ def test_rms_norm_rounds_once(dtype: torch.dtype) -> None:
 
 
 def test_rotary_tables_hold_the_angles_of_positions() -> None:
-    cos, sin = rotary_tables(torch.tensor([0, 3]), torch.tensor([1.0, 0.25]), torch.float32)
-    assert cos.shape == sin.shape == (2, 1, 4)
-    expected = [math.cos(3), math.cos(0.75)] * 2
-    torch.testing.assert_close(cos[1, 0], torch.tensor(expected))
-    torch.testing.assert_close(sin[1, 0], torch.tensor([-math.sin(3), -math.sin(0.75), math.sin(3), math.sin(0.75)]))
-    assert torch.equal(cos[0, 0], torch.ones(4))
+    table = rotary_table(torch.tensor([1.0, 0.25]), 4)
+    angles = [3, 0.75]
+    torch.testing.assert_close(table[3], torch.tensor([*map(math.cos, angles), *map(math.sin, angles)]))
+    assert torch.equal(table[0], torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    torch.testing.assert_close(rotary_table(torch.tensor([1.0, 0.25]), 4, 1.5), table * 1.5)

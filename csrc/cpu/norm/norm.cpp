@@ -18,8 +18,7 @@ void bind_norm(nb::class_<Cpu>& cpu) {
         const RmsNorm norm{pointer(x), pointer(residual), pointer(weight), pointer(sum), pointer(out),
                            x_stride,   dim,               eps,             static_cast<Type>(type)};
         cpu.submit([&cpu, norm, rows, kernel = norm_kernels(cpu.level).rms_norm] {
-          // a row of a few thousand elements takes less time than waking a thread
-          cpu.pool.run_pieces(rows, 8, [&](int begin, int end, int) { kernel(norm, begin, end); });
+          cpu.pool.run_pieces(rows, rows_grain(norm.dim), [&](int begin, int end, int) { kernel(norm, begin, end); });
         });
       },
       nb::call_guard<nb::gil_scoped_release>(),

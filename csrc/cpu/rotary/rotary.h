@@ -1,0 +1,36 @@
+// Rotary position embedding of queries and keys, with the norm of each head that some models put before it.
+#pragma once
+
+#include "../types.h"
+
+namespace octavo {
+
+// Heads of every token: in [tokens, count, dim] with rows `stride` elements apart, out dense.
+struct RotaryHeads {
+  const void* in;
+  const void* weight;  // [dim], or null without a norm
+  void* out;
+  std::int64_t stride;
+  int count;
+};
+
+struct Rotary {
+  RotaryHeads q, k;
+  const std::int64_t* positions;  // [tokens]; one outside the table gives NaN
+  const float* table;             // [table_rows, rotated]: cosines, then sines
+  std::int64_t table_rows;
+  int dim;
+  int rotated;       // the first elements of a head, an even number; the others stay
+  bool interleaved;  // pairs are neighbours; else the halves of the rotated elements
+  float eps;
+  Type type;
+};
+
+struct RotaryKernels {
+  // Tokens [begin, end).
+  void (*rotary)(const Rotary&, int begin, int end);
+};
+
+const RotaryKernels& rotary_kernels(Level level);
+
+}  // namespace octavo

@@ -1,0 +1,80 @@
+"""Rotary position embedding, fused with the norms of the heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.cpu._runtime import TYPE_CODES, CpuRuntime, availability
+from octavo.ops import rotary as reference
+from octavo.ops.registry import Implementation
+
+_TYPES = (torch.float32, torch.bfloat16)
+
+
+def make_rotary(runtime: CpuRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
+    """`octavo.ops.rotary.rotary` on the compiled library; other types than float32 and bfloat16 by reference.
+
+    A position outside the table gives heads of NaN.
+    """
+    kernel, empty = runtime.cpu.rotary, runtime.empty
+
+    def rotary(
+        q: Tensor,
+        k: Tensor,
+        positions: Tensor,
+        table: Tensor,
+        q_weight: Tensor | None = None,
+        k_weight: Tensor | None = None,
+        eps: float = 0.0,
+        interleaved: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = q.dtype
+        if dtype not in _TYPES or k.dtype is not dtype:
+            return reference.rotary(q, k, positions, table, q_weight, k_weight, eps, interleaved)
+        q_shape, k_shape = q.shape, k.shape
+        tokens, heads, dim = q_shape
+        q_out, k_out = empty(q_shape, dtype), empty(k_shape, dtype)
+        num_rows, rotated = table.shape
+        kernel(
+            q.data_ptr(),
+            k.data_ptr(),
+            q_out.data_ptr(),
+            k_out.data_ptr(),
+            _token_stride(q, dim),
+            _token_stride(k, dim),
+            heads,
+            k_shape[1],
+            dim,
+            tokens,
+            positions.data_ptr(),
+            table.data_ptr(),
+            num_rows,
+            rotated,
+            interleaved,
+            _address(q_weight, dtype),
+            _address(k_weight, dtype),
+            eps,
+            TYPE_CODES[dtype],
+        )
+        return q_out, k_out
+
+    return rotary
+
+
+def _token_stride(x: Tensor, dim: int) -> int:
+    stride, head, inner = x.stride()
+    assert (head == dim or x.shape[1] == 1) and inner == 1, "heads of a token lie side by side"  # noqa: PT018
+    return stride
+
+
+def _address(weight: Tensor | None, dtype: torch.dtype) -> int:
+    if weight is None:
+        return 0
+    assert weight.dtype is dtype, "norms have the type of what they scale"
+    return weight.data_ptr()
+
+
+IMPLEMENTATIONS = (Implementation("rotary", "native", make_rotary, availability),)

@@ -1,0 +1,120 @@
+"""Frequencies of rotary position embedding, and the ways in which checkpoints stretch them to longer contexts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.ops.rotary import rotary_table
+
+
+class Scaling(Protocol):
+    """Bends frequencies so that a context longer than the one that was trained looks familiar. Can be hashed."""
+
+    @property
+    def attention_factor(self) -> float:
+        """What cosines and sines are multiplied by."""
+        ...
+
+    def bend(self, frequencies: Tensor, theta: float) -> Tensor:
+        """float32 [dim / 2] plain frequencies `theta ** (-2i / dim)` → the bent ones."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """All frequencies are divided by `factor`. Source: https://arxiv.org/abs/2306.15595."""
+
+    factor: float
+    attention_factor: float = 1.0
+
+    def bend(self, frequencies: Tensor, theta: float) -> Tensor:
+        """See `Scaling`."""
+        return frequencies / self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Slow frequencies are divided by `factor`, fast ones kept, those between blended. Source: Llama 3.1's release."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+    attention_factor: float = 1.0
+
+    def bend(self, frequencies: Tensor, theta: float) -> Tensor:
+        """See `Scaling`."""
+        wavelengths = 2 * math.pi / frequencies
+        # 0 where a wave turns less than low_freq_factor times over the original context, 1 above high_freq_factor
+        kept = (self.original_max_positions / wavelengths - self.low_freq_factor) / (
+            self.high_freq_factor - self.low_freq_factor
+        )
+        kept = kept.clamp(0, 1)
+        return (1 - kept) * frequencies / self.factor + kept * frequencies
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN: the same, blended evenly between two dimensions, and scores sharpened. Source: https://arxiv.org/abs/2309.00071.
+
+    The dimensions are those that turn `beta_fast` and `beta_slow` times over the original context, taken to the whole
+    numbers around them where `truncate`.
+    """
+
+    factor: float
+    original_max_positions: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+    @staticmethod
+    def default_attention_factor(factor: float, scale: float = 1.0) -> float:
+        """`0.1 scale ln(factor) + 1`, the paper's, by which scores are multiplied twice."""
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+    def bend(self, frequencies: Tensor, theta: float) -> Tensor:
+        """See `Scaling`."""
+        pairs = len(frequencies)
+        low, high = (self._pair_that_turns(times, theta, pairs) for times in (self.beta_fast, self.beta_slow))
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0.0), min(high, 2.0 * pairs - 1)
+        steps = torch.arange(pairs, dtype=torch.float32, device=frequencies.device)
+        slow = ((steps - low) / (high - low if high > low else 1e-3)).clamp(0, 1)
+        return frequencies / self.factor * slow + frequencies * (1 - slow)
+
+    def _pair_that_turns(self, times: float, theta: float, pairs: int) -> float:
+        """The index (a fraction) of the pair that turns so often over the original context."""
+        return pairs * math.log(self.original_max_positions / (times * 2 * math.pi)) / math.log(theta)
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Frequencies `theta ** (-2i / dim)` for the first `dim` elements of a head, bent by `scaling`."""
+
+    dim: int
+    theta: float
+    scaling: Scaling | None = None
+    interleaved: bool = False
+    """Pairs are neighbours instead of halves."""
+
+    def inverse_frequencies(self, device: torch.device | str = "cpu") -> Tensor:
+        """float32 [dim / 2]: radians per position of each pair."""
+        exponents = torch.arange(0, self.dim, 2, dtype=torch.float32, device=device) / self.dim
+        frequencies = 1.0 / (self.theta**exponents)
+        return frequencies if self.scaling is None else self.scaling.bend(frequencies, self.theta)
+
+    def table(self, num_positions: int, device: torch.device | str = "cpu") -> Tensor:
+        """float32 [num_positions, dim]: what the operator `rotary` looks positions up in."""
+        factor = 1.0 if self.scaling is None else self.scaling.attention_factor
+        return rotary_table(self.inverse_frequencies(device), num_positions, factor)
+
+    def table_bytes(self, num_positions: int) -> int:
+        """What `table` takes."""
+        return 4 * num_positions * self.dim

@@ -1,0 +1,69 @@
+"""Rotary embedding: bits that depend on the token alone, heads of any even size, positions outside the table."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.ops.rotary import rotary as reference
+from octavo.ops.rotary import rotary_table
+from tests.conformance.runtimes import LEVELS, TYPES, ops
+
+TABLES = {dim: rotary_table(10_000.0 ** -(torch.arange(0, dim, 2) / dim), 50) for dim in (2, 8, 20, 64, 80, 128)}
+
+
+def make(dtype: torch.dtype, dim: int, tokens: int = 40) -> tuple[Tensor, Tensor, Tensor]:
+    """q of three heads and k of two, slices of one tensor, and positions."""
+    generator = torch.Generator().manual_seed(dim)
+    q, k, _ = torch.randn(tokens, 7, dim, generator=generator).to(dtype).split([3, 2, 2], dim=1)
+    return q, k, torch.randint(50, (tokens,), generator=generator)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rotated", TABLES)
+def test_a_token_has_the_same_bits_in_any_batch_on_any_number_of_threads(
+    rotated: int, interleaved: bool, level: str, dtype: torch.dtype
+) -> None:
+    table = TABLES[rotated]
+    for dim in (rotated, rotated + 6):
+        q, k, positions = make(dtype, dim)
+        norms = torch.rand(2, dim).add(0.5).to(dtype)
+        whole = ops(level).rotary(q, k, positions, table, *norms, 1e-6, interleaved)
+        expected = reference(q, k, positions, table, *norms, 1e-6, interleaved)
+        tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+        for one, other, shared in zip(
+            whole, expected, ops(level, 2).rotary(q, k, positions, table, *norms, 1e-6, interleaved), strict=True
+        ):
+            torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
+            assert torch.equal(one, shared)
+        for piece in (slice(0, 1), slice(39, 40), slice(3, 20)):
+            alone = ops(level).rotary(q[piece], k[piece], positions[piece], table, *norms, 1e-6, interleaved)
+            assert torch.equal(alone[0], whole[0][piece])
+            assert torch.equal(alone[1], whole[1][piece])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_is_turned_stays_as_it_was(level: str) -> None:
+    q, k, positions = make(torch.float32, 64)
+    before = q.clone(), k.clone()
+    ops(level).rotary(q, k, positions, TABLES[64])
+    assert torch.equal(q, before[0])
+    assert torch.equal(k, before[1])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_nan_and_positions_outside_the_table_stay_with_their_token(level: str) -> None:
+    q, k, positions = make(torch.float32, 64, tokens=6)
+    expected = [each.clone() for each in ops(level).rotary(q, k, positions, TABLES[64])]
+    q[1, 2, 5] = float("nan")
+    positions[3], positions[4] = 50, -1
+    found = ops(level).rotary(q, k, positions, TABLES[64])
+    for one, other in zip(found, expected, strict=True):
+        assert one[[3, 4]].isnan().all()
+        assert torch.equal(one[[0, 2, 5]], other[[0, 2, 5]])
+    assert found[0][1, 2].isnan().any()
+    assert not found[0][1, :2].isnan().any()
+    assert torch.equal(found[1][1], expected[1][1])
