@@ -258,6 +258,14 @@ class EngineArgs:
         str,
         Arg("Least important messages that are logged.", group=_LOGGING, choices=("debug", "info", "warning", "error")),
     ] = "info"
+    record_trace: Annotated[
+        str | None,
+        Arg(
+            "File that gets every request, result and clock reading of the scheduler, tokens included, so that "
+            "octavo simulate --replay takes the same decisions again.",
+            group=_LOGGING,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         check_values(self)

@@ -117,7 +117,9 @@ def resolve(
             enforce_eager=args.enforce_eager,
             op_overrides=args.op_overrides,
         ),
-        observability=ObservabilityConfig(log_stats=not args.disable_log_stats, log_level=args.log_level),
+        observability=ObservabilityConfig(
+            log_stats=not args.disable_log_stats, log_level=args.log_level, record_trace=args.record_trace
+        ),
     )
 
 

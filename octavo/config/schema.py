@@ -99,6 +99,8 @@ class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     log_stats: bool = True
     log_level: str = "info"
+    record_trace: str | None = None
+    """File that gets all that goes into the scheduler, for a replay."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

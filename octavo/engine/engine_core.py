@@ -15,10 +15,10 @@ from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest,
 from octavo.core.outputs import RequestError
 from octavo.core.seams import Seam, Seams
 from octavo.core.step import ModelRunnerOutput
+from octavo.engine.recorder import Aborted, Added, CacheReset, Event, Planned, Recorder, Stopped, Updated, step_digest
 from octavo.errors import ConfigError
 from octavo.executor.executor import Executor, make_executor
-from octavo.kv_cache.block_manager import BlockManager
-from octavo.scheduler.policy import POLICIES
+from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.scheduler.preemption import PreemptionCosts
 from octavo.scheduler.scheduler import Scheduler
 
@@ -37,12 +37,14 @@ class EngineCore:
         *,
         max_steps_in_flight: int = 1,
         clock: Callable[[], float] = time.monotonic,
+        recorder: Recorder | None = None,
     ) -> None:
         self.executor = executor
         self.scheduler = scheduler
         self.ready = ready
         self._depth = max_steps_in_flight
         self._clock = clock
+        self._recorder = recorder
         self._in_flight: deque[Future[ModelRunnerOutput]] = deque()
         self._refused: list[EngineCoreOutput] = []
 
@@ -60,25 +62,19 @@ class EngineCore:
                 plan=plan.render(),
                 plan_summary=plan.summarize(),
             )
+            settings = SchedulerSettings(
+                cache=config.cache,
+                scheduler=config.scheduler,
+                num_blocks=plan.num_blocks,
+                num_host_blocks=plan.host_blocks,
+                preemption_costs=PreemptionCosts(block_bytes=plan.kv_block_bytes),
+            )
+            depth, record_to = config.scheduler.max_steps_in_flight, config.observability.record_trace
+            recorder = Recorder(record_to, settings, depth) if record_to is not None else None
         except BaseException:
             executor.shutdown()
             raise
-        block_manager = BlockManager(
-            plan.num_blocks,
-            config.cache.block_size,
-            config.cache.watermark,
-            config.cache.enable_prefix_caching,
-            num_host_blocks=plan.host_blocks,
-        )
-        scheduler = Scheduler(
-            block_manager,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-            policy=POLICIES[config.scheduler.policy](),
-            preemption_mode=config.scheduler.preemption_mode,
-            preemption_costs=PreemptionCosts(block_bytes=plan.kv_block_bytes),
-        )
-        return cls(executor, scheduler, ready, max_steps_in_flight=config.scheduler.max_steps_in_flight)
+        return cls(executor, build_scheduler(settings), ready, max_steps_in_flight=depth, recorder=recorder)
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Take a request in. Whatever is wrong with it comes back as an output with an error, never as an exception."""
@@ -88,14 +84,17 @@ class EngineCore:
             )
             self._refused.append(EngineCoreOutput(request_id=request.request_id, deltas=[], finished=True, error=error))
             return
+        self._record(Added(request))
         self.scheduler.add(request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """End requests; no output follows for them. Unknown ids are passed over."""
+        self._record(Aborted(request_ids))
         self.scheduler.abort(request_ids)
 
     def stop_sequence(self, request_id: str, index: int) -> None:
         """End one sequence whose text met a stop string; no output follows for it."""
+        self._record(Stopped(request_id, index))
         self.scheduler.stop_sequence(request_id, index)
 
     def has_unfinished(self) -> bool:
@@ -107,7 +106,10 @@ class EngineCore:
         Raises what the executor raises; the core is of no use afterwards.
         """
         while len(self._in_flight) < self._depth:
-            step = self.scheduler.schedule(self._clock())
+            now = self._clock()
+            step = self.scheduler.schedule(now)
+            if self._recorder is not None:
+                self._recorder.write(Planned(now, step_digest(step)))
             if step is None:
                 break
             self._in_flight.append(self.executor.submit(step))
@@ -115,7 +117,9 @@ class EngineCore:
         outputs += self.scheduler.take_ended()
         if self._in_flight:
             result = self._in_flight.popleft().result()
-            outputs += self.scheduler.update(result, self._clock())
+            now = self._clock()
+            self._record(Updated(now, result))
+            outputs += self.scheduler.update(result, now)
         else:
             assert outputs or not self.scheduler.groups, "requests are left, but no step can be planned"
         return StepOutputs(outputs=outputs, stats=self.scheduler.stats())
@@ -125,6 +129,7 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes. False, and nothing happens, while requests run."""
+        self._record(CacheReset())
         return self.scheduler.block_manager.reset_prefix_cache()
 
     def check_health(self) -> None:
@@ -153,6 +158,12 @@ class EngineCore:
         """Release the executor. Idempotent."""
         self._in_flight.clear()
         self.executor.shutdown()
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def _record(self, event: Event) -> None:
+        if self._recorder is not None:
+            self._recorder.write(event)
 
 
 def _fitting_max_model_len(model: ModelConfig, block_size: int, num_blocks: int) -> int:

@@ -1,0 +1,43 @@
+"""A scheduler from its configuration: the engine, a replay and a simulation put theirs together here, all alike."""
+
+from __future__ import annotations
+
+import msgspec
+
+from octavo.config.schema import CacheConfig, SchedulerConfig
+from octavo.kv_cache.block_manager import BlockManager
+from octavo.scheduler.policy import POLICIES
+from octavo.scheduler.preemption import PreemptionCosts
+from octavo.scheduler.scheduler import Scheduler
+
+
+class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a scheduler's decisions depend on besides requests, results and the time it is told.
+
+    num_blocks, num_host_blocks: usable blocks on the device and in the swap space.
+    """
+
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    num_blocks: int
+    num_host_blocks: int = 0
+    preemption_costs: PreemptionCosts = PreemptionCosts()
+
+
+def build_scheduler(settings: SchedulerSettings) -> Scheduler:
+    """A scheduler and its block manager, without requests."""
+    cache, scheduler = settings.cache, settings.scheduler
+    return Scheduler(
+        BlockManager(
+            settings.num_blocks,
+            cache.block_size,
+            cache.watermark,
+            cache.enable_prefix_caching,
+            num_host_blocks=settings.num_host_blocks,
+        ),
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        policy=POLICIES[scheduler.policy](),
+        preemption_mode=scheduler.preemption_mode,
+        preemption_costs=settings.preemption_costs,
+    )

@@ -1,0 +1,131 @@
+"""A recorded run once more: the same inputs to a new scheduler, and whether it takes the same decisions."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from octavo.core.messages import SchedulerStats
+from octavo.core.step import SchedulerOutput
+from octavo.engine.recorder import (
+    RECORDING_VERSION,
+    Aborted,
+    Added,
+    Began,
+    CacheReset,
+    Event,
+    Planned,
+    Stopped,
+    Updated,
+    step_digest,
+)
+from octavo.errors import ConfigError
+from octavo.scheduler.build import build_scheduler
+from octavo.scheduler.scheduler import Scheduler
+
+_LENGTH: Final = struct.Struct("<I")
+
+
+class ReplayedStep(NamedTuple):
+    """A step as the replay planned it at time `now`, and whether it is the recorded one (None: no step)."""
+
+    now: float
+    step: SchedulerOutput | None
+    is_same: bool
+
+
+class ReplayResult(NamedTuple):
+    """How a replay went. `first_difference` is the number of the first step that was planned otherwise, None for none.
+
+    num_steps: steps that are the same.
+    """
+
+    num_steps: int
+    num_requests: int
+    first_difference: int | None
+    stats: SchedulerStats
+
+
+def read_recording(path: str | Path) -> Iterator[Event]:
+    """The events of a recording; the first is `Began`. An unfinished last one, as a crash leaves it, is passed over.
+
+    Raises ConfigError when the file cannot be read or is no recording of this version.
+    """
+    try:
+        data = Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise ConfigError(f"replay is {str(path)!r}, which cannot be read: {error.strerror}") from error
+    decoder = msgspec.msgpack.Decoder(Event)
+    offset = 0
+    while offset + _LENGTH.size <= len(data):
+        (size,) = _LENGTH.unpack_from(data, offset)
+        body = data[offset + _LENGTH.size : offset + _LENGTH.size + size]
+        if len(body) < size:
+            break
+        try:
+            event: Event = decoder.decode(body)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{path} is not a recording, or is damaged at byte {offset}: {error}") from error
+        if offset == 0:
+            _check_first(path, event)
+        yield event
+        offset += _LENGTH.size + size
+    if offset == 0:
+        raise ConfigError(f"{path} is not a recording; one is written by octavo serve --record-trace FILE")
+
+
+def _check_first(path: str | Path, event: Event) -> None:
+    if not isinstance(event, Began):
+        raise ConfigError(f"{path} does not begin with the settings of a scheduler: it is not a whole recording")
+    if event.version != RECORDING_VERSION:
+        raise ConfigError(
+            f"{path} is a recording of version {event.version}, this octavo reads version {RECORDING_VERSION}"
+        )
+
+
+class Replay:
+    """Feeds a recording to a scheduler that is built from its settings. `scheduler` may be looked at in between."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._events = read_recording(path)
+        began = next(self._events)
+        assert isinstance(began, Began)
+        self.scheduler: Scheduler = build_scheduler(began.settings)
+        self.num_requests = 0
+
+    def steps(self) -> Iterator[ReplayedStep]:
+        """Every planned step. After the first difference the recorded results belong to other steps: it ends there."""
+        scheduler = self.scheduler
+        for event in self._events:
+            match event:
+                case Added(request):
+                    self.num_requests += 1
+                    scheduler.add(request)
+                case Aborted(request_ids):
+                    scheduler.abort(request_ids)
+                case Stopped(request_id, index):
+                    scheduler.stop_sequence(request_id, index)
+                case Updated(now, output):
+                    scheduler.update(output, now)
+                case CacheReset():
+                    scheduler.block_manager.reset_prefix_cache()
+                case Planned(now, digest):
+                    step = scheduler.schedule(now)
+                    is_same = step_digest(step) == digest
+                    if step is not None or not is_same:
+                        yield ReplayedStep(now, step, is_same)
+                    if not is_same:
+                        return
+
+    def run(self) -> ReplayResult:
+        """The whole recording, or as much of it as is decided alike."""
+        num_steps = 0
+        for step in self.steps():
+            if not step.is_same:
+                return ReplayResult(num_steps, self.num_requests, num_steps + 1, self.scheduler.stats())
+            num_steps += 1
+        return ReplayResult(num_steps, self.num_requests, None, self.scheduler.stats())

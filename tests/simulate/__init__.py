@@ -1,0 +1,1 @@
+"""What octavo/simulate promises."""

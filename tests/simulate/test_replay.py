@@ -1,0 +1,125 @@
+"""A recorded run is decided once more in the same way."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from octavo.config.schema import CacheConfig, SchedulerConfig
+from octavo.core.messages import CoreReady
+from octavo.core.step import SchedulerOutput
+from octavo.engine import frames
+from octavo.engine.engine_core import EngineCore
+from octavo.engine.recorder import Began, Planned, Recorder
+from octavo.errors import ConfigError
+from octavo.scheduler.build import SchedulerSettings, build_scheduler
+from octavo.scheduler.preemption import PreemptionCosts
+from octavo.simulate.replay import Replay, read_recording
+from tests.fakes.engine import make_request
+from tests.fakes.executor import HashExecutor
+
+
+def settings(preemption_mode: str = "auto") -> SchedulerSettings:
+    return SchedulerSettings(
+        cache=CacheConfig(dtype="float32", block_size=4, watermark=0.0),
+        scheduler=SchedulerConfig(
+            max_num_seqs=8,
+            max_num_batched_tokens=16,
+            max_model_len=128,
+            preemption_mode=preemption_mode,  # type: ignore[arg-type]
+        ),
+        num_blocks=24,
+        num_host_blocks=12,
+        preemption_costs=PreemptionCosts(prefill_tokens_per_s=10.0, swap_bytes_per_s=8.0, block_bytes=10),
+    )
+
+
+def record_busy_run(path: Path, depth: int, preemption_mode: str = "auto") -> list[SchedulerOutput]:
+    """Forks, beams, aborts, stops and a pool that is too small, recorded to `path`. Answers the steps."""
+    chosen = settings(preemption_mode)
+    readings = iter(range(10**9))
+    executor = HashExecutor(4)
+    core = EngineCore(
+        executor,
+        build_scheduler(chosen),
+        CoreReady(num_blocks=24, block_size=4, max_model_len=128, vocab_size=50, plan=""),
+        max_steps_in_flight=depth,
+        clock=lambda: next(readings) / 3,
+        recorder=Recorder(str(path), chosen, depth),
+    )
+    source = random.Random(depth)
+    kinds: list[dict[str, object]] = [{}, {"n": 2}, {"n": 2, "best_of": 3}, {"n": 2, "use_beam_search": True}]
+    for number in range(24):
+        prompt = [source.randrange(3) for _ in range(source.randrange(1, 24))]
+        core.add_request(make_request(f"r{number}", prompt, max_tokens=source.randrange(1, 14), **kinds[number % 4]))
+        for _ in range(source.randrange(3)):
+            core.step()
+        if number % 7 == 3:
+            core.abort_requests([f"r{number - 1}"])
+        if number % 7 == 5:
+            core.stop_sequence(f"r{number}", 0)
+    while core.has_unfinished():
+        core.step()
+    assert core.reset_prefix_cache()
+    core.add_request(make_request("last", range(9)))
+    while core.has_unfinished():
+        core.step()
+    assert core.stats().num_preemptions > 0
+    core.shutdown()
+    return executor.steps
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("preemption_mode", ["auto", "recompute", "swap", "classic"])
+def test_a_replay_plans_the_same_steps(tmp_path: Path, depth: int, preemption_mode: str) -> None:
+    recorded = record_busy_run(tmp_path / "run", depth, preemption_mode)
+    replay = Replay(tmp_path / "run")
+    assert [step.step for step in replay.steps()] == recorded
+    assert replay.num_requests == 25
+    replay.scheduler.check()
+
+
+def test_a_replay_says_that_all_steps_are_the_same(tmp_path: Path) -> None:
+    recorded = record_busy_run(tmp_path / "run", depth=1)
+    result = Replay(tmp_path / "run").run()
+    assert (result.num_steps, result.num_requests, result.first_difference) == (len(recorded), 25, None)
+
+
+def test_a_replay_names_the_first_step_that_differs(tmp_path: Path) -> None:
+    record_busy_run(tmp_path / "run", depth=1)
+    events = list(read_recording(tmp_path / "run"))
+    began = events[0]
+    assert isinstance(began, Began)
+    planned = [index for index, event in enumerate(events) if isinstance(event, Planned) and event.digest is not None]
+    events[planned[4]] = Planned(0.0, "0" * 16)
+    (tmp_path / "other").write_bytes(b"".join(map(frames.pack, events)))
+    result = Replay(tmp_path / "other").run()
+    assert (result.num_steps, result.first_difference) == (4, 5)
+
+
+def test_a_recording_that_broke_off_is_replayed_as_far_as_it_goes(tmp_path: Path) -> None:
+    recorded = record_busy_run(tmp_path / "run", depth=1)
+    data = (tmp_path / "run").read_bytes()
+    (tmp_path / "half").write_bytes(data[: len(data) // 2])
+    result = Replay(tmp_path / "half").run()
+    assert result.first_difference is None
+    assert 0 < result.num_steps < len(recorded)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        (b"", "is not a recording; one is written by octavo serve --record-trace"),
+        (b"\x01\x00\x00\x00\xff", "is not a recording, or is damaged at byte 0"),
+        (frames.pack(Planned(0.0, None)), "does not begin with the settings"),
+        (frames.pack(Began(settings(), 1, version=99)), "a recording of version 99"),
+    ],
+)
+def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "file").write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        Replay(tmp_path / "file")
