@@ -8,7 +8,9 @@ from __future__ import annotations
 import builtins
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -25,6 +27,8 @@ GENERATION_CONFIG: Final = "generation_config.json"
 
 _DTYPE_NAMES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _REQUIRED: Final[Any] = object()
+_FETCH_AHEAD_BYTES: Final = 2 << 30
+"""About what a disk reads while torch is imported."""
 _LARGEST_SIZE: Final = 2**31 - 1
 _TYPE_WORDS: Final[Mapping[builtins.type, builtins.str]] = {
     int: "an integer",
@@ -257,6 +261,18 @@ class Checkpoint(Section):
             f"{self.path}: has no weights; expected model.safetensors, model.safetensors.index.json with its shards, "
             "pytorch_model.bin or pytorch_model.bin.index.json"
         )
+
+    def fetch_ahead(self, limit_bytes: builtins.int = _FETCH_AHEAD_BYTES) -> None:
+        """Let the system read the first files from disk while the caller does other things."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        for file in self.weight_files():
+            if limit_bytes <= 0:
+                return
+            # advice: a file that cannot be opened is complained about by who reads it
+            with suppress(OSError), file.path.open("rb") as content:
+                os.posix_fadvise(content.fileno(), 0, limit_bytes, os.POSIX_FADV_WILLNEED)
+                limit_bytes -= os.fstat(content.fileno()).st_size
 
     def tensors(self) -> Mapping[builtins.str, TensorInfo]:
         """Every tensor of the safetensors files by name, from their headers; empty for `.bin` files."""

@@ -6,10 +6,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from octavo.config.checkpoint import Checkpoint
 from octavo.core.arithmetic import max_blocks_of_group
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest, SchedulerStats, StepOutputs
 from octavo.core.outputs import RequestError
@@ -51,6 +53,8 @@ class EngineCore:
     @classmethod
     def build(cls, config: EngineConfig) -> EngineCore:
         """Load the model, size the cache, and be ready. Raises ConfigError or CheckpointError."""
+        if config.model.load_format == "auto" and config.model.packed_cache is None:
+            Checkpoint.open(Path(config.model.path)).fetch_ahead()
         executor = make_executor(config)
         try:
             plan = executor.call("memory_plan")

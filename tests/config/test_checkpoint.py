@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +246,25 @@ def test_archives_count_by_their_files(tmp_path: Path) -> None:
 def test_no_weights_at_all_is_said(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has no weights; expected model.safetensors"):
         write(tmp_path).weight_files()
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system takes no advice on files")
+def test_files_are_fetched_ahead_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two", "three"):
+        write_safetensors(tmp_path / f"{name}.safetensors", **{name: ("F32", [100])})
+    index = {"weight_map": {name: f"{name}.safetensors" for name in ("one", "two", "three")}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    size = (tmp_path / "one.safetensors").stat().st_size
+    advised: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, start, length, advice: advised.append((start, length)))
+    write(tmp_path).fetch_ahead(size + 100)
+    assert advised == [(0, size + 100), (0, 100)]
+
+
+def test_what_cannot_be_fetched_ahead_is_left_to_its_reader(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    checkpoint.fetch_ahead()
+    checkpoint.weight_files()[0].path.unlink()
+    with pytest.raises(CheckpointError, match="has no weights"):
+        checkpoint.fetch_ahead()
