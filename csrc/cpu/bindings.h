@@ -30,5 +30,6 @@ void bind_norm(nb::class_<Cpu>& cpu);
 void bind_probe(nb::class_<Cpu>& cpu);
 void bind_rotary(nb::class_<Cpu>& cpu);
 void bind_tile_dot(nb::class_<Cpu>& cpu);
+void bind_sampling(nb::class_<Cpu>& cpu);
 
 }  // namespace octavo

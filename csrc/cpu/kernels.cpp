@@ -39,6 +39,7 @@ void bind_kernels(nb::module_& m) {
   bind_probe(cpu);
   bind_rotary(cpu);
   bind_tile_dot(cpu);
+  bind_sampling(cpu);
 }
 
 }  // namespace octavo

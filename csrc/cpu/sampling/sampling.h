@@ -1,0 +1,92 @@
+// Sampling without sorting the vocabulary: what the parts of a row go through, and what a row is asked for.
+//
+// A row of logits is worked on in blocks of kBlock tokens, whose maxima are kept to skip what cannot matter, and in
+// slices of kSlice tokens, which may run on different threads. Both are fixed: no result depends on the threads.
+#pragma once
+
+#include <cstdint>
+
+#include "../types.h"
+
+namespace octavo {
+
+constexpr int kBlock = 64;
+constexpr int kSlice = 256 * kBlock;
+
+// Logits become (logit - largest) / temperature: at most 0.
+struct Scaling {
+  float largest;
+  float temperature;
+};
+
+// The two halves of a draw's key.
+struct DrawKey {
+  std::uint32_t first, second;
+};
+
+struct Winner {
+  double score = 0;  // weight / exponential: the largest wins, of equals the lowest token
+  int token = -1;
+};
+
+// All take `count` values that lie side by side; the last block may be a part of one. Written arrays have room for one
+// block more than `count`.
+struct SamplingKernels {
+  // Largest value of each block; true when one of them is NaN.
+  bool (*survey)(const float* logits, int count, float* maxima);
+
+  // Sum of e^scaled, always in the same order.
+  double (*exponential_sum)(const float* logits, int count, Scaling scaling);
+
+  // e^scaled of each value.
+  void (*exponentials)(const float* scaled, int count, float* out);
+
+  // Token ids (counted from `first`) and scaled logits of those not below `threshold`, in order; returns how many.
+  // `maxima` are those of `survey`.
+  int (*gather)(const float* logits, int first, int count, const float* maxima, Scaling scaling, float threshold,
+                int* tokens, float* scaled);
+
+  // Values in [low, high], with their tokens where those are given, in order; returns how many. What is written may be
+  // what is read; as much as a block behind `count` is read, too.
+  int (*narrow)(const float* values, const int* tokens, int count, float low, float high, float* out_values,
+                int* out_tokens);
+
+  // The race of those whose scaled logit is not below `threshold`, against `best`. `tokens` are their ids; without it
+  // they are first, first + 1, …
+  Winner (*race)(const float* logits, const int* tokens, int first, int count, Scaling scaling, float threshold,
+                 DrawKey key, Winner best);
+
+  // How many values are larger.
+  int (*count_above)(const float* logits, int count, float value);
+};
+
+const SamplingKernels& sampling_kernels(Level level);
+
+// What one row of logits is asked for. Python packs it, field by field in this order.
+struct SamplingRequest {
+  float temperature;     // 0: the likeliest token, the first of equals
+  float min_p_boundary;  // smallest scaled logit that min-p keeps, -FLT_MAX without
+  double top_p;          // 1: without
+  std::int32_t top_k;    // 0: without
+  std::int32_t num_draws;
+  std::int32_t num_logprobs;  // likeliest tokens to list; -1: no log-probabilities at all
+  float repetition_penalty, frequency_penalty, presence_penalty;
+  std::int32_t num_penalized, num_biased, num_barred, num_allowed;  // num_allowed 0: all are
+  const std::int64_t* penalized;                                    // tokens of prompt and output
+  const float* output_counts;                                       // of each of them
+  const std::int64_t* biased;
+  const float* biases;
+  const std::int64_t* barred;
+  const std::int64_t* allowed;  // ascending, each once
+};
+static_assert(sizeof(SamplingRequest) == 104);
+
+enum class SamplingStatus : std::int32_t { drawn, not_finite, all_barred, overflow, outside_vocabulary };
+
+struct Draw {
+  std::int32_t token;
+  std::int32_t rank;  // 1: no token is likelier
+  float logprob;
+};
+
+}  // namespace octavo
