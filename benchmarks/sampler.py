@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from octavo.cli.report import report
 from octavo.core.sampling_params import SamplingParams
 from octavo.sampling.metadata import SamplingRow
-from octavo.sampling.sampler import Sampler
+from octavo.sampling.reference import ReferenceSampler
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -51,7 +51,7 @@ def measure(kind: str, num_rows: int, vocab_size: int, spread: float, repetition
     rows = [
         SamplingRow(BenchmarkSequence(0, SamplingParams(seed=row, **KINDS[kind]), tokens)) for row in range(num_rows)
     ]
-    sampler = Sampler()
+    sampler = ReferenceSampler()
     sampler.sample(original.clone(), rows)
     times = []
     for _ in range(repetitions):

@@ -22,6 +22,8 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     finish_reason: None while running, then 'stop', 'length', 'abort' or 'error'.
     stop_reason: the stop string or stop token id that ended it; None for an end-of-sequence token.
     logprobs: for each token, a mapping from token id to Logprob: the likeliest ones and the drawn one.
+    cumulative_logprob: the sum for the drawn tokens. None where the request needs none: without logprobs, a best_of
+        above n, or beams.
     """
 
     index: int

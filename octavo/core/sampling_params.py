@@ -131,6 +131,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return "n" if self.best_of is None else "best_of"
 
     @property
+    def needs_logprobs(self) -> bool:
+        """Whether the log-probabilities of drawn tokens are asked for, or needed to find the likeliest sequences."""
+        return self.logprobs is not None or self.width > self.n
+
+    @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
 

@@ -91,10 +91,10 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Log-probabilities at one position. `logprob` and `rank` (1 is the likeliest) are of `token_id`;
-    `top_ids` and `top_logprobs` are the likeliest tokens in falling order."""
+    `top_ids` and `top_logprobs` are the likeliest tokens in falling order. `logprob` is None where nobody asked."""
 
     token_id: int
-    logprob: float
+    logprob: float | None = None
     rank: int = 0
     top_ids: list[int] = []
     top_logprobs: list[float] = []

@@ -319,13 +319,15 @@ class _Sequence:
         self.finish_reason, self._stop_reason = finish_reason, stop_reason
 
     def _take_logprobs(self, token: TokenLogprobs) -> None:
-        self._cumulative_logprob = (self._cumulative_logprob or 0.0) + token.logprob
+        if token.logprob is not None:
+            self._cumulative_logprob = (self._cumulative_logprob or 0.0) + token.logprob
         if self._logprobs is not None:
             self._logprobs.append(logprobs_by_token(token, self._tokenizer))
 
 
 def logprobs_by_token(token: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
     """The token at a position first, then the likeliest ones in falling order."""
+    assert token.logprob is not None, "asked for where nobody wants them"
     found = {token.token_id: Logprob(token.logprob, token.rank or None, tokenizer.token_text(token.token_id))}
     for rank, (token_id, logprob) in enumerate(zip(token.top_ids, token.top_logprobs, strict=True), start=1):
         if token_id not in found:

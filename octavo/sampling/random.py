@@ -40,9 +40,13 @@ def draw_key(seed: int, index: int, position: int, purpose: Purpose = Purpose.TO
 
     `index` is the sequence's index in its group, `position` that of the drawn token in its sequence.
     """
-    digest = blake2b(_PACK(seed, index, position, purpose), digest_size=8).digest()
-    key: tuple[int, int] = _UNPACK(digest)
+    key: tuple[int, int] = _UNPACK(packed_draw_key(seed, index, position, purpose))
     return key
+
+
+def packed_draw_key(seed: int, index: int, position: int, purpose: Purpose = Purpose.TOKEN) -> bytes:
+    """The same as eight bytes, little-endian."""
+    return blake2b(_PACK(seed, index, position, purpose), digest_size=8).digest()
 
 
 def hash_tokens(

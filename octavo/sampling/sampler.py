@@ -1,255 +1,54 @@
-"""The sampler: logits in, drawn tokens with their log-probabilities out.
-
-Stages: log-probabilities of the model's own distribution → processors → greedy choice, or temperature → filters → draw.
-A row's result depends on its logits, its sequence and its key; the other rows of the batch change no bit of it.
-"""
+"""The seam between the model runner and sampling, and the choice of what is behind it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import SequenceOutput, TokenLogprobs
-from octavo.sampling.filters import HISTOGRAM_BYTES, filtered_probabilities, is_filtered, scale
-from octavo.sampling.head import Head, filtered_head
-from octavo.sampling.logprobs import token_logprobs
-from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
-from octavo.sampling.processors import LogitsProcessor, ProcessedRow, default_processors
-from octavo.sampling.random import draw_key, race, race_among
-
-CHUNK_BYTES = 2 << 20
-"""Logits that are sampled at a time: small enough to stay in cache, and a bound on the memory that sampling takes."""
-
-PEAK_FACTOR = 28
-"""Most bytes alive while a chunk is sampled, in multiples of its logits; a test guards it."""
+from octavo.core.step import TokenLogprobs
+from octavo.sampling.metadata import RowSamples, SamplingRow
+from octavo.sampling.native import NativeSampler, native_bytes
+from octavo.sampling.processors import LogitsProcessor, default_processors
+from octavo.sampling.reference import ReferenceSampler, reference_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Traits:
-    """What a sequence's parameters say about its way through the sampler; looked up once per sequence."""
-
-    is_greedy: bool
-    is_filtered: bool
-    processors: tuple[LogitsProcessor, ...]
-
-
-class Sampler:
-    """Draws the tokens of a step. `chunk_bytes` bounds the logits that are worked on at once."""
-
-    def __init__(self, processors: Sequence[LogitsProcessor] | None = None, *, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self._processors = default_processors() if processors is None else tuple(processors)
-        self._chunk_bytes = chunk_bytes
-        self._traits: WeakKeyDictionary[SampledSequence, _Traits] = WeakKeyDictionary()
+class Sampler(Protocol):
+    """From logits to drawn tokens with their log-probabilities. A row's result depends on that row alone."""
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[RowSamples]:
         """Draw for each of `rows` from its row of `logits`, float32 [rows, vocab], which is overwritten.
 
         A row whose logits are not numbers, or whose tokens are all barred, gets an error; the others are not affected.
         """
-        assert len(logits) == len(rows)
-        results: list[RowSamples] = []
-        for start, end in chunks(len(rows), rows_per_chunk(logits.shape[1], self._chunk_bytes)):
-            results += self._sample_chunk(logits[start:end], rows[start:end])
-        return results
+        ...
 
     def rank(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
         """For beam search: instead of drawing, the `counts[i]` likeliest tokens after the processors, as `candidates`.
 
         float32 logits [rows, vocab], which are overwritten.
         """
-        self._process(logits, rows, [self._traits_of(row.sequence) for row in rows])
-        logprobs = torch.log_softmax(logits, dim=-1)
-        errors = _errors(logprobs, logits, rows)
-        results = []
-        for row, count in enumerate(counts):
-            # row by row: which of tied tokens come first must not depend on what the neighbours asked for
-            top = torch.topk(logprobs[row], min(count, logprobs.shape[1]))
-            ids, values = top.indices.tolist(), top.values.tolist()
-            found = TokenLogprobs(token_id=ids[0], logprob=values[0], rank=1, top_ids=ids, top_logprobs=values)
-            results.append(RowSamples([], errors.get(row), None if row in errors else found))
-        return results
+        ...
 
-    def _sample_chunk(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[RowSamples]:
-        traits = [self._traits_of(row.sequence) for row in rows]
-        logprobs = torch.log_softmax(logits, dim=-1)
-        self._process(logits, rows, traits)
-        errors = _errors(logprobs, logits, rows)
-        draws = self._draw(logits, rows, traits, errors)
-        drawn_rows = [row for row, token_ids in enumerate(draws) for _ in token_ids]
-        token_ids = [token_id for each in draws for token_id in each]
-        if not token_ids:
-            return [RowSamples([], errors.get(row)) for row in range(len(rows))]
-        wanted = [rows[row].sequence.params.logprobs for row in drawn_rows]
-        described = iter(token_logprobs(logprobs, drawn_rows, token_ids, wanted))
-        return [
-            RowSamples(
-                [SequenceOutput(index=index, token=next(described)) for index in range(len(each))], errors.get(row)
-            )
-            for row, each in enumerate(draws)
-        ]
+    def describe(self, logits: Tensor, token_ids: Sequence[int], num_logprobs: int) -> list[TokenLogprobs]:
+        """Log-probability and rank of one given token in each row of `logits`, float32 [rows, vocab].
 
-    def _traits_of(self, sequence: SampledSequence) -> _Traits:
-        traits = self._traits.get(sequence)
-        if traits is None:
-            params = sequence.params
-            processors = tuple(each for each in self._processors if each.needs(params))
-            traits = self._traits[sequence] = _Traits(params.is_greedy, is_filtered(params), processors)
-        return traits
-
-    def _process(self, logits: Tensor, rows: Sequence[SamplingRow], traits: Sequence[_Traits]) -> None:
-        if not any(each.processors for each in traits):
-            return
-        for processor in self._processors:
-            wanting = [
-                ProcessedRow(row, rows[row].sequence) for row, each in enumerate(traits) if processor in each.processors
-            ]
-            if wanting:
-                processor.update(wanting)
-                processor.apply(logits)
-
-    def _draw(
-        self, logits: Tensor, rows: Sequence[SamplingRow], traits: Sequence[_Traits], errors: dict[int, str]
-    ) -> list[list[int]]:
-        """Token ids drawn for each row: `num_samples` of them, none for a row with an error."""
-        draws: list[list[int]] = [[] for _ in rows]
-        sound = [row for row in range(len(rows)) if row not in errors]
-        greedy = [row for row in sound if traits[row].is_greedy]
-        if greedy:
-            likeliest = _argmax(_rows(logits, greedy)).tolist()
-            for row, token_id in zip(greedy, likeliest, strict=True):
-                draws[row] = [token_id] * rows[row].num_samples
-        for filtered in (False, True):
-            chosen = [row for row in sound if not traits[row].is_greedy and traits[row].is_filtered is filtered]
-            if chosen:
-                drawn = _draw_random(_rows(logits, chosen), [rows[row] for row in chosen], filtered=filtered)
-                for row, token_ids in zip(chosen, drawn, strict=True):
-                    draws[row] = token_ids
-        return draws
+        With the `num_logprobs` likeliest tokens there. The log-probability is NaN where logits are not numbers.
+        """
+        ...
 
 
-def rows_per_chunk(vocab_size: int, chunk_bytes: int) -> int:
-    """Rows of float32 logits in a chunk, at least one."""
-    return max(1, chunk_bytes // (4 * vocab_size))
+def make_sampler(runtime: Any, processors: Sequence[LogitsProcessor] = ()) -> Sampler:
+    """The sampler for the device's runtime (`ops.registry.open_runtime`): the reference where there is none.
+
+    `processors` act before those that sampling parameters ask for.
+    """
+    if runtime is None:
+        return ReferenceSampler((*processors, *default_processors()))
+    return NativeSampler(runtime.cpu, processors)
 
 
 def sampling_bytes(num_rows: int, vocab_size: int) -> int:
-    """Most bytes that `Sampler.sample` allocates for that many rows of logits."""
-    return min(num_rows, rows_per_chunk(vocab_size, CHUNK_BYTES)) * (PEAK_FACTOR * 4 * vocab_size + HISTOGRAM_BYTES)
-
-
-def chunks(count: int, size: int) -> Iterator[tuple[int, int]]:
-    """(start, end) of consecutive pieces of at most `size`."""
-    return ((start, min(start + size, count)) for start in range(0, count, size))
-
-
-def _rows(logits: Tensor, rows: list[int]) -> Tensor:
-    return logits if len(rows) == len(logits) else logits[rows]
-
-
-def _errors(logprobs: Tensor, logits: Tensor, rows: Sequence[SamplingRow]) -> dict[int, str]:
-    """Sentences for the rows from which nothing can be drawn."""
-    # NaN survives log_softmax and max, +inf becomes NaN there: two numbers per row tell
-    likeliest = np.array([logprobs.amax(dim=-1).tolist(), logits.amax(dim=-1).tolist()])
-    if np.isfinite(likeliest).all():
-        return {}
-    errors = {}
-    for row, (model, processed) in enumerate(likeliest.T.tolist()):
-        position = rows[row].position
-        if not math.isfinite(model):
-            errors[row] = not_finite(position)
-        elif processed == -math.inf:
-            errors[row] = (
-                f"no token may be drawn for position {position}: {_barring(rows[row].sequence.params)} bar every "
-                "token; loosen one of them"
-            )
-        elif not math.isfinite(processed):
-            errors[row] = f"the logits for position {position} overflow under {_barring(rows[row].sequence.params)}"
-    return errors
-
-
-def not_finite(position: int) -> str:
-    """The sentence for a row whose logits are not numbers."""
-    return (
-        f"the model's logits for position {position} hold NaN or infinity; the checkpoint is damaged, "
-        "or its numbers need a wider dtype (try float32)"
-    )
-
-
-def _barring(params: SamplingParams) -> str:
-    return " and ".join(each.name for each in default_processors() if each.needs(params))
-
-
-def _draw_random(logits: Tensor, rows: Sequence[SamplingRow], *, filtered: bool) -> list[list[int]]:
-    """Draw `num_samples` tokens for each row of `logits` [rows, vocab]."""
-    params = [row.sequence.params for row in rows]
-    scaled = scale(logits, [each.temperature for each in params])
-    if not filtered:
-        return _race(torch.softmax(scaled, dim=-1), rows, sparse=False)
-    head = filtered_head(scaled, params)
-    if all(head.is_decided):
-        return _race_in_head(head, rows)
-    drawn: list[list[int]] = [[] for _ in rows]
-    decided = [row for row, is_decided in enumerate(head.is_decided) if is_decided]
-    if decided:
-        part = Head(head.token_ids[decided], head.weights[decided], [True] * len(decided))
-        for row, token_ids in zip(decided, _race_in_head(part, [rows[row] for row in decided]), strict=True):
-            drawn[row] = token_ids
-    wide = [row for row, is_decided in enumerate(head.is_decided) if not is_decided]
-    del head
-    probabilities = filtered_probabilities(_rows(scaled, wide), [params[row] for row in wide])
-    del scaled
-    for row, token_ids in zip(wide, _race(probabilities, [rows[row] for row in wide], sparse=True), strict=True):
-        drawn[row] = token_ids
-    return drawn
-
-
-# the reference generator runs in numpy, which shares the memory of a CPU tensor
-
-
-def _race(probabilities: Tensor, rows: Sequence[SamplingRow], *, sparse: bool) -> list[list[int]]:
-    source = probabilities.cpu().numpy()
-    return _draw_each(rows, lambda owners, keys: race(source[owners], keys, sparse=sparse))
-
-
-def _race_in_head(head: Head, rows: Sequence[SamplingRow]) -> list[list[int]]:
-    token_ids, weights = head.token_ids.cpu().numpy(), head.weights.cpu().numpy()
-    return _draw_each(rows, lambda owners, keys: race_among(token_ids[owners], weights[owners], keys))
-
-
-def _draw_each(
-    rows: Sequence[SamplingRow], draw: Callable[[slice | NDArray[np.int64], NDArray[np.uint32]], NDArray[np.int64]]
-) -> list[list[int]]:
-    """Token ids per row. `draw` gets the rows to draw from, one for each draw, and the keys [draws, 2]."""
-    keys = np.array([key for row in rows for key in _keys(row)], dtype=np.uint32)
-    if len(keys) == len(rows):
-        return [[token_id] for token_id in draw(slice(None), keys).tolist()]
-    owners = np.repeat(np.arange(len(rows)), [row.num_samples for row in rows])
-    drawn: list[list[int]] = [[] for _ in rows]
-    # as many draws at a time as there are rows: what memory holds for the rows, it holds for these
-    for start, end in chunks(len(owners), len(rows)):
-        token_ids = draw(owners[start:end], keys[start:end])
-        for owner, token_id in zip(owners[start:end].tolist(), token_ids.tolist(), strict=True):
-            drawn[owner].append(token_id)
-    return drawn
-
-
-def _keys(row: SamplingRow) -> Iterator[tuple[int, int]]:
-    sequence = row.sequence
-    indices = (sequence.index,) if row.num_samples == 1 else range(row.num_samples)
-    return (draw_key(sequence.params.seed or 0, index, row.position) for index in indices)
-
-
-def _argmax(logits: Tensor) -> Tensor:
-    """First index of the largest logit in each row, int64 [rows]."""
-    if logits.device.type == "cpu":
-        # numpy's is ten times as fast on a CPU
-        return torch.from_numpy(logits.numpy().argmax(axis=1))
-    return logits.argmax(dim=-1)
+    """Most bytes that `Sampler.sample` holds for that many rows of logits, whichever sampler it is."""
+    return max(reference_bytes(num_rows, vocab_size), native_bytes(num_rows, vocab_size))

@@ -19,7 +19,8 @@ from octavo.models.loader import DTYPES, make_model
 from octavo.ops.registry import Ops
 from octavo.platform import Memory, Platform
 from octavo.quantization.method import WeightMethod
-from octavo.sampling.sampler import rows_per_chunk, sampling_bytes
+from octavo.sampling.chunks import rows_per_chunk
+from octavo.sampling.sampler import sampling_bytes
 from octavo.worker.model_runner import LOGITS_BYTES
 from octavo.worker.recorded_model import MAX_RECORDINGS, MAX_ROWS
 

@@ -20,9 +20,11 @@ from octavo.core.step import (
     SequenceOutput,
     TokenLogprobs,
 )
-from octavo.sampling.logprobs import token_logprobs
+from octavo.sampling.chunks import chunks, rows_per_chunk
 from octavo.sampling.metadata import RowSamples, SamplingRow
-from octavo.sampling.sampler import CHUNK_BYTES, Sampler, chunks, not_finite, rows_per_chunk
+from octavo.sampling.reference import ReferenceSampler
+from octavo.sampling.refusals import not_finite
+from octavo.sampling.sampler import Sampler
 from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.input_batch import BatchRow, InputBatchBuilder
 from octavo.worker.sequence_state import Sequences
@@ -61,7 +63,7 @@ class ModelRunner:
         self._model = model
         self._cache = cache
         self._vocab_size = vocab_size
-        self._sampler = sampler or Sampler()
+        self._sampler = sampler or ReferenceSampler()
         self._builder = InputBatchBuilder(
             cache.caches, self.sequences.tables, block_size=block_size, max_num_tokens=max_num_tokens, device=device
         )
@@ -174,11 +176,8 @@ class ModelRunner:
         tokens: list[TokenLogprobs] = []
         for start, stop in chunks(len(hidden), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
             logits = self._model.compute_logits(hidden[start:stop])
-            for low, high in chunks(stop - start, rows_per_chunk(self._vocab_size, CHUNK_BYTES)):
-                logprobs = torch.log_softmax(logits[low:high], dim=-1)
-                wanted = [row.state.params.prompt_logprobs] * (high - low)
-                tokens += token_logprobs(logprobs, range(high - low), following[start + low : start + high], wanted)
-        unsound = next((i for i, token in enumerate(tokens) if math.isnan(token.logprob)), None)
+            tokens += self._sampler.describe(logits, following[start:stop], row.state.params.prompt_logprobs or 0)
+        unsound = next((i for i, token in enumerate(tokens) if math.isnan(token.logprob or 0)), None)
         if unsound is not None:
             return _PromptResult(None, not_finite(first + unsound))
         return _PromptResult(PromptLogprobs(first_position=first, tokens=tokens))

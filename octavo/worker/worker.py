@@ -18,6 +18,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.models.loader import DTYPES, load_model, make_model
 from octavo.ops.registry import bind, open_runtime
 from octavo.platform import Platform
+from octavo.sampling.sampler import make_sampler
 from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.dummy import FULLEST, dummy_end, dummy_step
 from octavo.worker.memory import longest_sequence, plan_memory
@@ -106,6 +107,7 @@ class Worker:
             block_size=plan.block_size,
             max_num_tokens=config.scheduler.max_num_batched_tokens,
             device=device,
+            sampler=make_sampler(runtime),
         )
         choices = [(each.operator, each.implementation, each.because) for each in ops.choices]
         return cls(runner, plan, choices, None if runtime is None else runtime.cpu)

@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo.attention.metadata import ModelInput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import BlockOps, ModelRunnerOutput, NewSequence, ScheduledSequence, SchedulerOutput
-from octavo.sampling.sampler import Sampler
+from octavo.sampling.reference import ReferenceSampler
 from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.model_runner import ModelRunner
 
@@ -71,7 +71,7 @@ def make_runner(
         block_size=BLOCK_SIZE,
         max_num_tokens=max_num_tokens,
         device=device,
-        sampler=Sampler(),
+        sampler=ReferenceSampler(),
     )
     return runner, model
 

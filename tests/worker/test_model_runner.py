@@ -134,7 +134,6 @@ def step_rows(output: model_runner.ModelRunnerOutput, start: int) -> model_runne
 @pytest.mark.parametrize("rows_at_once", [1, 2, 100])
 def test_prompt_logprobs_describe_each_following_token(monkeypatch: pytest.MonkeyPatch, rows_at_once: int) -> None:
     monkeypatch.setattr(model_runner, "LOGITS_BYTES", rows_at_once * 4 * VOCAB)
-    monkeypatch.setattr(model_runner, "CHUNK_BYTES", 2 * 4 * VOCAB)
     runner, model = make_runner()
     prompt = [3, 1, 4, 1, 5, 9, 2, 6]
     params = SamplingParams(temperature=0.0, prompt_logprobs=2)

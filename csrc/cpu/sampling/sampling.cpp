@@ -19,16 +19,18 @@ const SamplingKernels& sampling_kernels(Level level) {
 
 namespace {
 
-// Rows at a time: what memory is planned for.
-int rows_at_once(const Cpu& cpu, int rows) { return std::min(rows, cpu.pool.threads()); }
+// Each takes its own scratch, for which memory is planned.
+constexpr int kMostRowsAtOnce = 16;
 
-// Calls body(row, sampled_row) for each row of logits: a thread takes one row at a time; rows that are fewer than
-// threads are shared by all of them.
+int rows_at_once(const Cpu& cpu, int rows) { return std::min({rows, cpu.pool.threads(), kMostRowsAtOnce}); }
+
+// Calls body(row, sampled_row) for each row of logits: a thread takes one row at a time, or all threads share each row
+// where there are few.
 template <class Body>
 void for_rows(Cpu& cpu, float* logits, int rows, int vocab, void* scratch, const Body& body) {
   const SamplingKernels& kernels = sampling_kernels(cpu.level);
   const auto row_of = [&](int row) { return logits + static_cast<std::int64_t>(row) * vocab; };
-  if (rows < cpu.pool.threads() && slices_of(vocab) > 2) {
+  if ((rows == 1 || rows * 4 <= cpu.pool.threads()) && slices_of(vocab) > 2) {
     const SamplingScratch memory(scratch, vocab);
     const auto shared = [&](int slices, const auto& work) {
       cpu.pool.run(slices, [&](int slice, int) { work(slice); });

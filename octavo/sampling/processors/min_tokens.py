@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
+from octavo.sampling.metadata import SampledSequence
 from octavo.sampling.processors.processor import ProcessedRow, TokenMask
 
 
@@ -25,10 +26,13 @@ class MinTokens:
     def update(self, rows: Sequence[ProcessedRow]) -> None:
         self._barred = TokenMask()
         for each in rows:
-            sequence = each.sequence
-            num_output_tokens = len(sequence.known_tokens) - sequence.num_prompt_tokens
-            if num_output_tokens < sequence.params.min_tokens:
-                self._barred.add(each.row, sequence.end_token_ids)
+            self._barred.add(each.row, barred_by_min_tokens(each.sequence))
 
     def apply(self, logits: Tensor) -> None:
         self._barred.fill(logits, -math.inf)
+
+
+def barred_by_min_tokens(sequence: SampledSequence) -> Sequence[int]:
+    """The end tokens while the output is too short."""
+    num_output_tokens = len(sequence.known_tokens) - sequence.num_prompt_tokens
+    return sequence.end_token_ids if num_output_tokens < sequence.params.min_tokens else ()

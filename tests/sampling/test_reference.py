@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.sampling.metadata import SamplingRow
-from octavo.sampling.sampler import Sampler, sampling_bytes
+from octavo.sampling.reference import ReferenceSampler, reference_bytes
 from tests.fakes.allocations import peak_bytes
 from tests.sampling.sequences import sampling_row
 
@@ -19,8 +19,8 @@ def make_logits(rows: int, seed: int = 0, vocab_size: int = VOCAB) -> Tensor:
     return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def drawn(logits: Tensor, *rows: SamplingRow, sampler: Sampler | None = None) -> list[list[int]]:
-    results = (sampler or Sampler()).sample(logits.clone(), rows)
+def drawn(logits: Tensor, *rows: SamplingRow, sampler: ReferenceSampler | None = None) -> list[list[int]]:
+    results = (sampler or ReferenceSampler()).sample(logits.clone(), rows)
     assert all(result.error is None for result in results)
     return [[sample.token.token_id for sample in result.samples] for result in results]
 
@@ -53,14 +53,14 @@ def test_greedy_rows_take_the_likeliest_token_and_the_first_of_equals() -> None:
 def test_logprobs_are_those_of_the_models_distribution() -> None:
     logits = make_logits(2)
     row = {"logprobs": 4, "temperature": 0.3, "top_k": 2, "repetition_penalty": 1.9, "logit_bias": {5: 50.0}}
-    expected = torch.log_softmax(logits, -1)
-    for i, result in enumerate(Sampler().sample(logits.clone(), [sampling_row(**row), sampling_row(seed=3)])):
-        token = result.samples[0].token
-        assert token.logprob == expected[i, token.token_id].item()
-        if i == 0:
-            assert token.token_id == 5
-            assert token.rank == int((expected[0] > expected[0, 5]).sum()) + 1
-            assert token.top_ids == expected[0].topk(4).indices.tolist()
+    rows = [sampling_row(seed=3), sampling_row(**row)]
+    plain, described = (result.samples[0].token for result in ReferenceSampler().sample(logits.clone(), rows))
+    expected = torch.log_softmax(logits[1], -1)
+    assert described.token_id == 5
+    assert described.logprob == expected[5].item()
+    assert described.rank == int((expected > expected[5]).sum()) + 1
+    assert described.top_ids == expected.topk(4).indices.tolist()
+    assert plain.logprob is None
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 3 * 4 * VOCAB, 4 << 20])
@@ -70,13 +70,15 @@ def test_a_row_draws_the_same_bits_alone_and_in_any_batch(chunk_bytes: int, thre
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        together = Sampler(chunk_bytes=chunk_bytes).sample(logits.clone(), [sampling_row(**row) for row in MIXED])
+        together = ReferenceSampler(chunk_bytes=chunk_bytes).sample(
+            logits.clone(), [sampling_row(**row) for row in MIXED]
+        )
         order = [7, 3, 0, 9, 1, 8, 2]
-        shuffled = Sampler().sample(logits[order], [sampling_row(**MIXED[i]) for i in order])
+        shuffled = ReferenceSampler().sample(logits[order], [sampling_row(**MIXED[i]) for i in order])
         for place, i in enumerate(order):
             assert shuffled[place] == together[i]
         for i, row in enumerate(MIXED):
-            assert Sampler().sample(logits[i : i + 1].clone(), [sampling_row(**row)]) == [together[i]]
+            assert ReferenceSampler().sample(logits[i : i + 1].clone(), [sampling_row(**row)]) == [together[i]]
     finally:
         torch.set_num_threads(before)
 
@@ -88,9 +90,9 @@ def test_wide_rows_draw_the_same_bits_alone_and_in_a_batch() -> None:
     torch.set_num_threads(2)
     try:
         rows = [{"seed": 1, "logprobs": 2}, {"seed": 2, "top_p": 0.9, "logprobs": 2}, {"seed": 3, "top_k": 40}]
-        together = Sampler().sample(logits.clone(), [sampling_row(**row) for row in rows])
+        together = ReferenceSampler().sample(logits.clone(), [sampling_row(**row) for row in rows])
         for i, row in enumerate(rows):
-            assert Sampler().sample(logits[i : i + 1].clone(), [sampling_row(**row)]) == [together[i]]
+            assert ReferenceSampler().sample(logits[i : i + 1].clone(), [sampling_row(**row)]) == [together[i]]
     finally:
         torch.set_num_threads(before)
 
@@ -122,9 +124,9 @@ def test_seed_and_position_decide_the_draw() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_row_without_numbers_gets_an_error_and_the_others_go_on(bad: float) -> None:
     logits = make_logits(4)
-    alone = Sampler().sample(logits[2:3].clone(), [sampling_row(seed=2, top_p=0.9)])
+    alone = ReferenceSampler().sample(logits[2:3].clone(), [sampling_row(seed=2, top_p=0.9)])
     logits[0, 5] = logits[1, 0] = bad
-    results = Sampler().sample(
+    results = ReferenceSampler().sample(
         logits,
         [
             sampling_row(temperature=0.0),
@@ -145,7 +147,7 @@ def test_a_row_without_numbers_gets_an_error_and_the_others_go_on(bad: float) ->
 def test_a_row_whose_tokens_are_all_barred_says_by_what() -> None:
     logits = make_logits(1)
     logits[0, [3, 9]] = -math.inf
-    (result,) = Sampler().sample(logits, [sampling_row(allowed_token_ids=[3, 9])])
+    (result,) = ReferenceSampler().sample(logits, [sampling_row(allowed_token_ids=[3, 9])])
     assert result.samples == []
     assert result.error is not None
     assert "allowed_token_ids" in result.error
@@ -163,7 +165,7 @@ def test_a_plain_greedy_batch_touches_no_processor() -> None:
 
         apply = update
 
-    assert drawn(make_logits(1), sampling_row(temperature=0.0), sampler=Sampler([Refusing()]))
+    assert drawn(make_logits(1), sampling_row(temperature=0.0), sampler=ReferenceSampler([Refusing()]))
 
 
 @pytest.mark.parametrize("spread", [0.0, 3.0])
@@ -181,8 +183,8 @@ def test_a_plain_greedy_batch_touches_no_processor() -> None:
 def test_memory_stays_within_what_is_planned_for(vocab_size: int, spread: float, params: dict[str, Any]) -> None:
     logits = torch.randn(64, vocab_size, generator=torch.Generator().manual_seed(0)) * spread
     rows = [sampling_row(**{"seed": seed, **params}) for seed in range(64)]
-    sampler = Sampler()
+    sampler = ReferenceSampler()
     sampler.sample(logits[:1].clone(), rows[:1])
     peak = peak_bytes(lambda: sampler.sample(logits, rows))
     # the results of 192 samples with 20 log-probabilities are no scratch
-    assert peak <= sampling_bytes(len(rows), vocab_size) + (1 << 20)
+    assert peak <= reference_bytes(len(rows), vocab_size) + (1 << 20)

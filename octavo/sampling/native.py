@@ -1,0 +1,270 @@
+"""The sampler on compiled kernels: one call per step for all rows, without sorting a vocabulary.
+
+The stages are the reference's; docs/design/sampling.md says where rounding may decide differently.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.core.step import SequenceOutput, TokenLogprobs
+from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
+from octavo.sampling.processors import LogitsProcessor, ProcessedRow, default_processors
+from octavo.sampling.reference import ReferenceSampler
+from octavo.sampling.refusals import refusal
+from octavo.sampling.requests import REQUEST_BYTES, PackedRequest, address_of
+
+_DRAWN, _NOT_FINITE, _ALL_BARRED, _OVERFLOW, _OUTSIDE_VOCABULARY = range(5)
+"""SamplingStatus of csrc/cpu/sampling/sampling.h."""
+
+_LARGEST_BY_STATUS = {_NOT_FINITE: (math.nan, math.nan), _ALL_BARRED: (0.0, -math.inf), _OVERFLOW: (0.0, math.inf)}
+
+_MOST_ROWS_AT_ONCE = 16
+"""kMostRowsAtOnce of csrc/cpu/sampling/sampling.cpp."""
+
+
+class SamplingKernels(Protocol):
+    """The methods of `octavo._native.Cpu` that are used here; arrays are passed as addresses."""
+
+    def sampling_scratch_bytes(self, rows: int, vocab: int) -> int: ...
+
+    def sample(
+        self,
+        logits: int,
+        rows: int,
+        vocab: int,
+        requests: int,
+        keys: int,
+        statuses: int,
+        draws: int,
+        top_tokens: int,
+        top_logprobs: int,
+        scratch: int,
+    ) -> None: ...
+
+    def describe_tokens(
+        self,
+        logits: int,
+        rows: int,
+        vocab: int,
+        num_logprobs: int,
+        statuses: int,
+        draws: int,
+        top_tokens: int,
+        top_logprobs: int,
+        scratch: int,
+    ) -> None: ...
+
+
+class NativeSampler:
+    """A `Sampler` on the compiled library. `processors` act before those that sampling parameters ask for."""
+
+    def __init__(self, kernels: SamplingKernels, processors: Sequence[LogitsProcessor] = ()) -> None:
+        self._kernels = kernels
+        self._processors = tuple(processors)
+        self._reference = ReferenceSampler((*processors, *default_processors()))
+        self._requests: WeakKeyDictionary[SampledSequence, PackedRequest] = WeakKeyDictionary()
+        self._input = _Memory()
+        self._output = _Memory()
+        self._scratch = _Memory()
+
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[RowSamples]:
+        """See `Sampler.sample`."""
+        assert len(logits) == len(rows)
+        if not rows:
+            return []
+        logits = logits.contiguous()
+        num_rows, vocab_size = logits.shape
+        requests = [self._request_of(row.sequence, vocab_size) for row in rows]
+        processed = process(logits, rows, requests) if self._processors else {}
+        packed = [request.packed(row) for request, row in zip(requests, rows, strict=True)]
+        packed += [request.keys(row) for request, row in zip(requests, rows, strict=True)]
+        answer = _Answer(
+            self._output,
+            num_rows,
+            sum(row.num_samples for row in rows),
+            sum(request.num_listed for request in requests),
+        )
+        first_request = self._input.write(b"".join(packed))
+        first_key = first_request + num_rows * REQUEST_BYTES
+        scratch = self._scratch.reserve(self._kernels.sampling_scratch_bytes(num_rows, vocab_size))
+        self._kernels.sample(
+            logits.data_ptr(), num_rows, vocab_size, first_request, first_key, *answer.addresses, scratch
+        )
+        results = _results(rows, requests, answer.read())
+        for row, before in processed.items():
+            results[row] = self._of_processed(rows[row], results[row], before, logits[row])
+        return results
+
+    def rank(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
+        """See `Sampler.rank`."""
+        errors = self._reference.process(logits, rows)
+        results = []
+        for row, found in enumerate(self.describe(logits, [0] * len(rows), max(counts))):
+            ids, values = found.top_ids[: counts[row]], found.top_logprobs[: counts[row]]
+            if row in errors:
+                results.append(RowSamples([], errors[row]))
+                continue
+            candidates = TokenLogprobs(token_id=ids[0], logprob=values[0], rank=1, top_ids=ids, top_logprobs=values)
+            results.append(RowSamples([], candidates=candidates))
+        return results
+
+    def describe(self, logits: Tensor, token_ids: Sequence[int], num_logprobs: int) -> list[TokenLogprobs]:
+        """See `Sampler.describe`."""
+        logits = logits.contiguous()
+        num_rows, vocab_size = logits.shape
+        listed = min(num_logprobs, vocab_size)
+        answer = _Answer(self._output, num_rows, num_rows, num_rows * listed)
+        answer.tokens[:] = token_ids
+        scratch = self._scratch.reserve(self._kernels.sampling_scratch_bytes(num_rows, vocab_size))
+        self._kernels.describe_tokens(logits.data_ptr(), num_rows, vocab_size, listed, *answer.addresses, scratch)
+        read = answer.read()
+        results = []
+        for row, status in enumerate(read.statuses):
+            _check_vocabulary(status)
+            token = read.described(row, row * listed, listed)
+            results.append(token if status == _DRAWN else TokenLogprobs(token_id=token.token_id, logprob=math.nan))
+        return results
+
+    def _request_of(self, sequence: SampledSequence, vocab_size: int) -> PackedRequest:
+        request = self._requests.get(sequence)
+        if request is None:
+            processors = tuple(each for each in self._processors if each.needs(sequence.params))
+            request = self._requests[sequence] = PackedRequest(sequence, vocab_size, processors)
+        return request
+
+    def _of_processed(self, row: SamplingRow, result: RowSamples, before: Tensor, after: Tensor) -> RowSamples:
+        """What only the logits before the processors say: the log-probabilities, and whose fault an error is."""
+        params = row.sequence.params
+        if result.error is not None:
+            error = refusal(row.position, params, float(before.amax()), float(after.amax()))
+            return RowSamples([], error or result.error)
+        if not params.needs_logprobs:
+            return result
+        token_ids = [sample.token.token_id for sample in result.samples]
+        tokens = self.describe(before.expand(len(token_ids), -1), token_ids, params.logprobs or 0)
+        return RowSamples([SequenceOutput(index=index, token=token) for index, token in enumerate(tokens)])
+
+
+def native_bytes(num_rows: int, vocab_size: int) -> int:
+    """Most bytes that `NativeSampler` holds for that many rows of logits."""
+    # five words for each token, and less than half a word more
+    return min(num_rows, _MOST_ROWS_AT_ONCE) * (22 * vocab_size + (32 << 10))
+
+
+def process(logits: Tensor, rows: Sequence[SamplingRow], requests: Sequence[PackedRequest]) -> dict[int, Tensor]:
+    """Apply the processors of the requests to `logits`; answers the rows [vocab] they change as they were before."""
+    processors = dict.fromkeys(each for request in requests for each in request.processors)
+    before = {place: logits[place].clone() for place, request in enumerate(requests) if request.processors}
+    for processor in processors:
+        wanting = [
+            ProcessedRow(place, row.sequence)
+            for place, row in enumerate(rows)
+            if processor in requests[place].processors
+        ]
+        processor.update(wanting)
+        processor.apply(logits)
+    return before
+
+
+def _results(rows: Sequence[SamplingRow], requests: Sequence[PackedRequest], read: _Read) -> list[RowSamples]:
+    results = []
+    draw = first_listed = 0
+    for row, request, status in zip(rows, requests, read.statuses, strict=True):
+        if status != _DRAWN:
+            _check_vocabulary(status)
+            error = refusal(row.position, row.sequence.params, *_LARGEST_BY_STATUS[status])
+            results.append(RowSamples([], error))
+        elif request.lists_logprobs:
+            samples = [
+                SequenceOutput(index=i, token=read.described(draw + i, first_listed, request.num_listed))
+                for i in range(row.num_samples)
+            ]
+            results.append(RowSamples(samples))
+        else:
+            samples = [
+                SequenceOutput(index=i, token=TokenLogprobs(token_id=read.tokens[draw + i]))
+                for i in range(row.num_samples)
+            ]
+            results.append(RowSamples(samples))
+        draw += row.num_samples
+        first_listed += request.num_listed
+    return results
+
+
+def _check_vocabulary(status: int) -> None:
+    if status == _OUTSIDE_VOCABULARY:
+        raise IndexError("a token id lies outside the vocabulary of the logits")
+
+
+class _Answer:
+    """Where a call writes: statuses [rows], draws [draws, 3], ids of listed tokens, their log-probabilities."""
+
+    def __init__(self, memory: _Memory, num_rows: int, num_draws: int, num_listed: int) -> None:
+        draws, top_ids = num_rows, num_rows + 3 * num_draws
+        top_logprobs = top_ids + num_listed
+        end = 4 * (top_logprobs + num_listed)
+        first = memory.reserve(end)
+        self.addresses = (first, first + 4 * draws, first + 4 * top_ids, first + 4 * top_logprobs)
+        self._starts = (draws, top_ids, top_logprobs)
+        self._words = memory.array[:end].view(np.int32)
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """[draws]: given to the call, or drawn by it."""
+        return self._words[self._starts[0] : self._starts[1] : 3]
+
+    def read(self) -> _Read:
+        return _Read(self._words, self._starts)
+
+
+class _Read:
+    """What a call has written, in Python's numbers."""
+
+    def __init__(self, words: NDArray[np.int32], starts: tuple[int, int, int]) -> None:
+        draws, top_ids, top_logprobs = starts
+        numbers = words[:top_ids].tolist()
+        self.statuses: list[int] = numbers[:draws]
+        self.tokens: list[int] = numbers[draws::3]
+        self._ranks: list[int] = numbers[draws + 1 :: 3]
+        self._logprobs = words[draws + 2 : top_ids : 3].view(np.float32)
+        self._top_ids = words[top_ids:top_logprobs]
+        self._top_logprobs = words[top_logprobs:].view(np.float32)
+
+    def described(self, draw: int, first_listed: int, num_listed: int) -> TokenLogprobs:
+        listed = slice(first_listed, first_listed + num_listed)
+        return TokenLogprobs(
+            token_id=self.tokens[draw],
+            logprob=float(self._logprobs[draw]),
+            rank=self._ranks[draw],
+            top_ids=self._top_ids[listed].tolist(),
+            top_logprobs=self._top_logprobs[listed].tolist(),
+        )
+
+
+class _Memory:
+    """Bytes at one address, which moves only when more are asked for than ever before."""
+
+    def __init__(self) -> None:
+        self.array: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
+        self._address = 0
+
+    def reserve(self, num_bytes: int) -> int:
+        """The address of at least so many bytes."""
+        if num_bytes > len(self.array):
+            self.array = np.empty(num_bytes, dtype=np.uint8)
+            self._address = address_of(self.array)
+        return self._address
+
+    def write(self, data: bytes) -> int:
+        """The address of a copy."""
+        address = self.reserve(len(data))
+        self.array.data[: len(data)] = data
+        return address

@@ -1,0 +1,238 @@
+"""The sampler in plain torch: it says what is right, and does the work where no compiled kernels are.
+
+Stages: log-probabilities of the model's own distribution → processors → greedy choice, or temperature → filters → draw.
+A row's result depends on its logits, its sequence and its key; the other rows of the batch change no bit of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.core.step import SequenceOutput, TokenLogprobs
+from octavo.sampling.chunks import chunks, rows_per_chunk
+from octavo.sampling.filters import HISTOGRAM_BYTES, filtered_probabilities, is_filtered, scale
+from octavo.sampling.head import Head, filtered_head
+from octavo.sampling.logprobs import token_logprobs
+from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
+from octavo.sampling.processors import LogitsProcessor, ProcessedRow, default_processors
+from octavo.sampling.random import draw_key, race, race_among
+from octavo.sampling.refusals import refusal
+
+CHUNK_BYTES = 2 << 20
+"""Logits that are sampled at a time: small enough to stay in cache, and a bound on the memory that sampling takes."""
+
+PEAK_FACTOR = 28
+"""Most bytes alive while a chunk is sampled, in multiples of its logits; a test guards it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Traits:
+    """What a sequence's parameters say about its way through the sampler; looked up once per sequence."""
+
+    is_greedy: bool
+    is_filtered: bool
+    is_described: bool
+    processors: tuple[LogitsProcessor, ...]
+
+
+class ReferenceSampler:
+    """A `Sampler`: draws the tokens of a step. `chunk_bytes` bounds the logits that are worked on at once."""
+
+    def __init__(self, processors: Sequence[LogitsProcessor] | None = None, *, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._processors = default_processors() if processors is None else tuple(processors)
+        self._chunk_bytes = chunk_bytes
+        self._traits: WeakKeyDictionary[SampledSequence, _Traits] = WeakKeyDictionary()
+
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[RowSamples]:
+        """See `Sampler.sample`."""
+        assert len(logits) == len(rows)
+        results: list[RowSamples] = []
+        for start, end in chunks(len(rows), rows_per_chunk(logits.shape[1], self._chunk_bytes)):
+            results += self._sample_chunk(logits[start:end], rows[start:end])
+        return results
+
+    def describe(self, logits: Tensor, token_ids: Sequence[int], num_logprobs: int) -> list[TokenLogprobs]:
+        """See `Sampler.describe`."""
+        results: list[TokenLogprobs] = []
+        for start, end in chunks(len(logits), rows_per_chunk(logits.shape[1], self._chunk_bytes)):
+            logprobs = torch.log_softmax(logits[start:end], dim=-1)
+            wanted = [num_logprobs] * (end - start)
+            results += token_logprobs(logprobs, range(end - start), token_ids[start:end], wanted)
+        return results
+
+    def rank(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
+        """See `Sampler.rank`."""
+        errors = self.process(logits, rows)
+        logprobs = torch.log_softmax(logits, dim=-1)
+        results = []
+        for row, count in enumerate(counts):
+            # row by row: which of tied tokens come first must not depend on what the neighbours asked for
+            top = torch.topk(logprobs[row], min(count, logprobs.shape[1]))
+            ids, values = top.indices.tolist(), top.values.tolist()
+            found = TokenLogprobs(token_id=ids[0], logprob=values[0], rank=1, top_ids=ids, top_logprobs=values)
+            results.append(RowSamples([], errors.get(row), None if row in errors else found))
+        return results
+
+    def _sample_chunk(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[RowSamples]:
+        traits = [self._traits_of(row.sequence) for row in rows]
+        described = [row for row, each in enumerate(traits) if each.is_described]
+        logprobs = torch.log_softmax(_rows(logits, described), dim=-1) if described else None
+        errors = self.process(logits, rows)
+        draws = self._draw(logits, rows, traits, errors)
+        tokens = [[TokenLogprobs(token_id=token_id) for token_id in each] for each in draws]
+        if logprobs is not None:
+            for row, each in zip(described, _describe(logprobs, described, rows, draws), strict=True):
+                tokens[row] = each
+        return [
+            RowSamples([SequenceOutput(index=index, token=token) for index, token in enumerate(each)], errors.get(row))
+            for row, each in enumerate(tokens)
+        ]
+
+    def _traits_of(self, sequence: SampledSequence) -> _Traits:
+        traits = self._traits.get(sequence)
+        if traits is None:
+            params = sequence.params
+            processors = tuple(each for each in self._processors if each.needs(params))
+            traits = self._traits[sequence] = _Traits(
+                params.is_greedy, is_filtered(params), params.needs_logprobs, processors
+            )
+        return traits
+
+    def process(self, logits: Tensor, rows: Sequence[SamplingRow]) -> dict[int, str]:
+        """Apply the processors to `logits` [rows, vocab]; sentences for the rows from which nothing can be drawn."""
+        traits = [self._traits_of(row.sequence) for row in rows]
+        model_largest: list[float] = logits.amax(dim=-1).tolist()
+        largest = model_largest
+        if any(each.processors for each in traits):
+            for processor in self._processors:
+                wanting = [
+                    ProcessedRow(row, rows[row].sequence)
+                    for row, each in enumerate(traits)
+                    if processor in each.processors
+                ]
+                if wanting:
+                    processor.update(wanting)
+                    processor.apply(logits)
+            largest = logits.amax(dim=-1).tolist()
+        errors = {}
+        for place, row in enumerate(rows):
+            error = refusal(row.position, row.sequence.params, model_largest[place], largest[place])
+            if error is not None:
+                errors[place] = error
+        return errors
+
+    def _draw(
+        self, logits: Tensor, rows: Sequence[SamplingRow], traits: Sequence[_Traits], errors: dict[int, str]
+    ) -> list[list[int]]:
+        """Token ids drawn for each row: `num_samples` of them, none for a row with an error."""
+        draws: list[list[int]] = [[] for _ in rows]
+        sound = [row for row in range(len(rows)) if row not in errors]
+        greedy = [row for row in sound if traits[row].is_greedy]
+        if greedy:
+            likeliest = _argmax(_rows(logits, greedy)).tolist()
+            for row, token_id in zip(greedy, likeliest, strict=True):
+                draws[row] = [token_id] * rows[row].num_samples
+        for filtered in (False, True):
+            chosen = [row for row in sound if not traits[row].is_greedy and traits[row].is_filtered is filtered]
+            if chosen:
+                drawn = _draw_random(_rows(logits, chosen), [rows[row] for row in chosen], filtered=filtered)
+                for row, token_ids in zip(chosen, drawn, strict=True):
+                    draws[row] = token_ids
+        return draws
+
+
+def reference_bytes(num_rows: int, vocab_size: int) -> int:
+    """Most bytes that `ReferenceSampler.sample` allocates for that many rows of logits."""
+    return min(num_rows, rows_per_chunk(vocab_size, CHUNK_BYTES)) * (PEAK_FACTOR * 4 * vocab_size + HISTOGRAM_BYTES)
+
+
+def _rows(logits: Tensor, rows: list[int]) -> Tensor:
+    return logits if len(rows) == len(logits) else logits[rows]
+
+
+def _describe(
+    logprobs: Tensor, described: list[int], rows: Sequence[SamplingRow], draws: list[list[int]]
+) -> list[list[TokenLogprobs]]:
+    """The draws of the `described` rows, which are those of `logprobs`."""
+    owners = [place for place, row in enumerate(described) for _ in draws[row]]
+    token_ids = [token_id for row in described for token_id in draws[row]]
+    if not token_ids:
+        return [[] for _ in described]
+    wanted = [rows[described[place]].sequence.params.logprobs for place in owners]
+    tokens = iter(token_logprobs(logprobs, owners, token_ids, wanted))
+    return [[next(tokens) for _ in draws[row]] for row in described]
+
+
+def _draw_random(logits: Tensor, rows: Sequence[SamplingRow], *, filtered: bool) -> list[list[int]]:
+    """Draw `num_samples` tokens for each row of `logits` [rows, vocab]."""
+    params = [row.sequence.params for row in rows]
+    scaled = scale(logits, [each.temperature for each in params])
+    if not filtered:
+        return _race(torch.softmax(scaled, dim=-1), rows, sparse=False)
+    head = filtered_head(scaled, params)
+    if all(head.is_decided):
+        return _race_in_head(head, rows)
+    drawn: list[list[int]] = [[] for _ in rows]
+    decided = [row for row, is_decided in enumerate(head.is_decided) if is_decided]
+    if decided:
+        part = Head(head.token_ids[decided], head.weights[decided], [True] * len(decided))
+        for row, token_ids in zip(decided, _race_in_head(part, [rows[row] for row in decided]), strict=True):
+            drawn[row] = token_ids
+    wide = [row for row, is_decided in enumerate(head.is_decided) if not is_decided]
+    del head
+    probabilities = filtered_probabilities(_rows(scaled, wide), [params[row] for row in wide])
+    del scaled
+    for row, token_ids in zip(wide, _race(probabilities, [rows[row] for row in wide], sparse=True), strict=True):
+        drawn[row] = token_ids
+    return drawn
+
+
+# the reference generator runs in numpy, which shares the memory of a CPU tensor
+
+
+def _race(probabilities: Tensor, rows: Sequence[SamplingRow], *, sparse: bool) -> list[list[int]]:
+    source = probabilities.cpu().numpy()
+    return _draw_each(rows, lambda owners, keys: race(source[owners], keys, sparse=sparse))
+
+
+def _race_in_head(head: Head, rows: Sequence[SamplingRow]) -> list[list[int]]:
+    token_ids, weights = head.token_ids.cpu().numpy(), head.weights.cpu().numpy()
+    return _draw_each(rows, lambda owners, keys: race_among(token_ids[owners], weights[owners], keys))
+
+
+def _draw_each(
+    rows: Sequence[SamplingRow], draw: Callable[[slice | NDArray[np.int64], NDArray[np.uint32]], NDArray[np.int64]]
+) -> list[list[int]]:
+    """Token ids per row. `draw` gets the rows to draw from, one for each draw, and the keys [draws, 2]."""
+    keys = np.array([key for row in rows for key in _keys(row)], dtype=np.uint32)
+    if len(keys) == len(rows):
+        return [[token_id] for token_id in draw(slice(None), keys).tolist()]
+    owners = np.repeat(np.arange(len(rows)), [row.num_samples for row in rows])
+    drawn: list[list[int]] = [[] for _ in rows]
+    # as many draws at a time as there are rows: what memory holds for the rows, it holds for these
+    for start, end in chunks(len(owners), len(rows)):
+        token_ids = draw(owners[start:end], keys[start:end])
+        for owner, token_id in zip(owners[start:end].tolist(), token_ids.tolist(), strict=True):
+            drawn[owner].append(token_id)
+    return drawn
+
+
+def _keys(row: SamplingRow) -> Iterator[tuple[int, int]]:
+    sequence = row.sequence
+    indices = (sequence.index,) if row.num_samples == 1 else range(row.num_samples)
+    return (draw_key(sequence.params.seed or 0, index, row.position) for index in indices)
+
+
+def _argmax(logits: Tensor) -> Tensor:
+    """First index of the largest logit in each row, int64 [rows]."""
+    if logits.device.type == "cpu":
+        # numpy's is ten times as fast on a CPU
+        return torch.from_numpy(logits.numpy().argmax(axis=1))
+    return logits.argmax(dim=-1)

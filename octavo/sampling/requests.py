@@ -1,0 +1,106 @@
+"""What a row is asked for, as the compiled sampler reads it."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.sampling.metadata import SampledSequence, SamplingRow
+from octavo.sampling.processors import LogitsProcessor
+from octavo.sampling.processors.bad_words import barred_by_bad_words
+from octavo.sampling.processors.min_tokens import barred_by_min_tokens
+from octavo.sampling.processors.penalties import Penalties, TokenCounts
+from octavo.sampling.random import packed_draw_key
+
+# SamplingRequest of csrc/cpu/sampling/sampling.h, field by field
+_LAYOUT = struct.Struct("=ffdiiifffiiiiQQQQQQ")
+REQUEST_BYTES = _LAYOUT.size
+_LOWEST = -float(np.finfo(np.float32).max)
+_MOST = 2**31 - 1
+
+
+class PackedRequest:
+    """One sequence's request: what never changes is packed once, what its tokens change is brought up to date."""
+
+    def __init__(
+        self, sequence: SampledSequence, vocab_size: int, processors: tuple[LogitsProcessor, ...] = ()
+    ) -> None:
+        params = sequence.params
+        self.processors = processors
+        """Of those that act before the compiled sampler, the ones that this request needs."""
+        # after a processor the logits are not the model's any more
+        self.lists_logprobs = params.needs_logprobs and not processors
+        """Whether the compiled sampler tells log-probabilities."""
+        self.num_listed = min(params.logprobs or 0, vocab_size) if self.lists_logprobs else 0
+        """And of how many likeliest tokens."""
+        self.is_greedy = params.is_greedy
+        self._index = sequence.index
+        self._seed = params.seed or 0
+        bias = params.logit_bias or {}
+        self._biased = np.fromiter(bias.keys(), dtype=np.int64, count=len(bias))
+        self._biases = np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
+        self._allowed = np.unique(np.array(params.allowed_token_ids or (), dtype=np.int64))
+        self._addresses = [address_of(each) for each in (self._biased, self._biases, self._allowed)]
+        self._counts = TokenCounts(sequence.num_prompt_tokens) if Penalties().needs(params) else None
+        self._barred = np.empty(0, dtype=np.int64)
+        self._can_bar = params.min_tokens > 0 or bool(params.bad_words)
+        self._filters = (
+            0.0 if self.is_greedy else params.temperature,
+            math.log(params.min_p) if params.min_p > 0.0 else _LOWEST,
+            params.top_p,
+            min(max(params.top_k, 0), _MOST),
+        )
+        self._penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+        self._constant = None if self._counts is not None or self._can_bar else self._pack(1)
+
+    def packed(self, row: SamplingRow) -> bytes:
+        """For the row at hand; it holds addresses of arrays that live until the next call."""
+        if self._constant is not None and row.num_samples == 1:
+            return self._constant
+        if self._counts is not None:
+            self._counts.catch_up(row.sequence.known_tokens)
+        if self._can_bar:
+            barred = [*barred_by_min_tokens(row.sequence), *barred_by_bad_words(row.sequence)]
+            self._barred = np.array(barred, dtype=np.int64)
+        return self._pack(row.num_samples)
+
+    def keys(self, row: SamplingRow) -> bytes:
+        """The keys of the row's draws: none for a greedy row."""
+        if self.is_greedy:
+            return b""
+        if row.num_samples == 1:
+            return packed_draw_key(self._seed, self._index, row.position)
+        return b"".join(packed_draw_key(self._seed, index, row.position) for index in range(row.num_samples))
+
+    def _pack(self, num_draws: int) -> bytes:
+        num_penalized, penalized, output_counts = 0, 0, 0
+        if self._counts is not None:
+            num_penalized = len(self._counts.token_ids)
+            penalized, output_counts = address_of(self._counts.token_ids), address_of(self._counts.output_counts)
+        biased, biases, allowed = self._addresses
+        return _LAYOUT.pack(
+            *self._filters,
+            num_draws,
+            self.num_listed if self.lists_logprobs else -1,
+            *self._penalties,
+            num_penalized,
+            len(self._biased),
+            len(self._barred),
+            len(self._allowed),
+            penalized,
+            output_counts,
+            biased,
+            biases,
+            address_of(self._barred) if len(self._barred) else 0,
+            allowed,
+        )
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """Where the array's first element lies."""
+    address: int = array.__array_interface__["data"][0]
+    return address

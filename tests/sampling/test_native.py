@@ -1,0 +1,146 @@
+"""What surrounds the compiled sampler; what it draws is tested in tests/conformance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.sampling.metadata import SamplingRow
+from octavo.sampling.native import NativeSampler, native_bytes
+from octavo.sampling.processors import ProcessedRow
+from octavo.sampling.reference import ReferenceSampler
+from octavo.sampling.sampler import make_sampler
+from tests.conformance.runtimes import LEVELS, runtime
+from tests.sampling.sequences import FakeSequence, sampling_row
+
+pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
+
+
+class OnlyEven:
+    """Bars odd tokens for requests whose seed is even, and everything from the seed 100 on."""
+
+    name = "only_even"
+
+    def __init__(self) -> None:
+        self._rows: Sequence[ProcessedRow] = ()
+
+    def needs(self, params: SamplingParams) -> bool:
+        return (params.seed or 0) % 2 == 0
+
+    def update(self, rows: Sequence[ProcessedRow]) -> None:
+        self._rows = rows
+
+    def apply(self, logits: Tensor) -> None:
+        for each in self._rows:
+            seed = each.sequence.params.seed or 0
+            logits[each.row, 1::2] = -math.inf
+            if seed >= 100:
+                logits[each.row] = -math.inf
+
+
+def make_logits(rows: int, vocab_size: int = 257) -> Tensor:
+    return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(0)) * 3
+
+
+def native(*processors: Any) -> NativeSampler:
+    sampler = make_sampler(runtime(LEVELS[0]), processors)
+    assert isinstance(sampler, NativeSampler)
+    return sampler
+
+
+def test_without_a_runtime_the_reference_samples() -> None:
+    assert isinstance(make_sampler(None), ReferenceSampler)
+
+
+def test_processors_of_ones_own_act_before_the_compiled_sampler() -> None:
+    logits = make_logits(6)
+    rows = [sampling_row(seed=seed, logprobs=2, num_samples=3, temperature=1.5) for seed in range(6)]
+    found = native(OnlyEven()).sample(logits.clone(), rows)
+    expected = make_sampler(None, [OnlyEven()]).sample(logits.clone(), rows)
+    for row, (one, other) in enumerate(zip(found, expected, strict=True)):
+        drawn = [sample.token.token_id for sample in one.samples]
+        assert drawn == [sample.token.token_id for sample in other.samples]
+        # those of the model, not of what a processor made of it
+        assert one.samples[0].token.top_ids == logits[row].topk(2).indices.tolist()
+        assert one.samples[0].token.logprob == pytest.approx(other.samples[0].token.logprob)
+        assert all(token_id % 2 == 0 for token_id in drawn) or row % 2
+
+
+def test_errors_tell_what_the_model_did_from_what_processors_did() -> None:
+    logits = make_logits(3)
+    logits[1, 7] = math.nan
+    results = native(OnlyEven()).sample(logits, [sampling_row(seed=seed) for seed in (100, 2, 4)])
+    barred, unsound, sound = (result.error for result in results)
+    assert barred is not None
+    assert "bar every token" in barred
+    assert unsound is not None
+    assert "NaN" in unsound
+    assert sound is None
+
+
+def test_rows_whose_tokens_are_all_barred_or_overflow_say_by_what() -> None:
+    logits = make_logits(3)
+    logits[0, [3, 9]] = -math.inf
+    logits[1, 1] = 1e38
+    rows = [
+        sampling_row(allowed_token_ids=[3, 9]),
+        sampling_row(repetition_penalty=1e-3),
+        sampling_row(temperature=0.0),
+    ]
+    barred, overflow, sound = (result.error for result in native().sample(logits, rows))
+    assert barred is not None
+    assert "allowed_token_ids bar every token" in barred
+    assert overflow is not None
+    assert "overflow under penalties" in overflow
+    assert sound is None
+
+
+def test_what_a_sequence_has_said_is_counted_as_it_grows() -> None:
+    logits = make_logits(1, 40)
+    params = SamplingParams(
+        temperature=0.0, frequency_penalty=0.7, repetition_penalty=1.2, min_tokens=6, max_tokens=12, bad_words=("x",)
+    )
+    sequences = [
+        FakeSequence(params, end_token_ids=(int(logits.argmax()),), bad_words_token_ids=((5, 6), (7,)))
+        for _ in range(2)
+    ]
+    samplers = (native(), ReferenceSampler())
+    for _ in range(12):
+        for sampler, sequence in zip(samplers, sequences, strict=True):
+            (result,) = sampler.sample(logits.clone(), [SamplingRow(sequence)])
+            sequence.output.append(result.samples[0].token.token_id)
+    assert sequences[0].output == sequences[1].output
+    assert len(set(sequences[0].output)) > 3
+
+
+def test_an_id_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(IndexError, match="outside the vocabulary"):
+        native().sample(make_logits(1, 8), [sampling_row(logit_bias={8: 1.0})])
+    with pytest.raises(IndexError, match="outside the vocabulary"):
+        native().describe(make_logits(1, 8), [8], 0)
+
+
+def test_describing_rows_without_numbers_gives_no_number() -> None:
+    logits = make_logits(2)
+    logits[0, 9] = math.nan
+    unsound, sound = native().describe(logits, [9, 9], 1)
+    assert math.isnan(unsound.logprob or 0)
+    assert sound.logprob == pytest.approx(torch.log_softmax(logits[1], -1)[9].item())
+
+
+def test_no_rows_give_nothing() -> None:
+    assert native().sample(make_logits(0), []) == []
+
+
+@pytest.mark.parametrize("vocab_size", [1, 300, 152_000])
+def test_scratch_stays_within_what_is_planned_for(vocab_size: int) -> None:
+    for threads in (1, 2, 40):
+        for rows in (1, 7, 64):
+            needed = runtime(LEVELS[0], threads).cpu.sampling_scratch_bytes(rows, vocab_size)
+            assert needed <= native_bytes(rows, vocab_size)
