@@ -143,9 +143,11 @@ class NativeSampler:
     def _of_processed(self, row: SamplingRow, result: RowSamples, before: Tensor, after: Tensor) -> RowSamples:
         """What only the logits before the processors say: the log-probabilities, and whose fault an error is."""
         params = row.sequence.params
-        if result.error is not None:
-            error = refusal(row.position, params, float(before.amax()), float(after.amax()))
-            return RowSamples([], error or result.error)
+        # a processor may have written over what was no number
+        largest = float(after.amax()) if result.error is not None else 0.0
+        error = refusal(row.position, params, float(before.amax()), largest)
+        if error is not None:
+            return RowSamples([], error)
         if not params.needs_logprobs:
             return result
         token_ids = [sample.token.token_id for sample in result.samples]

@@ -134,6 +134,26 @@ def test_describing_rows_without_numbers_gives_no_number() -> None:
     assert sound.logprob == pytest.approx(torch.log_softmax(logits[1], -1)[9].item())
 
 
+def test_beams_get_the_likeliest_tokens_after_the_processors() -> None:
+    logits = make_logits(4)
+    rows = [
+        sampling_row(),
+        sampling_row(repetition_penalty=3.0, logit_bias={200: 9.0}),
+        sampling_row(allowed_token_ids=[9, 4, 7]),
+        sampling_row(),
+    ]
+    logits[3, 0] = math.nan
+    found = native().rank(logits.clone(), rows, [4, 6, 2, 1])
+    expected = ReferenceSampler().rank(logits.clone(), rows, [4, 6, 2, 1])
+    for one, other in zip(found[:3], expected[:3], strict=True):
+        assert one.candidates is not None
+        assert other.candidates is not None
+        assert one.candidates.top_ids == other.candidates.top_ids
+        assert one.candidates.top_logprobs == pytest.approx(other.candidates.top_logprobs)
+    assert found[3] == expected[3]
+    assert found[3].error is not None
+
+
 def test_no_rows_give_nothing() -> None:
     assert native().sample(make_logits(0), []) == []
 

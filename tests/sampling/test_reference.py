@@ -64,6 +64,20 @@ def test_logprobs_are_those_of_the_models_distribution() -> None:
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 3 * 4 * VOCAB, 4 << 20])
+def test_given_tokens_are_described_as_drawn_ones_are(chunk_bytes: int) -> None:
+    logits = make_logits(5)
+    rows = [sampling_row(seed=seed, logprobs=3) for seed in range(5)]
+    drawn = [result.samples[0].token for result in ReferenceSampler().sample(logits.clone(), rows)]
+    token_ids = [token.token_id for token in drawn]
+    assert ReferenceSampler(chunk_bytes=chunk_bytes).describe(logits, token_ids, 3) == drawn
+
+
+def test_log_probabilities_come_where_the_best_sequences_are_sought() -> None:
+    (result,) = ReferenceSampler().sample(make_logits(1), [sampling_row(best_of=2)])
+    assert result.samples[0].token.logprob is not None
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 3 * 4 * VOCAB, 4 << 20])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_draws_the_same_bits_alone_and_in_any_batch(chunk_bytes: int, threads: int) -> None:
     logits = make_logits(len(MIXED))
