@@ -22,10 +22,15 @@ T* pointer(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
+// Throws std::out_of_range, IndexError in Python, unless numbers[i] + offset are all in [0, rows).
+void check_rows(const std::int64_t* numbers, int count, std::int64_t offset, std::int64_t rows, const char* name);
+
 // The class `Cpu`, and what goes with it.
 void bind_kernels(nb::module_& m);
 
 void bind_linear(nb::class_<Cpu>& cpu);
+void bind_elementwise(nb::class_<Cpu>& cpu);
+void bind_embedding(nb::class_<Cpu>& cpu);
 void bind_norm(nb::class_<Cpu>& cpu);
 void bind_probe(nb::class_<Cpu>& cpu);
 void bind_rotary(nb::class_<Cpu>& cpu);

@@ -8,6 +8,13 @@
 
 namespace octavo {
 
+void check_rows(const std::int64_t* numbers, int count, std::int64_t offset, std::int64_t rows, const char* name) {
+  for (int i = 0; i < count; ++i)
+    if (const std::int64_t row = numbers[i] + offset; row < 0 || row >= rows)
+      throw std::out_of_range(std::string(name) + " " + std::to_string(row) + " of a table with " +
+                              std::to_string(rows) + " rows");
+}
+
 void bind_kernels(nb::module_& m) {
   m.def(
       "instruction_sets",
@@ -35,6 +42,8 @@ void bind_kernels(nb::module_& m) {
       .def("begin_recording", &Cpu::begin_recording, "Keep the calls that are made from here on.")
       .def("end_recording", &Cpu::end_recording, "Stop keeping calls; answers what was kept.");
   bind_linear(cpu);
+  bind_elementwise(cpu);
+  bind_embedding(cpu);
   bind_norm(cpu);
   bind_probe(cpu);
   bind_rotary(cpu);

@@ -203,5 +203,33 @@ inline Floats exponential(Floats x) {
   return where_less(x, all(-87.3f), zero(), scale_by_power(p, n));
 }
 
+// To about two units in the last place: near 0 a polynomial (Cephes again), elsewhere 1 - 2 / (e^2|x| + 1).
+inline Floats tangent_hyperbolic(Floats x) {
+  const Floats size = absolute(x), square = mul(x, x);
+  Floats p = all(-5.70498872745e-3f);
+  p = fma(p, square, all(2.06390887954e-2f));
+  p = fma(p, square, all(-5.37397155531e-2f));
+  p = fma(p, square, all(1.33314422036e-1f));
+  p = fma(p, square, all(-3.33332819422e-1f));
+  const Floats near = fma(mul(p, square), x, x);
+  const Floats far = sub(all(1.0f), div(all(2.0f), add(exponential(add(size, size)), all(1.0f))));
+  return where_less(size, all(0.625f), near, copy_sign(far, x));
+}
+
+// The error function to 2e-7. Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
+inline Floats error_function(Floats x) {
+  const Floats size = absolute(x);
+  const Floats t = div(all(1.0f), fma(all(0.3275911f), size, all(1.0f)));
+  Floats p = all(1.061405429f);
+  p = fma(p, t, all(-1.453152027f));
+  p = fma(p, t, all(1.421413741f));
+  p = fma(p, t, all(-0.284496736f));
+  p = fma(p, t, all(0.254829592f));
+  return copy_sign(sub(all(1.0f), mul(mul(p, t), exponential(sub(zero(), mul(x, x))))), x);
+}
+
+// x / (1 + e^-x)
+inline Floats silu(Floats x) { return div(x, add(all(1.0f), exponential(sub(zero(), x)))); }
+
 }  // namespace
 }  // namespace octavo

@@ -26,7 +26,7 @@ class Embedding(Layer):
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids int64 [tokens] → [tokens, dim]."""
-        found: Tensor = self._embedding(ids + self.offset if self.offset else ids, self.weight)
+        found: Tensor = self._embedding(ids, self.weight, self.offset)
         return found
 
     def bind(self, binding: Binding) -> None:

@@ -13,6 +13,7 @@ from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.layers.activation import OPERATOR_OF, Activation
+from octavo.layers.add import Add
 from octavo.layers.attention import PagedAttention
 from octavo.layers.embedding import Embedding, embedding_and_head
 from octavo.layers.heads import Heads
@@ -108,13 +109,14 @@ class GPT2LMHeadModel(CausalLM):
         super().__init__(c, mesh)
         self.wte, head = embedding_and_head(c.vocab_size, c.hidden_size, mesh, tied=c.tied)
         self.wpe = Embedding(c.max_positions, c.hidden_size)
+        self.add = Add()
         self.h = nn.ModuleList(Block(c, mesh, index) for index in range(c.num_layers))
         self.ln_f = LayerNorm(c.hidden_size, c.norm_eps)
         self.lm_head = head
 
     def forward(self, batch: ModelInput) -> Tensor:
         """The normalised last hidden state of every token, [tokens, hidden]."""
-        x, residual = self.wte(batch.token_ids) + self.wpe(batch.positions), None
+        x, residual = self.add(self.wte(batch.token_ids), self.wpe(batch.positions)), None
         for block in self.h:
             x, residual = block(x, residual, batch)
         x, _ = self.ln_f.add(x, residual)

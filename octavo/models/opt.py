@@ -11,6 +11,7 @@ from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.layers.activation import OPERATOR_OF, Activation
+from octavo.layers.add import Add
 from octavo.layers.attention import PagedAttention
 from octavo.layers.embedding import Embedding, embedding_and_head
 from octavo.layers.heads import Heads
@@ -113,6 +114,7 @@ class OPTForCausalLM(CausalLM):
         self.embed_tokens, head = embedding_and_head(c.vocab_size, c.embedding_size, mesh, tied=c.tied)
         self.embed_positions = Embedding(c.max_positions, c.hidden_size, offset=_POSITION_OFFSET)
         self.project_in = ColumnLinear(c.embedding_size, c.hidden_size, mesh) if narrow else None
+        self.add = Add()
         self.layers = nn.ModuleList(DecoderLayer(c, mesh, index) for index in range(c.num_layers))
         self.final_layer_norm = LayerNorm(c.hidden_size, c.norm_eps) if c.final_norm else None
         self.project_out = ColumnLinear(c.hidden_size, c.embedding_size, mesh) if narrow else None
@@ -120,14 +122,17 @@ class OPTForCausalLM(CausalLM):
 
     def forward(self, batch: ModelInput) -> Tensor:
         """The last hidden state of every token, [tokens, hidden]."""
-        x = self.embed_tokens(batch.token_ids)
+        x: Tensor = self.embed_tokens(batch.token_ids)
         if self.project_in is not None:
             x = self.project_in(x)
-        x, residual = x + self.embed_positions(batch.positions), None
+        x, residual = self.add(x, self.embed_positions(batch.positions)), None
         for layer in self.layers:
             x, residual = layer(x, residual, batch)
-        out: Tensor = x if residual is None else x + residual
-        return out if self.final_layer_norm is None else self.final_layer_norm(out)
+        if self.final_layer_norm is not None:
+            x, _ = self.final_layer_norm.add(x, residual)
+        elif residual is not None:
+            x = self.add(x, residual)
+        return x
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [rows, hidden] → float32 [rows, vocabulary]."""

@@ -11,17 +11,21 @@ from torch import Tensor
 from octavo.ops.registry import Operator
 
 
-def embedding(ids: Tensor, weight: Tensor) -> Tensor:
-    """`weight[ids]`: ids is int64 [tokens], weight [rows, dim]; the answer is [tokens, dim]."""
-    return F.embedding(ids, weight)
+def embedding(ids: Tensor, weight: Tensor, offset: int = 0) -> Tensor:
+    """`weight[ids + offset]`: ids is int64 [tokens], weight [rows, dim]; the answer is [tokens, dim].
+
+    Raises IndexError for a row that is not there.
+    """
+    return F.embedding(ids + offset if offset else ids, weight)
 
 
-def examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+def examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, int]]:
     """The first and the last row, and repeats."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(50, 24, generator=generator).to(dtype)
-    yield torch.tensor([0]), weight
-    yield torch.tensor([49, 0, 7, 7, 31]), weight
+    yield torch.tensor([0]), weight, 0
+    yield torch.tensor([49, 0, 7, 7, 31]), weight, 0
+    yield torch.tensor([47, -2]), weight, 2
 
 
 OPERATORS = (

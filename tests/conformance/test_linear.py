@@ -137,7 +137,7 @@ def test_rows_of_the_weight_come_back_as_they_were(level: str, dtype: torch.dtyp
 def test_numbers_of_rows_are_checked(level: str) -> None:
     prepared = format_of(level)(torch.zeros(40, 8))
     for wrong in (40, -1):
-        with pytest.raises(IndexError, match=f"row {wrong} of a weight with 40 rows"):
+        with pytest.raises(IndexError, match=f"row {wrong} of a table with 40 rows"):
             prepared.rows(torch.tensor([0, wrong]))
 
 

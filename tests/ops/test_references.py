@@ -72,7 +72,8 @@ def linear(x: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | None, is_gated
 
 FORMULAS: dict[str, Callable[..., Any]] = {
     "prepare_linear": linear,
-    "embedding": lambda ids, weight: torch.stack([weight[i] for i in ids.tolist()]),
+    "embedding": lambda ids, weight, offset: torch.stack([weight[i + offset] for i in ids.tolist()]),
+    "add": lambda x, y: y + x,
     "rms_norm": rms,
     "add_rms_norm": lambda x, residual, weight, eps: (rms(x + residual, weight, eps), x + residual),
     "layer_norm": layer,

@@ -7,7 +7,6 @@
 namespace octavo {
 namespace {
 
-inline Floats silu(Floats x) { return div(x, add(all(1.0f), exponential(sub(zero(), x)))); }
 
 template <class Out>
 void finish_row(const LinearProduct& a, int row, int panel, const float* sums) {

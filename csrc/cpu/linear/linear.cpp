@@ -115,10 +115,7 @@ void bind_linear(nb::class_<Cpu>& cpu) {
         const LinearWeight weight{pointer(panels), pointer<const float>(bias), outputs, inputs, static_cast<Type>(type), gated};
         const auto* numbers = pointer<const std::int64_t>(ids);
         cpu.submit([&cpu, weight, numbers, count, out, kernel = linear_kernels(cpu.level).rows] {
-          for (int i = 0; i < count; ++i)
-            if (numbers[i] < 0 || numbers[i] >= weight.outputs)
-              throw std::out_of_range("row " + std::to_string(numbers[i]) + " of a weight with " +
-                                      std::to_string(weight.outputs) + " rows");
+          check_rows(numbers, count, 0, weight.outputs, "row");
           cpu.pool.run_pieces(count, 4, [&](int begin, int end, int) { kernel(weight, numbers, pointer(out), begin, end); });
         });
       },

@@ -23,6 +23,17 @@ void bind_norm(nb::class_<Cpu>& cpu) {
       },
       nb::call_guard<nb::gil_scoped_release>(),
       "RMS norm of rows, with the residual addition before it where `residual` and `sum` are not 0.");
+  cpu.def(
+      "layer_norm",
+      [](Cpu& cpu, Address x, Address residual, Address weight, Address bias, Address sum, Address out, int rows,
+         std::int64_t x_stride, int dim, float eps, int type) {
+        const LayerNorm norm{pointer(x),   pointer(residual), pointer(weight), pointer(bias), pointer(sum),
+                             pointer(out), x_stride,          dim,             eps,           static_cast<Type>(type)};
+        cpu.submit([&cpu, norm, rows, kernel = norm_kernels(cpu.level).layer_norm] {
+          cpu.pool.run_pieces(rows, rows_grain(norm.dim), [&](int begin, int end, int) { kernel(norm, begin, end); });
+        });
+      },
+      nb::call_guard<nb::gil_scoped_release>(), "Layer norm of rows, likewise; weight and bias may be 0.");
 }
 
 }  // namespace octavo

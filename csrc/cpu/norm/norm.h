@@ -18,9 +18,24 @@ struct RmsNorm {
   Type type;
 };
 
+// The same with the mean taken away first, and a bias.
+struct LayerNorm {
+  const void* x;
+  const void* residual;  // null: nothing is added
+  const void* weight;    // [dim], or null for ones
+  const void* bias;      // [dim], or null for zeros
+  void* sum;
+  void* out;
+  std::int64_t x_stride;
+  int dim;
+  float eps;
+  Type type;
+};
+
 struct NormKernels {
   // Rows [begin, end).
   void (*rms_norm)(const RmsNorm&, int begin, int end);
+  void (*layer_norm)(const LayerNorm&, int begin, int end);
 };
 
 const NormKernels& norm_kernels(Level level);

@@ -52,17 +52,12 @@ void rotate_neighbours(const float* values, const float* cosines, const float* s
   }
 }
 
-// `row` is null for a position that the table does not have.
 template <class Element>
 void rotate_heads(const Rotary& a, const RotaryHeads& heads, int token, const float* row, float* values) {
   const Element* in = static_cast<const Element*>(heads.in) + token * heads.stride;
   Element* out = static_cast<Element*>(heads.out) + static_cast<std::int64_t>(token) * heads.count * a.dim;
   const int half = a.rotated / 2;
   for (int head = 0; head < heads.count; ++head, in += a.dim, out += a.dim) {
-    if (!row) {
-      for (int i = 0; i < a.dim; ++i) put(out + i, NAN);
-      continue;
-    }
     read_head(in, static_cast<const Element*>(heads.weight), values, a.dim, a.eps);
     a.interleaved ? rotate_neighbours(values, row, row + half, out, half)
                   : rotate_halves(values, row, row + half, out, half);
@@ -74,9 +69,7 @@ template <class Element>
 void rotate_tokens(const Rotary& a, int begin, int end) {
   float* values = static_cast<float*>(__builtin_alloca(a.dim * sizeof(float)));
   for (int token = begin; token < end; ++token) {
-    const std::int64_t position = a.positions[token];
-    const bool is_there = position >= 0 && position < a.table_rows;
-    const float* row = is_there ? a.table + position * a.rotated : nullptr;
+    const float* row = a.table + a.positions[token] * a.rotated;
     rotate_heads<Element>(a, a.q, token, row, values);
     rotate_heads<Element>(a, a.k, token, row, values);
   }

@@ -29,6 +29,7 @@ void bind_rotary(nb::class_<Cpu>& cpu) {
                             eps,
                             static_cast<Type>(type)};
         cpu.submit([&cpu, rotary, tokens, kernel = rotary_kernels(cpu.level).rotary] {
+          check_rows(rotary.positions, tokens, 0, rotary.table_rows, "position");
           const int grain = rows_grain((rotary.q.count + rotary.k.count) * rotary.dim);
           cpu.pool.run_pieces(tokens, grain, [&](int begin, int end, int) { kernel(rotary, begin, end); });
         });

@@ -16,7 +16,7 @@ struct RotaryHeads {
 
 struct Rotary {
   RotaryHeads q, k;
-  const std::int64_t* positions;  // [tokens]; one outside the table gives NaN
+  const std::int64_t* positions;  // [tokens], each a row of the table
   const float* table;             // [table_rows, rotated]: cosines, then sines
   std::int64_t table_rows;
   int dim;

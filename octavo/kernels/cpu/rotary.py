@@ -17,7 +17,7 @@ _TYPES = (torch.float32, torch.bfloat16)
 def make_rotary(runtime: CpuRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
     """`octavo.ops.rotary.rotary` on the compiled library; other types than float32 and bfloat16 by reference.
 
-    A position outside the table gives heads of NaN.
+    Raises IndexError for a position outside the table.
     """
     kernel, empty = runtime.cpu.rotary, runtime.empty
 

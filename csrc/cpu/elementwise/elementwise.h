@@ -1,0 +1,30 @@
+// Functions of single elements: activations, and the addition of two tensors.
+#pragma once
+
+#include "../types.h"
+
+namespace octavo {
+
+// The numbers are part of the Python seam.
+enum class Function : int { relu = 0, gelu = 1, gelu_tanh = 2, silu_and_mul = 3, add = 4 };
+
+// out [rows, width] of x and y, all of `type`; rows of x and y may lie apart, those of out are dense.
+struct Elementwise {
+  Function function;
+  const void* x;
+  const void* y;  // the other operand of silu_and_mul (up) and add; else null
+  void* out;
+  std::int64_t x_stride;
+  std::int64_t y_stride;
+  int width;
+  Type type;
+};
+
+struct ElementwiseKernels {
+  // Rows [begin, end).
+  void (*elementwise)(const Elementwise&, int begin, int end);
+};
+
+const ElementwiseKernels& elementwise_kernels(Level level);
+
+}  // namespace octavo

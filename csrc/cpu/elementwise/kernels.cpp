@@ -1,0 +1,58 @@
+// Functions of single elements, compiled once per level.
+#include "elementwise.h"
+
+#include "../vector.h"
+
+namespace octavo {
+namespace {
+
+Floats relu(Floats x) { return where_less(x, zero(), zero(), x); }  // NaN stays
+
+Floats gelu(Floats x) {
+  return mul(mul(all(0.5f), x), add(all(1.0f), error_function(mul(x, all(0.707106781186547524f)))));
+}
+
+Floats gelu_tanh(Floats x) {
+  const Floats inner = mul(all(0.797884560802865356f), fma(mul(all(0.044715f), x), mul(x, x), x));
+  return mul(mul(all(0.5f), x), add(all(1.0f), tangent_hyperbolic(inner)));
+}
+
+// `apply(x, y)` of every element; without y, it gets zeros that it does not look at.
+template <class Element, class Apply>
+void map_rows(const Elementwise& a, int begin, int end, const Apply& apply) {
+  for (int row = begin; row < end; ++row) {
+    const Element* x = static_cast<const Element*>(a.x) + row * a.x_stride;
+    const Element* y = a.y ? static_cast<const Element*>(a.y) + row * a.y_stride : nullptr;
+    Element* out = static_cast<Element*>(a.out) + static_cast<std::int64_t>(row) * a.width;
+    const auto at = [&](int i, int count) {
+      store_some(out + i, apply(load_some(x + i, count), y ? load_some(y + i, count) : zero()), count);
+    };
+    int i = 0;
+    for (; i + kLanes <= a.width; i += kLanes) at(i, kLanes);
+    if (i < a.width) at(i, a.width - i);
+  }
+}
+
+template <class Element>
+void elementwise_of(const Elementwise& a, int begin, int end) {
+  switch (a.function) {
+    case Function::relu: return map_rows<Element>(a, begin, end, [](Floats x, Floats) { return relu(x); });
+    case Function::gelu: return map_rows<Element>(a, begin, end, [](Floats x, Floats) { return gelu(x); });
+    case Function::gelu_tanh: return map_rows<Element>(a, begin, end, [](Floats x, Floats) { return gelu_tanh(x); });
+    case Function::silu_and_mul:
+      return map_rows<Element>(a, begin, end, [](Floats gate, Floats up) { return mul(silu(gate), up); });
+    case Function::add: return map_rows<Element>(a, begin, end, [](Floats x, Floats y) { return add(x, y); });
+  }
+}
+
+void elementwise(const Elementwise& a, int begin, int end) {
+  a.type == Type::float32 ? elementwise_of<float>(a, begin, end) : elementwise_of<bf16>(a, begin, end);
+}
+
+}  // namespace
+
+namespace OCTAVO_LEVEL {
+extern const ElementwiseKernels elementwise_table;
+const ElementwiseKernels elementwise_table = {elementwise};
+}  // namespace OCTAVO_LEVEL
+}  // namespace octavo
