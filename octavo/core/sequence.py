@@ -26,12 +26,9 @@ class SequenceStatus(enum.Enum):
     FINISHED_IGNORED = "ignored"
     FINISHED_ERROR = "error"
 
-    @property
-    def is_finished(self) -> bool:
-        return self not in _UNFINISHED
-
-
-_UNFINISHED = frozenset({SequenceStatus.WAITING, SequenceStatus.RUNNING, SequenceStatus.SWAPPED})
+    def __init__(self, value: str) -> None:
+        # an attribute: it is asked for every token
+        self.is_finished = value not in ("waiting", "running", "swapped")
 
 
 class Sequence:

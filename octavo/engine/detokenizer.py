@@ -86,7 +86,9 @@ class Detokenizer:
             self._pending = []
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip) if token_ids else ""
+        if len(token_ids) == 1:
+            return self._tokenizer.first_text(token_ids[0], self._skip)
+        return self._tokenizer.decode(token_ids, self._skip) if token_ids else ""
 
 
 class StopStrings:

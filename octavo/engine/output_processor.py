@@ -62,13 +62,14 @@ class OutputProcessor:
     def process(self, outputs: Iterable[EngineCoreOutput]) -> Processed:
         """Take in the outputs of a step. What belongs to a request that has ended here is dropped."""
         processed = Processed([], [])
+        now = self._clock()
         for output in outputs:
             request = self._requests.get(output.request_id)
             if request is None:
                 continue
             processed.stops.extend(request.take(output))
             if output.deltas:
-                self._observe_tokens(request, output.deltas)
+                self._observe_tokens(request, output.deltas, now)
             if request.finished:
                 processed.outputs.append(self._end(request))
                 continue
@@ -108,8 +109,8 @@ class OutputProcessor:
             )
         return request.final_answer()
 
-    def _observe_tokens(self, request: _Request, deltas: list[SequenceDelta]) -> None:
-        last, now = request.note_tokens(self._clock())
+    def _observe_tokens(self, request: _Request, deltas: list[SequenceDelta], now: float) -> None:
+        last = request.note_tokens(now)
         if self._metrics is not None and last is not None:
             self._metrics.observe_inter_token_latency(now - last, sum(1 for delta in deltas if delta.token_ids))
 
@@ -138,7 +139,13 @@ class _Request:
 
     @property
     def finished(self) -> bool:
-        return self.error is not None or all(sequence.finished for sequence in self._sequences)
+        if self.error is not None:
+            return True
+        # no generator: this is asked for every token
+        for sequence in self._sequences:
+            if sequence.finish_reason is None:
+                return False
+        return True
 
     @property
     def num_generated_tokens(self) -> list[int]:
@@ -170,14 +177,14 @@ class _Request:
             self.end("abort")
         return stops
 
-    def note_tokens(self, now: float) -> tuple[float | None, float]:
-        """When the tokens before these came, and `now`. The core's own times replace ours when it ends the request."""
+    def note_tokens(self, now: float) -> float | None:
+        """When the tokens before these came. The core's own times replace ours when it ends the request."""
         last, self._last_token_time = self._last_token_time, now
         if self.metrics.finished_time is None:
             first = self.metrics.first_token_time
             self.metrics.first_token_time = now if first is None else first
             self.metrics.last_token_time = now
-        return last, now
+        return last
 
     def end(self, finish_reason: str) -> None:
         """End the sequences that have not ended."""

@@ -46,6 +46,7 @@ class Tokenizer:
         self._add_bos = add_bos
         self._add_eos = add_eos
         self._texts: dict[int, str] = {}
+        self._first_texts: tuple[dict[int, str], dict[int, str]] = ({}, {})
         self.special_tokens = special_tokens or {}
         self.config = config or {}
         self.bos_token = self.special_tokens.get("bos_token")
@@ -121,6 +122,14 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids without a token have none."""
         return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def first_text(self, token_id: int, skip_special_tokens: bool = True) -> str:
+        """Text of one token at the start of a text. Remembered: the decoder takes microseconds."""
+        texts = self._first_texts[skip_special_tokens]
+        text = texts.get(token_id)
+        if text is None:
+            text = texts[token_id] = self.decode([token_id], skip_special_tokens)
+        return text
 
     def token_text(self, token_id: int) -> str:
         """Text of one token in the middle of a text, with its leading space; "" for an id without a token.
