@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +17,7 @@ from octavo.worker.block_table import BlockTables
 from octavo.worker.sequence_state import SequenceState
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRow:
+class BatchRow(NamedTuple):
     """A row of the step beside the state of its sequence."""
 
     scheduled: ScheduledSequence
@@ -59,6 +59,7 @@ class InputBatchBuilder:
         self._tables = tables
         self._block_size = block_size
         self._device = device
+        self._is_cpu = device.type == "cpu"
         self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
         self._positions = np.zeros(max_num_tokens, dtype=np.int64)
         self._slots = np.zeros(max_num_tokens, dtype=np.int64)
@@ -69,19 +70,19 @@ class InputBatchBuilder:
     def build(self, rows: Sequence[BatchRow]) -> InputBatch:
         """Gather tokens, positions and slots of all rows, one row after the other."""
         num_rows = len(rows)
-        query_lengths = [row.scheduled.num_tokens for row in rows]
-        lengths = [row.end for row in rows]
+        query_lengths = [scheduled.num_tokens for scheduled, _ in rows]
+        lengths = [scheduled.start + scheduled.num_tokens for scheduled, _ in rows]
         num_tokens = sum(query_lengths)
         assert num_tokens <= len(self._token_ids), "a step has more tokens than max_num_batched_tokens"
-        starts = np.array([row.scheduled.start for row in rows], dtype=np.int64)
-        lines = np.array([row.state.table_line for row in rows], dtype=np.int64)
+        starts = np.array([scheduled.start for scheduled, _ in rows], dtype=np.int64)
+        lines = np.array([state.table_line for _, state in rows], dtype=np.int64)
         query_starts, sequence_lengths = self._query_starts[: num_rows + 1], self._lengths[:num_rows]
         np.cumsum(query_lengths, out=query_starts[1:])
         sequence_lengths[:] = lengths
         token_ids, positions, slots = (each[:num_tokens] for each in (self._token_ids, self._positions, self._slots))
         if num_tokens == num_rows:
             # one token each: a decode step
-            token_ids[:] = [row.state.token_buffer[row.scheduled.start] for row in rows]
+            token_ids[:] = [state.token_buffer[scheduled.start] for scheduled, state in rows]
             positions[:] = starts
             line_of_token = lines
         else:
@@ -114,4 +115,5 @@ class InputBatchBuilder:
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         """`values` on the device; on a CPU without a copy."""
-        return torch.from_numpy(values).to(self._device)
+        tensor = torch.from_numpy(values)
+        return tensor if self._is_cpu else tensor.to(self._device)

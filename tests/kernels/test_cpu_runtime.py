@@ -124,3 +124,13 @@ def test_a_recording_computes_again_on_what_lies_at_its_addresses() -> None:
 def test_threads_below_one_are_refused() -> None:
     with pytest.raises(ConfigError, match="threads must be at least 1"):
         open_runtime(PLATFORM, threads=0)
+
+
+@need_kernels
+def test_threads_that_have_nothing_to_do_use_no_processor() -> None:
+    ops = bind(PLATFORM, runtime=open_runtime(PLATFORM, threads=3))
+    ops.rms_norm(torch.randn(200, 64), torch.rand(64), 1e-6)
+    time.sleep(0.01)  # they spin for a moment
+    before = time.process_time()
+    time.sleep(0.2)
+    assert time.process_time() - before < 0.02
