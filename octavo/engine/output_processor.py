@@ -139,13 +139,8 @@ class _Request:
 
     @property
     def finished(self) -> bool:
-        if self.error is not None:
-            return True
-        # no generator: this is asked for every token
-        for sequence in self._sequences:
-            if sequence.finish_reason is None:
-                return False
-        return True
+        # a list, which is quicker than a generator: this is asked for every token
+        return self.error is not None or None not in [sequence.finish_reason for sequence in self._sequences]
 
     @property
     def num_generated_tokens(self) -> list[int]:
