@@ -192,4 +192,5 @@ def _context(tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special
     context = shown[-CONTEXT_TOKENS:]
     while context and tokenizer.decode(context, skip_special_tokens=skip_special_tokens).startswith(REPLACEMENT):
         context = context[1:]
-    return context
+    # nothing is left where the prompt itself ends with U+FFFD
+    return context or shown[-CONTEXT_TOKENS:]

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from octavo.core.sampling_params import SamplingParams
@@ -36,6 +36,7 @@ def test_pieces_join_to_the_text_of_all_ids(bytes_only: Tokenizer, token_ids: li
 
 
 @given(text=st.text(max_size=30), prompt=st.text(max_size=20))
+@example(text="0", prompt="\ufffd")
 def test_pieces_continue_the_text_of_the_prompt(pieces: Tokenizer, text: str, prompt: str) -> None:
     prompt_ids = pieces.encode(prompt)
     output_ids = pieces.encode(text, add_special_tokens=False)
