@@ -1,0 +1,145 @@
+// The two products of attention for a few rows at once, in float32 or with dot products of bfloat16 pairs.
+//
+// Both operands come in units of 32 bits: one float32, or two bfloat16 that are multiplied and added in one go. A lane
+// holds one (row, key) or one (row, element of the answer) and adds its products in one order, whatever the blocking.
+#pragma once
+
+#include "../vector.h"
+#include "attention.h"
+
+namespace octavo {
+namespace {
+
+struct Float32Products {
+  static constexpr int kPerUnit = 1;
+  static constexpr int kExponentialDegree = 5;
+  static Floats multiply_add(Floats sum, Floats a, Floats b) { return fma(a, b, sum); }
+  // Row of values that are multiplied: element i of `units` as it stands in `x`.
+  static void store_weights(float* units, int first, Floats x) { store(units + first, x); }
+  static void store_queries(float* units, const float* x, int count) { std::memcpy(units, x, sizeof(float) * count); }
+};
+
+#if defined(__AVX512BF16__)
+struct Bfloat16Products {
+  static constexpr int kPerUnit = 2;
+  static constexpr int kExponentialDegree = 4;  // rounded to 8 bits afterwards
+  static Floats multiply_add(Floats sum, Floats a, Floats b) {
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+  }
+  static void store_weights(float* units, int first, Floats x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(units + first / 2), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
+  }
+  static void store_queries(float* units, const float* x, int count) {
+    for (int i = 0; i < count; i += kLanes) store(reinterpret_cast<bf16*>(units) + i, load(x + i));
+  }
+};
+#endif
+
+template <int N>
+struct Count {
+  static constexpr int value = N;
+};
+
+constexpr int kRowBlock = 6;
+
+// Calls `f` with the number of rows as a constant.
+template <class F>
+inline void with_rows(int rows, const F& f) {
+  switch (rows) {
+    case 1: return f(Count<1>());
+    case 2: return f(Count<2>());
+    case 3: return f(Count<3>());
+    case 4: return f(Count<4>());
+    case 5: return f(Count<5>());
+    default: return f(Count<6>());
+  }
+}
+
+constexpr int kVectorsPerTile = kTileKeys / kLanes;
+
+// scores[r][key] = sum over units of q[r] * keys, for `Vectors` vectors of keys.
+template <class Products, int Rows, int Vectors>
+inline void score_vectors(const float* q, int q_stride, const float* const* keys, int units, float* scores) {
+  Floats sums[Rows][Vectors];
+  for (int r = 0; r < Rows; ++r)
+    for (int j = 0; j < Vectors; ++j) sums[r][j] = zero();
+  for (int unit = 0; unit < units; ++unit) {
+    Floats key[Vectors];
+    for (int j = 0; j < Vectors; ++j) key[j] = load(keys[j] + unit * kTileKeys);
+    for (int r = 0; r < Rows; ++r) {
+      const Floats query = all(q[r * q_stride + unit]);
+      for (int j = 0; j < Vectors; ++j) sums[r][j] = Products::multiply_add(sums[r][j], key[j], query);
+    }
+  }
+  for (int r = 0; r < Rows; ++r)
+    for (int j = 0; j < Vectors; ++j) store(scores + r * kChunkKeys + j * kLanes, sums[r][j]);
+}
+
+// Scores of rows against the tiles [low, high) of a chunk; `tiles[t]` is [units][16].
+template <class Products>
+inline void score_rows(int rows, const float* q, int q_stride, const float* const* tiles, int low, int high, int units,
+                       float* scores) {
+  const float* keys[kChunkTiles * kVectorsPerTile];
+  for (int j = low * kVectorsPerTile; j < high * kVectorsPerTile; ++j)
+    keys[j] = tiles[j / kVectorsPerTile] + j % kVectorsPerTile * kLanes;
+  with_rows(rows, [&](auto count) {
+    constexpr int kRows = decltype(count)::value;
+    constexpr int kMost = kLanes == 16 ? 4 : 2;
+    int j = low * kVectorsPerTile;
+    const int end = high * kVectorsPerTile;
+    for (; j + kMost <= end; j += kMost)
+      score_vectors<Products, kRows, kMost>(q, q_stride, keys + j, units, scores + j * kLanes);
+    for (; j < end; ++j) score_vectors<Products, kRows, 1>(q, q_stride, keys + j, units, scores + j * kLanes);
+  });
+}
+
+// Values that lie side by side: rows [units][padded_dim], multiplied with `units` weights from `first_unit` on.
+struct Segment {
+  const float* values;
+  int first_unit;
+  int units;
+};
+
+// sums[r] = sums[r] * factors[r] + sum over units of weights[r] * values, for `Vectors` vectors of the answer.
+template <class Products, int Rows, int Vectors>
+inline void add_vectors(const Segment* segments, int count, const float* weights, int weights_stride,
+                        const float* factors, float* sums, int dim, int first) {
+  Floats added[Rows][Vectors];
+  for (int r = 0; r < Rows; ++r)
+    for (int j = 0; j < Vectors; ++j)
+      added[r][j] = mul(load(sums + r * dim + first + j * kLanes), all(factors[r]));
+  for (int s = 0; s < count; ++s) {
+    const float* values = segments[s].values + first;
+    const float* weight = weights + segments[s].first_unit;
+    for (int unit = 0; unit < segments[s].units; ++unit) {
+      Floats value[Vectors];
+      for (int j = 0; j < Vectors; ++j) value[j] = load(values + unit * dim + j * kLanes);
+      for (int r = 0; r < Rows; ++r) {
+        const Floats shared = all(weight[r * weights_stride + unit]);
+        for (int j = 0; j < Vectors; ++j) added[r][j] = Products::multiply_add(added[r][j], value[j], shared);
+      }
+    }
+  }
+  for (int r = 0; r < Rows; ++r)
+    for (int j = 0; j < Vectors; ++j) store(sums + r * dim + first + j * kLanes, added[r][j]);
+}
+
+template <class Products>
+inline void add_values(int rows, const Segment* segments, int count, const float* weights, int weights_stride,
+                       const float* factors, float* sums, int dim) {
+  with_rows(rows, [&](auto number) {
+    constexpr int kRows = decltype(number)::value;
+    constexpr int kMost = (kLanes == 16 ? 4 : 2) * (kRows <= 2 ? 2 : 1);
+    const auto add = [&](auto vectors, int first) {
+      add_vectors<Products, kRows, decltype(vectors)::value>(segments, count, weights, weights_stride, factors, sums,
+                                                             dim, first);
+    };
+    int first = 0;
+    for (; first + kMost * kLanes <= dim; first += kMost * kLanes) add(Count<kMost>(), first);
+    for (; first + 2 * kLanes <= dim; first += 2 * kLanes) add(Count<2>(), first);
+    for (; first < dim; first += kLanes) add(Count<1>(), first);
+  });
+}
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,213 @@
+// Attention as Python sees it: the cache's layout, the cut into tasks, and copies of blocks.
+#include "attention.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "../bindings.h"
+
+namespace octavo {
+
+namespace avx2 { extern const AttentionKernels attention_table; }
+namespace avx512 { extern const AttentionKernels attention_table; }
+namespace avx512_bf16 { extern const AttentionKernels attention_table; }
+
+const AttentionKernels& attention_kernels(Level level) {
+  return choose_table(level, avx2::attention_table, avx512::attention_table, avx512_bf16::attention_table);
+}
+
+namespace {
+
+CacheLayout layout_of(int kv_heads, int dim, int block_size, Type cache_type) {
+  CacheLayout layout;
+  const bool has_scales = cache_type == Type::int8 || cache_type == Type::fp8_e4m3;
+  const int value_bytes = cache_type == Type::float32 ? 4 : cache_type == Type::bfloat16 ? 2 : 1;
+  layout.padded_dim = (dim + 15) / 16 * 16;
+  layout.side_bytes = kTileKeys * layout.padded_dim * value_bytes;
+  layout.tile_bytes = 2 * layout.side_bytes + (has_scales ? 2 * kTileKeys * static_cast<int>(sizeof(float)) : 0);
+  layout.head_bytes = block_size / kTileKeys * layout.tile_bytes;
+  layout.block_bytes = static_cast<std::int64_t>(kv_heads) * layout.head_bytes;
+  return layout;
+}
+
+int first_split(const Attention& a, const AttentionItem& item) {
+  return item.first_position < a.window ? 0 : (item.first_position - a.window + 1) / kSplitKeys;
+}
+
+int end_split(const AttentionItem& item) { return (item.end_position() + kSplitKeys - 1) / kSplitKeys; }
+
+// The items of one KV head, those with the most keys first: the last tasks of a region should be short ones.
+std::vector<AttentionItem> plan_items(const Attention& a) {
+  const int group = a.heads / a.kv_heads;
+  const int most_queries = std::max(1, kItemRows / group);
+  std::vector<AttentionItem> items;
+  for (int row = 0; row < a.rows; ++row) {
+    const int first_token = a.query_starts[row], queries = a.query_starts[row + 1] - first_token;
+    const int context = a.sequence_lengths[row] - queries;
+    for (int done = 0; done < queries; done += most_queries)
+      items.push_back({row, first_token + done, context + done, std::min(most_queries, queries - done)});
+  }
+  std::stable_sort(items.begin(), items.end(), [](const AttentionItem& one, const AttentionItem& other) {
+    return one.end_position() > other.end_position();
+  });
+  return items;
+}
+
+int partial_rows(const Attention& a, int queries) { return (queries * (a.heads / a.kv_heads) + 15) / 16 * 16; }
+
+std::int64_t partial_floats(const Attention& a, int rows) {
+  return static_cast<std::int64_t>(rows) * (a.layout.padded_dim + 2);
+}
+
+AttentionPartial partial_at(const Attention& a, float* base, int rows) {
+  float* maxima = base + static_cast<std::int64_t>(rows) * a.layout.padded_dim;
+  return {base, maxima, maxima + rows};
+}
+
+// A task is an item with all its splits.
+void attend_items(Cpu& cpu, const Attention& a, const AttentionKernels& kernels, const std::vector<AttentionItem>& items) {
+  const int rows = partial_rows(a, std::max(1, kItemRows / (a.heads / a.kv_heads)));
+  const std::int64_t partial = partial_floats(a, rows), own_bytes = kernels.scratch_bytes(a);
+  const std::int64_t thread_bytes = own_bytes + 2 * partial * static_cast<std::int64_t>(sizeof(float));
+  auto* memory = static_cast<std::uint8_t*>(cpu.scratch(thread_bytes * cpu.pool.threads()));
+  const int count = static_cast<int>(items.size());
+  cpu.pool.run(count * a.kv_heads, [&](int task, int thread) {
+    std::uint8_t* own = memory + thread * thread_bytes;
+    float* sums = reinterpret_cast<float*>(own + own_bytes);
+    const AttentionItem& item = items[task % count];
+    const int kv_head = task / count;
+    const AttentionPartial total = partial_at(a, sums, rows), part = partial_at(a, sums + partial, rows);
+    const int first = first_split(a, item);
+    kernels.attend(a, item, kv_head, first, total, own);
+    for (int split = first + 1; split < end_split(item); ++split) {
+      kernels.attend(a, item, kv_head, split, part, own);
+      kernels.merge(a, item, total, part);
+    }
+    kernels.finish(a, item, kv_head, total);
+  });
+}
+
+// A task is one split of an item; a second region merges them. For few items with many keys.
+void attend_splits(Cpu& cpu, const Attention& a, const AttentionKernels& kernels, const std::vector<AttentionItem>& items) {
+  struct Task {
+    int item, split;
+    std::int64_t place;  // of its partial, in floats
+  };
+  std::vector<Task> tasks;
+  std::vector<int> first_tasks;
+  std::int64_t floats = 0;
+  for (int i = 0; i < static_cast<int>(items.size()); ++i) {
+    first_tasks.push_back(static_cast<int>(tasks.size()));
+    for (int split = first_split(a, items[i]); split < end_split(items[i]); ++split) {
+      tasks.push_back({i, split, floats});
+      floats += partial_floats(a, partial_rows(a, items[i].queries));
+    }
+  }
+  first_tasks.push_back(static_cast<int>(tasks.size()));
+  const int count = static_cast<int>(tasks.size());
+  const std::int64_t own_bytes = kernels.scratch_bytes(a), own_total = own_bytes * cpu.pool.threads();
+  const std::int64_t partial_bytes = floats * a.kv_heads * static_cast<std::int64_t>(sizeof(float));
+  auto* memory = static_cast<std::uint8_t*>(cpu.scratch(own_total + partial_bytes));
+  float* partials = reinterpret_cast<float*>(memory + own_total);
+  const auto partial_of = [&](const Task& task, int kv_head) {
+    return partial_at(a, partials + kv_head * floats + task.place, partial_rows(a, items[task.item].queries));
+  };
+  cpu.pool.run(count * a.kv_heads, [&](int index, int thread) {
+    const Task& task = tasks[index % count];
+    const int kv_head = index / count;
+    kernels.attend(a, items[task.item], kv_head, task.split, partial_of(task, kv_head), memory + thread * own_bytes);
+  });
+  cpu.pool.run_pieces(static_cast<int>(items.size()) * a.kv_heads, 2, [&](int begin, int end, int) {
+    for (int index = begin; index < end; ++index) {
+      const int i = index % static_cast<int>(items.size()), kv_head = index / static_cast<int>(items.size());
+      const AttentionPartial total = partial_of(tasks[first_tasks[i]], kv_head);
+      for (int task = first_tasks[i] + 1; task < first_tasks[i + 1]; ++task)
+        kernels.merge(a, items[i], total, partial_of(tasks[task], kv_head));
+      kernels.finish(a, items[i], kv_head, total);
+    }
+  });
+}
+
+void run_attention(Cpu& cpu, const Attention& a, const AttentionKernels& kernels) {
+  cpu.pool.run_pieces(a.tokens * a.kv_heads, 32, [&](int begin, int end, int) {
+    while (begin < end) {
+      const int kv_head = begin / a.tokens, stop = std::min(end, (kv_head + 1) * a.tokens);
+      kernels.write(a, kv_head, begin - kv_head * a.tokens, stop - kv_head * a.tokens);
+      begin = stop;
+    }
+  });
+  const std::vector<AttentionItem> items = plan_items(a);
+  if (items.empty()) return;
+  const bool is_few = static_cast<int>(items.size()) * a.kv_heads < 4 * cpu.pool.threads();
+  const bool is_long = end_split(items.front()) - first_split(a, items.front()) > 1;
+  if (cpu.pool.threads() > 1 && is_few && is_long) return attend_splits(cpu, a, kernels, items);
+  attend_items(cpu, a, kernels, items);
+}
+
+struct BlockCopies {
+  const std::int64_t* sources;  // [planes] addresses of what holds the blocks copied from
+  const std::int64_t* targets;  // [planes]
+  const std::int64_t* pairs;    // [count, 2] source and target block
+  int planes, count;
+  std::int64_t block_bytes;
+};
+
+// Within a plane in the order of the list: a copy may read what an earlier one wrote.
+void copy_blocks(Cpu& cpu, const BlockCopies& c) {
+  cpu.pool.run(c.planes, [&](int plane, int) {
+    const auto* source = pointer<std::uint8_t>(static_cast<Address>(c.sources[plane]));
+    auto* target = pointer<std::uint8_t>(static_cast<Address>(c.targets[plane]));
+    for (int i = 0; i < c.count; ++i)
+      std::memmove(target + c.pairs[2 * i + 1] * c.block_bytes, source + c.pairs[2 * i] * c.block_bytes, c.block_bytes);
+  });
+}
+
+}  // namespace
+
+void bind_attention(nb::class_<Cpu>& cpu) {
+  cpu.def_static(
+      "attention_block_bytes",
+      [](int kv_heads, int dim, int block_size, int cache_type) {
+        return layout_of(kv_heads, dim, block_size, static_cast<Type>(cache_type)).block_bytes;
+      },
+      "Bytes of one block of one layer's cache; block_size is a multiple of 16.");
+  cpu.def(
+      "attention_scratch_bytes",
+      [](const Cpu& cpu, int heads, int kv_heads, int dim, int longest, int cache_type) {
+        Attention a{};
+        a.heads = heads, a.kv_heads = kv_heads, a.dim = dim;
+        a.layout = layout_of(kv_heads, dim, kTileKeys, static_cast<Type>(cache_type));
+        const std::int64_t rows = partial_rows(a, std::max(1, kItemRows / (heads / kv_heads)));
+        const std::int64_t partial = partial_floats(a, static_cast<int>(rows)) * static_cast<std::int64_t>(sizeof(float));
+        // either two sums for each thread, or one for each split of the few items that are cut
+        const std::int64_t splits = (longest + kSplitKeys - 1) / kSplitKeys, threads = cpu.pool.threads();
+        return threads * attention_kernels(cpu.level).scratch_bytes(a) + std::max(2 * threads, 4 * threads * splits) * partial;
+      },
+      "Most bytes that `attention` works in, for sequences of up to `longest` tokens.");
+  cpu.def(
+      "attention",
+      [](Cpu& cpu, Address q, Address k, Address v, Address out, Address cache, Address query_starts,
+         Address sequence_lengths, Address block_tables, Address slots, Address alibi, std::int64_t q_stride,
+         std::int64_t k_stride, std::int64_t v_stride, std::int64_t table_stride, int tokens, int rows, int heads,
+         int kv_heads, int dim, int block_size, int type, int cache_type, float scale, int window, float soft_cap) {
+        Attention a{pointer(q), pointer(k), pointer(v), pointer(out), pointer<std::uint8_t>(cache),
+                    pointer<std::int32_t>(query_starts), pointer<std::int32_t>(sequence_lengths),
+                    pointer<std::int32_t>(block_tables), pointer<std::int64_t>(slots), pointer<float>(alibi),
+                    q_stride, k_stride, v_stride, table_stride, tokens, rows, heads, kv_heads, dim, block_size,
+                    static_cast<Type>(type), static_cast<Type>(cache_type), scale, window, soft_cap,
+                    layout_of(kv_heads, dim, block_size, static_cast<Type>(cache_type))};
+        cpu.submit([&cpu, a, &kernels = attention_kernels(cpu.level)] { run_attention(cpu, a, kernels); });
+      },
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Write keys and values to their slots, then attend over the paged cache; see csrc/cpu/attention/attention.h.");
+  cpu.def(
+      "copy_blocks",
+      [](Cpu& cpu, Address sources, Address targets, Address pairs, int planes, int count, std::int64_t block_bytes) {
+        copy_blocks(cpu, {pointer<std::int64_t>(sources), pointer<std::int64_t>(targets), pointer<std::int64_t>(pairs),
+                          planes, count, block_bytes});
+      },
+      nb::call_guard<nb::gil_scoped_release>(), "Copy whole blocks, in order, in every plane of every layer.");
+}
+
+}  // namespace octavo

@@ -1,0 +1,84 @@
+// Paged attention: writes a step's keys and values to their slots, then attends reading the cache alone.
+//
+// How the work is cut, all of it by absolute positions, so that a token's answer never depends on what else is computed:
+//   split  1,024 keys  summed up from nothing; splits are merged in the order of their positions
+//   chunk     64 keys  between two updates of the running maximum inside a split
+//   tile      16 keys  what the cache is made of
+// An item is up to 64 rows of one sequence that share their keys: (query position) x (query head of one KV head).
+#pragma once
+
+#include "../types.h"
+
+namespace octavo {
+
+constexpr int kTileKeys = 16;
+constexpr int kChunkKeys = 64;
+constexpr int kChunkTiles = kChunkKeys / kTileKeys;
+constexpr int kSplitKeys = 1024;
+constexpr int kItemRows = 64;
+constexpr int kMostDim = 1024;
+constexpr float kNothing = -3.0e38f;  // the maximum of no scores; finite, for differences of it are taken
+
+// One layer's cache: [blocks][KV heads][tiles of a block], a tile being keys, values and, where they are stored in 8
+// bits, float32 scales of 16 keys and of 16 values. Keys lie transposed, values in rows; formats of less than 32 bits
+// interleave the two operands of a dot product: keys [dim / 2][16][2], values [8][dim][2]; float32 is [dim][16] and
+// [16][dim]. `dim` is padded with zeros to a multiple of 16.
+struct CacheLayout {
+  int padded_dim;
+  int side_bytes;  // keys of a tile, or values of a tile
+  int tile_bytes;
+  int head_bytes;
+  std::int64_t block_bytes;
+};
+
+struct Attention {
+  const void* q;  // [tokens, heads, dim] of `type`; tokens `q_stride` elements apart
+  const void* k;  // [tokens, kv_heads, dim] likewise
+  const void* v;
+  void* out;                             // [tokens, heads, dim], dense
+  std::uint8_t* cache;                   // see CacheLayout
+  const std::int32_t* query_starts;      // [rows + 1]
+  const std::int32_t* sequence_lengths;  // [rows], this step's tokens included
+  const std::int32_t* block_tables;      // [rows, ...], `table_stride` apart
+  const std::int64_t* slots;             // [tokens]
+  const float* alibi;                    // [heads] slopes, or null
+  std::int64_t q_stride, k_stride, v_stride, table_stride;
+  int tokens, rows, heads, kv_heads, dim, block_size;
+  Type type, cache_type;
+  float scale;     // positive
+  int window;      // keys that a query sees, itself included; INT32_MAX for all
+  float soft_cap;  // 0 for none
+  CacheLayout layout;
+};
+
+struct AttentionItem {
+  int row;          // sequence
+  int first_token;  // flat index of the first query
+  int first_position;
+  int queries;
+  int end_position() const { return first_position + queries; }
+};
+
+// What a split of an item adds up to: sums of values weighted by 2^(score - maximum), and the sums of the weights.
+struct AttentionPartial {
+  float* sums;      // [rows, padded_dim]
+  float* maxima;    // [rows], rows rounded up to 16
+  float* weights;   // [rows]
+};
+
+struct AttentionKernels {
+  std::int64_t (*scratch_bytes)(const Attention&);  // that `attend` needs, a multiple of 64
+  // Tokens [begin, end) of one KV head.
+  void (*write)(const Attention&, int kv_head, int begin, int end);
+  // One split of one item.
+  void (*attend)(const Attention&, const AttentionItem&, int kv_head, int split, const AttentionPartial&,
+                 std::uint8_t* scratch);
+  // Adds a later split to the sum of earlier ones.
+  void (*merge)(const Attention&, const AttentionItem&, const AttentionPartial& total, const AttentionPartial& part);
+  // Divides by the weights and stores the answer.
+  void (*finish)(const Attention&, const AttentionItem&, int kv_head, const AttentionPartial&);
+};
+
+const AttentionKernels& attention_kernels(Level level);
+
+}  // namespace octavo

@@ -1,0 +1,196 @@
+// Tiles of the cache as operands, and the writing of keys and values into them.
+#pragma once
+
+#include "arithmetic.h"
+
+namespace octavo {
+namespace {
+
+// The low and the high bfloat16 of each 32-bit lane, as float32.
+#if defined(__AVX512F__)
+inline Floats low_half(Floats x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 16)); }
+inline Floats high_half(Floats x) {
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+using Codes = __m512i;  // 32-bit lanes
+inline Codes load_pairs(const std::uint8_t* p) {
+  return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline Codes low_byte(Codes x) { return _mm512_and_si512(x, _mm512_set1_epi32(0xff)); }
+inline Codes high_byte(Codes x) { return _mm512_srli_epi32(x, 8); }
+inline Floats from_int8(Codes x) { return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(x, 24), 24)); }
+inline Floats from_e4m3(Codes x) {
+  const Codes magnitude = _mm512_slli_epi32(_mm512_and_si512(x, _mm512_set1_epi32(0x7f)), 20);
+  const Codes sign = _mm512_slli_epi32(_mm512_and_si512(x, _mm512_set1_epi32(0x80)), 24);
+  // exponents move from a bias of 7 to one of 127; below 2^-6 there is no hidden bit
+  const Floats normal = _mm512_castsi512_ps(_mm512_add_epi32(magnitude, _mm512_set1_epi32(120 << 23)));
+  const Floats small = sub(_mm512_castsi512_ps(_mm512_add_epi32(magnitude, _mm512_set1_epi32(121 << 23))), all(0.015625f));
+  return copy_sign(where_less(normal, all(0.015625f), small, normal), _mm512_castsi512_ps(sign));
+}
+#else
+inline Floats low_half(Floats x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 16)); }
+inline Floats high_half(Floats x) {
+  return _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+using Codes = __m256i;
+inline Codes load_pairs(const std::uint8_t* p) {
+  return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline Codes low_byte(Codes x) { return _mm256_and_si256(x, _mm256_set1_epi32(0xff)); }
+inline Codes high_byte(Codes x) { return _mm256_srli_epi32(x, 8); }
+inline Floats from_int8(Codes x) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 24), 24)); }
+inline Floats from_e4m3(Codes x) {
+  const Codes magnitude = _mm256_slli_epi32(_mm256_and_si256(x, _mm256_set1_epi32(0x7f)), 20);
+  const Codes sign = _mm256_slli_epi32(_mm256_and_si256(x, _mm256_set1_epi32(0x80)), 24);
+  const Floats normal = _mm256_castsi256_ps(_mm256_add_epi32(magnitude, _mm256_set1_epi32(120 << 23)));
+  const Floats small = sub(_mm256_castsi256_ps(_mm256_add_epi32(magnitude, _mm256_set1_epi32(121 << 23))), all(0.015625f));
+  return copy_sign(where_less(normal, all(0.015625f), small, normal), _mm256_castsi256_ps(sign));
+}
+#endif
+
+// `count` (a multiple of 16) pairs as float32, the first of each pair to `even`, the second to `odd`, in steps of 16.
+template <Type Stored>
+inline void split_pairs(const std::uint8_t* pairs, float* even, float* odd) {
+  for (int i = 0; i < 16; i += kLanes) {
+    if constexpr (Stored == Type::bfloat16) {
+      const Floats both = load(reinterpret_cast<const float*>(pairs) + i);
+      store(even + i, low_half(both));
+      store(odd + i, high_half(both));
+    } else {
+      const Codes both = load_pairs(pairs + 2 * i);
+      constexpr bool kIsInteger = Stored == Type::int8;
+      store(even + i, kIsInteger ? from_int8(low_byte(both)) : from_e4m3(low_byte(both)));
+      store(odd + i, kIsInteger ? from_int8(high_byte(both)) : from_e4m3(high_byte(both)));
+    }
+  }
+}
+
+// Sixteen units of pairs as operands of the products: the keys of one pair of dimensions, or 16 elements of values.
+template <Type Stored>
+inline void widen_tile(const std::uint8_t* keys, const std::uint8_t* values, int dim, int valid, Float32Products, float* key_units,
+                       float* value_units) {
+  constexpr int kStep = Stored == Type::bfloat16 ? 64 : 32;  // bytes of 16 pairs
+  for (int pair = 0; pair < dim / 2; ++pair)
+    split_pairs<Stored>(keys + pair * kStep, key_units + 2 * pair * kTileKeys, key_units + (2 * pair + 1) * kTileKeys);
+  for (int pair = 0; 2 * pair < valid; ++pair)
+    for (int i = 0; i < dim; i += 16)
+      split_pairs<Stored>(values + (pair * dim + i) / 16 * kStep, value_units + 2 * pair * dim + i,
+                          value_units + (2 * pair + 1) * dim + i);
+}
+
+#if defined(__AVX512BF16__)
+// 32 codes as bfloat16, exactly.
+template <Type Stored>
+inline __m512i widen_codes(const std::uint8_t* p) {
+  const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  if constexpr (Stored == Type::int8) {
+    const Floats low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(codes)));
+    const Floats high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(codes, 1)));
+    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+  } else {
+    // m * 2^-9 for the codes 0 to 7, which have no hidden bit
+    const __m512i small = _mm512_castsi128_si512(_mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
+    const __m512i wide = _mm512_cvtepu8_epi16(codes);
+    const __m512i magnitude = _mm512_and_si512(wide, _mm512_set1_epi16(0x7f));
+    const __m512i normal = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(120 << 7));
+    const __mmask32 is_small = _mm512_cmplt_epi16_mask(magnitude, _mm512_set1_epi16(8));
+    const __m512i value = _mm512_mask_permutexvar_epi16(normal, is_small, magnitude, small);
+    const __m512i sign = _mm512_slli_epi16(_mm512_and_si512(wide, _mm512_set1_epi16(0x80)), 8);
+    return _mm512_or_si512(value, sign);
+  }
+}
+
+template <Type Stored>
+inline void widen_tile(const std::uint8_t* keys, const std::uint8_t* values, int dim, int valid, Bfloat16Products,
+                       float* key_units, float* value_units) {
+  for (int i = 0; i < dim / 2; ++i) _mm512_storeu_si512(key_units + i * 16, widen_codes<Stored>(keys + i * 32));
+  const int units = (valid + 1) / 2 * dim;
+  for (int i = 0; i < units; i += 16) _mm512_storeu_si512(value_units + i, widen_codes<Stored>(values + i * 2));
+}
+#endif
+
+// 8-bit codes of a row, and the scale that undoes them: x is about code * scale. The scale of a row that is not finite
+// is NaN, so that whoever reads it gets NaN.
+inline float quantize_row(const float* x, int dim, bool is_integer, std::uint8_t* codes) {
+  Floats largest = zero(), nothing = zero();
+  for (int i = 0; i < dim; i += kLanes) {
+    largest = maximum(largest, absolute(load(x + i)));
+    nothing = fma(load(x + i), zero(), nothing);
+  }
+  const float top = is_integer ? 127.0f : 448.0f;
+  const float amplitude = maximum_of(largest);
+  const float factor = amplitude > 0.0f ? top / amplitude : 0.0f;
+  for (int i = 0; i < dim; ++i) {
+    const float y = x[i] * factor;
+    if (is_integer) {
+      codes[i] = static_cast<std::uint8_t>(static_cast<std::int8_t>(__builtin_nearbyintf(y)));
+    } else {
+      std::uint32_t bits;
+      std::memcpy(&bits, &y, sizeof bits);
+      const std::uint32_t sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu;
+      // to three bits of mantissa, ties to even; below 2^-6 a sum with 2^14 counts steps of 2^-9 the same way
+      const std::uint32_t normal = ((magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20) - (120u << 3);
+      const float shifted = __builtin_fabsf(y) + 16384.0f;
+      std::uint32_t small;
+      std::memcpy(&small, &shifted, sizeof small);
+      codes[i] = static_cast<std::uint8_t>(sign | (magnitude < 0x3c800000u ? small & 0x7fu : normal & 0x7fu));
+    }
+  }
+  return amplitude / top + sum_of(nothing);
+}
+
+// One key into column `key` of a tile's keys, one value into its row of the values.
+inline void write_row(const Attention& a, const float* k, const float* v, std::uint8_t* tile, int key) {
+  const int dim = a.layout.padded_dim;
+  std::uint8_t* values = tile + a.layout.side_bytes;
+  if (a.cache_type == Type::float32) {
+    for (int i = 0; i < dim; ++i) reinterpret_cast<float*>(tile)[i * kTileKeys + key] = k[i];
+    std::memcpy(values + sizeof(float) * key * dim, v, sizeof(float) * dim);
+    return;
+  }
+  const std::int64_t first_value = static_cast<std::int64_t>(key / 2) * dim * 2 + key % 2;
+  if (a.cache_type == Type::bfloat16) {
+    alignas(64) bf16 row[kMostDim];
+    for (int i = 0; i < dim; i += kLanes) store(row + i, load(k + i));
+    for (int i = 0; i < dim; i += 2) std::memcpy(tile + (i * kTileKeys + 2 * key) * sizeof(bf16), row + i, 2 * sizeof(bf16));
+    for (int i = 0; i < dim; i += kLanes) store(row + i, load(v + i));
+    bf16* target = reinterpret_cast<bf16*>(values) + first_value;
+    for (int i = 0; i < dim; ++i) target[2 * i] = row[i];
+    return;
+  }
+  alignas(64) std::uint8_t codes[kMostDim];
+  float* scales = reinterpret_cast<float*>(values + a.layout.side_bytes);
+  scales[key] = quantize_row(k, dim, a.cache_type == Type::int8, codes);
+  for (int i = 0; i < dim; i += 2) std::memcpy(tile + i * kTileKeys + 2 * key, codes + i, 2);
+  scales[kTileKeys + key] = quantize_row(v, dim, a.cache_type == Type::int8, codes);
+  for (int i = 0; i < dim; ++i) values[first_value + 2 * i] = codes[i];
+}
+
+inline void load_row(const void* base, std::int64_t first, Type type, int dim, float* row) {
+  const auto copy = [&](const auto* x) {
+    int i = 0;
+    for (; i + kLanes <= dim; i += kLanes) store(row + i, load(x + i));
+    if (i < dim) store(row + i, load_some(x + i, dim - i));
+  };
+  type == Type::float32 ? copy(static_cast<const float*>(base) + first) : copy(static_cast<const bf16*>(base) + first);
+}
+
+inline std::uint8_t* tile_at(const Attention& a, std::int64_t block, int kv_head, int offset) {
+  return a.cache + block * a.layout.block_bytes + static_cast<std::int64_t>(kv_head) * a.layout.head_bytes +
+         offset / kTileKeys * a.layout.tile_bytes;
+}
+
+void write_tokens(const Attention& a, int kv_head, int begin, int end) {
+  alignas(64) float k[kMostDim] = {}, v[kMostDim] = {};
+  for (int token = begin; token < end; ++token) {
+    const std::int64_t first = static_cast<std::int64_t>(kv_head) * a.dim;
+    load_row(a.k, token * a.k_stride + first, a.type, a.dim, k);
+    load_row(a.v, token * a.v_stride + first, a.type, a.dim, v);
+    const std::int64_t block = a.slots[token] / a.block_size;
+    const int offset = static_cast<int>(a.slots[token] % a.block_size);
+    write_row(a, k, v, tile_at(a, block, kv_head, offset), offset % kTileKeys);
+  }
+}
+
+}  // namespace
+}  // namespace octavo
