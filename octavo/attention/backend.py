@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
@@ -16,6 +17,8 @@ class AttentionBackend(Protocol):
     """
 
     name: str
+    element_type: torch.dtype
+    """Type of the elements of a cache tensor; bytes where values have scales beside them."""
 
     def cache_shape(self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
         """Shape of one layer's cache; `num_blocks` counts the null block. The cache starts zeroed.

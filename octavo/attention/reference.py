@@ -17,9 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.attention.cache_format import dequantize, is_quantized, quantize
 from octavo.attention.metadata import AttentionMetadata
 from octavo.core.arithmetic import ceil_div
 
+_SCALE_BYTES = 4
 _GATHERED_TOKENS = 16_384
 """Most tokens, padding included, whose keys and values one decode group gathers; a single row may exceed it."""
 _KEY_TILE = 32
@@ -49,15 +51,21 @@ class ReferenceBackend:
 
     name = "reference"
 
+    def __init__(self, cache_dtype: torch.dtype = torch.float32) -> None:
+        self._quantized = cache_dtype if is_quantized(cache_dtype) else None
+        self.element_type = cache_dtype if self._quantized is None else torch.uint8
+
     def cache_shape(self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """[2, num_blocks, kv_heads, block_size, head_dim]: keys, then values."""
-        return 2, num_blocks, kv_heads, block_size, head_dim
+        """[2, num_blocks, kv_heads, block_size, head_dim]: keys, then values; quantised ones end in their scale."""
+        return 2, num_blocks, kv_heads, block_size, head_dim + (0 if self._quantized is None else _SCALE_BYTES)
 
     def workspace_bytes(
         self, max_tokens: int, max_length: int, num_heads: int, kv_heads: int, head_dim: int, element_size: int
     ) -> int:
         """Gathered keys and values with their indices, a mask, what is written, and copies of queries and answers."""
-        row_bytes = 2 * kv_heads * (head_dim * element_size + 8)
+        # quantised rows are gathered as bytes, split into codes and scales, and widened by way of float32
+        widened = 0 if self._quantized is None else 2 * head_dim + 8 + 4 * head_dim
+        row_bytes = 2 * kv_heads * (head_dim * element_size + 8 + widened)
         longest = _key_range(max_length, None)[1]
         gathered = max(_GATHERED_TOKENS, longest) * (row_bytes + 3 * 2 * kv_heads * 8)
         # a mask's distances, flags and numbers, its copy inside the attention function, and the kept ones
@@ -80,7 +88,8 @@ class ReferenceBackend:
         layout = cache.shape
         flat = cache.view(-1, layout[-1])
         written = metadata.once(("written", layout), lambda: _cache_rows(metadata.slot_mapping, layout).view(-1))
-        flat.index_copy_(0, written, torch.stack((k, v)).permute(0, 2, 1, 3).reshape(-1, layout[-1]))
+        new = torch.stack((k, v)).permute(0, 2, 1, 3)  # [2, kv_heads, tokens, dim]
+        flat.index_copy_(0, written, self._stored(new, cache.dtype).reshape(-1, layout[-1]))
 
         pieces = metadata.once(
             ("pieces", sliding_window, alibi is not None),
@@ -93,7 +102,7 @@ class ReferenceBackend:
             make = partial(_cache_rows, piece.slots, layout)
             rows = metadata.once(("rows", index, layout, sliding_window), make) if len(pieces) < 4 else make()
             # [2, kv_heads, rows, keys] cache rows give [2, kv_heads, rows, keys, dim]
-            keys, values = F.embedding(rows, flat).transpose(1, 2)
+            keys, values = self._restored(F.embedding(rows, flat), q.dtype).transpose(1, 2)
             answer = _attend(queries, keys, values, piece, scale, soft_cap, alibi)
             if piece.tokens is None:
                 return answer
@@ -101,6 +110,20 @@ class ReferenceBackend:
             # or they would live beside those of the next piece
             del keys, values
         return out
+
+    def _stored(self, x: Tensor, element_type: torch.dtype) -> Tensor:
+        """Keys or values [..., dim] as rows of the cache."""
+        if self._quantized is None:
+            return x.to(element_type)
+        codes, scales = quantize(x, self._quantized)
+        return torch.cat((codes.view(torch.uint8), scales.view(torch.uint8)), dim=-1)
+
+    def _restored(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows of the cache as keys or values [..., dim] of `dtype`."""
+        if self._quantized is None:
+            return rows.to(dtype)
+        codes, scales = rows[..., :-_SCALE_BYTES].contiguous(), rows[..., -_SCALE_BYTES:].contiguous()
+        return dequantize(codes.view(self._quantized), scales.view(torch.float32), dtype)
 
 
 def _cache_rows(slots: Tensor, layout: torch.Size) -> Tensor:

@@ -21,6 +21,7 @@ def explain(*, given: Given) -> int:
     from octavo.config.checkpoint import Checkpoint
     from octavo.config.resolve import configure
     from octavo.ops.registry import bind, open_runtime
+    from octavo.worker.attention_backend import attention_backend
     from octavo.worker.memory import plan_memory
 
     platform = Platform.detect()
@@ -28,11 +29,22 @@ def explain(*, given: Given) -> int:
     checkpoint = Checkpoint.open(Path(config.model.path))
     runtime = open_runtime(platform, instruction_set=config.device.instruction_set)
     ops = bind(platform, config.device.op_overrides, runtime=runtime)
-    plan = plan_memory(checkpoint, platform, ops, model=config.model, cache=config.cache, scheduler=config.scheduler)
+    attention = attention_backend(checkpoint, runtime, model=config.model, cache=config.cache)
+    plan = plan_memory(
+        checkpoint,
+        platform,
+        ops,
+        attention.backend,
+        model=config.model,
+        cache=config.cache,
+        scheduler=config.scheduler,
+    )
+    choices = [(choice.operator, choice.implementation, choice.because) for choice in ops.choices]
+    choices.append(("attention", attention.backend.name, attention.because))
     print(render_facts("model", model_facts(config, checkpoint)), end="\n\n")
     print(render_facts("machine", platform_facts(platform)), end="\n\n")
     print(plan.render(), end="\n\n")
-    print(render_operators((choice.operator, choice.implementation, choice.because) for choice in ops.choices))
+    print(render_operators(choices))
     return 0
 
 

@@ -21,8 +21,3 @@ def max_blocks_of_group(num_prompt_tokens: int, max_tokens: int, num_sequences: 
     num_shared = num_prompt_tokens // block_size if num_sequences > 1 else 0
     tail_tokens = num_prompt_tokens - num_shared * block_size + max_tokens - 1
     return num_shared + num_sequences * num_blocks_for(tail_tokens, block_size)
-
-
-def block_bytes(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, bytes_per_value: int) -> int:
-    """Bytes of one KV block over all layers (keys and values)."""
-    return 2 * num_layers * num_kv_heads * head_dim * block_size * bytes_per_value

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from octavo.attention.reference import ReferenceBackend
+from octavo.attention.backend import AttentionBackend
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import MemoryPlan, render_bytes
 from octavo.config.schema import CacheConfig, ModelConfig, SchedulerConfig
-from octavo.core.arithmetic import block_bytes, num_blocks_for
+from octavo.core.arithmetic import num_blocks_for
 from octavo.core.model_shape import ModelShape
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
@@ -30,6 +31,12 @@ KV_BYTES_ON_CPU = 4 << 30
 
 class Workspace(Protocol):
     """The part of an attention backend that the plan asks."""
+
+    element_type: torch.dtype
+
+    def cache_shape(self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        """Shape of one layer's cache, of `element_type`."""
+        ...
 
     def workspace_bytes(
         self, max_tokens: int, max_length: int, num_heads: int, kv_heads: int, head_dim: int, element_size: int
@@ -67,6 +74,7 @@ def plan_memory(
     checkpoint: Checkpoint,
     platform: Platform,
     ops: Ops,
+    backend: AttentionBackend,
     *,
     model: ModelConfig,
     cache: CacheConfig,
@@ -76,7 +84,7 @@ def plan_memory(
     """The plan for a checkpoint on this machine. Raises CheckpointError, or ConfigError with a remedy."""
     return divide_memory(
         ModelSizes.of(checkpoint, DTYPES[model.dtype], ops, max_positions=longest_sequence(model, scheduler)),
-        ReferenceBackend(),
+        backend,
         platform.memory,
         cache=cache,
         scheduler=scheduler,
@@ -105,9 +113,8 @@ def divide_memory(
     limit = int(memory.available * cache.gpu_memory_utilization)
     limit_because = f"gpu_memory_utilization {cache.gpu_memory_utilization:g} of what the {memory.source} has available"
     activations = activation_bytes(sizes, attention, scheduler, cache.block_size)
-    per_block = block_bytes(
-        shape.num_layers, shape.num_kv_heads, shape.head_dim, cache.block_size, DTYPES[cache.dtype].itemsize
-    )
+    one_block = attention.cache_shape(1, cache.block_size, shape.num_kv_heads, shape.head_dim)
+    per_block = shape.num_layers * math.prod(one_block) * attention.element_type.itemsize
     left = limit - sizes.weights_bytes - activations
     # one block more than the usable ones: the null block
     most = left // per_block - 1

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from octavo.attention.reference import ReferenceBackend
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import MemoryPlan
 from octavo.core.sampling_params import SamplingParams
@@ -19,6 +18,7 @@ from octavo.models.loader import DTYPES, load_model, make_model
 from octavo.ops.registry import bind, open_runtime
 from octavo.platform import Platform
 from octavo.sampling.sampler import make_sampler
+from octavo.worker.attention_backend import attention_backend
 from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.dummy import FULLEST, dummy_end, dummy_step
 from octavo.worker.memory import longest_sequence, plan_memory
@@ -63,24 +63,25 @@ class Worker:
         threads = config.device.threads if is_worth_it else 1
         runtime = open_runtime(platform, threads, config.device.instruction_set)
         ops = bind(platform, config.device.op_overrides, runtime=runtime)
+        attention = attention_backend(checkpoint, runtime, model=config.model, cache=config.cache)
         # before the weights: a plan that cannot work fails at once
         plan = plan_memory(
             checkpoint,
             platform,
             ops,
+            attention.backend,
             model=config.model,
             cache=config.cache,
             scheduler=config.scheduler,
             device=config.device.device,
         )
-        backend = ReferenceBackend()
         # a setting of the process: this worker owns its threads. Two pools would wait for each other's processors
         torch.set_num_threads(threads if runtime is None else 1)
         model = load_model(
             checkpoint,
             dtype=dtype,
             mesh=Mesh.single(),
-            backend=backend,
+            backend=attention.backend,
             ops=ops,
             device=device,
             progress=sys.stderr.isatty() and plan.weights_bytes >= _PROGRESS_FROM_BYTES,
@@ -92,11 +93,11 @@ class Worker:
         )
         shape = model.config.shape()
         cache = CacheEngine(
-            backend.cache_shape(plan.num_blocks + 1, plan.block_size, shape.num_kv_heads, shape.head_dim),
+            attention.backend.cache_shape(plan.num_blocks + 1, plan.block_size, shape.num_kv_heads, shape.head_dim),
             shape.num_layers,
             plan.num_blocks,
             plan.host_blocks,
-            DTYPES[config.cache.dtype],
+            attention.backend.element_type,
             device,
         )
         is_recorded = runtime is not None and not config.device.enforce_eager
@@ -110,6 +111,7 @@ class Worker:
             sampler=make_sampler(runtime),
         )
         choices = [(each.operator, each.implementation, each.because) for each in ops.choices]
+        choices.append(("attention", attention.backend.name, attention.because))
         return cls(runner, plan, choices, None if runtime is None else runtime.cpu)
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.core.arithmetic import block_bytes, ceil_div, max_blocks_of_group, num_blocks_for
+from octavo.core.arithmetic import ceil_div, max_blocks_of_group, num_blocks_for
 
 
 def test_division_rounds_up() -> None:
@@ -28,7 +28,3 @@ def test_a_group_needs_its_prompt_once_and_a_tail_for_each_sequence(
     prompt: int, max_tokens: int, n: int, blocks: int
 ) -> None:
     assert max_blocks_of_group(prompt, max_tokens, n, 16) == blocks
-
-
-def test_a_block_holds_keys_and_values_of_all_layers() -> None:
-    assert block_bytes(num_layers=28, num_kv_heads=8, head_dim=128, block_size=1, bytes_per_value=2) == 114_688

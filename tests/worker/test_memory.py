@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from octavo.config.explain import MemoryPlan
 from octavo.config.schema import CacheConfig, SchedulerConfig
@@ -26,6 +27,11 @@ BLOCK_BYTES = 2 * 28 * 8 * 128 * 16 * 2
 
 
 class NoWorkspace:
+    element_type = torch.bfloat16
+
+    def cache_shape(self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return 2, num_blocks, kv_heads, block_size, head_dim
+
     def workspace_bytes(self, *sizes: int) -> int:
         return 0
 

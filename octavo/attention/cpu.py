@@ -1,0 +1,126 @@
+"""Paged attention on the compiled library: one kernel for prefill, pieces of it and decoding, in any mixture.
+
+Keys are summed up in an order that is fixed by their absolute positions (csrc/cpu/attention/attention.h), so a token's
+answer has the same bits however a step came about and however many threads compute it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.attention.cache_format import is_quantized
+from octavo.attention.metadata import AttentionMetadata
+
+TILE_KEYS = 16
+"""A block holds a multiple of this many tokens."""
+_MAX_HEAD_DIM = 1024
+_ALL_KEYS = 2**31 - 1
+_TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
+
+
+class Runtime(Protocol):
+    """The part of the CPU kernels' runtime that attention needs."""
+
+    cpu: Any
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Uninitialised memory that no other living tensor uses."""
+        ...
+
+
+class CpuBackend:
+    """`AttentionBackend` on compiled kernels, for float32 and bfloat16 models.
+
+    `cache_dtype` is the type of the cached values: float32, bfloat16, or int8 and float8_e4m3fn, which have a float32
+    scale per token and head beside them in their block.
+    """
+
+    name = "native"
+
+    def __init__(self, runtime: Runtime, cache_dtype: torch.dtype) -> None:
+        self._cpu = runtime.cpu
+        self._kernel = runtime.cpu.attention
+        self._empty = runtime.empty
+        self._cache_code = _TYPE_CODES[cache_dtype]
+        self.element_type = torch.uint8 if is_quantized(cache_dtype) else cache_dtype
+
+    @staticmethod
+    def obstacle(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
+        """Why the kernels cannot serve such a model; None where they can."""
+        if dtype not in (torch.float32, torch.bfloat16):
+            return f"the kernels compute in float32 and bfloat16, the model in {dtype}".replace("torch.", "")
+        if cache_dtype not in _TYPE_CODES:
+            return f"the kernels have no cache of {cache_dtype}".replace("torch.", "")
+        if head_dim % 8 or head_dim > _MAX_HEAD_DIM:
+            return f"the kernels take head sizes that are multiples of 8 up to {_MAX_HEAD_DIM:,}, not {head_dim}"
+        if block_size % TILE_KEYS:
+            return f"the kernels take block sizes that are multiples of {TILE_KEYS}, not {block_size}"
+        return None
+
+    def cache_shape(self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        """[1, num_blocks, elements of a block]: tiles of 16 keys, values and scales; see attention.h."""
+        block_bytes = self._cpu.attention_block_bytes(kv_heads, head_dim, block_size, self._cache_code)
+        return 1, num_blocks, block_bytes // self.element_type.itemsize
+
+    def workspace_bytes(
+        self, max_tokens: int, max_length: int, num_heads: int, kv_heads: int, head_dim: int, element_size: int
+    ) -> int:
+        """Tiles, scores and sums of the items at work."""
+        scratch: int = self._cpu.attention_scratch_bytes(num_heads, kv_heads, head_dim, max_length, self._cache_code)
+        return scratch
+
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cache: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        alibi: Tensor | None = None,
+    ) -> Tensor:
+        """See `AttentionBackend.run`."""
+        tokens, heads, dim = q.shape
+        kv_heads = k.shape[1]
+        out = self._empty((tokens, heads, dim), q.dtype)
+        tables = metadata.block_tables
+        assert q.dtype is k.dtype is v.dtype
+        self._kernel(
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
+            cache.data_ptr(),
+            metadata.query_starts.data_ptr(),
+            metadata.sequence_lengths.data_ptr(),
+            tables.data_ptr(),
+            metadata.slot_mapping.data_ptr(),
+            0 if alibi is None else alibi.data_ptr(),
+            _token_stride(q),
+            _token_stride(k),
+            _token_stride(v),
+            tables.stride(0),
+            tokens,
+            tables.shape[0],
+            heads,
+            kv_heads,
+            dim,
+            metadata.block_size,
+            _TYPE_CODES[q.dtype],
+            self._cache_code,
+            scale,
+            _ALL_KEYS if sliding_window is None else sliding_window,
+            soft_cap or 0.0,
+        )
+        return out
+
+
+def _token_stride(x: Tensor) -> int:
+    """Elements between tokens of x [tokens, heads, dim], whose heads must lie side by side."""
+    assert x.stride()[1:] == (x.shape[2], 1), "kernels read tokens whose heads lie side by side"
+    return x.stride(0)

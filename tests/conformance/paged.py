@@ -1,0 +1,120 @@
+"""Sequences in a paged cache whose unwritten slots are poisoned, computed in any cut and mixture of steps."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.attention.backend import AttentionBackend
+from octavo.attention.cache_format import dequantize, is_quantized, quantize
+from octavo.attention.metadata import AttentionMetadata
+
+Step = list[tuple[int, int, int]]
+"""Rows of a step: (sequence, first position, end position)."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    heads: int = 4
+    kv_heads: int = 2
+    dim: int = 64
+    block_size: int = 16
+    scale: float = 0.15
+    window: int | None = None
+    soft_cap: float | None = None
+    alibi: bool = False
+
+    def slopes(self) -> Tensor | None:
+        return torch.linspace(0.02, 0.3, self.heads) if self.alibi else None
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Queries, keys and values of whole sequences, each [tokens, heads, dim]."""
+
+    shape: Heads
+    q: list[Tensor]
+    k: list[Tensor]
+    v: list[Tensor]
+    tables: list[list[int]]
+
+    @classmethod
+    def make(cls, shape: Heads, lengths: list[int], dtype: torch.dtype, seed: int = 0) -> Sequences:
+        """Random ones; blocks are dealt from a shuffled pool."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(heads: int) -> list[Tensor]:
+            return [torch.randn(n, heads, shape.dim, generator=generator).to(dtype) for n in lengths]
+
+        needed = [-(-n // shape.block_size) for n in lengths]
+        pool = list(range(1, sum(needed) + 1))
+        random.Random(seed).shuffle(pool)
+        tables = [[pool.pop() for _ in range(count)] for count in needed]
+        return cls(shape, draw(shape.heads), draw(shape.kv_heads), draw(shape.kv_heads), tables)
+
+    def lengths(self) -> list[int]:
+        return [len(q) for q in self.q]
+
+    def whole(self) -> list[Step]:
+        """All sequences in one prefill."""
+        return [[(i, 0, n) for i, n in enumerate(self.lengths())]]
+
+    def compute(self, backend: AttentionBackend, steps: list[Step], poison: int = 0xFF) -> list[Tensor]:
+        """The answers [tokens, heads, dim] of all sequences, from an empty cache full of `poison` bytes (NaN)."""
+        shape = self.shape
+        num_blocks = sum(map(len, self.tables)) + 1
+        cache = torch.zeros(
+            backend.cache_shape(num_blocks, shape.block_size, shape.kv_heads, shape.dim), dtype=backend.element_type
+        )
+        cache.view(torch.uint8).fill_(poison)
+        answers = [torch.full_like(q, float("nan")) for q in self.q]
+        for step in steps:
+            metadata = AttentionMetadata.build(
+                [stop - start for _, start, stop in step],
+                [stop for _, _, stop in step],
+                [self.tables[i] for i, _, _ in step],
+                shape.block_size,
+            )
+            q, k, v = (torch.cat([each[i][start:stop] for i, start, stop in step]) for each in (self.q, self.k, self.v))
+            found = backend.run(
+                q, k, v, cache, metadata, shape.scale, shape.window, shape.soft_cap, shape.slopes()
+            ).clone()
+            for (i, start, stop), answer in zip(
+                step, found.split([stop - start for _, start, stop in step]), strict=True
+            ):
+                answers[i][start:stop] = answer
+        return answers
+
+    def expected(self, cache_dtype: torch.dtype) -> list[Tensor]:
+        """The answers in float64, from keys and values as `cache_dtype` rounds them."""
+        return [
+            attend(self.shape, q, _rounded(k, cache_dtype), _rounded(v, cache_dtype))
+            for q, k, v in zip(self.q, self.k, self.v, strict=True)
+        ]
+
+
+def attend(shape: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of one sequence in float64: softmax over the visible keys, nothing else."""
+    shared = shape.heads // shape.kv_heads
+    k, v = (each.double().repeat_interleave(shared, dim=1).transpose(0, 1) for each in (k, v))  # [heads, tokens, dim]
+    scores = q.double().transpose(0, 1) @ k.transpose(1, 2) * shape.scale
+    if shape.soft_cap is not None:
+        scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
+    distance = torch.arange(len(q))[None, :] - torch.arange(len(q))[:, None]  # key minus query
+    slopes = shape.slopes()
+    if slopes is not None:
+        scores = scores + slopes.double()[:, None, None] * distance
+    hidden = distance > 0
+    if shape.window is not None:
+        hidden |= distance <= -shape.window
+    return (scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v).transpose(0, 1)
+
+
+def _rounded(x: Tensor, cache_dtype: torch.dtype) -> Tensor:
+    """What is read back of `x`."""
+    if is_quantized(cache_dtype):
+        return dequantize(*quantize(x, cache_dtype), torch.float64)
+    return x.to(cache_dtype)
