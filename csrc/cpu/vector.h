@@ -53,9 +53,14 @@ inline __m512i bf16_bits(Floats x) {
   const Mask nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   return _mm512_srli_epi32(_mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000)), 16);
 }
-inline void store(bf16* p, Floats x) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(bf16_bits(x)));
+inline __m256i to_bf16(Floats x) {
+#if defined(__AVX512BF16__)
+  return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));  // numbers below 2^-126 become zero
+#else
+  return _mm512_cvtepi32_epi16(bf16_bits(x));
+#endif
 }
+inline void store(bf16* p, Floats x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16(x)); }
 // The first `count` lanes, at least one; the others are zero. A count that the compiler knows to be all costs nothing.
 inline Mask first(int count) { return static_cast<Mask>((1u << count) - 1u); }
 inline Floats load_some(const float* p, int count) {
@@ -71,7 +76,11 @@ inline void store_some(float* p, Floats x, int count) {
 }
 inline void store_some(bf16* p, Floats x, int count) {
   if (count == kLanes) return store(p, x);
-  _mm256_mask_storeu_epi16(p, first(count), _mm512_cvtepi32_epi16(bf16_bits(x)));
+  _mm256_mask_storeu_epi16(p, first(count), to_bf16(x));
+}
+// The first `count` lanes of x, zero in the others.
+inline Floats first_lanes(Floats x, int count) {
+  return count == kLanes ? x : _mm512_maskz_mov_ps(first(count), x);
 }
 inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
@@ -149,6 +158,9 @@ inline void store_some(bf16* p, Floats x, int count) {
   store(lanes, x);
   for (int i = 0; i < count; ++i) p[i] = lanes[i];
 }
+inline Floats first_lanes(Floats x, int count) {
+  return count == kLanes ? x : _mm256_and_ps(x, _mm256_castsi256_ps(first(count)));
+}
 inline Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
 inline Floats sub(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
 inline Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
@@ -185,6 +197,31 @@ inline float maximum_of(Floats x) {
 }
 
 #endif
+
+// Calls `body(i, count)` for all elements of a row, a vector at a time.
+template <class Body>
+inline void for_vectors(int dim, const Body& body) {
+  int i = 0;
+  for (; i + kLanes <= dim; i += kLanes) body(i, kLanes);
+  if (i < dim) body(i, dim - i);
+}
+
+// The sum over a row, from zeros on by `sum = step(sum, i, count)`; step leaves lanes from `count` on as they are. In an
+// order that `dim` alone decides: four sums take turns, so that none waits for the one before.
+template <class Step>
+inline float sum_over(int dim, const Step& step) {
+  Floats a = zero(), b = zero(), c = zero(), d = zero();
+  int i = 0;
+  for (; i + 4 * kLanes <= dim; i += 4 * kLanes) {
+    a = step(a, i, kLanes);
+    b = step(b, i + kLanes, kLanes);
+    c = step(c, i + 2 * kLanes, kLanes);
+    d = step(d, i + 3 * kLanes, kLanes);
+  }
+  for (; i + kLanes <= dim; i += kLanes) a = step(a, i, kLanes);
+  if (i < dim) b = step(b, i, dim - i);
+  return sum_of(add(add(a, b), add(c, d)));
+}
 
 // e^x to about two units in the last place: x = n ln 2 + r, a polynomial in r (minimax coefficients of the Cephes
 // library, public domain), times 2^n. Below -87.3 the answer is 0, -inf included; above 88.7 it is inf; NaN stays NaN.

@@ -7,9 +7,10 @@ namespace octavo {
 
 namespace avx2 { extern const ElementwiseKernels elementwise_table; }
 namespace avx512 { extern const ElementwiseKernels elementwise_table; }
+namespace avx512_bf16 { extern const ElementwiseKernels elementwise_table; }
 
 const ElementwiseKernels& elementwise_kernels(Level level) {
-  return choose_table(level, avx2::elementwise_table, avx512::elementwise_table);
+  return choose_table(level, avx2::elementwise_table, avx512::elementwise_table, avx512_bf16::elementwise_table);
 }
 
 void bind_elementwise(nb::class_<Cpu>& cpu) {

@@ -11,25 +11,20 @@ namespace {
 template <class Element>
 void rms_norm_row(const Element* x, const Element* residual, const Element* weight, Element* sum, Element* out, int dim,
                   float eps) {
-  Floats squares = zero();
-  const auto add_up = [&](int i, int count) {
+  const auto add_square = [&](Floats squares, int i, int count) {
     Floats value = load_some(x + i, count);
     if (residual) {
       value = add(value, load_some(residual + i, count));
       store_some(sum + i, value, count);
       value = load_some(sum + i, count);  // the norm sees what the stream keeps
     }
-    squares = fma(value, value, squares);
+    return fma(value, value, squares);
   };
-  int i = 0;
-  for (; i + kLanes <= dim; i += kLanes) add_up(i, kLanes);
-  if (i < dim) add_up(i, dim - i);
-
+  const Floats scale = all(1.0f / std::sqrt(sum_over(dim, add_square) / static_cast<float>(dim) + eps));
   const Element* values = residual ? sum : x;
-  const Floats scale = all(1.0f / std::sqrt(sum_of(squares) / static_cast<float>(dim) + eps));
-  for (i = 0; i + kLanes <= dim; i += kLanes) store(out + i, mul(mul(load(values + i), scale), load(weight + i)));
-  if (const int rest = dim - i; rest > 0)
-    store_some(out + i, mul(mul(load_some(values + i, rest), scale), load_some(weight + i, rest)), rest);
+  for_vectors(dim, [&](int i, int count) {
+    store_some(out + i, mul(mul(load_some(values + i, count), scale), load_some(weight + i, count)), count);
+  });
 }
 
 template <class Element>
@@ -47,43 +42,26 @@ void rms_norm(const RmsNorm& a, int begin, int end) {
   a.type == Type::float32 ? rms_norm_rows<float>(a, begin, end) : rms_norm_rows<bf16>(a, begin, end);
 }
 
-// Calls `body(i, count)` for all elements of a row, a vector at a time.
-template <class Body>
-void for_vectors(int dim, const Body& body) {
-  int i = 0;
-  for (; i + kLanes <= dim; i += kLanes) body(i, kLanes);
-  if (i < dim) body(i, dim - i);
-}
-
 template <class Element>
 void layer_norm_row(const Element* x, const Element* residual, const Element* weight, const Element* bias, Element* sum,
                     Element* out, int dim, float eps) {
-  Floats total = zero();
-  for_vectors(dim, [&](int i, int count) {
+  const auto add_value = [&](Floats total, int i, int count) {
     Floats value = load_some(x + i, count);
     if (residual) {
       value = add(value, load_some(residual + i, count));
       store_some(sum + i, value, count);
       value = load_some(sum + i, count);
     }
-    total = add(total, value);
-  });
+    return add(total, value);
+  };
+  const Floats mean = all(sum_over(dim, add_value) / static_cast<float>(dim));
   const Element* values = residual ? sum : x;
-  const float mean_value = sum_of(total) / static_cast<float>(dim);
-  const Floats mean = all(mean_value);
-
-  Floats squares = zero();
-  int i = 0;
-  for (; i + kLanes <= dim; i += kLanes) {
-    const Floats centred = sub(load(values + i), mean);
-    squares = fma(centred, centred, squares);
-  }
-  float rest = 0.0f;  // lanes beyond the row are not at the mean
-  for (; i < dim; ++i) {
-    const float centred = to_float(values[i]) - mean_value;
-    rest += centred * centred;
-  }
-  const Floats scale = all(1.0f / std::sqrt((sum_of(squares) + rest) / static_cast<float>(dim) + eps));
+  const auto add_square = [&](Floats squares, int i, int count) {
+    // lanes beyond the row are zero, not at the mean
+    const Floats centred = first_lanes(sub(load_some(values + i, count), mean), count);
+    return fma(centred, centred, squares);
+  };
+  const Floats scale = all(1.0f / std::sqrt(sum_over(dim, add_square) / static_cast<float>(dim) + eps));
   for_vectors(dim, [&](int i, int count) {
     Floats value = mul(sub(load_some(values + i, count), mean), scale);
     if (weight) value = mul(value, load_some(weight + i, count));

@@ -7,8 +7,11 @@ namespace octavo {
 
 namespace avx2 { extern const NormKernels norm_table; }
 namespace avx512 { extern const NormKernels norm_table; }
+namespace avx512_bf16 { extern const NormKernels norm_table; }
 
-const NormKernels& norm_kernels(Level level) { return choose_table(level, avx2::norm_table, avx512::norm_table); }
+const NormKernels& norm_kernels(Level level) {
+  return choose_table(level, avx2::norm_table, avx512::norm_table, avx512_bf16::norm_table);
+}
 
 void bind_norm(nb::class_<Cpu>& cpu) {
   cpu.def(

@@ -7,9 +7,10 @@ namespace octavo {
 
 namespace avx2 { extern const RotaryKernels rotary_table; }
 namespace avx512 { extern const RotaryKernels rotary_table; }
+namespace avx512_bf16 { extern const RotaryKernels rotary_table; }
 
 const RotaryKernels& rotary_kernels(Level level) {
-  return choose_table(level, avx2::rotary_table, avx512::rotary_table);
+  return choose_table(level, avx2::rotary_table, avx512::rotary_table, avx512_bf16::rotary_table);
 }
 
 void bind_rotary(nb::class_<Cpu>& cpu) {
