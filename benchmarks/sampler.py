@@ -1,7 +1,8 @@
-"""Microseconds per row that sampling costs: `python -m benchmarks.sampler`.
+"""Microseconds per row of sampling, by the reference and by the compiled sampler: `python -m benchmarks.sampler`.
 
 Logits are normal with a standard deviation of `--spread`; 5 gives distributions about as peaked as a language model's,
-1 gives broad ones. Processor time, medians over the repetitions, on one thread.
+1 gives broad ones. The two take turns; medians over the repetitions, of processor time on one thread, of elapsed time
+on several.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,16 +21,21 @@ from numpy.typing import NDArray
 
 from octavo.cli.report import report
 from octavo.core.sampling_params import SamplingParams
+from octavo.ops.registry import open_runtime
+from octavo.platform import Platform
 from octavo.sampling.metadata import SamplingRow
-from octavo.sampling.reference import ReferenceSampler
+from octavo.sampling.sampler import Sampler, make_sampler
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "greedy_logprobs_5": {"temperature": 0.0, "logprobs": 5},
+    "greedy_repetition": {"temperature": 0.0, "repetition_penalty": 1.1},
     "seeded": {},
+    "seeded_logprobs_5": {"logprobs": 5},
     "seeded_top_p": {"top_p": 0.95},
     "seeded_top_k_top_p": {"top_k": 50, "top_p": 0.95},
-    "greedy_repetition": {"temperature": 0.0, "repetition_penalty": 1.1},
+    "seeded_top_k_20000": {"top_k": 20_000},
+    "seeded_min_p": {"min_p": 0.05},
 }
 
 
@@ -43,23 +51,32 @@ class BenchmarkSequence:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
 
-def measure(kind: str, num_rows: int, vocab_size: int, spread: float, repetitions: int) -> float:
-    """Median µs per row."""
+def measure(
+    samplers: dict[str, Sampler],
+    kind: str,
+    num_rows: int,
+    vocab_size: int,
+    spread: float,
+    repetitions: int,
+    clock: Callable[[], float],
+) -> dict[str, float]:
+    """Median µs per row by sampler."""
     generator = torch.Generator().manual_seed(0)
     original = torch.randn(num_rows, vocab_size, generator=generator) * spread
     tokens = torch.randint(vocab_size, (256,), generator=generator).numpy()
     rows = [
         SamplingRow(BenchmarkSequence(0, SamplingParams(seed=row, **KINDS[kind]), tokens)) for row in range(num_rows)
     ]
-    sampler = ReferenceSampler()
-    sampler.sample(original.clone(), rows)
-    times = []
-    for _ in range(repetitions):
-        logits = original.clone()
-        began = time.process_time()
-        sampler.sample(logits, rows)
-        times.append(time.process_time() - began)
-    return statistics.median(times) / num_rows * 1e6
+    times: dict[str, list[float]] = {name: [] for name in samplers}
+    logits = original.clone()
+    # the first round warms up
+    for _ in range(repetitions + 1):
+        for name, sampler in samplers.items():
+            logits.copy_(original)
+            began = clock()
+            sampler.sample(logits, rows)
+            times[name].append(clock() - began)
+    return {name: statistics.median(each[1:]) / num_rows * 1e6 for name, each in times.items()}
 
 
 def main() -> None:
@@ -68,16 +85,20 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, nargs="+", default=[32_000, 152_000])
     parser.add_argument("--spread", type=float, default=5.0)
     parser.add_argument("--repetitions", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--instruction-set", default="auto")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    figures = {
-        f"{kind}/{vocab_size}/{num_rows}": round(
-            measure(kind, num_rows, vocab_size, arguments.spread, max(3, arguments.repetitions // num_rows)), 1
-        )
-        for kind in KINDS
-        for vocab_size in arguments.vocab_size
-        for num_rows in arguments.rows
-    }
+    runtime = open_runtime(Platform.detect(), arguments.threads, arguments.instruction_set)
+    samplers: dict[str, Sampler] = {"reference": make_sampler(None)}
+    if runtime is not None:
+        samplers["native"] = make_sampler(runtime)
+    clock = time.process_time if arguments.threads == 1 else time.perf_counter
+    figures: dict[str, dict[str, float]] = {}
+    for kind, vocab_size, num_rows in product(KINDS, arguments.vocab_size, arguments.rows):
+        repetitions = max(5, arguments.repetitions // num_rows)
+        found = measure(samplers, kind, num_rows, vocab_size, arguments.spread, repetitions, clock)
+        figures[f"{kind}/{vocab_size}/{num_rows}"] = {name: round(value, 1) for name, value in found.items()}
     report("sampler", {"arguments": vars(arguments)}, {"us_per_row": figures})
 
 

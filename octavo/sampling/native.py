@@ -19,7 +19,7 @@ from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
 from octavo.sampling.processors import LogitsProcessor, ProcessedRow, default_processors
 from octavo.sampling.reference import ReferenceSampler
 from octavo.sampling.refusals import refusal
-from octavo.sampling.requests import REQUEST_BYTES, PackedRequest, address_of
+from octavo.sampling.requests import IN_THE_CALL, REQUEST_BYTES, PackedRequest, address_of
 
 _DRAWN, _NOT_FINITE, _ALL_BARRED, _OVERFLOW, _OUTSIDE_VOCABULARY = range(5)
 """SamplingStatus of csrc/cpu/sampling/sampling.h."""
@@ -64,12 +64,13 @@ class SamplingKernels(Protocol):
 
 
 class NativeSampler:
-    """A `Sampler` on the compiled library. `processors` act before those that sampling parameters ask for."""
+    """A `Sampler` on the compiled library. `processors` act before those that are part of its call."""
 
     def __init__(self, kernels: SamplingKernels, processors: Sequence[LogitsProcessor] = ()) -> None:
         self._kernels = kernels
-        self._processors = tuple(processors)
-        self._reference = ReferenceSampler((*processors, *default_processors()))
+        built_in = default_processors()
+        self._processors = (*processors, *(each for each in built_in if not isinstance(each, IN_THE_CALL)))
+        self._reference = ReferenceSampler((*processors, *built_in))
         self._requests: WeakKeyDictionary[SampledSequence, PackedRequest] = WeakKeyDictionary()
         self._input = _Memory()
         self._output = _Memory()

@@ -10,15 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.sampling.metadata import SampledSequence, SamplingRow
-from octavo.sampling.processors import LogitsProcessor
+from octavo.sampling.processors import AllowedTokenIds, BadWords, LogitBias, LogitsProcessor, MinTokens, Penalties
 from octavo.sampling.processors.bad_words import barred_by_bad_words
 from octavo.sampling.processors.min_tokens import barred_by_min_tokens
-from octavo.sampling.processors.penalties import Penalties, TokenCounts
+from octavo.sampling.processors.penalties import TokenCounts
 from octavo.sampling.random import packed_draw_key
 
 # SamplingRequest of csrc/cpu/sampling/sampling.h, field by field
 _LAYOUT = struct.Struct("=ffdiiifffiiiiQQQQQQ")
 REQUEST_BYTES = _LAYOUT.size
+IN_THE_CALL = (AllowedTokenIds, LogitBias, MinTokens, BadWords, Penalties)
+"""The processors that the compiled sampler does itself."""
+
 _LOWEST = -float(np.finfo(np.float32).max)
 _MOST = 2**31 - 1
 

@@ -139,6 +139,25 @@ int narrow(const float* values, const int* tokens, int count, float low, float h
   return found;
 }
 
+template <class Weight>
+inline void tally_as(const float* scaled, int count, std::uint32_t prefix, int shift, int bits,
+                     std::uint64_t* histogram, const Weight& weight_of) {
+  const std::uint32_t last_bin = (1u << bits) - 1;
+  for (int i = 0; i < count; ++i) {
+    const std::uint32_t key = key_of(scaled[i]) >> shift;
+    if (key >> bits == prefix) histogram[key & last_bin] += weight_of(i);
+  }
+}
+
+void tally(const float* scaled, const float* weights, int count, std::uint32_t prefix, int shift, int bits,
+           std::uint64_t* histogram) {
+  if (weights) {
+    tally_as(scaled, count, prefix, shift, bits, histogram, [&](int i) { return units_of(weights[i]); });
+  } else {
+    tally_as(scaled, count, prefix, shift, bits, histogram, [](int) { return std::uint64_t{1}; });
+  }
+}
+
 // One round of lowbias32 (Chris Wellons, "Prospecting for hash functions", 2018).
 inline Words mix(Words x) {
   x ^= x >> 16;
@@ -198,6 +217,6 @@ int count_above(const float* logits, int count, float value) {
 
 namespace OCTAVO_LEVEL {
 extern const SamplingKernels sampling_table;
-const SamplingKernels sampling_table = {survey, exponential_sum, exponentials, gather, narrow, race, count_above};
+const SamplingKernels sampling_table = {survey, exponential_sum, exponentials, gather, narrow, tally, race, count_above};
 }  // namespace OCTAVO_LEVEL
 }  // namespace octavo

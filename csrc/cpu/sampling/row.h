@@ -18,7 +18,8 @@ inline int slices_of(int count) { return (count + kSlice - 1) / kSlice; }
 // What a row is worked out in, used again for the next one.
 class SamplingScratch {
  public:
-  static constexpr int kBins = 1 << 11;
+  static constexpr int kMostBits = 11;  // of a key that one pass of a selection settles
+  static constexpr int kBins = 1 << kMostBits;
 
   static std::size_t bytes(int vocab) {
     const std::size_t all = kBins * sizeof(std::uint64_t) + slices_of(vocab) * (sizeof(double) + sizeof(Winner)) +
@@ -100,9 +101,6 @@ class SampledRow {
     std::int64_t token;
     float before;
   };
-
-  // Masses are counted in whole numbers: their sums are exact in any order. 2^20 tokens of mass 1 fit.
-  static constexpr float kUnitsPerMass = 0x1p43f;
 
   template <class Body>
   void for_slices(const Body& body) {
@@ -268,73 +266,54 @@ class SampledRow {
   float boundary_of(const SamplingRequest& request) {
     float boundary = request.min_p_boundary;
     if (request.top_k > 0)
-      boundary = std::max(boundary, where_reached(request.top_k, nullptr, [](float) { return std::uint64_t{1}; }));
+      boundary = std::max(boundary, where_reached(request.top_k, nullptr));
     if (request.top_p >= 1.0) return boundary;
     if (candidates_ >= kFew && boundary > -FLT_MAX)
       candidates_ = kernels_.narrow(s_.scaled, s_.tokens, candidates_, boundary, 0.0f, s_.scaled, s_.tokens);
     kernels_.exponentials(s_.scaled, candidates_, s_.weights);
-    const auto units = [](float mass) {
-      return static_cast<std::uint64_t>(static_cast<std::int64_t>(mass * kUnitsPerMass));
-    };
     double total = row_mass_ * kUnitsPerMass;
     if (total == 0) {
       std::uint64_t kept = 0;
-      for (int i = 0; i < candidates_; ++i) kept += s_.scaled[i] >= boundary ? units(s_.weights[i]) : 0;
+      for (int i = 0; i < candidates_; ++i) kept += s_.scaled[i] >= boundary ? units_of(s_.weights[i]) : 0;
       total = static_cast<double>(kept);
     }
-    return std::max(boundary,
-                    where_reached(static_cast<std::uint64_t>(std::ceil(request.top_p * total)), s_.weights, units));
+    return std::max(boundary, where_reached(static_cast<std::uint64_t>(std::ceil(request.top_p * total)), s_.weights));
   }
 
-  // The scaled logit at which the amounts of the candidates, added up from the likeliest on, reach `wanted`; -FLT_MAX
-  // when they never do. Radix selection: each pass settles some bits of the logit, whose order is that of the values.
-  template <class Amount>
-  float where_reached(std::uint64_t wanted, const float* weights, const Amount& amount) {
+  // The scaled logit at which what the candidates weigh (without `weights` 1 each), added up from the likeliest on,
+  // reaches `wanted`; -FLT_MAX when it never does. Radix selection: each pass settles some bits of the logit.
+  float where_reached(std::uint64_t wanted, const float* weights) {
     const float* values = s_.scaled;
     int count = candidates_;
     std::uint32_t prefix = 0;
     std::uint64_t before = 0;
-    int shift = 31;
-    for (const int bits : {11, 11, 9}) {
-      std::fill_n(s_.histogram, SamplingScratch::kBins, 0);
-      const std::uint32_t last_bin = (1u << bits) - 1;
-      for (int i = 0; i < count; ++i) {
-        const std::uint32_t key = key_of(values[i]);
-        if (key >> shift == prefix) s_.histogram[key >> (shift - bits) & last_bin] += amount(weights ? weights[i] : 0);
-      }
+    for (int shift = 31; shift > 0;) {
+      const int bits = std::min(shift, SamplingScratch::kMostBits);
       shift -= bits;
-      std::uint32_t bin = 0;
+      std::fill_n(s_.histogram, 1 << bits, 0);
+      kernels_.tally(values, weights, count, prefix, shift, bits, s_.histogram);
+      int bin = 0;
       while (before + s_.histogram[bin] < wanted) {
-        before += s_.histogram[bin];
-        if (bin++ == last_bin) return -FLT_MAX;
+        before += s_.histogram[bin++];
+        if (bin == 1 << bits) return -FLT_MAX;
       }
-      prefix = prefix << bits | bin;
+      prefix = prefix << bits | static_cast<std::uint32_t>(bin);
       if (prefix << shift >= key_of(-INFINITY)) return -FLT_MAX;
       if (count < kFew || values != s_.scaled) continue;
       count = kernels_.narrow(values, nullptr, count, -value_of((prefix + 1) << shift), -value_of(prefix << shift),
                               s_.narrowed, nullptr);
       values = s_.narrowed;
-      if (weights) kernels_.exponentials(values, count, s_.narrowed_weights);
-      if (weights) weights = s_.narrowed_weights;
+      if (!weights) continue;
+      kernels_.exponentials(values, count, s_.narrowed_weights);
+      weights = s_.narrowed_weights;
     }
     return -value_of(prefix);
   }
 
-  // So many candidates are looked through again rather than copied.
+  // Fewer candidates than that are looked through again rather than copied.
   static constexpr int kFew = 4096;
 
-  // Scaled logits are not positive: the bits of their magnitude rise as the likelihood falls.
-  static std::uint32_t key_of(float scaled) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &scaled, sizeof bits);
-    return bits & 0x7fffffffu;
-  }
-
-  static float value_of(std::uint32_t key) {
-    float value;
-    std::memcpy(&value, &key, sizeof value);
-    return value;
-  }
+  static float value_of(std::uint32_t key) { return __builtin_bit_cast(float, key); }
 
   int race_of_candidates(float boundary, DrawKey key) {
     return kernels_.race(s_.scaled, s_.tokens, 0, candidates_, {0.0f, 1.0f}, boundary, key, Winner{}).token;

@@ -19,6 +19,16 @@ struct Scaling {
   float temperature;
 };
 
+// Masses are counted in whole numbers, so that their sums are exact in any order: 2^20 tokens of mass 1 fit.
+constexpr float kUnitsPerMass = 0x1p43f;
+
+inline std::uint64_t units_of(float mass) {
+  return static_cast<std::uint64_t>(static_cast<std::int64_t>(mass * kUnitsPerMass));
+}
+
+// Scaled logits are not positive: the bits of their magnitude rise as the likelihood falls.
+inline std::uint32_t key_of(float scaled) { return __builtin_bit_cast(std::uint32_t, scaled) & 0x7fffffffu; }
+
 // The two halves of a draw's key.
 struct DrawKey {
   std::uint32_t first, second;
@@ -50,6 +60,11 @@ struct SamplingKernels {
   // what is read; as much as a block behind `count` is read, too.
   int (*narrow)(const float* values, const int* tokens, int count, float low, float high, float* out_values,
                 int* out_tokens);
+
+  // Adds to histogram[b] what the values weigh whose key is `prefix` and then b, in bits of a key without its last
+  // `shift`: b has `bits` of them. Without `weights` each weighs 1, otherwise its units of mass.
+  void (*tally)(const float* scaled, const float* weights, int count, std::uint32_t prefix, int shift, int bits,
+                std::uint64_t* histogram);
 
   // The race of those whose scaled logit is not below `threshold`, against `best`. `tokens` are their ids; without it
   // they are first, first + 1, …
