@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo.core.sampling_params import SamplingParams
 from octavo.sampling.metadata import SamplingRow
 from octavo.sampling.native import NativeSampler, native_bytes
-from octavo.sampling.processors import ProcessedRow
+from octavo.sampling.processors import ProcessedRow, default_processors
 from octavo.sampling.reference import ReferenceSampler
 from octavo.sampling.sampler import make_sampler
 from tests.conformance.runtimes import LEVELS, runtime
@@ -70,6 +70,14 @@ def test_processors_of_ones_own_act_before_the_compiled_sampler() -> None:
         assert one.samples[0].token.top_ids == logits[row].topk(2).indices.tolist()
         assert one.samples[0].token.logprob == pytest.approx(other.samples[0].token.logprob, abs=2e-6)
         assert all(token_id % 2 == 0 for token_id in drawn) or row % 2
+
+
+def test_a_processor_that_is_built_in_but_not_compiled_acts_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    built_in = default_processors()
+    monkeypatch.setattr("octavo.sampling.native.default_processors", lambda: (*built_in, OnlyEven()))
+    rows = [sampling_row(seed=2, num_samples=20, temperature=3.0)]
+    (result,) = native().sample(make_logits(1), rows)
+    assert all(sample.token.token_id % 2 == 0 for sample in result.samples)
 
 
 def test_errors_tell_what_the_model_did_from_what_processors_did() -> None:
