@@ -93,14 +93,18 @@ inline void accumulate(const typename Arithmetic::Unit* a, const char* weight, i
 #pragma GCC unroll 1
       for (int line = 0; line < Arithmetic::kLines; ++line) {
         const typename Arithmetic::Unit* units = a + line * kRows * Arithmetic::kUnits;
+        typename Arithmetic::Weights b[kTogether];
 #pragma GCC unroll 4
-        for (int v = tile; v < tile + kTogether; ++v) {
-          const char* from = weight + Arithmetic::offset(v * kLanes) + line * Arithmetic::kLineBytes;
+        for (int v = 0; v < kTogether; ++v) {
+          const char* from = weight + Arithmetic::offset((tile + v) * kLanes) + line * Arithmetic::kLineBytes;
           if (kAhead && v * kLanes % 16 == 0) _mm_prefetch(from + kAhead, _MM_HINT_T1);
-          const typename Arithmetic::Weights b = Arithmetic::load(from);
+          b[v] = Arithmetic::load(from);
+        }
 #pragma GCC unroll 16
-          for (int row = 0; row < kRows; ++row)
-            sum[v][row] = Arithmetic::add_product(sum[v][row], units + row * Arithmetic::kUnits, b);
+        for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 4
+          for (int v = 0; v < kTogether; ++v)
+            sum[tile + v][row] = Arithmetic::add_product(sum[tile + v][row], units + row * Arithmetic::kUnits, b[v]);
         }
       }
     }
@@ -119,9 +123,9 @@ constexpr int columns_together(int) { return kPanelColumns; }
 #else
 template <class Arithmetic>
 constexpr int kMostRows = sizeof(typename Arithmetic::Weights) > sizeof(Floats) ? 4 : 6;
-constexpr int columns_together(int rows) { return rows == 1 ? kPanelColumns : kTileColumns; }
+constexpr int columns_together(int rows) { return rows <= 2 ? kPanelColumns : kTileColumns; }
 #endif
-constexpr int kTurnBytes = 4096;
+constexpr int kTurnBytes = 2048;
 
 // kRows rows, arranged in `activations`, times the panels.
 template <class Arithmetic, int kRows>
