@@ -111,6 +111,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        first_token_deadline_s: float | None = None,
         tenant: str | None = None,
         cache_salt: str | None = None,
         trace_id: str | None = None,
@@ -125,6 +126,7 @@ class AsyncLLM:
         params = self.default_sampling_params() if sampling_params is None else sampling_params
         options: dict[str, Any] = {
             "priority": priority,
+            "first_token_deadline_s": first_token_deadline_s,
             "tenant": tenant,
             "cache_salt": cache_salt,
             "trace_id": trace_id,

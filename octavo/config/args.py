@@ -164,21 +164,61 @@ class EngineArgs:
     enable_chunked_prefill: Annotated[
         bool,
         Arg(
-            "Compute long prompts in pieces, together with decoding.",
+            "Compute long prompts in pieces, together with decoding; off, a step is all prefill or all decode.",
             group=_SCHEDULING,
-            only=(True,),
-            otherwise="steps that are all prefill or all decode need the classic policy, not there yet; leave it on",
         ),
     ] = True
     scheduling_policy: Annotated[
         str,
         Arg(
-            "Which waiting request is next.",
+            "Which waiting request is next, and which running one gives way: first come first served, priority "
+            "(smaller numbers first), fair-share (least served tenant), deadline (who must start soonest), prefix-match "
+            "(who finds most in the prefix cache).",
             group=_SCHEDULING,
-            only=("fcfs",),
-            otherwise="first come, first served (fcfs) is the only policy so far",
+            choices=("fcfs", "priority", "fair-share", "deadline", "prefix-match"),
         ),
     ] = "fcfs"
+    priority_ageing: Annotated[
+        float,
+        Arg("Seconds of waiting that count as one priority; 0 switches ageing off.", group=_SCHEDULING, ge=0, le=1e9),
+    ] = 0.0
+    tenant_weights: Annotated[
+        dict[str, str],
+        Arg("Shares of tenants under fair-share, such as alice=2; others have 1.", group=_SCHEDULING),
+    ] = dataclasses.field(default_factory=dict)
+    max_bypasses: Annotated[
+        int,
+        Arg(
+            "How many later requests may be let in before a waiting one that does not fit yet; 0 keeps the order.",
+            group=_SCHEDULING,
+            ge=0,
+            le=1 << 20,
+        ),
+    ] = 0
+    delay_factor: Annotated[
+        float,
+        Arg(
+            "Without chunked prefill: prompts wait until the first has waited this many times the last prefill's time.",
+            group=_SCHEDULING,
+            ge=0,
+            le=1000,
+        ),
+    ] = 0.0
+    max_queued_requests: Annotated[
+        int | None, Arg("Requests beyond this many waiting ones are refused.", group=_SCHEDULING, ge=1)
+    ] = None
+    max_queued_tokens: Annotated[
+        int | None, Arg("Requests are refused when more prompt tokens than this would wait.", group=_SCHEDULING, ge=1)
+    ] = None
+    prefill_tokens_per_s: Annotated[
+        float,
+        Arg(
+            "Prompt tokens computed per second, as deadlines, refusals and preemption_mode auto reckon.",
+            group=_SCHEDULING,
+            gt=0,
+            le=1e9,
+        ),
+    ] = 2000.0
     preemption_mode: Annotated[
         str,
         Arg(

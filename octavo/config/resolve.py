@@ -106,6 +106,13 @@ def resolve(
             max_model_len=max_model_len,
             policy=args.scheduling_policy,
             preemption_mode=cast(PreemptionMode, args.preemption_mode),
+            priority_ageing_s=args.priority_ageing,
+            tenant_weights={tenant: _weight(tenant, weight) for tenant, weight in args.tenant_weights.items()},
+            max_bypasses=args.max_bypasses,
+            delay_factor=args.delay_factor,
+            max_queued_requests=args.max_queued_requests,
+            max_queued_tokens=args.max_queued_tokens,
+            prefill_tokens_per_s=args.prefill_tokens_per_s,
             enable_chunked_prefill=args.enable_chunked_prefill,
             max_steps_in_flight=args.max_steps_in_flight,
         ),
@@ -129,6 +136,16 @@ def _packed_cache(args: EngineArgs) -> str | None:
             "packed_cache keeps the weights of a checkpoint, load_format dummy makes random ones; leave out one of them"
         )
     return None if args.packed_cache is None else str(Path(args.packed_cache).expanduser())
+
+
+def _weight(tenant: str, weight: str) -> float:
+    try:
+        value = float(weight)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"tenant_weights of {tenant} is {weight}, must be a number above 0")
+    return value
 
 
 def _max_model_len(args: EngineArgs, checkpoint: Checkpoint) -> int:

@@ -76,6 +76,14 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     policy: str = "fcfs"
     preemption_mode: PreemptionMode = "auto"
+    priority_ageing_s: float = 0.0
+    tenant_weights: dict[str, float] = {}
+    max_bypasses: int = 0
+    delay_factor: float = 0.0
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
+    prefill_tokens_per_s: float = 2000.0
+    """What waiting is reckoned with: by the deadline policy, by admission control, and by preemption_mode auto."""
     enable_chunked_prefill: bool = True
     max_steps_in_flight: int = 1
 

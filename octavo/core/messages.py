@@ -19,6 +19,9 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True, tag="add"):
     end_token_ids: end-of-sequence ids of the model (empty when `ignore_eos`); `params.stop_token_ids` come on top.
     bad_words_token_ids: the token sequences that `params.bad_words` stand for.
     arrival_time: seconds on the monotonic clock.
+    priority: smaller numbers go first, where the policy looks at them.
+    tenant: who is served, for fair shares.
+    first_token_deadline: when the first token is due, on the clock of `arrival_time`.
     """
 
     request_id: str
@@ -28,9 +31,18 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True, tag="add"):
     end_token_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     priority: int = 0
+    first_token_deadline: float | None = None
     tenant: str | None = None
     cache_salt: str | None = None
+    adapter: str | None = None
     trace_id: str | None = None
+
+    @property
+    def cache_key(self) -> str | None:
+        """What changes the keys and values besides the tokens: requests that differ in it share no blocks."""
+        if self.adapter is None:
+            return self.cache_salt
+        return f"{self.cache_salt or ''}\0adapter {self.adapter}"
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
@@ -109,6 +121,24 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     @property
     def kv_cache_usage(self) -> float:
         return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0
+
+    @property
+    def host_cache_usage(self) -> float:
+        return self.num_used_host_blocks / self.num_host_blocks if self.num_host_blocks else 0.0
+
+
+class Decision(msgspec.Struct, kw_only=True):
+    """One decision of the scheduler. `kind`: blocked, passed, admitted, swapped_in, preempted, refused.
+
+    A group that is blocked for the same kind of reason step after step is one entry: from `step` to `last_step`.
+    """
+
+    step: int
+    last_step: int
+    time: float
+    kind: str
+    request_id: str
+    because: str
 
 
 class StepOutputs(msgspec.Struct, kw_only=True, tag="outputs"):

@@ -48,6 +48,12 @@ class RequestMetrics(msgspec.Struct, kw_only=True):
     last_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
+    timeline: list[tuple[float, str]] = []
+    """What happened to the request, and when: scheduled, preempted, swapped in, first token, finished."""
+
+    def note(self, time: float, event: str) -> None:
+        """Add an event to the timeline."""
+        self.timeline.append((time, event))
 
     @property
     def time_in_queue(self) -> float | None:
@@ -61,13 +67,15 @@ class RequestMetrics(msgspec.Struct, kw_only=True):
 class RequestError(msgspec.Struct, frozen=True):
     """Why a request ended with an error: one line for a person, the field it is about, a word for machines.
 
-    `is_client_error` tells a mistake of the caller (HTTP 4xx) from a failure of ours (5xx).
+    `is_client_error` tells a mistake of the caller (HTTP 4xx) from a failure of ours (5xx). `retry_after_s`: it was
+    refused because of what waits before it; then is a good time to come back.
     """
 
     message: str
     field: str | None = None
     code: str = "internal_error"
     is_client_error: bool = False
+    retry_after_s: int | None = None
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):

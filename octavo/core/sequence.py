@@ -134,6 +134,7 @@ class SequenceGroup:
         for all before the others fork from it again; None otherwise.
     width: sequences that are computed at once, `best_of` or n.
     beams: the state of the beam search; None for requests that draw.
+    num_passed: how often a later group was let in before this one while it stood first.
     num_prompt_logprobs_sent: prompt positions whose log-probabilities have gone out (the first has none).
     """
 
@@ -146,6 +147,7 @@ class SequenceGroup:
         "max_tokens",
         "metrics",
         "num_cached_tokens",
+        "num_passed",
         "num_prompt_logprobs_sent",
         "num_prompt_tokens",
         "refork_at",
@@ -172,12 +174,13 @@ class SequenceGroup:
         self.refork_at: int | None = None
         self.was_preempted = False
         self.num_cached_tokens = 0
+        self.num_passed = 0
         self.num_prompt_logprobs_sent = 1
         self.beams: BeamSearch | None = None
         if request.params.use_beam_search:
             self.beams = BeamSearch(request.params, self.max_tokens, self.end_token_ids)
             self.is_forked = True  # beams fork whenever they branch, not once
-        self.metrics = RequestMetrics(arrival_time=request.arrival_time)
+        self.metrics = RequestMetrics(arrival_time=request.arrival_time, timeline=[(request.arrival_time, "queued")])
 
     @property
     def request_id(self) -> str:

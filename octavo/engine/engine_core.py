@@ -71,7 +71,9 @@ class EngineCore:
                 scheduler=config.scheduler,
                 num_blocks=plan.num_blocks,
                 num_host_blocks=plan.host_blocks,
-                preemption_costs=PreemptionCosts(block_bytes=plan.kv_block_bytes),
+                preemption_costs=PreemptionCosts(
+                    prefill_tokens_per_s=config.scheduler.prefill_tokens_per_s, block_bytes=plan.kv_block_bytes
+                ),
             )
             depth, record_to = config.scheduler.max_steps_in_flight, config.observability.record_trace
             recorder = Recorder(record_to, settings, depth) if record_to is not None else None
@@ -144,6 +146,7 @@ class EngineCore:
         """A named control call; ConfigError for a name that is none. Values can be encoded by msgspec."""
         calls: dict[str, Callable[..., Any]] = {
             "stats": lambda: msgspec.to_builtins(self.stats()),
+            "decisions": lambda: msgspec.to_builtins(list(self.scheduler.log.entries)),
             "reset_prefix_cache": self.reset_prefix_cache,
             "check_health": self.check_health,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -81,6 +82,7 @@ class InputProcessor:
         params: SamplingParams,
         *,
         priority: int = 0,
+        first_token_deadline_s: float | None = None,
         tenant: str | None = None,
         cache_salt: str | None = None,
         trace_id: str | None = None,
@@ -89,6 +91,12 @@ class InputProcessor:
         """A request within all limits. Raises InvalidRequest (ContextTooLong, RequestTooLarge)."""
         token_ids = self._token_ids(Prompt.read(prompt))
         self._check_params(params)
+        if first_token_deadline_s is not None and not 0 < first_token_deadline_s < math.inf:
+            raise InvalidRequest(
+                f"first_token_deadline_s is {first_token_deadline_s}, must be a number of seconds above 0",
+                field="first_token_deadline_s",
+            )
+        arrival_time = self._clock() if arrival_time is None else arrival_time
         max_tokens = self._max_tokens(len(token_ids), params)
         number = next(self._counter)
         seed = params.seed if params.seed is not None else request_seed(self._model.seed, number)
@@ -96,10 +104,11 @@ class InputProcessor:
             request_id=request_id,
             prompt_token_ids=token_ids,
             params=msgspec.structs.replace(params, max_tokens=max_tokens, seed=seed),
-            arrival_time=self._clock() if arrival_time is None else arrival_time,
+            arrival_time=arrival_time,
             end_token_ids=() if params.ignore_eos else self._end_token_ids,
             bad_words_token_ids=self._bad_words(params.bad_words),
             priority=priority,
+            first_token_deadline=None if first_token_deadline_s is None else arrival_time + first_token_deadline_s,
             tenant=tenant,
             cache_salt=cache_salt,
             trace_id=trace_id,
@@ -163,6 +172,15 @@ class InputProcessor:
             if value is not None and value > limit:
                 raise InvalidRequest(
                     f"{field} is {value}, must be at most {limit}; ask for fewer, or raise max_logprobs", field=field
+                )
+        if params.use_beam_search:
+            num_ends = 0 if params.ignore_eos else len(self._end_token_ids)
+            needed = max(2, 1 + num_ends + len(params.stop_token_ids)) * params.width
+            if needed > self._ready.vocab_size:
+                raise InvalidRequest(
+                    f"{params.width_field} is {params.width}, but so many beams need {needed} candidates and the "
+                    f"vocabulary has {self._ready.vocab_size} tokens; ask for fewer",
+                    field=params.width_field,
                 )
         self._check_ids(params.stop_token_ids, "stop_token_ids")
         self._check_ids(params.allowed_token_ids or (), "allowed_token_ids")

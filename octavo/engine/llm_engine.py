@@ -102,6 +102,8 @@ class LLMEngine:
         sampling_params: SamplingParams | None = None,
         *,
         priority: int = 0,
+        first_token_deadline_s: float | None = None,
+        tenant: str | None = None,
         cache_salt: str | None = None,
     ) -> None:
         """Accept a request, with the model's sampling defaults when none are given.
@@ -111,7 +113,15 @@ class LLMEngine:
         self._check_alive()
         prompt = Prompt.read(prompt)
         params = self.default_sampling_params() if sampling_params is None else sampling_params
-        request = self._input.process(request_id, prompt, params, priority=priority, cache_salt=cache_salt)
+        request = self._input.process(
+            request_id,
+            prompt,
+            params,
+            priority=priority,
+            first_token_deadline_s=first_token_deadline_s,
+            tenant=tenant,
+            cache_salt=cache_salt,
+        )
         self._output.add(request, prompt.text)
         self._core.add_request(request)
 

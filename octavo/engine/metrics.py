@@ -23,6 +23,7 @@ _GAUGES = {
     "num_requests_running": ("Requests with sequences in the running batch.", "num_running"),
     "num_requests_waiting": ("Requests that wait to be admitted.", "num_waiting"),
     "num_requests_swapped": ("Requests whose blocks are in host memory.", "num_swapped"),
+    "host_cache_usage_perc": ("Share of the host's KV blocks in use, from 0 to 1.", "host_cache_usage"),
     "kv_cache_usage_perc": ("Share of the KV blocks in use, from 0 to 1.", "kv_cache_usage"),
 }
 _COUNTERS = {
@@ -31,6 +32,8 @@ _COUNTERS = {
     "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "num_queried_tokens"),
     "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", "num_cached_tokens"),
     "num_preemptions": ("Times that a running request had to give its blocks back.", "num_preemptions"),
+    "num_preemptions_by_swap": ("Preemptions that moved blocks to the host.", "num_preemptions_by_swap"),
+    "swapped_blocks": ("Blocks moved between device and host.", "num_swapped_blocks"),
     "recomputed_tokens": ("Tokens computed once more after a preemption.", "num_recomputed_tokens"),
     "engine_steps": ("Steps of the engine.", "num_steps"),
 }

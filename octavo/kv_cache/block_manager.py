@@ -84,7 +84,7 @@ class BlockManager:
         when it is the sequence's last: its logits are needed."""
         if not self.enable_prefix_caching:
             return NO_HIT
-        hashes = extend_hashes(sequence, self.block_size, group.request.cache_salt)
+        hashes = extend_hashes(sequence, self.block_size, group.request.cache_key)
         if not group.may_read_prefix_cache:
             return NO_HIT
         usable = min(num_tokens, len(sequence.token_ids) - 1) // self.block_size
@@ -95,6 +95,11 @@ class BlockManager:
                 return PrefixHit(blocks, missing=digest)
             blocks.append(block)
         return PrefixHit(blocks)
+
+    def num_cached_tokens(self, group: SequenceGroup) -> int:
+        """Leading tokens of the group's first sequence that admission would find in the cache now."""
+        leader = group.live[0]
+        return len(self.find_prefix(group, leader, len(leader.token_ids)).blocks) * self.block_size
 
     def num_required_blocks(self, group: SequenceGroup) -> int:
         """Blocks that hold all known tokens of the group: the common prefix once, and a tail for each sequence."""

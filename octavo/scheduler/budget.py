@@ -1,9 +1,11 @@
-"""What a step may spend: tokens in its batch, sequences at once.
+"""What a step may spend: tokens in its batch, sequences and adapters at once.
 
 A budget's `grant` says how much of `want` is there without taking it; `refund` undoes a `take`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class PartialBudget:
@@ -31,3 +33,28 @@ class WholeBudget(PartialBudget):
 
     def grant(self, want: int) -> int:
         return want if want <= self.remaining else 0
+
+    def refusal(self, want: int) -> str:
+        """Why `want` sequences are too many; empty when they are not."""
+        return "" if want <= self.remaining else f"needs {want} sequences, {self.remaining} more may run"
+
+
+class AdapterBudget:
+    """`limit` different adapters run at once; requests without one always may. 0 is no limit."""
+
+    __slots__ = ("_in_use", "_limit")
+
+    def __init__(self, limit: int, in_use: Iterable[str | None]) -> None:
+        self._limit = limit
+        self._in_use = {name for name in in_use if name is not None} if limit else set[str]()
+
+    def refusal(self, name: str | None) -> str:
+        """Why a request for adapter `name` has to wait; empty when it need not."""
+        if name is None or not self._limit or name in self._in_use or len(self._in_use) < self._limit:
+            return ""
+        return f"adapter {name} needs a slot, all {self._limit} are in use (max_loras)"
+
+    def take(self, name: str | None) -> None:
+        """A request for adapter `name` runs from here on."""
+        if name is not None and self._limit:
+            self._in_use.add(name)

@@ -6,7 +6,8 @@ import msgspec
 
 from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.kv_cache.block_manager import BlockManager
-from octavo.scheduler.policy import POLICIES
+from octavo.scheduler.door import Door
+from octavo.scheduler.policies import make_policy
 from octavo.scheduler.preemption import PreemptionCosts
 from octavo.scheduler.scheduler import Scheduler
 
@@ -27,17 +28,22 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
 def build_scheduler(settings: SchedulerSettings) -> Scheduler:
     """A scheduler and its block manager, without requests."""
     cache, scheduler = settings.cache, settings.scheduler
+    block_manager = BlockManager(
+        settings.num_blocks,
+        cache.block_size,
+        cache.watermark,
+        cache.enable_prefix_caching,
+        num_host_blocks=settings.num_host_blocks,
+    )
     return Scheduler(
-        BlockManager(
-            settings.num_blocks,
-            cache.block_size,
-            cache.watermark,
-            cache.enable_prefix_caching,
-            num_host_blocks=settings.num_host_blocks,
-        ),
+        block_manager,
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        policy=POLICIES[scheduler.policy](),
+        policy=make_policy(scheduler, block_manager),
         preemption_mode=scheduler.preemption_mode,
         preemption_costs=settings.preemption_costs,
+        enable_chunked_prefill=scheduler.enable_chunked_prefill,
+        delay_factor=scheduler.delay_factor,
+        max_bypasses=scheduler.max_bypasses,
+        door=Door(scheduler.max_queued_requests, scheduler.max_queued_tokens, scheduler.prefill_tokens_per_s),
     )

@@ -1,4 +1,4 @@
-"""Who goes first and who gives way. A policy is one small class."""
+"""Who goes first and who gives way: the protocol of policies. One file each in `policies/`; a new one is one more."""
 
 from __future__ import annotations
 
@@ -8,26 +8,50 @@ from typing import Any, Protocol
 from octavo.core.sequence import SequenceGroup
 
 
+class GroupQueue(Protocol):
+    """Groups that wait, in a policy's order."""
+
+    def __len__(self) -> int: ...
+
+    def push(self, group: SequenceGroup) -> None:
+        """Take a group in."""
+        ...
+
+    def peek(self, now: float) -> SequenceGroup | None:
+        """The group that is next at time `now`, or None."""
+        ...
+
+    def pop(self, now: float) -> SequenceGroup:
+        """Remove and answer it. IndexError when there is none."""
+        ...
+
+    def remove(self, group: SequenceGroup) -> None:
+        """Take a group out, wherever it stands. KeyError when it is not in."""
+        ...
+
+
 class Policy(Protocol):
     """Order of the waiting groups, and the running group that is preempted when blocks run out."""
 
+    counts_service: bool
+    """Whether `note_service` is to be called for every row."""
+
+    def make_queue(self) -> GroupQueue:
+        """A queue for waiting groups in this policy's order. Preempted groups wait there too."""
+        ...
+
     def key(self, group: SequenceGroup) -> tuple[Any, ...]:
-        """Place among the waiting, smallest first."""
+        """Place of a group among swapped and preempted ones, smallest first."""
         ...
 
     def victim(self, running: SequenceABC[SequenceGroup]) -> SequenceGroup:
         """One of the running groups (there is at least one, in the order of arrival)."""
         ...
 
+    def gives_way_to(self, head: SequenceGroup, running: SequenceABC[SequenceGroup]) -> SequenceGroup | None:
+        """A running group that is preempted so that the first waiting one may come in; None: it waits."""
+        ...
 
-class FirstComeFirstServed:
-    """Preempted groups by arrival, then the others by arrival; the youngest running group gives way."""
-
-    def key(self, group: SequenceGroup) -> tuple[Any, ...]:
-        return (not group.was_preempted, group.arrival)
-
-    def victim(self, running: SequenceABC[SequenceGroup]) -> SequenceGroup:
-        return running[-1]
-
-
-POLICIES: dict[str, type[Policy]] = {"fcfs": FirstComeFirstServed}
+    def note_service(self, group: SequenceGroup, num_tokens: int, num_draws: int) -> None:
+        """A step computes `num_tokens` tokens of the group and draws `num_draws` times."""
+        ...

@@ -7,7 +7,6 @@ estimated to cost less time.
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 
 from octavo.config.schema import PreemptionMode
@@ -15,10 +14,9 @@ from octavo.core.sequence import SequenceGroup, SequenceStatus
 from octavo.core.step import BlockCopy
 from octavo.kv_cache.block_manager import AllocStatus, BlockManager
 from octavo.scheduler.budget import PartialBudget
+from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.registry import Registry
-
-_logger = logging.getLogger(__name__)
 
 
 class PreemptionCosts(NamedTuple):
@@ -39,12 +37,15 @@ class Decision(NamedTuple):
 class Preemption:
     """Takes groups off the device."""
 
-    def __init__(self, registry: Registry, mode: PreemptionMode, costs: PreemptionCosts) -> None:
+    def __init__(self, registry: Registry, log: DecisionLog, mode: PreemptionMode, costs: PreemptionCosts) -> None:
         self._registry = registry
+        self._log = log
         self._mode = mode
         self._costs = costs
 
-    def preempt(self, group: SequenceGroup, plan: StepPlan | None = None, tokens: PartialBudget | None = None) -> None:
+    def preempt(
+        self, group: SequenceGroup, plan: StepPlan | None = None, tokens: PartialBudget | None = None, because: str = ""
+    ) -> None:
         """Take a running group's blocks and its rows in `plan` away. Known tokens stay known."""
         registry, manager = self._registry, self._registry.block_manager
         # where each computed token is, without what this very step would have computed or copied
@@ -82,12 +83,11 @@ class Preemption:
         group.metrics.num_preemptions += 1
         registry.stats.num_preemptions += 1
         registry.suspend(group, SequenceStatus.SWAPPED if decision.swap else SequenceStatus.WAITING)
-        _logger.debug(
-            "request %s gives way: %s, %s",
-            group.request_id,
-            "swapped" if decision.swap else "recomputed",
-            decision.because,
-        )
+        if plan is not None:
+            plan.has_preempted = True
+        how = "swapped out" if decision.swap else "to be recomputed"
+        group.metrics.note(self._log.now, f"preempted, {how}")
+        self._log.note("preempted", group.request_id, f"{because}; {how}: {decision.because}")
 
     def _decide(self, group: SequenceGroup, plan: StepPlan | None) -> Decision:
         manager = self._registry.block_manager

@@ -19,13 +19,14 @@ class Registry:
     waiting: groups without blocks, new ones and preempted ones.
     running: groups with blocks on the device, in order of arrival.
     swapped: groups whose blocks are on the host.
+    num_queued_tokens: prompt tokens of the groups that have never run.
     released: sequences whose state the worker drops with the next step.
     """
 
     def __init__(self, block_manager: BlockManager, policy: Policy) -> None:
         self.block_manager = block_manager
         self.groups: dict[str, SequenceGroup] = {}
-        self.waiting = WaitingQueue(policy.key)
+        self.waiting = policy.make_queue()
         self.running: list[SequenceGroup] = []
         self.swapped = WaitingQueue(policy.key)
         self.released: list[Sequence] = []
@@ -34,6 +35,7 @@ class Registry:
             num_blocks=block_manager.pool.num_blocks, num_host_blocks=block_manager.host_pool.num_blocks
         )
         self._by_sequence: dict[int, tuple[SequenceGroup, Sequence]] = {}
+        self.num_queued_tokens = 0
         self._next_seq_id = 0
         self._next_arrival = 0
 
@@ -45,6 +47,7 @@ class Registry:
         self._next_arrival += 1
         self.groups[group.request_id] = group
         self._by_sequence[group.sequences[0].seq_id] = group, group.sequences[0]
+        self.num_queued_tokens += group.num_prompt_tokens
         self.waiting.push(group)
         return group
 
@@ -63,6 +66,7 @@ class Registry:
 
     def start(self, group: SequenceGroup) -> None:
         """Move a group that left a queue to the running ones."""
+        self._leave_queue(group)
         self._set_status(group, SequenceStatus.RUNNING)
         insort(self.running, group, key=_arrival)
 
@@ -82,7 +86,7 @@ class Registry:
         group.live.remove(sequence)
         may_publish = group.status is SequenceStatus.RUNNING and group.refork_at is None
         if may_publish and status is not SequenceStatus.FINISHED_ERROR:
-            self.block_manager.publish(sequence, group.request.cache_salt)
+            self.block_manager.publish(sequence, group.request.cache_key)
         self.block_manager.free(sequence)
         if sequence.is_resident:
             self.released.append(sequence)
@@ -101,10 +105,12 @@ class Registry:
             self.running.remove(group)
         else:
             (self.swapped if group.status is SequenceStatus.SWAPPED else self.waiting).remove(group)
+            self._leave_queue(group)
         self._forget(group, status)
 
     def refuse(self, group: SequenceGroup, because: str, now: float) -> None:
         """End a group that can never run here. It has left its queue; the door refuses such requests first."""
+        self._leave_queue(group)
         group.metrics.finished_time = now
         self.ended.append(
             EngineCoreOutput(
@@ -118,6 +124,10 @@ class Registry:
         for sequence in list(group.live):
             self.end_sequence(group, sequence, SequenceStatus.FINISHED_IGNORED)
         self._forget(group, SequenceStatus.FINISHED_IGNORED)
+
+    def _leave_queue(self, group: SequenceGroup) -> None:
+        if group.status is SequenceStatus.WAITING and not group.was_preempted:
+            self.num_queued_tokens -= group.num_prompt_tokens
 
     def _forget(self, group: SequenceGroup, status: SequenceStatus) -> None:
         group.status = status

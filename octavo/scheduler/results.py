@@ -75,6 +75,7 @@ class Results:
             self._registry.end_sequence(group, sequence, finish.status)
             if not group.live:
                 group.metrics.finished_time = group.metrics.last_token_time
+                group.metrics.note(group.metrics.finished_time or 0.0, "finished")
         return delta
 
     def _take_candidates(
@@ -86,12 +87,14 @@ class Results:
         deltas = extend_beams(self._registry, group)
         if not group.live:
             group.metrics.finished_time = now
+            group.metrics.note(now, "finished")
         return deltas
 
     def _note_tokens(self, group: SequenceGroup, count: int, now: float) -> None:
         metrics = group.metrics
         if metrics.first_token_time is None:
             metrics.first_token_time = now
+            metrics.note(now, "first token")
         metrics.last_token_time = now
         self._registry.stats.num_generated_tokens += count
 

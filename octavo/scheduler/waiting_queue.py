@@ -26,8 +26,11 @@ class WaitingQueue:
         self._members[group.request_id] = group
         heapq.heappush(self._heap, (self._key(group), self._num_pushed, group))
 
-    def peek(self) -> SequenceGroup | None:
-        """The first group, or None."""
+    def __contains__(self, group: SequenceGroup) -> bool:
+        return self._members.get(group.request_id) is group
+
+    def peek(self, now: float = 0.0) -> SequenceGroup | None:
+        """The first group, or None. The order does not depend on `now`."""
         while self._heap:
             group = self._heap[0][2]
             if self._members.get(group.request_id) is group:
@@ -35,7 +38,7 @@ class WaitingQueue:
             heapq.heappop(self._heap)
         return None
 
-    def pop(self) -> SequenceGroup:
+    def pop(self, now: float = 0.0) -> SequenceGroup:
         """Remove and answer the first group. IndexError when there is none."""
         group = self.peek()
         if group is None:

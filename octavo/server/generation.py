@@ -77,8 +77,7 @@ class Generation:
     name: str
     prompts: Sequence[Prompt]
     params: SamplingParams
-    priority: int
-    cache_salt: str | None
+    asked: GenerationRequest
     field_names: Mapping[str, str]
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
@@ -108,7 +107,13 @@ class Generation:
 
     def _submit(self, prompt: Prompt, request_id: str) -> Outputs:
         return self.context.llm.generate(
-            prompt, self.params, request_id, priority=self.priority, cache_salt=self.cache_salt
+            prompt,
+            self.params,
+            request_id,
+            priority=self.asked.priority or 0,
+            first_token_deadline_s=self.asked.first_token_deadline_s,
+            tenant=self.asked.user,
+            cache_salt=self.asked.cache_salt,
         )
 
 

@@ -13,6 +13,7 @@ from octavo.server.errors import ErrorBody
 from octavo.server.responses import (
     ChatCompletionResponse,
     CompletionResponse,
+    DecisionList,
     DetokenizeResponse,
     Index,
     Model,
@@ -50,6 +51,7 @@ ENDPOINTS = (
     Endpoint("POST", "/detokenize", "the text of token ids", DetokenizeRequest, DetokenizeResponse),
     Endpoint("GET", "/health", "200 while the engine runs"),
     Endpoint("GET", "/metrics", "counters and gauges for Prometheus"),
+    Endpoint("GET", "/scheduler/decisions", "why requests had to wait or give way", None, DecisionList),
     Endpoint("GET", "/version", "octavo's version", None, Version),
     Endpoint("GET", "/", "this list", None, Index),
     Endpoint("GET", "/openapi.json", "their schema"),

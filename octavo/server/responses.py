@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from octavo.core.messages import Decision
 from octavo.core.outputs import Logprob
 
 
@@ -205,3 +206,9 @@ class Index(Struct):
     version: str
     model: str
     endpoints: dict[str, Any]
+
+
+class DecisionList(Struct, frozen=True):
+    """The scheduler's last decisions, oldest first; times are seconds on the engine's monotonic clock."""
+
+    decisions: list[Decision]

@@ -74,6 +74,7 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
     priority: Int | None = None
+    first_token_deadline_s: float | None = None
     request_id: RequestId | None = None
     user: str | None = None
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from octavo.config.schema import PreemptionMode
+from octavo.config.schema import PreemptionMode, SchedulerConfig
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.engine_core import EngineCore
 from octavo.kv_cache.block_manager import BlockManager
+from octavo.scheduler.policies import make_policy
 from octavo.scheduler.preemption import PreemptionCosts
 from octavo.scheduler.scheduler import Scheduler
 from tests.fakes.executor import HashExecutor
@@ -27,15 +29,27 @@ def make_core(
     num_host_blocks: int = 0,
     preemption_mode: PreemptionMode = "recompute",
     num_lookahead_slots: int = 0,
+    policy: str = "fcfs",
+    **scheduling: Any,
 ) -> EngineCore:
     """A core whose clock counts its readings."""
+    block_manager = BlockManager(num_blocks, block_size, watermark, enable_prefix_caching, num_host_blocks)
+    names = SchedulerConfig.__struct_fields__
+    config = SchedulerConfig(
+        max_model_len=512, policy=policy, **{name: scheduling.pop(name) for name in list(scheduling) if name in names}
+    )
     scheduler = Scheduler(
-        BlockManager(num_blocks, block_size, watermark, enable_prefix_caching, num_host_blocks),
+        block_manager,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         preemption_mode=preemption_mode,
         preemption_costs=PreemptionCosts(prefill_tokens_per_s=10.0, swap_bytes_per_s=8.0, block_bytes=10),
         num_lookahead_slots=num_lookahead_slots,
+        policy=make_policy(config, block_manager),
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        delay_factor=config.delay_factor,
+        max_bypasses=config.max_bypasses,
+        **scheduling,
     )
     ready = CoreReady(num_blocks=num_blocks, block_size=block_size, max_model_len=512, vocab_size=50, plan="")
     readings = iter(range(10**9))

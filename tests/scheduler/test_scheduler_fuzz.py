@@ -37,6 +37,11 @@ class Schedules(RuleBasedStateMachine):
         num_host_blocks=st.sampled_from([0, 4, 40]),
         preemption_mode=st.sampled_from(["recompute", "swap", "classic", "auto"]),
         num_lookahead_slots=st.sampled_from([0, 0, 3]),
+        policy=st.sampled_from(["fcfs", "priority", "fair-share", "deadline", "prefix-match"]),
+        enable_chunked_prefill=st.sampled_from([True, True, False]),
+        delay_factor=st.sampled_from([0.0, 0.5]),
+        max_bypasses=st.sampled_from([0, 2]),
+        priority_ageing_s=st.sampled_from([0.0, 5.0]),
     )
     def build(self, block_size: int, num_blocks: int, **options: object) -> None:
         self.core = make_core(num_blocks=num_blocks * 4 // block_size, block_size=block_size, **options)  # type: ignore[arg-type]
@@ -55,17 +60,22 @@ class Schedules(RuleBasedStateMachine):
         stop=st.sampled_from([(), (5, 6)]),
         prompt_logprobs=st.sampled_from([None, None, 0]),
         salt=st.sampled_from([None, None, "a"]),
+        priority=st.integers(0, 2),
+        tenant=st.sampled_from([None, "x", "y"]),
+        due=st.sampled_from([None, 5.0, 500.0]),
     )
     def arrive(
         self, prompt: list[int], width: tuple[int, int | None, bool], max_tokens: int, seed: int, end: tuple[int, ...],
         stop: tuple[int, ...], prompt_logprobs: int | None, salt: str | None,
+        priority: int, tenant: str | None, due: float | None,
     ) -> EngineCoreRequest:  # fmt: skip
         self.count += 1
         request = make_request(
             f"r{self.count}", prompt, n=width[0], best_of=width[1], use_beam_search=width[2], max_tokens=max_tokens,
             seed=seed, end_token_ids=end, stop_token_ids=stop, prompt_logprobs=prompt_logprobs,
         )  # fmt: skip
-        request.cache_salt = salt
+        request.cache_salt, request.priority, request.tenant = salt, priority, tenant
+        request.first_token_deadline = due and due + 1e6  # never so soon that the door refuses it
         self.core.add_request(request)
         self.expected[request.request_id] = request
         return request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.core.sequence import SequenceGroup
-from octavo.scheduler.policy import FirstComeFirstServed
+from octavo.scheduler.policies.first_come import FirstComeFirstServed
 from octavo.scheduler.waiting_queue import WaitingQueue
 from tests.fakes.engine import make_request
 

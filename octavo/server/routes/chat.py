@@ -80,8 +80,7 @@ class _Answer:
             self.frame.id,
             [prompt],
             params,
-            priority=asked.priority or 0,
-            cache_salt=asked.cache_salt,
+            asked=asked,
             field_names=field_names,
         )
 

@@ -72,8 +72,7 @@ class _Answer:
                 for prompt in asked.prompts()
             ],
             asked.sampling_params(defaults, **others),
-            priority=asked.priority or 0,
-            cache_salt=asked.cache_salt,
+            asked=asked,
             field_names={"prompt_token_ids": "prompt"},
         )
 

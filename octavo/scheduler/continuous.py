@@ -1,0 +1,119 @@
+"""The default way to fill a step: whoever runs goes on, and prompts, whole or in pieces, take what is left."""
+
+from __future__ import annotations
+
+from octavo.core.sequence import SequenceGroup
+from octavo.kv_cache.block_manager import AllocStatus
+from octavo.scheduler.admission import Admission
+from octavo.scheduler.budget import AdapterBudget, PartialBudget, WholeBudget
+from octavo.scheduler.decisions import DecisionLog
+from octavo.scheduler.plan import StepPlan
+from octavo.scheduler.policy import Policy
+from octavo.scheduler.preemption import Preemption
+from octavo.scheduler.registry import Registry
+from octavo.scheduler.rows import RowPlanner
+
+_MOST_ASIDE = 16
+"""Groups that one step looks past."""
+
+
+class ContinuousPlanner:
+    """Running groups, then swapped and preempted ones, then new ones.
+
+    `max_bypasses`: how many later groups may be let in before a waiting one that does not fit, while it stands first.
+    0 is strict order. It bounds starvation: after that many, everybody behind waits until it fits.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        rows: RowPlanner,
+        admission: Admission,
+        preemption: Preemption,
+        policy: Policy,
+        log: DecisionLog,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_loras: int,
+        max_bypasses: int,
+    ) -> None:
+        self._registry = registry
+        self._rows = rows
+        self._admission = admission
+        self._preemption = preemption
+        self._policy = policy
+        self._log = log
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_loras = max_loras
+        self._max_bypasses = max_bypasses
+
+    def plan(self, plan: StepPlan, now: float) -> None:
+        """Fill `plan` for a step at time `now`."""
+        registry = self._registry
+        tokens = PartialBudget(self._max_num_batched_tokens)
+        self._rows.plan_running(plan, tokens)
+        if (len(registry.waiting) or len(registry.swapped)) and tokens.remaining > 0 and not plan.has_preempted:
+            self._admit(plan, tokens, now)
+
+    def _admit(self, plan: StepPlan, tokens: PartialBudget, now: float) -> None:
+        """Let groups in that wait, on the host or without blocks, in order, until one does not fit."""
+        registry, block_size = self._registry, self._registry.block_manager.block_size
+        running = registry.running
+        sequences = WholeBudget(self._max_num_seqs - sum(group.max_running_sequences for group in running))
+        adapters = AdapterBudget(self._max_loras, (group.request.adapter for group in running))
+        computing = plan.hashes_computed(block_size)
+        aside: list[SequenceGroup] = []  # to be put back: blocked ones, and those whose prefix is being computed
+        blocked: list[SequenceGroup] = []
+        while tokens.remaining > 0:
+            swapped, group = registry.swapped.peek(now), registry.waiting.peek(now)
+            if swapped is not None and (group is None or self._policy.key(swapped) < self._policy.key(group)):
+                # one that preempted in this step has no claim to swap in; nor may it be passed
+                if plan.has_preempted or not sequences.grant(swapped.max_running_sequences):
+                    break
+                status = self._admission.swap_in(swapped, plan, now)
+                if status is AllocStatus.LATER:
+                    break
+                if status is AllocStatus.OK:
+                    sequences.take(swapped.max_running_sequences)
+                    adapters.take(swapped.request.adapter)
+                    self._rows.plan_group(swapped, plan, tokens)
+                continue
+            if group is None:
+                break
+            hit = self._admission.find_prefix(group)
+            if hit.missing is not None and hit.missing in computing:
+                aside.append(registry.waiting.pop(now))  # this step computes what it needs: next time it is a hit
+                continue
+            admission = self._admission.can_allocate(group, hit)
+            if admission.status is AllocStatus.NEVER:
+                registry.waiting.pop(now)
+                assert not group.has_output, "a request that has produced a token is never ignored"
+                self._admission.refuse(group, admission.because, now)
+                continue
+            because = admission.because or sequences.refusal(group.max_running_sequences)
+            because = because or adapters.refusal(group.request.adapter)
+            if because:
+                victim = self._policy.gives_way_to(group, running)
+                if victim is not None:
+                    self._preemption.preempt(victim, plan, tokens, because=f"{group.request_id} comes before it")
+                    sequences.refund(victim.max_running_sequences)
+                    continue
+                self._log.note("blocked", group.request_id, because)
+                if group.num_passed >= self._max_bypasses or len(blocked) == _MOST_ASIDE:
+                    break
+                blocked.append(registry.waiting.pop(now))
+                continue
+            registry.waiting.pop(now)
+            for passed in blocked:
+                passed.num_passed += 1
+                self._log.note("passed", passed.request_id, f"by {group.request_id}, time {passed.num_passed}")
+            sequences.take(group.max_running_sequences)
+            adapters.take(group.request.adapter)
+            self._admission.allocate(group, hit, now)
+            self._rows.plan_group(group, plan, tokens)
+            if group.live[0].seq_id in plan.rows:
+                computing.update(plan.hashes_computed_by(group.live[0], block_size))
+        for group in aside + blocked:
+            registry.waiting.push(group)

@@ -1,0 +1,35 @@
+"""Policies by name, one per file. May import the scheduler's protocol and queues, core and the block manager.
+
+`make_policy` is read by `EngineCore.build` and the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from octavo.config.schema import SchedulerConfig
+from octavo.kv_cache.block_manager import BlockManager
+from octavo.scheduler.policies.deadline import EarliestDeadline
+from octavo.scheduler.policies.fair_share import FairShare
+from octavo.scheduler.policies.first_come import FirstComeFirstServed
+from octavo.scheduler.policies.prefix_match import LongestPrefixMatch
+from octavo.scheduler.policies.priority import Priority
+from octavo.scheduler.policy import Policy
+
+Maker = Callable[[SchedulerConfig, BlockManager], Policy]
+
+POLICIES: Mapping[str, Maker] = MappingProxyType(
+    {
+        "fcfs": lambda config, blocks: FirstComeFirstServed(),
+        "priority": lambda config, blocks: Priority(config.priority_ageing_s),
+        "fair-share": lambda config, blocks: FairShare(config.tenant_weights),
+        "deadline": lambda config, blocks: EarliestDeadline(config.prefill_tokens_per_s),
+        "prefix-match": lambda config, blocks: LongestPrefixMatch(blocks),
+    }
+)
+
+
+def make_policy(config: SchedulerConfig, block_manager: BlockManager) -> Policy:
+    """The policy that the configuration names."""
+    return POLICIES[config.policy](config, block_manager)

@@ -1,0 +1,68 @@
+"""Earliest feasible first token: who must start soonest is next; who is too late goes behind those who are not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as SequenceABC
+from typing import Any
+
+from octavo.core.sequence import SequenceGroup
+from octavo.scheduler.policies.first_come import FirstComeFirstServed
+from octavo.scheduler.policy import GroupQueue
+from octavo.scheduler.waiting_queue import WaitingQueue
+
+
+class EarliestDeadline(FirstComeFirstServed):
+    """A group's place is the latest time at which its prompt can start and still make its deadline.
+
+    `prefill_tokens_per_s` says how long a prompt takes. Requests without a deadline come after those that have one and
+    can make it, in order of arrival; those that cannot make it any more come last. Who has most time gives way.
+    """
+
+    def __init__(self, prefill_tokens_per_s: float) -> None:
+        self._prefill_tokens_per_s = prefill_tokens_per_s
+
+    def make_queue(self) -> GroupQueue:
+        return _DeadlineQueue(self)
+
+    def key(self, group: SequenceGroup) -> tuple[Any, ...]:
+        return (self.latest_start(group), group.arrival)
+
+    def victim(self, running: SequenceABC[SequenceGroup]) -> SequenceGroup:
+        return max(running, key=self.key)
+
+    def latest_start(self, group: SequenceGroup) -> float:
+        """Seconds on the clock of `now`; infinity without a deadline, and for one that has produced a token."""
+        deadline = group.request.first_token_deadline
+        if deadline is None or group.has_output:
+            return math.inf
+        return deadline - group.num_prompt_tokens / self._prefill_tokens_per_s
+
+
+class _DeadlineQueue:
+    """The feasible ones by latest start, and those that are late by arrival."""
+
+    def __init__(self, policy: EarliestDeadline) -> None:
+        self._policy = policy
+        self._feasible = WaitingQueue(policy.key)
+        self._late = WaitingQueue(lambda group: (group.arrival,))
+
+    def __len__(self) -> int:
+        return len(self._feasible) + len(self._late)
+
+    def push(self, group: SequenceGroup) -> None:
+        self._feasible.push(group)
+
+    def peek(self, now: float) -> SequenceGroup | None:
+        return self._next(now).peek(now)
+
+    def pop(self, now: float) -> SequenceGroup:
+        return self._next(now).pop(now)
+
+    def remove(self, group: SequenceGroup) -> None:
+        (self._feasible if group in self._feasible else self._late).remove(group)
+
+    def _next(self, now: float) -> WaitingQueue:
+        while (head := self._feasible.peek(now)) is not None and self._policy.latest_start(head) < now:
+            self._late.push(self._feasible.pop(now))
+        return self._feasible if head is not None else self._late

@@ -1,0 +1,31 @@
+"""First come, first served; the youngest gives way. The base of the policies that change only one of the two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceABC
+from typing import Any
+
+from octavo.core.sequence import SequenceGroup
+from octavo.scheduler.policy import GroupQueue
+from octavo.scheduler.waiting_queue import WaitingQueue
+
+
+class FirstComeFirstServed:
+    """Preempted groups by arrival, then the others by arrival; the youngest running group gives way."""
+
+    counts_service = False
+
+    def make_queue(self) -> GroupQueue:
+        return WaitingQueue(self.key)
+
+    def key(self, group: SequenceGroup) -> tuple[Any, ...]:
+        return (not group.was_preempted, group.arrival)
+
+    def victim(self, running: SequenceABC[SequenceGroup]) -> SequenceGroup:
+        return running[-1]
+
+    def gives_way_to(self, head: SequenceGroup, running: SequenceABC[SequenceGroup]) -> SequenceGroup | None:
+        return None
+
+    def note_service(self, group: SequenceGroup, num_tokens: int, num_draws: int) -> None:
+        """Not called: who was served how much does not matter here."""

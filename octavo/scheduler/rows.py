@@ -1,0 +1,87 @@
+"""Rows for groups that have blocks: the one line of code that computes prompts, pieces of prompts, and next tokens."""
+
+from __future__ import annotations
+
+from octavo.core.sequence import Sequence, SequenceGroup
+from octavo.scheduler.budget import PartialBudget
+from octavo.scheduler.plan import StepPlan, new_sequence, scheduled_row
+from octavo.scheduler.policy import Policy
+from octavo.scheduler.preemption import Preemption
+from octavo.scheduler.registry import Registry
+
+
+class RowPlanner:
+    """Plans rows and makes their tokens writable; when blocks run out, groups give way."""
+
+    def __init__(self, registry: Registry, preemption: Preemption, policy: Policy, num_lookahead_slots: int) -> None:
+        self._registry = registry
+        self._block_manager = registry.block_manager
+        self._preemption = preemption
+        self._policy = policy
+        self._num_lookahead_slots = num_lookahead_slots
+
+    def plan_running(self, plan: StepPlan, tokens: PartialBudget) -> None:
+        """Rows for all running groups, in order of arrival, as far as the tokens go."""
+        running = self._registry.running
+        index = 0
+        while index < len(running) and tokens.remaining > 0:
+            group = running[index]
+            self.plan_group(group, plan, tokens)
+            # a group that gave way has left the list, and the next one stands in its place
+            if index < len(running) and running[index] is group:
+                index += 1
+
+    def plan_group(self, group: SequenceGroup, plan: StepPlan, tokens: PartialBudget) -> None:
+        """Rows for the group's sequences. When blocks run out, groups are preempted, at last this one."""
+        if not group.is_forked and group.live[0].num_pending:
+            return  # its first tokens are on their way: it forks when they arrive
+        if group.refork_at is not None:
+            if group.live[0].num_computed_tokens < group.refork_at:
+                self._plan_sequence(group, group.live[0], group.refork_at, plan, tokens)
+                return
+            self._refork(group)
+        is_beam = group.beams is not None
+        for sequence in group.live:
+            if is_beam and (sequence.num_pending or sequence.candidates is not None):
+                continue  # the beams grow together: this one has what it needs, or will
+            if not self._plan_sequence(group, sequence, len(sequence.token_ids) + sequence.num_pending, plan, tokens):
+                return
+
+    def _plan_sequence(
+        self, group: SequenceGroup, sequence: Sequence, target: int, plan: StepPlan, tokens: PartialBudget
+    ) -> bool:
+        """A row that brings the sequence nearer to `target` computed tokens. False when the group had to give way."""
+        pending = sequence.num_pending
+        if pending and sequence.num_output_tokens + pending >= group.max_tokens:
+            return True  # its last token is on its way
+        start = sequence.num_computed_tokens
+        num_tokens = tokens.grant(target - start)
+        if num_tokens <= 0:
+            return True
+        append_slots, num_lookahead = self._block_manager.append_slots, self._num_lookahead_slots
+        growth = append_slots(sequence, start, start + num_tokens, num_lookahead)
+        while growth is None:
+            victim = self._policy.victim(self._registry.running)
+            self._preemption.preempt(victim, plan, tokens, because=f"{group.request_id} needs a block and none is free")
+            if victim is group:
+                return False
+            growth = append_slots(sequence, start, start + num_tokens, num_lookahead)
+        tokens.take(num_tokens)
+        is_new = not sequence.is_resident
+        message = new_sequence(group, sequence, self._block_manager.table(sequence)) if is_new else None
+        row = scheduled_row(group, sequence, num_tokens, growth, is_new=is_new)
+        plan.rows[sequence.seq_id] = group, sequence, row, message, growth.copies
+        sequence.is_resident = True
+        sequence.num_computed_tokens = start + num_tokens
+        if row.num_samples or row.num_candidates:
+            sequence.num_pending = pending + 1
+        return True
+
+    def _refork(self, group: SequenceGroup) -> None:
+        """The common prefix is there again: the siblings of the first live sequence take their share of its blocks."""
+        leader = group.live[0]
+        for sibling in group.live[1:]:
+            self._block_manager.fork(leader, sibling)
+            sibling.num_computed_tokens = leader.num_computed_tokens
+            sibling.num_published_blocks = leader.num_published_blocks
+        group.refork_at = None
