@@ -172,8 +172,8 @@ class EngineArgs:
         str,
         Arg(
             "Which waiting request is next, and which running one gives way: first come first served, priority "
-            "(smaller numbers first), fair-share (least served tenant), deadline (who must start soonest), prefix-match "
-            "(who finds most in the prefix cache).",
+            "(smaller numbers first), fair-share (least served tenant), deadline (who must start soonest), "
+            "prefix-match (who finds most in the prefix cache).",
             group=_SCHEDULING,
             choices=("fcfs", "priority", "fair-share", "deadline", "prefix-match"),
         ),

@@ -61,13 +61,11 @@ def test_a_wrong_value_is_refused_by_name_value_and_limit(keywords: dict[str, An
     ("keywords", "reason"),
     [
         ({"trust_remote_code": True}, "never runs code from a checkpoint"),
-        ({"enable_chunked_prefill": False}, "classic policy"),
         ({"device": "cuda"}, "runs on the CPU"),
         ({"tensor_parallel_size": 2}, "one process on one device"),
         ({"pipeline_parallel_size": 2}, "one process on one device"),
         ({"quantization": "awq"}, "not there yet"),
         ({"kv_cache_dtype": "fp8"}, "not there yet"),
-        ({"scheduling_policy": "priority"}, "only policy"),
     ],
 )
 def test_what_is_not_there_yet_is_refused_with_the_reason(keywords: dict[str, Any], reason: str) -> None:

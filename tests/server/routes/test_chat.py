@@ -166,13 +166,17 @@ def test_sampling_values_reach_the_engine_over_the_models_defaults(client: opena
         seed=3,
         stop=["x", "y"],
         logit_bias={"65": -100},
-        extra_body={"min_p": 0.1, "stop_token_ids": [5], "ignore_eos": True, "cache_salt": "s", "priority": 2},
+        user="alice",
+        extra_body={
+            **{"min_p": 0.1, "stop_token_ids": [5], "ignore_eos": True, "cache_salt": "s", "priority": 2},
+            "first_token_deadline_s": 9.5,
+        },
     )
     _, _, params, options = server.llm.requests[0]
     assert (params.temperature, params.seed, params.stop, params.min_p) == (0.5, 3, ("x", "y"), 0.1)
     assert (params.logit_bias, params.stop_token_ids, params.ignore_eos) == ({65: -100.0}, (5,), True)
     assert params.top_k == 7
-    assert options == {"cache_salt": "s", "priority": 2}
+    assert options == {"cache_salt": "s", "priority": 2, "first_token_deadline_s": 9.5, "tenant": "alice"}
 
 
 def test_token_ids_come_on_request(server: Served) -> None:
