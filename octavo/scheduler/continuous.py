@@ -101,9 +101,11 @@ class ContinuousPlanner:
                     sequences.refund(victim.max_running_sequences)
                     continue
                 self._log.note("blocked", group.request_id, because)
-                if group.num_passed >= self._max_bypasses or len(blocked) == _MOST_ASIDE:
+                if len(blocked) == _MOST_ASIDE:
                     break
                 blocked.append(registry.waiting.pop(now))
+                if self._must_not_wait(blocked):
+                    break
                 continue
             registry.waiting.pop(now)
             for passed in blocked:
@@ -115,5 +117,11 @@ class ContinuousPlanner:
             self._rows.plan_group(group, plan, tokens)
             if group.live[0].seq_id in plan.rows:
                 computing.update(plan.hashes_computed_by(group.live[0], block_size))
+            if self._must_not_wait(blocked):
+                break
         for group in aside + blocked:
             registry.waiting.push(group)
+
+    def _must_not_wait(self, blocked: list[SequenceGroup]) -> bool:
+        """Has one of them been passed as often as it may be?"""
+        return any(group.num_passed >= self._max_bypasses for group in blocked)

@@ -2,10 +2,157 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from octavo.config.args import EngineArgs
 from octavo.config.fields import arguments
+from octavo.core.messages import EngineCoreRequest
+from octavo.kv_cache.block_manager import BlockManager
 from octavo.scheduler.policies import POLICIES
+from octavo.scheduler.policies.fair_share import FairShare
+from octavo.scheduler.policies.first_come import FirstComeFirstServed
+from octavo.scheduler.policies.prefix_match import MOST_PASSES
+from octavo.scheduler.registry import Registry
+from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
 
 
 def test_the_policies_that_may_be_asked_for_are_those_that_there_are() -> None:
     assert arguments(EngineArgs)["scheduling_policy"].arg.choices == tuple(POLICIES)
+
+
+class TestOrder:
+    """Who runs first when one sequence fits at a time."""
+
+    def finished(self, policy: str, requests: list[EngineCoreRequest], **options: Any) -> list[str]:
+        core = make_core(max_num_seqs=1, policy=policy, **options)
+        for request in requests:
+            core.add_request(request)
+        order = []
+        while core.has_unfinished():
+            order += [output.request_id for output in core.step().outputs if output.finished]
+            core.scheduler.check()
+        return order
+
+    def test_priority_goes_by_number_and_then_by_arrival(self) -> None:
+        requests = [request("a", priority=2), request("b", priority=1), request("c", priority=1)]
+        assert self.finished("priority", requests) == ["b", "c", "a"]
+
+    def test_with_ageing_who_waits_long_catches_up(self) -> None:
+        old, new = request("old", priority=2, arrival_time=0.0), request("new", priority=0, arrival_time=25.0)
+        assert self.finished("priority", [new, old]) == ["new", "old"]
+        assert self.finished("priority", [new, old], priority_ageing_s=10.0) == ["old", "new"]
+
+    def test_deadline_goes_by_the_latest_start_and_puts_the_late_ones_last(self) -> None:
+        requests = [
+            request("none"),
+            request("long", prompt=30, first_token_deadline=1010.0),
+            request("short", prompt=2, first_token_deadline=1009.0),
+            request("late", first_token_deadline=0.2),
+        ]
+        assert self.finished("deadline", requests, prefill_tokens_per_s=10.0) == ["long", "short", "none", "late"]
+
+    def test_prefix_match_takes_who_finds_most(self) -> None:
+        core = make_core(max_num_seqs=1, policy="prefix-match")
+        run(core, [request("first", tokens=[9] * 16)])
+        for each in (request("cold", tokens=[1] * 16), request("warm", tokens=[9] * 16 + [2])):
+            core.add_request(each)
+        core.step()
+        assert [group.request_id for group in core.scheduler.running] == ["warm"]
+
+    def test_prefix_match_passes_nobody_more_often_than_it_states(self) -> None:
+        core = make_core(max_num_seqs=1, policy="prefix-match", num_blocks=64)
+        run(core, [request("first", tokens=[9] * 16)])
+        core.add_request(request("cold", tokens=[1] * 16, max_tokens=1))
+        admitted_before = 0
+        for number in range(MOST_PASSES + 20):
+            core.add_request(request(f"warm{number}", tokens=[9] * 16 + [number % 50], max_tokens=1))
+            if any(output.request_id == "cold" for output in core.step().outputs):
+                break
+            admitted_before += 1
+        assert admitted_before == MOST_PASSES
+
+    def test_fair_share_serves_the_tenant_that_was_served_least(self) -> None:
+        requests = [request(f"x{i}", tenant="x", max_tokens=4) for i in range(3)]
+        requests += [request(f"y{i}", tenant="y", max_tokens=4) for i in range(3)]
+        assert self.finished("fair-share", requests) == ["x0", "y0", "x1", "y1", "x2", "y2"]
+
+    def test_fair_share_heeds_weights(self) -> None:
+        requests = [request(f"x{i}", tenant="x", max_tokens=4) for i in range(4)]
+        requests += [request(f"y{i}", tenant="y", max_tokens=4) for i in range(4)]
+        order = self.finished("fair-share", requests, tenant_weights={"y": 3.0})
+        assert [name[0] for name in order[:6]].count("y") == 4
+
+    def test_a_tenant_saves_nothing_up_while_it_is_away(self) -> None:
+        policy = FairShare()
+        queue = policy.make_queue()
+        policy.counters.update({"busy": 1000.0})
+        registry = Registry(BlockManager(8, 4, 0.0, False), FirstComeFirstServed())
+        queue.push(registry.add(request("b", tenant="busy")))
+        queue.push(registry.add(request("n", tenant="new")))
+        assert policy.counters["new"] == 1000.0
+
+
+class TestPreemption:
+    def test_a_better_priority_preempts_a_worse_one_that_runs(self) -> None:
+        core = make_core(max_num_seqs=1, policy="priority")
+        low, high = request("low", priority=5, max_tokens=6), request("high", priority=1, max_tokens=3)
+        core.add_request(low)
+        seen = Collected()
+        seen.add(core.step().outputs)
+        core.add_request(high)
+        seen.add(core.step().outputs)
+        assert [group.request_id for group in core.scheduler.running] == ["high"]
+        run(core, collected=seen)
+        assert seen.finals["low"].metrics is not None
+        assert seen.finals["low"].metrics.num_preemptions == 1
+        for each in (low, high):
+            assert seen.token_ids[each.request_id] == run_alone(each).token_ids[each.request_id]
+
+    def test_an_equal_priority_waits(self) -> None:
+        core = make_core(max_num_seqs=1, policy="priority", priority_ageing_s=1e-3)
+        run(core, [request("a", priority=1, arrival_time=9.0), request("b", priority=1)])
+        assert core.stats().num_preemptions == 0
+
+    def test_without_blocks_the_worst_priority_gives_way(self) -> None:
+        core = make_core(num_blocks=6, policy="priority", max_num_batched_tokens=64)
+        requests = [
+            request("low", priority=9, prompt=8, max_tokens=8),
+            request("high", priority=0, prompt=8, max_tokens=8),
+        ]
+        seen = run(core, requests)
+        assert [seen.finals[name].metrics.num_preemptions for name in ("low", "high")] == [1, 0]  # type: ignore[union-attr]
+
+
+class TestBypass:
+    def test_a_head_that_does_not_fit_is_passed_as_often_as_allowed(self) -> None:
+        core = make_core(num_blocks=8, max_bypasses=2, max_num_batched_tokens=64)
+        core.add_request(request("running", prompt=12, max_tokens=9))
+        core.step()
+        core.add_request(request("large", prompt=24, max_tokens=4))
+        for i in range(4):
+            core.add_request(request(f"small{i}", tokens=[30 + i], max_tokens=2))
+        core.step()
+        assert [group.request_id for group in core.scheduler.running] == ["running", "small0", "small1"]
+        kinds = [(entry.kind, entry.request_id) for entry in core.scheduler.log.entries]
+        assert kinds.count(("passed", "large")) == 2
+        run(core)
+
+    def test_by_default_nobody_is_passed(self) -> None:
+        core = make_core(num_blocks=8, max_num_batched_tokens=64)
+        for each in (
+            request("running", prompt=12),
+            request("large", prompt=24, max_tokens=2),
+            request("small", prompt=1),
+        ):
+            core.add_request(each)
+        core.step()
+        assert [group.request_id for group in core.scheduler.running] == ["running"]
+
+
+def request(
+    name: str, prompt: int = 3, tokens: list[int] | None = None, max_tokens: int = 2, **fields: Any
+) -> EngineCoreRequest:
+    found = make_request(name, tokens or [ord(name[0]) % 50 + i % 7 for i in range(prompt)], max_tokens=max_tokens)
+    for field, value in fields.items():
+        setattr(found, field, value)
+    return found

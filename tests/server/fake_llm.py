@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
-from octavo.core.messages import CoreReady, SchedulerStats
+from octavo.core.messages import CoreReady, Decision, SchedulerStats
 from octavo.core.outputs import CompletionOutput, Logprob, RequestError, RequestMetrics, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.sampling_params import OutputKind, SamplingParams
@@ -117,6 +117,11 @@ class FakeAsyncLLM:
         lines = [f"{message['role']}: {message['content']}" for message in messages]
         text = (chat_template or "") + "\n".join(lines) + end
         return Prompt(text=text + "assistant: " * add_generation_prompt, add_special_tokens=False)
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        assert method == "decisions"
+        entry = Decision(step=1, last_step=4, time=0.5, kind="blocked", request_id="x-0", because="no blocks")
+        return [msgspec.to_builtins(entry)]
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams, request_id: str, **options: Any

@@ -13,8 +13,8 @@ class Priority(FirstComeFirstServed):
     """`ageing_s` seconds of waiting count as one priority; 0 switches ageing off.
 
     All groups age alike, so their order never changes while they wait: it is that of `priority + arrival / ageing_s`.
-    Only a request with a strictly smaller number preempts a running one, so ageing decides who is next, and nobody is
-    preempted by a request of its own class.
+    A running group gives way to a waiting one that comes before it in that order and has a strictly smaller number, so
+    nobody is preempted by a request of its own class.
     """
 
     def __init__(self, ageing_s: float = 0.0) -> None:
@@ -24,12 +24,10 @@ class Priority(FirstComeFirstServed):
         return (group.request.priority + group.request.arrival_time * self._per_second, group.arrival)
 
     def victim(self, running: SequenceABC[SequenceGroup]) -> SequenceGroup:
-        return max(running, key=_rank)
+        return max(running, key=self.key)
 
     def gives_way_to(self, head: SequenceGroup, running: SequenceABC[SequenceGroup]) -> SequenceGroup | None:
-        worst = max(running, key=_rank, default=None)
-        return worst if worst is not None and worst.request.priority > head.request.priority else None
-
-
-def _rank(group: SequenceGroup) -> tuple[int, int]:
-    return group.request.priority, group.arrival
+        worst = max(running, key=self.key, default=None)
+        if worst is None or worst.request.priority <= head.request.priority or self.key(worst) <= self.key(head):
+            return None
+        return worst

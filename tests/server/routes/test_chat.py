@@ -168,7 +168,11 @@ def test_sampling_values_reach_the_engine_over_the_models_defaults(client: opena
         logit_bias={"65": -100},
         user="alice",
         extra_body={
-            **{"min_p": 0.1, "stop_token_ids": [5], "ignore_eos": True, "cache_salt": "s", "priority": 2},
+            "min_p": 0.1,
+            "stop_token_ids": [5],
+            "ignore_eos": True,
+            "cache_salt": "s",
+            "priority": 2,
             "first_token_deadline_s": 9.5,
         },
     )
