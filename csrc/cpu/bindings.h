@@ -37,5 +37,6 @@ void bind_probe(nb::class_<Cpu>& cpu);
 void bind_rotary(nb::class_<Cpu>& cpu);
 void bind_tile_dot(nb::class_<Cpu>& cpu);
 void bind_sampling(nb::class_<Cpu>& cpu);
+void bind_quantized(nb::class_<Cpu>& cpu);
 
 }  // namespace octavo

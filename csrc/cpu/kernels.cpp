@@ -50,6 +50,7 @@ void bind_kernels(nb::module_& m) {
   bind_rotary(cpu);
   bind_tile_dot(cpu);
   bind_sampling(cpu);
+  bind_quantized(cpu);
 }
 
 }  // namespace octavo

@@ -86,7 +86,10 @@ class EngineArgs:
     quantization: Annotated[
         str | None,
         Arg(
-            "Weight format.", group=_MODEL, only=(None,), otherwise="quantised weights are not there yet; leave it out"
+            "Number format of the weights that are multiplied, made while loading: int8 has a scale per output "
+            "channel, int4 one per 64 inputs of it, int4-g128 one per 128. By default weights stay as they are.",
+            group=_MODEL,
+            choices=("int8", "int4", "int4-g128"),
         ),
     ] = None
     max_model_len: Annotated[

@@ -166,6 +166,7 @@ def model_facts(config: EngineConfig, checkpoint: Checkpoint) -> list[tuple[str,
         ("architecture", checkpoint.architecture),
         ("parameters", f"{parameters:,}" if parameters else "not counted: the weights are not read"),
         ("number format", f"{model.dtype}{stored}"),
+        *([("quantization", f"{model.quantization}, made while loading")] if model.quantization else []),
         ("vocabulary", f"{model.vocab_size:,} tokens"),
         ("context", context),
         (

@@ -101,7 +101,7 @@ def accept(argument: Argument, value: Any) -> Any:
     """`value` in the type of its argument, within its limits. Raises ConfigError: argument, value, limit, remedy."""
     name, arg = argument.name, argument.arg
     value = _typed(argument, value)
-    if arg.choices is not None and value not in arg.choices:
+    if arg.choices is not None and value is not None and value not in arg.choices:
         raise ConfigError(
             f"{name} is {value!r}, must be one of {', '.join(arg.choices)}{suggestion(str(value), arg.choices)}"
         )

@@ -21,6 +21,7 @@ from octavo.models.causal_lm import CausalLM
 from octavo.models.packed_cache import PackedCache, identity_of
 from octavo.models.registry import resolve_model
 from octavo.models.weight_files import FLOATS, StoredTensor, progress_bar, read_ahead, stored_tensors
+from octavo.ops.codes import NotFinite
 from octavo.ops.registry import Ops
 from octavo.quantization.method import Unquantized, WeightMethod
 
@@ -180,11 +181,13 @@ class _Arrivals:
     def __init__(self, model: CausalLM, ops: Ops) -> None:
         self._ops = ops
         self._owner: dict[str, Layer] = {}
+        self._paths: dict[Layer, str] = {}
         self._awaited: dict[Layer, set[str]] = {}
         self._early: dict[Layer, list[tuple[TensorSlot, Tensor]]] = {}
         for path, layer in model.layers_by_path():
             names = {slot.name for slot in layer.tensor_slots(path) if slot.required}
             if names:
+                self._paths[layer] = path
                 self._awaited[layer] = names
                 self._owner.update(dict.fromkeys(names, layer))
 
@@ -202,10 +205,26 @@ class _Arrivals:
         awaited.remove(slot.name)
         if awaited:
             return
-        layer.finish(self._ops)
+        try:
+            layer.finish(self._ops)
+        except NotFinite as error:
+            raise CheckpointError(
+                f"{self._tensor_with_row(layer, error.row)} holds NaN or an infinity, which cannot be quantised; "
+                "the checkpoint is damaged, download it again"
+            ) from error
         del self._awaited[layer]
         for repeated, tensor in self._early.pop(layer, ()):
             repeated.fill(tensor)
+
+    def _tensor_with_row(self, layer: Layer, row: int) -> str:
+        """Which of the tensors that are stacked to the layer's weight holds its row `row`."""
+        stacked = [slot for slot in layer.tensor_slots(self._paths[layer]) if slot.name.endswith("weight")]
+        outputs = 1 if getattr(layer, "transposed", False) else 0
+        for slot in stacked:
+            row -= slot.shape[outputs]
+            if row < 0:
+                break
+        return slot.name
 
 
 def _fill(checkpoint: Checkpoint, model: CausalLM, ops: Ops, device: torch.device | str, progress: bool) -> None:

@@ -1,4 +1,4 @@
-"""The protocol of weight formats, and the format of checkpoints that are not quantised."""
+"""The protocol of weight formats, and those that are made at load from checkpoints that are not quantised."""
 
 from __future__ import annotations
 
@@ -44,10 +44,15 @@ class WeightMethod(Protocol):
         ...
 
 
-class Unquantized:
-    """`weight` [outputs, inputs] and perhaps `bias` [outputs], multiplied in their own type."""
+class FromPlain:
+    """A method whose layers are filled with plain `weight` [outputs, inputs] and perhaps `bias` [outputs].
 
-    name = "unquantized"
+    `operator` names the `LinearFormat` that they are brought into as soon as they are there.
+    """
+
+    def __init__(self, name: str, operator: str) -> None:
+        self.name = name
+        self._operator = operator
 
     def make(self, layer: nn.Module, inputs: int, outputs: int, bias: bool) -> None:
         """See `WeightMethod.make`."""
@@ -72,5 +77,12 @@ class Unquantized:
         return self._format(ops).restore(shape, state)
 
     def _format(self, ops: Ops) -> LinearFormat:
-        found: LinearFormat = ops.prepare_linear
+        found: LinearFormat = getattr(ops, self._operator)
         return found
+
+
+class Unquantized(FromPlain):
+    """Weights are multiplied in their own type."""
+
+    def __init__(self) -> None:
+        super().__init__("unquantized", "prepare_linear")

@@ -20,6 +20,7 @@ from octavo.models.loader import DTYPES, make_model
 from octavo.ops.registry import Ops
 from octavo.platform import Memory, Platform
 from octavo.quantization.method import WeightMethod
+from octavo.quantization.registry import method_named
 from octavo.sampling.chunks import rows_per_chunk
 from octavo.sampling.sampler import sampling_bytes
 from octavo.worker.model_runner import LOGITS_BYTES
@@ -83,7 +84,13 @@ def plan_memory(
 ) -> MemoryPlan:
     """The plan for a checkpoint on this machine. Raises CheckpointError, or ConfigError with a remedy."""
     return divide_memory(
-        ModelSizes.of(checkpoint, DTYPES[model.dtype], ops, max_positions=longest_sequence(model, scheduler)),
+        ModelSizes.of(
+            checkpoint,
+            DTYPES[model.dtype],
+            ops,
+            method_named(model.quantization),
+            max_positions=longest_sequence(model, scheduler),
+        ),
         backend,
         platform.memory,
         cache=cache,

@@ -17,6 +17,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.models.loader import DTYPES, load_model, make_model
 from octavo.ops.registry import bind, open_runtime
 from octavo.platform import Platform
+from octavo.quantization.registry import method_named
 from octavo.sampling.sampler import make_sampler
 from octavo.worker.attention_backend import attention_backend
 from octavo.worker.cache_engine import CacheEngine
@@ -90,6 +91,7 @@ class Worker:
             packed_cache=None if config.model.packed_cache is None else Path(config.model.packed_cache),
             threads=threads,
             max_positions=longest_sequence(config.model, config.scheduler),
+            method=method_named(config.model.quantization),
         )
         shape = model.config.shape()
         cache = CacheEngine(

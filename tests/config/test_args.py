@@ -64,7 +64,6 @@ def test_a_wrong_value_is_refused_by_name_value_and_limit(keywords: dict[str, An
         ({"device": "cuda"}, "runs on the CPU"),
         ({"tensor_parallel_size": 2}, "one process on one device"),
         ({"pipeline_parallel_size": 2}, "one process on one device"),
-        ({"quantization": "awq"}, "not there yet"),
         ({"kv_cache_dtype": "fp8"}, "not there yet"),
     ],
 )

@@ -1,0 +1,86 @@
+"""Numbers as small integers and scales: the arithmetic that quantised linear layers share, in plain torch.
+
+All of it is done in float32 and rounded as it is written, so that compiled kernels can follow it bit by bit.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.errors import CheckpointError, ConfigError
+from octavo.ops.prepare_linear import LinearShape
+
+SMALLEST: Final = 1e-30
+"""Smaller magnitudes count as zero: 127 divided by one of them would leave the range of float32."""
+
+MOST_INPUTS: Final = 1 << 16
+"""So many products of 8-bit codes add up inside 32 bits."""
+
+_EXACT_INPUTS: Final = 1024
+"""So many products of 8-bit codes add up to less than 2²⁴: float32 holds every partial sum."""
+
+
+class NotFinite(CheckpointError):
+    """A plain weight holds NaN or an infinity, in row `row`."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(f"row {row} of a weight holds a value that is not finite")
+        self.row = row
+
+
+def check_inputs(inputs: int) -> None:
+    """Refuse a weight whose integer sums would not fit. Raises ConfigError."""
+    if inputs > MOST_INPUTS:
+        raise ConfigError(
+            f"a weight with {inputs:,} inputs cannot be quantised, {MOST_INPUTS:,} are the most; leave quantization out"
+        )
+
+
+def check_finite(weight: Tensor) -> None:
+    """Raise NotFinite with the first row of `weight` [outputs, inputs] that holds NaN or an infinity."""
+    spoilt = (~weight.isfinite()).any(1)
+    if spoilt.any():
+        raise NotFinite(int(spoilt.nonzero()[0]))
+
+
+def divide(numerator: float, denominator: Tensor) -> Tensor:
+    """The quotient rounded once; `numerator / denominator` would multiply with a rounded reciprocal."""
+    return torch.full_like(denominator, numerator) / denominator
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [rows, inputs] → codes [rows, inputs], whole numbers from -127 to 127 in float32, and scales float32 [rows, 1].
+
+    Symmetric, by the largest magnitude of each row. The scale of a row that is not finite is NaN.
+    """
+    x = x.float()
+    largest = x.abs().amax(1, keepdim=True)
+    is_finite = largest.isfinite()
+    is_used = is_finite & (largest >= SMALLEST)
+    codes = torch.round(x * divide(127.0, largest))
+    codes = torch.where(is_used, codes, torch.zeros_like(codes))
+    scales = torch.where(is_used, largest / 127.0, torch.zeros_like(largest))
+    return codes, torch.where(is_finite, scales, torch.full_like(largest, float("nan")))
+
+
+def exact_product(codes: Tensor, weights: Tensor) -> Tensor:
+    """Σ codes [rows, inputs] · weights [outputs, inputs], rounded to float32 once: float32 [rows, outputs]."""
+    total = torch.zeros(codes.shape[0], weights.shape[0], dtype=torch.float64)
+    for start in range(0, codes.shape[1], _EXACT_INPUTS):
+        end = start + _EXACT_INPUTS
+        total += F.linear(codes[:, start:end], weights[:, start:end].float())
+    return total.float()
+
+
+def finish(values: Tensor, bias: Tensor | None, shape: LinearShape) -> Tensor:
+    """Bias and gate of float32 values [rows, outputs], and the only rounding to the type of the answer."""
+    if bias is not None:
+        values = values + bias.float()
+    if shape.is_gated:
+        gate, up = values.chunk(2, dim=1)
+        values = F.silu(gate) * up
+    return values.to(shape.dtype)
