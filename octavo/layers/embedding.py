@@ -66,7 +66,7 @@ class LMHead(PreparedLayer):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [rows, dim] → float32 [rows, vocabulary]."""
-        return self.mesh.gather(self.prepared(hidden)).float()
+        return self.mesh.gather(self.prepared.in_float32(hidden))
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """The head's table."""
@@ -93,7 +93,7 @@ class TiedHead(Layer):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [rows, dim] → float32 [rows, vocabulary]."""
-        return self._shared[0].prepared(hidden).float()
+        return self._shared[0].prepared.in_float32(hidden)
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """The table once more, where the checkpoint repeats it."""

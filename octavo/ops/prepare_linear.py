@@ -67,6 +67,10 @@ class PreparedLinear(ABC):
         bits whatever its neighbours are.
         """
 
+    def in_float32(self, x: Tensor) -> Tensor:
+        """The same answer as float32, which logits are; an implementation may spare it the rounding in between."""
+        return self(x).float()
+
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
         """Rows of the plain weight: ids int64 [tokens] → [tokens, inputs], what embeddings read."""

@@ -39,6 +39,31 @@ class InputBatch:
     kv_caches: Sequence[Tensor]
 
 
+class _Buffers(NamedTuple):
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    query_starts: Tensor
+    sequence_lengths: Tensor
+    block_tables: Tensor
+
+
+class _Arrays(NamedTuple):
+    """`_Buffers` as numpy sees them."""
+
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    query_starts: NDArray[np.int32]
+    sequence_lengths: NDArray[np.int32]
+    block_tables: NDArray[np.int32]
+
+
+class _Views(NamedTuple):
+    arrays: _Arrays
+    tensors: _Buffers
+
+
 class InputBatchBuilder:
     """Holds buffers for `max_num_tokens` tokens, so that a step allocates next to nothing.
 
@@ -59,61 +84,71 @@ class InputBatchBuilder:
         self._tables = tables
         self._block_size = block_size
         self._device = device
-        self._is_cpu = device.type == "cpu"
-        self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
-        self._positions = np.zeros(max_num_tokens, dtype=np.int64)
-        self._slots = np.zeros(max_num_tokens, dtype=np.int64)
-        self._query_starts = np.zeros(max_num_tokens + 1, dtype=np.int32)
-        self._lengths = np.zeros(max_num_tokens, dtype=np.int32)
-        self._row_tables = np.zeros((64, tables.width), dtype=np.int32)
+        self._max_num_tokens = max_num_tokens
+        self._buffers = _Buffers(
+            token_ids=torch.zeros(max_num_tokens, dtype=torch.int64),
+            positions=torch.zeros(max_num_tokens, dtype=torch.int64),
+            slots=torch.zeros(max_num_tokens, dtype=torch.int64),
+            query_starts=torch.zeros(max_num_tokens + 1, dtype=torch.int32),
+            sequence_lengths=torch.zeros(max_num_tokens, dtype=torch.int32),
+            block_tables=torch.zeros((64, tables.width), dtype=torch.int32),
+        )
+        self._decode_views: dict[int, _Views] = {}
 
     def build(self, rows: Sequence[BatchRow]) -> InputBatch:
         """Gather tokens, positions and slots of all rows, one row after the other."""
-        num_rows = len(rows)
         query_lengths = [scheduled.num_tokens for scheduled, _ in rows]
         lengths = [scheduled.start + scheduled.num_tokens for scheduled, _ in rows]
         num_tokens = sum(query_lengths)
-        assert num_tokens <= len(self._token_ids), "a step has more tokens than max_num_batched_tokens"
-        starts = np.array([scheduled.start for scheduled, _ in rows], dtype=np.int64)
+        assert num_tokens <= self._max_num_tokens, "a step has more tokens than max_num_batched_tokens"
+        views, tensors = self._views(len(rows), num_tokens)
         lines = np.array([state.table_line for _, state in rows], dtype=np.int64)
-        query_starts, sequence_lengths = self._query_starts[: num_rows + 1], self._lengths[:num_rows]
-        np.cumsum(query_lengths, out=query_starts[1:])
-        sequence_lengths[:] = lengths
-        token_ids, positions, slots = (each[:num_tokens] for each in (self._token_ids, self._positions, self._slots))
-        if num_tokens == num_rows:
+        views.sequence_lengths[:] = lengths
+        if num_tokens == len(rows):
             # one token each: a decode step
-            token_ids[:] = [state.token_buffer[scheduled.start] for scheduled, state in rows]
-            positions[:] = starts
+            views.query_starts[:] = np.arange(num_tokens + 1, dtype=np.int32)
+            views.token_ids[:] = [state.token_buffer[scheduled.start] for scheduled, state in rows]
+            np.subtract(views.sequence_lengths, 1, out=views.positions)
             line_of_token = lines
         else:
-            for row, first in zip(rows, query_starts.tolist(), strict=False):
-                count = row.scheduled.num_tokens
-                token_ids[first : first + count] = row.state.token_buffer[row.scheduled.start : row.end]
-            np.subtract(np.arange(num_tokens), np.repeat(query_starts[:-1] - starts, query_lengths), out=positions)
+            views.query_starts[0] = 0
+            np.cumsum(query_lengths, out=views.query_starts[1:])
+            first_tokens = views.query_starts[:-1]
+            for (scheduled, state), first in zip(rows, first_tokens.tolist(), strict=True):
+                count = scheduled.num_tokens
+                views.token_ids[first : first + count] = state.token_buffer[scheduled.start : scheduled.start + count]
+            starts = np.array([scheduled.start for scheduled, _ in rows], dtype=np.int64)
+            np.subtract(np.arange(num_tokens), np.repeat(first_tokens - starts, query_lengths), out=views.positions)
             line_of_token = np.repeat(lines, query_lengths)
-        entries, offsets = np.divmod(positions, self._block_size)
-        np.multiply(self._tables.blocks_at(line_of_token, entries), self._block_size, out=slots)
-        slots += offsets
+        entries, offsets = np.divmod(views.positions, self._block_size)
+        np.multiply(self._tables.blocks_at(line_of_token, entries), self._block_size, out=views.slots)
+        np.add(views.slots, offsets, out=views.slots)
+        self._tables.gather(lines, out=views.block_tables)
+        if self._device.type != "cpu":
+            tensors = _Buffers(*(each.to(self._device) for each in tensors))
         attention = AttentionMetadata(
-            query_starts=self._tensor(query_starts),
-            sequence_lengths=self._tensor(sequence_lengths),
-            block_tables=self._tensor(self._gather_tables(lines)),
-            slot_mapping=self._tensor(slots),
+            query_starts=tensors.query_starts,
+            sequence_lengths=tensors.sequence_lengths,
+            block_tables=tensors.block_tables,
+            slot_mapping=tensors.slots,
             block_size=self._block_size,
             query_lengths=query_lengths,
             lengths=lengths,
         )
-        return InputBatch(self._tensor(token_ids), self._tensor(positions), attention, self._kv_caches)
+        return InputBatch(tensors.token_ids, tensors.positions, attention, self._kv_caches)
 
-    def _gather_tables(self, lines: NDArray[np.int64]) -> NDArray[np.int32]:
-        num_rows, width = self._row_tables.shape
-        if len(lines) > num_rows or self._tables.width > width:
-            self._row_tables = np.zeros((max(num_rows, 2 * len(lines)), self._tables.width), dtype=np.int32)
-        found = self._row_tables[: len(lines)]
-        self._tables.gather(lines, out=found)
-        return found
-
-    def _tensor(self, values: np.ndarray) -> Tensor:
-        """`values` on the device; on a CPU without a copy."""
-        tensor = torch.from_numpy(values)
-        return tensor if self._is_cpu else tensor.to(self._device)
+    def _views(self, num_rows: int, num_tokens: int) -> _Views:
+        """The beginnings of the buffers. Those of decode steps are kept: making them would be half of `build`."""
+        room, width = self._buffers.block_tables.shape
+        if num_rows > room or self._tables.width > width:
+            tables = torch.zeros((max(room, 2 * num_rows), self._tables.width), dtype=torch.int32)
+            self._buffers = self._buffers._replace(block_tables=tables)
+            self._decode_views.clear()
+        if num_rows == num_tokens and num_rows in self._decode_views:
+            return self._decode_views[num_rows]
+        sizes = (num_tokens, num_tokens, num_tokens, num_rows + 1, num_rows, num_rows)
+        tensors = _Buffers(*(buffer[:size] for buffer, size in zip(self._buffers, sizes, strict=True)))
+        views = _Views(_Arrays(*(tensor.numpy() for tensor in tensors)), tensors)
+        if num_rows == num_tokens:
+            self._decode_views[num_rows] = views
+        return views

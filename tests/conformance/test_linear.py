@@ -184,3 +184,13 @@ def test_a_recording_multiplies_what_lies_at_its_addresses(level: str) -> None:
 def test_types_without_kernels_stay_plain(level: str) -> None:
     x, weight, _ = made(2, 16, 8, torch.float16, bias=False)
     assert torch.equal(format_of(level)(weight)(x), torch.nn.functional.linear(x, weight))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_logits_are_not_rounded_on_their_way_to_float32(level: str) -> None:
+    x, weight, _ = made(3, 96, 70, torch.bfloat16, bias=False)
+    prepared = ops(level).prepare_linear(weight)
+    logits = prepared.in_float32(x)
+    assert logits.dtype is torch.float32
+    assert torch.equal(logits.bfloat16(), prepared(x))
+    assert not torch.equal(logits, prepared(x).float())

@@ -59,6 +59,10 @@ class PanelLinear(PreparedLinear):
         self._multiply(x.data_ptr(), stride, rows, *self._weight, out.data_ptr(), self._columns, out_code)
         return out
 
+    def in_float32(self, x: Tensor) -> Tensor:
+        """See `PreparedLinear.in_float32`."""
+        return self(x, torch.float32)
+
     def rows(self, ids: Tensor) -> Tensor:
         """See `PreparedLinear.rows`. Raises IndexError for a number that is no row's."""
         ids = dense(ids)
