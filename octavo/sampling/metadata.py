@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,8 +43,7 @@ class SampledSequence(Protocol):
     def bad_words_token_ids(self) -> Sequence[Sequence[int]]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
+class SamplingRow(msgspec.Struct, frozen=True):
     """One row of logits: those that follow the last token of `sequence`.
 
     With `num_samples` 1 the token is drawn for the sequence itself; with more, sample `i` is for child `i`.
@@ -59,8 +58,7 @@ class SamplingRow:
         return len(self.sequence.known_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class RowSamples:
+class RowSamples(msgspec.Struct, frozen=True, gc=False):
     """What was drawn for one row; with an `error` nothing was."""
 
     samples: list[SequenceOutput]

@@ -73,7 +73,7 @@ class NativeSampler:
         self._reference = ReferenceSampler((*processors, *built_in))
         self._requests: WeakKeyDictionary[SampledSequence, PackedRequest] = WeakKeyDictionary()
         self._input = _Memory()
-        self._output = _Memory()
+        self._answer: _Answer | None = None
         self._scratch = _Memory()
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[RowSamples]:
@@ -87,12 +87,8 @@ class NativeSampler:
         processed = process(logits, rows, requests) if self._processors else {}
         packed = [request.packed(row) for request, row in zip(requests, rows, strict=True)]
         packed += [request.keys(row) for request, row in zip(requests, rows, strict=True)]
-        answer = _Answer(
-            self._output,
-            num_rows,
-            sum(row.num_samples for row in rows),
-            sum(request.num_listed for request in requests),
-        )
+        num_draws = sum(row.num_samples for row in rows)
+        answer = self._answer_of(num_rows, num_draws, sum(request.num_listed for request in requests))
         first_request = self._input.write(b"".join(packed))
         first_key = first_request + num_rows * REQUEST_BYTES
         scratch = self._scratch.reserve(self._kernels.sampling_scratch_bytes(num_rows, vocab_size))
@@ -122,7 +118,7 @@ class NativeSampler:
         logits = logits.contiguous()
         num_rows, vocab_size = logits.shape
         listed = min(num_logprobs, vocab_size)
-        answer = _Answer(self._output, num_rows, num_rows, num_rows * listed)
+        answer = self._answer_of(num_rows, num_rows, num_rows * listed)
         answer.tokens[:] = token_ids
         scratch = self._scratch.reserve(self._kernels.sampling_scratch_bytes(num_rows, vocab_size))
         self._kernels.describe_tokens(logits.data_ptr(), num_rows, vocab_size, listed, *answer.addresses, scratch)
@@ -140,6 +136,12 @@ class NativeSampler:
             processors = tuple(each for each in self._processors if each.needs(sequence.params))
             request = self._requests[sequence] = PackedRequest(sequence, vocab_size, processors)
         return request
+
+    def _answer_of(self, num_rows: int, num_draws: int, num_listed: int) -> _Answer:
+        # one decode step is like the last
+        if self._answer is None or self._answer.sizes != (num_rows, num_draws, num_listed):
+            self._answer = _Answer(num_rows, num_draws, num_listed)
+        return self._answer
 
     def _of_processed(self, row: SamplingRow, result: RowSamples, before: Tensor, after: Tensor) -> RowSamples:
         """What only the logits before the processors say: the log-probabilities, and whose fault an error is."""
@@ -210,14 +212,14 @@ def _check_vocabulary(status: int) -> None:
 class _Answer:
     """Where a call writes: statuses [rows], draws [draws, 3], ids of listed tokens, their log-probabilities."""
 
-    def __init__(self, memory: _Memory, num_rows: int, num_draws: int, num_listed: int) -> None:
+    def __init__(self, num_rows: int, num_draws: int, num_listed: int) -> None:
+        self.sizes = (num_rows, num_draws, num_listed)
         draws, top_ids = num_rows, num_rows + 3 * num_draws
         top_logprobs = top_ids + num_listed
-        end = 4 * (top_logprobs + num_listed)
-        first = memory.reserve(end)
-        self.addresses = (first, first + 4 * draws, first + 4 * top_ids, first + 4 * top_logprobs)
         self._starts = (draws, top_ids, top_logprobs)
-        self._words = memory.array[:end].view(np.int32)
+        self._words = np.empty(top_logprobs + num_listed, dtype=np.int32)
+        first = address_of(self._words)
+        self.addresses = (first, first + 4 * draws, first + 4 * top_ids, first + 4 * top_logprobs)
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -225,23 +227,24 @@ class _Answer:
         return self._words[self._starts[0] : self._starts[1] : 3]
 
     def read(self) -> _Read:
-        return _Read(self._words, self._starts)
+        return _Read(self._words, *self._starts)
 
 
 class _Read:
     """What a call has written, in Python's numbers."""
 
-    def __init__(self, words: NDArray[np.int32], starts: tuple[int, int, int]) -> None:
-        draws, top_ids, top_logprobs = starts
+    def __init__(self, words: NDArray[np.int32], draws: int, top_ids: int, top_logprobs: int) -> None:
         numbers = words[:top_ids].tolist()
         self.statuses: list[int] = numbers[:draws]
         self.tokens: list[int] = numbers[draws::3]
         self._ranks: list[int] = numbers[draws + 1 :: 3]
-        self._logprobs = words[draws + 2 : top_ids : 3].view(np.float32)
+        floats = words.view(np.float32)
+        self._logprobs = floats[draws + 2 : top_ids : 3]
         self._top_ids = words[top_ids:top_logprobs]
-        self._top_logprobs = words[top_logprobs:].view(np.float32)
+        self._top_logprobs = floats[top_logprobs:]
 
     def described(self, draw: int, first_listed: int, num_listed: int) -> TokenLogprobs:
+        """Draw number `draw`, with `num_listed` likeliest tokens."""
         listed = slice(first_listed, first_listed + num_listed)
         return TokenLogprobs(
             token_id=self.tokens[draw],
