@@ -1,0 +1,110 @@
+"""Giving way by swapping, by recomputation, and by what costs less."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from octavo.engine.engine_core import EngineCore
+from octavo.scheduler.preemption import PreemptionCosts
+from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
+from tests.fakes.executor import HashExecutor
+
+
+def pressed(**options: Any) -> EngineCore:
+    tight = {"num_blocks": 10, "num_host_blocks": 40, "enable_prefix_caching": False, "max_num_batched_tokens": 64}
+    return make_core(**(tight | options))
+
+
+def run_two(core: EngineCore, n: int = 1) -> Collected:
+    requests = [make_request("a", range(12), max_tokens=16), make_request("b", range(20, 30), n=n, max_tokens=10)]
+    seen = run(core, requests)
+    for request in requests:
+        alone = run_alone(request)
+        assert seen.token_ids[request.request_id] == alone.token_ids[request.request_id]
+        assert seen.logprobs[request.request_id] == alone.logprobs[request.request_id]
+    return seen
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_swapped_group_goes_on_where_it_was(n: int, depth: int) -> None:
+    core = pressed(preemption_mode="swap", depth=depth)
+    run_two(core, n)
+    stats = core.stats()
+    assert stats.num_preemptions == stats.num_preemptions_by_swap > 0
+    assert stats.num_recomputed_tokens == 0
+
+
+def test_a_shared_block_moves_once() -> None:
+    core = pressed(preemption_mode="swap")
+    run_two(core, n=2)
+    assert isinstance(core.executor, HashExecutor)
+    outs = [made.block_ops.swap_outs for made in core.executor.steps if made.block_ops.swap_outs]
+    ins = [made.block_ops.swap_ins for made in core.executor.steps if made.block_ops.swap_ins]
+    for moves in outs + ins:
+        assert len({move.source for move in moves}) == len({move.target for move in moves}) == len(moves)
+    assert sum(map(len, outs)) == sum(map(len, ins))
+    # two tails of at most three blocks beside two whole blocks of the prompt
+    assert max(map(len, outs)) <= 2 + 2 * 3
+
+
+def test_without_room_on_the_host_a_group_is_recomputed() -> None:
+    core = pressed(preemption_mode="swap", num_host_blocks=1)
+    run_two(core)
+    assert core.stats().num_preemptions > 0
+    assert core.stats().num_preemptions_by_swap == 0
+    reasons = [entry.because for entry in core.scheduler.log.entries if entry.kind == "preempted"]
+    assert all("the swap space needs" in reason and "1 are free" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("costs", "is_swapped"),
+    [
+        (PreemptionCosts(prefill_tokens_per_s=1.0, swap_bytes_per_s=1e9, block_bytes=1), True),
+        (PreemptionCosts(prefill_tokens_per_s=1e9, swap_bytes_per_s=1.0, block_bytes=1), False),
+    ],
+)
+def test_auto_takes_what_costs_less_and_says_both_numbers(costs: PreemptionCosts, is_swapped: bool) -> None:
+    core = pressed(preemption_mode="auto")
+    core.scheduler._preemption._costs = costs
+    run_two(core)
+    stats = core.stats()
+    assert stats.num_preemptions_by_swap == (stats.num_preemptions if is_swapped else 0)
+    reasons = [entry.because for entry in core.scheduler.log.entries if entry.kind == "preempted"]
+    assert all("to compute again" in reason and "to move" in reason for reason in reasons)
+
+
+def test_a_group_between_pool_minus_watermark_and_pool_does_not_wait_for_ever() -> None:
+    core = pressed(preemption_mode="swap", num_blocks=7, watermark=0.5)
+    requests = [make_request("a", range(8), max_tokens=20), make_request("b", range(20, 28), max_tokens=20)]
+    seen = run(core, requests)
+    assert core.stats().num_preemptions_by_swap > 0
+    for request in requests:
+        assert seen.token_ids[request.request_id] == run_alone(request).token_ids[request.request_id]
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap", "classic", "auto"])
+def test_a_pool_that_is_far_too_small_still_finishes_and_recomputes_within_bounds(mode: str) -> None:
+    core = make_core(num_blocks=8, num_host_blocks=12, preemption_mode=mode, max_num_batched_tokens=32, max_num_seqs=16)
+    requests = [make_request(f"r{i}", range(i, i + 6), max_tokens=20) for i in range(16)]
+    seen = run(core, requests)
+    assert len(seen.finals) == 16
+    tokens = sum(6 + 20 for _ in requests)
+    # the youngest gives way, so the oldest always ends: each of 16 is restarted at most once for each older one's end
+    assert core.stats().num_recomputed_tokens <= tokens * 16 / 2
+
+
+def test_the_timeline_tells_what_happened() -> None:
+    core = pressed(preemption_mode="swap")
+    seen = run_two(core)
+    metrics = seen.finals["b"].metrics
+    assert metrics is not None
+    events = [event for _, event in metrics.timeline]
+    assert events[:2] == ["queued", "scheduled"]
+    assert "preempted, swapped out" in events
+    assert "swapped in" in events
+    assert events[-1] == "finished"
+    times = [time for time, _ in metrics.timeline]
+    assert times == sorted(times)
