@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from octavo.attention.backend import AttentionBackend
-from octavo.ops.memory import passing, zeroed
+from octavo.ops.memory import zeroed
 from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec
 from octavo.ops.registry import Ops
 from octavo.quantization.method import Unquantized, WeightMethod
@@ -67,9 +67,6 @@ class Layer(nn.Module):
     `tensor_slots` is filled, then `finish`; or `bind`, then `restore`.
     """
 
-    _allocate: ClassVar[Callable[..., Tensor]] = staticmethod(zeroed)
-    """Where parameters lie: of a layer that is prepared, only until then."""
-
     def use(self, method: WeightMethod) -> None:
         """Keep the weight by `method`, before anything is filled. By default there is none to quantise."""
 
@@ -105,8 +102,7 @@ class Layer(nn.Module):
         """The memory of parameter `name`, given to it now if it had none."""
         parameter = self.get_parameter(name)
         if parameter.is_meta:
-            memory = self._allocate(tuple(parameter.shape), parameter.dtype, device)
-            parameter = nn.Parameter(memory, requires_grad=False)
+            parameter = nn.Parameter(zeroed(tuple(parameter.shape), parameter.dtype, device), requires_grad=False)
             self.register_parameter(name, parameter)
         return parameter.data
 
@@ -115,7 +111,6 @@ class PreparedLayer(Layer):
     """A layer with one weight that is multiplied, which a `WeightMethod` keeps: `prepared` once it is finished."""
 
     prepared: PreparedLinear
-    _allocate = staticmethod(passing)
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False, gated: bool = False) -> None:
         super().__init__()

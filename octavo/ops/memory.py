@@ -12,15 +12,6 @@ from torch import Tensor
 _LARGE_PAGE_BYTES: Final = 2 << 20
 _FROM_BYTES: Final = 2 * _LARGE_PAGE_BYTES
 """Less is not worth a mapping of its own."""
-_REUSED_BYTES: Final = 32 << 20
-"""The C library keeps freed blocks up to this size for the next that asks; larger ones it gives back at once."""
-
-
-def passing(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """A dense tensor, not initialised, for a moment: the next one of its size may take its pages over."""
-    if prod(shape) * dtype.itemsize < _REUSED_BYTES:
-        return torch.empty(shape, dtype=dtype, device=device)
-    return zeroed(shape, dtype, device)
 
 
 def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:

@@ -143,4 +143,4 @@ def test_the_peak_is_the_packed_weights_and_the_layers_in_between(load_format: s
     assert weights > 120 << 20
     largest = 4 * 4096 * 512 * 4  # gate and up, plain and packed
     assert peak <= weights + largest + (16 << 20), f"{peak - weights:,} above the packed weights"
-    assert after <= weights + largest + (16 << 20), f"{after - weights:,} above the packed weights"
+    assert after <= weights + (24 << 20), f"{after - weights:,} above the packed weights"

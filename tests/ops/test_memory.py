@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from octavo.ops.memory import passing, zeroed
+from octavo.ops.memory import zeroed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
@@ -32,10 +32,3 @@ def test_it_takes_no_memory_until_it_is_written() -> None:
     assert resident_bytes() - before < 16 << 20
     tensor[: 64 << 20] = 1
     assert 48 << 20 < resident_bytes() - before < 80 << 20
-
-
-@pytest.mark.parametrize("rows", [10, 10_000])
-def test_passing_memory_is_dense_whatever_its_size(rows: int) -> None:
-    tensor = passing((rows, 1000), torch.float32)
-    assert (tensor.shape, tensor.dtype, tensor.is_contiguous()) == ((rows, 1000), torch.float32, True)
-    assert torch.equal(tensor.fill_(3), torch.full((rows, 1000), 3.0))
