@@ -6,8 +6,6 @@ answer is within 2e-6 of it, in bfloat16 within one rounding of the answer more.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -144,8 +142,8 @@ def test_numbers_of_rows_are_checked(level: str) -> None:
 @each_level
 def test_logits_in_float32_are_what_bfloat16_would_round(level: str) -> None:
     x, weight, _ = made(3, 64, 70, torch.bfloat16, bias=False)
-    prepared: Any = format_of(level)(weight)
-    logits = prepared(x, torch.float32)
+    prepared = format_of(level)(weight)
+    logits = prepared.in_float32(x)
     assert logits.dtype is torch.float32
     check(logits, x, weight, None, gated=False)
     assert torch.equal(logits.to(torch.bfloat16), prepared(x))

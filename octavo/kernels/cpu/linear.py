@@ -45,23 +45,25 @@ class PanelLinear(PreparedLinear):
         self._multiply = runtime.cpu.linear
         self._rows = runtime.cpu.linear_rows
         self._columns = shape.outputs // 2 if shape.is_gated else shape.outputs
-        self._code = TYPE_CODES[shape.dtype]
         bias_address = 0 if bias is None else bias.data_ptr()
-        self._weight = (panels.data_ptr(), bias_address, shape.outputs, shape.inputs, self._code, shape.is_gated)
+        code = TYPE_CODES[shape.dtype]
+        self._weight = (panels.data_ptr(), bias_address, shape.outputs, shape.inputs, code, shape.is_gated)
 
-    def __call__(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """See `PreparedLinear`."""
+        return self._product(x, x.dtype)
+
+    def in_float32(self, x: Tensor) -> Tensor:
+        """See `PreparedLinear.in_float32`: the sums as they are."""
+        return self._product(x, torch.float32)
+
+    def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         rows, inputs, stride = rows_of(x)
         assert x.dtype is self.shape.dtype, f"x is {x.dtype}, its weight {self.shape.dtype}"
         assert inputs == self.shape.inputs, f"x has {inputs} columns, its weight {self.shape.inputs} inputs"
-        out = self._empty((rows, self._columns), dtype or x.dtype)
-        out_code = self._code if dtype is None else TYPE_CODES[dtype]
-        self._multiply(x.data_ptr(), stride, rows, *self._weight, out.data_ptr(), self._columns, out_code)
+        out = self._empty((rows, self._columns), dtype)
+        self._multiply(x.data_ptr(), stride, rows, *self._weight, out.data_ptr(), self._columns, TYPE_CODES[dtype])
         return out
-
-    def in_float32(self, x: Tensor) -> Tensor:
-        """See `PreparedLinear.in_float32`."""
-        return self(x, torch.float32)
 
     def rows(self, ids: Tensor) -> Tensor:
         """See `PreparedLinear.rows`. Raises IndexError for a number that is no row's."""
