@@ -42,6 +42,10 @@ class PanelLinear(PreparedLinear):
             return self._multiply(x.float(), torch.float32).to(x.dtype)
         return self._multiply(x, x.dtype)
 
+    def in_float32(self, x: Tensor) -> Tensor:
+        """See `PreparedLinear.in_float32`."""
+        return self._multiply(x if x.dtype in _TYPES else x.float(), torch.float32)
+
     def _multiply(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         tokens, _, stride = rows_of(x)
         out = self._runtime.empty((tokens, self._columns), dtype)

@@ -1,0 +1,128 @@
+"""Decode steps of every family run on compiled kernels alone: so they can be recorded, and replay to the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import ModelRunnerOutput
+from octavo.worker.worker import Worker
+from tests.conformance.runtimes import LEVELS
+from tests.fakes.checkpoints import FAMILIES, make_checkpoint
+from tests.worker.engine_config import make_config
+from tests.worker.prefix_model import new_sequence, row, step
+
+pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{family: {} for family in FAMILIES},
+    "llama tied": {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    "opt with late norms and projections": {"do_layer_norm_before": False, "word_embed_proj_dim": 16},
+    "opt without final norm": {"enable_bias": False, "_remove_final_layer_norm": True},
+    "gpt2 untied": {"tie_word_embeddings": False, "activation_function": "gelu"},
+}
+PARAMS = SamplingParams(temperature=0.0, max_tokens=30, logprobs=3)
+
+
+class Computed(TorchDispatchMode):
+    """Names of torch's operators that do more than cut a tensor differently or take memory."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {storage_of(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        made = {storage_of(each) for each in tree_leaves(result) if isinstance(each, Tensor)}
+        if not (made and made <= given) and not func.name().startswith("aten::empty"):
+            self.names.append(func.name())
+        return result
+
+
+def storage_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def test_operators_that_compute_are_noticed() -> None:
+    with torch.inference_mode(), Computed() as seen:
+        x = torch.empty(2, 3)
+        x.view(3, 2)[1:].reshape(-1).to(torch.float32).split([1, 3])
+        assert seen.names == []
+        x.t().contiguous()
+        x.bfloat16()
+        (x + x).sum().item()
+    assert len(seen.names) == 5
+
+
+@contextmanager
+def watched(worker: Worker) -> Iterator[Computed]:
+    """The operators that the model runs from here on, and those of its head."""
+    recorded = worker._runner._model
+    seen = Computed()
+    original = recorded._model, recorded.compute_logits
+
+    def watch(function: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+        def call(given: Any) -> Tensor:
+            with seen:
+                return function(given)
+
+        return call
+
+    recorded._model, recorded.compute_logits = map(watch, original)
+    yield seen
+    recorded._model, recorded.compute_logits = original
+
+
+def decode(worker: Worker, count: int) -> list[ModelRunnerOutput]:
+    """Two prompts of different lengths, then `count` steps of one token each."""
+    prompts = [[5, 17, 99, 3], [64, 7]]
+    sequences = [new_sequence(i, prompt, [2 * i + 1, 2 * i + 2], params=PARAMS) for i, prompt in enumerate(prompts)]
+    outputs = [worker.execute(step(sequences, [row(i, 0, len(prompt)) for i, prompt in enumerate(prompts)]))]
+    for n in range(count):
+        outputs.append(worker.execute(step(rows=[row(i, len(prompt) + n, 1) for i, prompt in enumerate(prompts)])))
+    return outputs
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_decode_step_runs_no_operator_of_torch(variant: str, dtype: str, tmp_path: Path) -> None:
+    path = make_checkpoint(variant.split()[0], tmp_path / "model", **VARIANTS[variant])
+    worker = Worker.build(make_config(path, dtype=dtype, enforce_eager=False))
+    with watched(worker) as seen:
+        decode(worker, 1)
+    assert seen.names == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_recorded_steps_give_the_same_bits(variant: str, dtype: str, tmp_path: Path) -> None:
+    path = make_checkpoint(variant.split()[0], tmp_path / "model", **VARIANTS[variant])
+    recorded = Worker.build(make_config(path, dtype=dtype, enforce_eager=False))
+    found = decode(recorded, 12)
+    assert any(each is not None for each in recorded._runner._model._recordings.values())
+    eager = Worker.build(make_config(path, dtype=dtype, enforce_eager=True))
+    assert found == decode(eager, 12)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "int4-g128"])
+def test_quantised_weights_need_no_operator_of_torch_either(quantization: str, tmp_path: Path) -> None:
+    path = make_checkpoint("qwen3", tmp_path / "model", hidden_size=128, intermediate_size=256, head_dim=32)
+    worker = Worker.build(make_config(path, dtype="bfloat16", enforce_eager=False, quantization=quantization))
+    with watched(worker) as seen:
+        eager = decode(worker, 1)
+    assert seen.names == []
+    recorded = Worker.build(make_config(path, dtype="bfloat16", enforce_eager=False, quantization=quantization))
+    assert decode(recorded, 12)[: len(eager)] == eager
+    assert any(each is not None for each in recorded._runner._model._recordings.values())
