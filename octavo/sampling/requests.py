@@ -49,6 +49,8 @@ class PackedRequest:
         self._allowed = np.unique(np.array(params.allowed_token_ids or (), dtype=np.int64))
         self._addresses = [address_of(each) for each in (self._biased, self._biases, self._allowed)]
         self._counts = TokenCounts(sequence.num_prompt_tokens) if Penalties().needs(params) else None
+        self._counted = (0, 0)
+        self._capacity = 0
         self._barred = np.empty(0, dtype=np.int64)
         self._can_bar = params.min_tokens > 0 or bool(params.bad_words)
         self._filters = (
@@ -80,22 +82,21 @@ class PackedRequest:
         return b"".join(packed_draw_key(self._seed, index, row.position) for index in range(row.num_samples))
 
     def _pack(self, num_draws: int) -> bytes:
-        num_penalized, penalized, output_counts = 0, 0, 0
-        if self._counts is not None:
-            num_penalized = len(self._counts.token_ids)
-            penalized, output_counts = address_of(self._counts.token_ids), address_of(self._counts.output_counts)
+        counts = self._counts
+        if counts is not None and counts.capacity != self._capacity:
+            self._capacity = counts.capacity
+            self._counted = (address_of(counts.token_ids), address_of(counts.output_counts))
         biased, biases, allowed = self._addresses
         return _LAYOUT.pack(
             *self._filters,
             num_draws,
             self.num_listed if self.lists_logprobs else -1,
             *self._penalties,
-            num_penalized,
+            0 if counts is None else len(counts),
             len(self._biased),
             len(self._barred),
             len(self._allowed),
-            penalized,
-            output_counts,
+            *self._counted,
             biased,
             biases,
             address_of(self._barred) if len(self._barred) else 0,

@@ -69,6 +69,14 @@ class TokenCounts:
         self._token_ids = np.zeros(64, dtype=np.int64)
         self._output_counts = np.zeros(64, dtype=np.float32)
 
+    def __len__(self) -> int:
+        return len(self._place)
+
+    @property
+    def capacity(self) -> int:
+        """Entries for which there is room: the arrays stay where they are while this stays."""
+        return len(self._token_ids)
+
     @property
     def token_ids(self) -> NDArray[np.int64]:
         """[distinct]: a view."""
