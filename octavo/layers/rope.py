@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from octavo.ops.rotary import rotary_table
+from octavo.ops.registry import Ops
 
 
 class Scaling(Protocol):
@@ -110,10 +110,11 @@ class Rope:
         frequencies = 1.0 / (self.theta**exponents)
         return frequencies if self.scaling is None else self.scaling.bend(frequencies, self.theta)
 
-    def table(self, num_positions: int, device: torch.device | str = "cpu") -> Tensor:
+    def table(self, ops: Ops, num_positions: int, device: torch.device | str = "cpu") -> Tensor:
         """float32 [num_positions, dim]: what the operator `rotary` looks positions up in."""
         factor = 1.0 if self.scaling is None else self.scaling.attention_factor
-        return rotary_table(self.inverse_frequencies(device), num_positions, factor)
+        table: Tensor = ops.rotary_table(self.inverse_frequencies(device), num_positions, factor)
+        return table
 
     def table_bytes(self, num_positions: int) -> int:
         """What `table` takes."""

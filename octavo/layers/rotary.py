@@ -45,4 +45,6 @@ class Rotary(Layer):
     def bind(self, binding: Binding) -> None:
         """Take the operator, and the table that all layers with these frequencies share."""
         self._rotary = binding.ops.rotary
-        self._table = binding.once(self.rope, lambda: self.rope.table(binding.max_positions, binding.device))
+        self._table = binding.once(
+            self.rope, lambda: self.rope.table(binding.ops, binding.max_positions, binding.device)
+        )

@@ -74,4 +74,18 @@ def examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
             yield q, k, torch.tensor(positions), table, q_weight, k_weight, 1e-6, interleaved
 
 
-OPERATORS = (Operator("rotary", rotary, examples),)
+def table_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, int, float]]:
+    """Few positions and many, fast and slow frequencies. A table is float32 whatever the model's type is."""
+    for pairs, num_positions, attention_factor in ((1, 3, 1.0), (20, 140_000, 1.25)):
+        yield 10_000.0 ** -(torch.arange(pairs) / pairs), num_positions, attention_factor
+
+
+OPERATORS = (
+    Operator("rotary", rotary, examples),
+    Operator(
+        "rotary_table",
+        rotary_table,
+        table_examples,
+        dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), 1e-6),
+    ),
+)

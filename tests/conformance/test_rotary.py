@@ -74,3 +74,22 @@ def test_a_position_outside_the_table_is_refused(level: str, position: int) -> N
     positions[3] = position
     with pytest.raises(IndexError, match=f"position {position} of a table with 50 rows"):
         ops(level).rotary(q, k, positions, TABLES[64])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_row_of_the_table_has_the_same_bits_in_tables_of_any_size(level: str) -> None:
+    frequencies = 10_000.0 ** -(torch.arange(13) / 13)
+    whole = ops(level).rotary_table(frequencies, 5000, 1.5)
+    assert torch.equal(whole, ops(level, 2).rotary_table(frequencies, 5000, 1.5))
+    assert torch.equal(whole[:70], ops(level).rotary_table(frequencies, 70, 1.5))
+    for pair in (0, 12):
+        alone = ops(level).rotary_table(frequencies[pair : pair + 1], 5000, 1.5)
+        assert torch.equal(alone, whole[:, [pair, 13 + pair]])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_table_is_exact_at_a_million_positions(level: str) -> None:
+    frequencies = torch.tensor([1.0, 0.7, 1e-3, 1e-7])
+    angle = torch.outer(torch.arange(1_000_000, dtype=torch.float32), frequencies).double()
+    difference = ops(level).rotary_table(frequencies, 1_000_000).double() - torch.cat((angle.cos(), angle.sin()), dim=1)
+    assert difference.abs().max() < 1.2e-7

@@ -87,10 +87,39 @@ void rotary(const Rotary& a, int begin, int end) {
   a.type == Type::float32 ? rotate_tokens<float>(a, begin, end) : rotate_tokens<bf16>(a, begin, end);
 }
 
+// Cosine and sine of an angle of any size below 2^30, to one unit in the last place: the nearest multiple of a quarter
+// turn is taken away in double precision, the rest goes into the polynomials of the Cephes library (public domain).
+// Written for the compiler to make vectors of: nothing is summed up, so their width changes no bit.
+inline void turn(float angle, float& cosine, float& sine) {
+  constexpr double kQuartersPerRadian = 0.63661977236758134308, kQuarter = 1.57079632679489661923;
+  const double quarters = __builtin_rint(static_cast<double>(angle) * kQuartersPerRadian);
+  const float r = static_cast<float>(static_cast<double>(angle) - quarters * kQuarter), z = r * r;
+  const float s = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * r + r;
+  const float c = ((2.443315711809948e-5f * z - 1.388731625493765e-3f) * z + 4.166664568298827e-2f) * z * z - 0.5f * z + 1.0f;
+  const int quadrant = static_cast<int>(quarters);
+  const bool is_odd = quadrant & 1;
+  cosine = (is_odd ? s : c) * ((quadrant + 1) & 2 ? -1.0f : 1.0f);
+  sine = (is_odd ? c : s) * (quadrant & 2 ? -1.0f : 1.0f);
+}
+
+void table(const RotaryTable& a, int begin, int end) {
+  for (int position = begin; position < end; ++position) {
+    float* __restrict__ cosines = a.out + static_cast<std::int64_t>(position) * 2 * a.pairs;
+    float* __restrict__ sines = cosines + a.pairs;
+    const float* __restrict__ frequencies = a.frequencies;
+    for (int i = 0; i < a.pairs; ++i) {
+      float cosine, sine;
+      turn(static_cast<float>(position) * frequencies[i], cosine, sine);
+      cosines[i] = cosine * a.factor;
+      sines[i] = sine * a.factor;
+    }
+  }
+}
+
 }  // namespace
 
 namespace OCTAVO_LEVEL {
 extern const RotaryKernels rotary_table;
-const RotaryKernels rotary_table = {rotary};
+const RotaryKernels rotary_table = {rotary, table};
 }  // namespace OCTAVO_LEVEL
 }  // namespace octavo

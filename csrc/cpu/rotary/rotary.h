@@ -26,9 +26,19 @@ struct Rotary {
   Type type;
 };
 
+// out [positions, 2 * pairs]: cosines of position * frequency, then sines, all times `factor`.
+struct RotaryTable {
+  const float* frequencies;  // [pairs]
+  float* out;
+  int pairs;
+  float factor;
+};
+
 struct RotaryKernels {
   // Tokens [begin, end).
   void (*rotary)(const Rotary&, int begin, int end);
+  // Positions [begin, end).
+  void (*table)(const RotaryTable&, int begin, int end);
 };
 
 const RotaryKernels& rotary_kernels(Level level);

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from octavo.kernels.cpu._runtime import TYPE_CODES, CpuRuntime, availability
+from octavo.kernels.cpu._runtime import TYPE_CODES, CpuRuntime, availability, dense
 from octavo.ops import rotary as reference
+from octavo.ops.memory import zeroed
 from octavo.ops.registry import Implementation
 
 _TYPES = (torch.float32, torch.bfloat16)
@@ -64,6 +65,21 @@ def make_rotary(runtime: CpuRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
     return rotary
 
 
+def make_rotary_table(runtime: CpuRuntime) -> Callable[..., Tensor]:
+    """`octavo.ops.rotary.rotary_table` on the compiled library's threads, into memory of its own."""
+    kernel = runtime.cpu.rotary_table
+
+    def rotary_table(inverse_frequencies: Tensor, num_positions: int, attention_factor: float = 1.0) -> Tensor:
+        frequencies = dense(inverse_frequencies)
+        assert frequencies.dtype is torch.float32, "frequencies are float32"
+        pairs = len(frequencies)
+        table = zeroed((num_positions, 2 * pairs), torch.float32)
+        kernel(frequencies.data_ptr(), pairs, num_positions, attention_factor, table.data_ptr())
+        return table
+
+    return rotary_table
+
+
 def _token_stride(x: Tensor, dim: int) -> int:
     stride, head, inner = x.stride()
     assert (head == dim or x.shape[1] == 1) and inner == 1, "heads of a token lie side by side"  # noqa: PT018
@@ -77,4 +93,7 @@ def _address(weight: Tensor | None, dtype: torch.dtype) -> int:
     return weight.data_ptr()
 
 
-IMPLEMENTATIONS = (Implementation("rotary", "native", make_rotary, availability),)
+IMPLEMENTATIONS = (
+    Implementation("rotary", "native", make_rotary, availability),
+    Implementation("rotary_table", "native", make_rotary_table, availability),
+)
