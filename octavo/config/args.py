@@ -149,6 +149,15 @@ class EngineArgs:
     ] = None
     swap_space: Annotated[float, Arg("Host memory for swapped-out blocks, in GiB.", group=_CACHE, ge=0, le=1 << 20)] = 4
     enable_prefix_caching: Annotated[bool, Arg("Reuse KV blocks of prompts that start alike.", group=_CACHE)] = True
+    prefix_cache_eviction: Annotated[
+        str,
+        Arg(
+            "Which cached block is given up first: the one unused for longest (lru), or the one that was found least "
+            "often of late (cost).",
+            group=_CACHE,
+            choices=("lru", "cost"),
+        ),
+    ] = "lru"
     watermark: Annotated[
         float, Arg("Share of the KV blocks kept free when a request is admitted.", group=_CACHE, ge=0, le=0.5)
     ] = 0.01

@@ -98,6 +98,7 @@ def resolve(
             gpu_memory_utilization=args.gpu_memory_utilization,
             swap_space_bytes=int(args.swap_space * _GIB),
             enable_prefix_caching=args.enable_prefix_caching,
+            prefix_cache_eviction=args.prefix_cache_eviction,
             watermark=args.watermark,
         ),
         scheduler=SchedulerConfig(

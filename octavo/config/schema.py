@@ -64,6 +64,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: float = 0.9
     swap_space_bytes: int = 4 << 30
     enable_prefix_caching: bool = True
+    prefix_cache_eviction: str = "lru"
     watermark: float = 0.01
     """Share of the device blocks that admission leaves free."""
 

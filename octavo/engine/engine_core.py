@@ -138,6 +138,10 @@ class EngineCore:
         self._record(CacheReset())
         return self.scheduler.block_manager.reset_prefix_cache()
 
+    def pin_prefix(self, ttl_s: float, cache_salt: str | None, *token_ids: int) -> int:
+        """Keep what is cached of a prefix for `ttl_s` seconds, whatever else wants blocks; answers the tokens kept."""
+        return self.scheduler.pin_prefix(list(token_ids), cache_salt, self._clock() + ttl_s)
+
     def check_health(self) -> None:
         """Raise EngineDeadError when a worker is gone."""
         self.executor.check_health()
@@ -147,6 +151,7 @@ class EngineCore:
         calls: dict[str, Callable[..., Any]] = {
             "stats": lambda: msgspec.to_builtins(self.stats()),
             "decisions": lambda: msgspec.to_builtins(list(self.scheduler.log.entries)),
+            "pin_prefix": self.pin_prefix,
             "reset_prefix_cache": self.reset_prefix_cache,
             "check_health": self.check_health,
         }

@@ -12,8 +12,9 @@ from typing import NamedTuple
 from octavo.core.arithmetic import num_blocks_for
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy
-from octavo.kv_cache.block_hash import extend_hashes
-from octavo.kv_cache.block_pool import BlockPool
+from octavo.kv_cache.block_hash import extend_hashes, next_digest, root_digest
+from octavo.kv_cache.block_pool import BlockPool, Content
+from octavo.kv_cache.eviction import EVICTIONS
 
 
 class AllocStatus(enum.Enum):
@@ -32,10 +33,16 @@ class Admission(NamedTuple):
 
 
 class PrefixHit(NamedTuple):
-    """Leading blocks that are in the cache already, and the digest of the first that is not (None: none is missing)."""
+    """Leading blocks that are in the cache already, and the digest of the first that is not (None: none is missing).
+
+    `partial`: a cached block that begins like the next one, and how many tokens are the same: they are copied instead
+    of computed. `because` says in words why it is not more.
+    """
 
     blocks: list[int]
     missing: bytes | None = None
+    partial: tuple[int, int] = (0, 0)
+    because: str = ""
 
 
 class Growth(NamedTuple):
@@ -64,14 +71,17 @@ class BlockManager:
         watermark: float,
         enable_prefix_caching: bool,
         num_host_blocks: int = 0,
+        eviction: str = "lru",
     ) -> None:
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, EVICTIONS[eviction]())
         self.host_pool = BlockPool(num_host_blocks)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.num_watermark_blocks = int(watermark * num_blocks)
         self._tables: dict[int, list[int]] = {}
         self._host_tables: dict[int, list[int]] = {}
+        self._held: list[int] = []
+        self._pins: list[tuple[float, list[int]]] = []
 
     def table(self, sequence: Sequence) -> list[int]:
         """Block ids of a sequence, in the order of its tokens. Not to be changed by the caller."""
@@ -83,23 +93,34 @@ class BlockManager:
         """The cached blocks that hold the first `num_tokens` tokens at most, of which the last is always computed anew
         when it is the sequence's last: its logits are needed."""
         if not self.enable_prefix_caching:
-            return NO_HIT
+            return PrefixHit([], because="prefix caching is off")
         hashes = extend_hashes(sequence, self.block_size, group.request.cache_key)
         if not group.may_read_prefix_cache:
-            return NO_HIT
-        usable = min(num_tokens, len(sequence.token_ids) - 1) // self.block_size
+            return PrefixHit([], because="prompt_logprobs needs every position computed")
+        size = self.block_size
+        usable = min(num_tokens, len(sequence.token_ids) - 1)
         blocks: list[int] = []
-        for digest in hashes[:usable]:
+        missing = None
+        for digest in hashes[: usable // size]:
             block = self.pool.find(digest)
             if block is None:
-                return PrefixHit(blocks, missing=digest)
+                missing = digest
+                break
             blocks.append(block)
-        return PrefixHit(blocks)
+        start = len(blocks) * size
+        parent = hashes[len(blocks) - 1] if blocks else root_digest(group.request.cache_key)
+        partial = self.pool.find_beginning(parent, sequence.token_ids[start : min(usable, start + size)])
+        if missing is None:
+            because = "the rest fills no block" if start + partial[1] < usable else ""
+        else:
+            because = "its next block was evicted" if self.pool.was_evicted(missing) else "its next block is new"
+        return PrefixHit(blocks, missing, partial, because)
 
     def num_cached_tokens(self, group: SequenceGroup) -> int:
         """Leading tokens of the group's first sequence that admission would find in the cache now."""
         leader = group.live[0]
-        return len(self.find_prefix(group, leader, len(leader.token_ids)).blocks) * self.block_size
+        hit = self.find_prefix(group, leader, len(leader.token_ids))
+        return len(hit.blocks) * self.block_size + hit.partial[1]
 
     def num_required_blocks(self, group: SequenceGroup) -> int:
         """Blocks that hold all known tokens of the group: the common prefix once, and a tail for each sequence."""
@@ -123,21 +144,39 @@ class BlockManager:
             )
         # a hit that has users costs nothing; one that is only cached leaves the free blocks like a new one
         from_free = required - len(hit.blocks) + sum(map(self.pool.is_cached, hit.blocks))
+        # the source of a copy stays until the step is planned
+        from_free += self.pool.is_cached(hit.partial[0])
         kept = 0 if waive_watermark else self.num_watermark_blocks
         free = self.pool.num_free_blocks
         if free - from_free < kept:
             return Admission(AllocStatus.LATER, f"needs {from_free} free KV blocks, {free} are free, {kept} stay free")
         return Admission(AllocStatus.OK)
 
-    def allocate(self, sequence: Sequence, num_tokens: int, hit: PrefixHit) -> None:
-        """Give a sequence blocks for its first `num_tokens` tokens, the cached ones first."""
+    def allocate(self, sequence: Sequence, num_tokens: int, hit: PrefixHit) -> list[BlockCopy]:
+        """Give a sequence blocks for its first `num_tokens` tokens, the cached ones first.
+
+        Answers the copy that brings the beginning of the block after those. Its source is held until `end_planning`.
+        """
         assert sequence.seq_id not in self._tables, f"sequence {sequence.seq_id} has blocks already"
+        source, num_same = hit.partial
+        if num_same:
+            self.pool.acquire(source)
+            self.pool.note_hit(source)
+            self._held.append(source)
         for block in hit.blocks:
             self.pool.acquire(block)
+            self.pool.note_hit(block)
         num_new = num_blocks_for(num_tokens, self.block_size) - len(hit.blocks)
         self._tables[sequence.seq_id] = hit.blocks + [self.pool.allocate() for _ in range(num_new)]
-        sequence.num_computed_tokens = len(hit.blocks) * self.block_size
+        sequence.num_computed_tokens = len(hit.blocks) * self.block_size + num_same
         sequence.num_published_blocks = len(hit.blocks)
+        return [BlockCopy(source, self._tables[sequence.seq_id][len(hit.blocks)])] if num_same else []
+
+    def end_planning(self) -> None:
+        """A step is planned: what it copies from may be given out by the next one."""
+        for block in self._held:
+            self.pool.release(block)
+        self._held.clear()
 
     # ---- growth ----
 
@@ -186,8 +225,41 @@ class BlockManager:
         hashes = extend_hashes(sequence, size, cache_salt)
         table = self._tables[sequence.seq_id]
         for i in range(sequence.num_published_blocks, num_full):
-            self.pool.publish(table[i], hashes[i])
+            parent = hashes[i - 1] if i else root_digest(cache_salt)
+            self.pool.publish(
+                table[i], Content(hashes[i], parent, tuple(sequence.token_ids[i * size : (i + 1) * size]))
+            )
         sequence.num_published_blocks = num_full
+
+    # ---- pins ----
+
+    def pin(self, token_ids: list[int], cache_key: str | None, until: float) -> int:
+        """Keep the cached full blocks of this prefix until then, whatever else wants blocks. Answers the tokens kept.
+
+        Pins take at most half of the pool together, and go when a request could not run otherwise.
+        """
+        blocks: list[int] = []
+        room = self.pool.num_blocks // 2 - sum(len(pinned) for _, pinned in self._pins)
+        digest = root_digest(cache_key)
+        for start in range(0, len(token_ids) - self.block_size + 1, self.block_size):
+            digest = next_digest(digest, token_ids[start : start + self.block_size])
+            block = self.pool.find(digest)
+            if block is None or len(blocks) == room:
+                break
+            self.pool.acquire(block)
+            blocks.append(block)
+        if blocks:
+            self._pins.append((until, blocks))
+        return len(blocks) * self.block_size
+
+    def unpin(self, now: float | None = None) -> bool:
+        """Let go what was pinned until `now`, or everything. Answers whether there was anything."""
+        due = [pin for pin in self._pins if now is None or pin[0] <= now]
+        for _, blocks in due:
+            for block in reversed(blocks):
+                self.pool.release(block)
+        self._pins = [pin for pin in self._pins if pin not in due]
+        return bool(due)
 
     # ---- the host tier ----
 
@@ -291,7 +363,10 @@ class BlockManager:
             self.host_pool.release(block)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached content; refused (False) while any block is in use."""
+        """Forget all cached content, pinned or not; refused (False) while any request has blocks."""
+        if self._tables:
+            return False
+        self.unpin()
         return self.pool.reset()
 
     def check(self, running: Iterable[Sequence], swapped: Iterable[Sequence] = ()) -> None:
@@ -301,6 +376,9 @@ class BlockManager:
             (self.host_pool, self._host_tables, swapped),
         ):
             counts: dict[int, int] = {}
+            for _, blocks in self._pins if pool is self.pool else ():
+                for block in blocks:
+                    counts[block] = counts.get(block, 0) + 1
             for table in tables.values():
                 assert len(set(table)) == len(table), "a table holds a block twice"
                 for block in table:

@@ -1,24 +1,43 @@
 """The blocks of one tier: reference counts, the prefix index, and the order in which cached blocks are evicted.
 
 A block is used (count > 0), cached (count 0, but its content is in the index and may be taken again), or empty.
-Empty blocks are given out first, then the cached block that was released longest ago.
+Empty blocks are given out first, then the cached block that `eviction` gives up.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
+
+from octavo.kv_cache.eviction import Eviction, LeastRecentlyUsed
+
+_MOST_SIBLINGS = 16
+"""Blocks after one prefix that are compared token by token for the longest common beginning."""
+_REMEMBERED = 1 << 14
+"""Digests of evicted blocks that are remembered, to tell an eviction from a prefix that never was."""
+
+
+class Content(NamedTuple):
+    """What a full block holds: its name, the name of the prefix before it, and its tokens."""
+
+    digest: bytes
+    parent: bytes
+    token_ids: tuple[int, ...]
 
 
 class BlockPool:
     """`num_blocks` blocks with the ids 1 … num_blocks; id 0 is the null block that padding points to."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, eviction: Eviction | None = None) -> None:
         self.num_blocks = num_blocks
         self._counts = [0] * (num_blocks + 1)
-        self._digests: list[bytes | None] = [None] * (num_blocks + 1)
+        self._contents: list[Content | None] = [None] * (num_blocks + 1)
+        self._hits = [0] * (num_blocks + 1)
         self._empty = list(range(num_blocks, 0, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached: Eviction = LeastRecentlyUsed() if eviction is None else eviction
         self._index: dict[bytes, int] = {}
+        self._after: dict[bytes, list[int]] = {}
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()
 
     @property
     def num_free_blocks(self) -> int:
@@ -34,15 +53,15 @@ class BlockPool:
         if self._empty:
             block = self._empty.pop()
         else:
-            block, _ = self._cached.popitem(last=False)
-            self._forget(block)
+            block = self._cached.pop()
+            self._remember(self._forget(block))
         self._counts[block] = 1
         return block
 
     def acquire(self, block: int) -> None:
         """One more user of a block that is used or cached."""
         if self._counts[block] == 0:
-            del self._cached[block]
+            self._cached.remove(block)
         self._counts[block] += 1
 
     def release(self, block: int) -> None:
@@ -52,10 +71,10 @@ class BlockPool:
         self._counts[block] = count
         if count > 0:
             return
-        if self._digests[block] is None:
+        if self._contents[block] is None:
             self._empty.append(block)
         else:
-            self._cached[block] = None
+            self._cached.add(block, self._hits[block])
 
     def num_users(self, block: int) -> int:
         """How many tables hold the block."""
@@ -68,32 +87,72 @@ class BlockPool:
         """True for a block with content and without users."""
         return block in self._cached
 
+    # ---- the prefix index ----
+
     def find(self, digest: bytes) -> int | None:
         """The block with this content, or None."""
         return self._index.get(digest)
 
-    def publish(self, block: int, digest: bytes) -> None:
+    def find_beginning(self, parent: bytes, token_ids: list[int]) -> tuple[int, int]:
+        """Of the blocks that follow the prefix `parent`, the one that begins most like `token_ids`, and how many of its
+        tokens are the same; (0, 0) when none begins alike."""
+        best, most = 0, 0
+        for block in self._after.get(parent, ())[:_MOST_SIBLINGS]:
+            content = self._contents[block]
+            assert content is not None
+            same = 0
+            for mine, theirs in zip(token_ids, content.token_ids, strict=False):
+                if mine != theirs:
+                    break
+                same += 1
+            if same > most:
+                best, most = block, same
+        return best, most
+
+    def note_hit(self, block: int) -> None:
+        """The block was found and is taken."""
+        self._hits[block] += 1
+
+    def was_evicted(self, digest: bytes) -> bool:
+        """Was this content in the index not long ago?"""
+        return digest in self._evicted
+
+    def publish(self, block: int, content: Content) -> None:
         """State a used block's content. If another block already has it, this one stays anonymous."""
         assert self._counts[block] > 0, f"block {block} published without a user"
-        if self._digests[block] is None and digest not in self._index:
-            self._index[digest] = block
-            self._digests[block] = digest
+        if self._contents[block] is None and content.digest not in self._index:
+            self._index[content.digest] = block
+            self._contents[block] = content
+            self._hits[block] = 0
+            self._after.setdefault(content.parent, []).append(block)
+            self._evicted.pop(content.digest, None)
 
     def reset(self) -> bool:
         """Empty the prefix index. Only when no block is used; answers whether it was done."""
         if self.num_used_blocks:
             return False
-        for block in list(self._cached):
+        while len(self._cached):
+            block = self._cached.pop()
             self._forget(block)
             self._empty.append(block)
-        self._cached.clear()
+        self._evicted.clear()
         return True
 
-    def _forget(self, block: int) -> None:
-        digest = self._digests[block]
-        assert digest is not None
-        del self._index[digest]
-        self._digests[block] = None
+    def _forget(self, block: int) -> bytes:
+        content = self._contents[block]
+        assert content is not None
+        del self._index[content.digest]
+        self._contents[block] = None
+        siblings = self._after[content.parent]
+        siblings.remove(block)
+        if not siblings:
+            del self._after[content.parent]
+        return content.digest
+
+    def _remember(self, digest: bytes) -> None:
+        self._evicted[digest] = None
+        if len(self._evicted) > _REMEMBERED:
+            self._evicted.popitem(last=False)
 
     def check(self, expected_counts: dict[int, int]) -> None:
         """Prove the accounting against the users' own count of each block. Raises AssertionError."""
@@ -102,11 +161,17 @@ class BlockPool:
             assert have == want, f"block {block} has count {have}, its users are {want}"
         assert self._counts[0] == 0, "the null block is in use"
         assert 0 not in expected_counts, "a table holds the null block"
-        free = set(self._empty) | set(self._cached)
-        assert len(free) == len(self._empty) + len(self._cached), "a block is free twice"
+        cached = {block for block in range(1, self.num_blocks + 1) if block in self._cached}
+        assert len(cached) == len(self._cached)
+        free = set(self._empty) | cached
+        assert len(free) == len(self._empty) + len(cached), "a block is free twice"
         assert free == {b for b in range(1, self.num_blocks + 1) if self._counts[b] == 0}, (
             "free lists and counts differ"
         )
-        assert {d: b for b, d in enumerate(self._digests) if d is not None} == self._index, "the prefix index is wrong"
-        assert all(self._digests[b] is None for b in self._empty), "an empty block has content"
-        assert all(self._digests[b] is not None for b in self._cached), "a cached block has no content"
+        contents = {b: content for b, content in enumerate(self._contents) if content is not None}
+        assert {content.digest: b for b, content in contents.items()} == self._index, "the prefix index is wrong"
+        assert {(content.parent, b) for b, content in contents.items()} == {
+            (parent, b) for parent, blocks in self._after.items() for b in blocks
+        }, "the index of successors is wrong"
+        assert all(b not in contents for b in self._empty), "an empty block has content"
+        assert all(b in contents for b in cached), "a cached block has no content"

@@ -27,21 +27,32 @@ class Admission:
 
     def can_allocate(self, group: SequenceGroup, hit: PrefixHit) -> BlockAdmission:
         """May a waiting group come in?"""
-        return self._block_manager.can_allocate(group, hit, waive_watermark=not self._registry.running)
+        is_idle = not self._registry.running
+        admission = self._block_manager.can_allocate(group, hit, waive_watermark=is_idle)
+        if admission.status is AllocStatus.LATER and is_idle and self._block_manager.unpin():
+            return self._block_manager.can_allocate(group, hit, waive_watermark=True)
+        return admission
 
-    def allocate(self, group: SequenceGroup, hit: PrefixHit, now: float) -> None:
+    def allocate(self, group: SequenceGroup, hit: PrefixHit, plan: StepPlan, now: float) -> None:
         """Let a group in that has left the waiting queue."""
         num_tokens = tokens_to_allocate(group)
-        self._block_manager.allocate(group.live[0], num_tokens, hit)
+        copies = self._block_manager.allocate(group.live[0], num_tokens, hit)
+        if copies:
+            plan.prefix_copies[group.live[0].seq_id] = copies
         group.refork_at = num_tokens if len(group.live) > 1 else None
         self._registry.start(group)
         self._count(group, now)
-        self._log.note("admitted", group.request_id, f"{len(hit.blocks)} of its blocks were in the cache")
+        because = f"; {hit.because}" if hit.because else ""
+        cached = group.live[0].num_computed_tokens
+        self._log.note("admitted", group.request_id, f"{cached} of {num_tokens} tokens were in the cache{because}")
 
     def swap_in(self, group: SequenceGroup, plan: StepPlan, now: float) -> AllocStatus:
         """Bring the head of the swapped queue back. With LATER it stays where it is; with NEVER it has ended."""
+        is_idle = not self._registry.running
+        if is_idle:
+            self._block_manager.unpin()
         admission = self._block_manager.can_swap_in(
-            group.live, waive_watermark=not self._registry.running, num_lookahead=self._num_lookahead_slots
+            group.live, waive_watermark=is_idle, num_lookahead=self._num_lookahead_slots
         )
         if admission.status is AllocStatus.LATER:
             self._log.note("blocked", group.request_id, admission.because)

@@ -34,6 +34,7 @@ def build_scheduler(settings: SchedulerSettings) -> Scheduler:
         cache.watermark,
         cache.enable_prefix_caching,
         num_host_blocks=settings.num_host_blocks,
+        eviction=cache.prefix_cache_eviction,
     )
     return Scheduler(
         block_manager,

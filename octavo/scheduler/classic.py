@@ -96,7 +96,8 @@ class ClassicPlanner:
                 self._log.note("blocked", group.request_id, because)
                 without_slot.append(registry.waiting.pop(now))  # it waits for a slot; others may pass
                 continue
-            num_tokens = len(group.live[0].token_ids) - len(hit.blocks) * registry.block_manager.block_size
+            num_cached = len(hit.blocks) * registry.block_manager.block_size + hit.partial[1]
+            num_tokens = len(group.live[0].token_ids) - num_cached
             # known tokens of a preempted group may exceed the budget: then it has a step of its own
             if num_tokens > tokens.remaining and (plan.rows or not group.was_preempted):
                 self._log.note("blocked", group.request_id, f"{num_tokens} tokens, {tokens.remaining} are left")
@@ -104,7 +105,7 @@ class ClassicPlanner:
             registry.waiting.pop(now)
             sequences.take(group.max_running_sequences)
             adapters.take(group.request.adapter)
-            self._admission.allocate(group, hit, now)
+            self._admission.allocate(group, hit, plan, now)
             if num_tokens > tokens.remaining:
                 tokens = PartialBudget(num_tokens)
             self._rows.plan_group(group, plan, tokens)

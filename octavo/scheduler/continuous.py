@@ -113,7 +113,7 @@ class ContinuousPlanner:
                 self._log.note("passed", passed.request_id, f"by {group.request_id}, time {passed.num_passed}")
             sequences.take(group.max_running_sequences)
             adapters.take(group.request.adapter)
-            self._admission.allocate(group, hit, now)
+            self._admission.allocate(group, hit, plan, now)
             self._rows.plan_group(group, plan, tokens)
             if group.live[0].seq_id in plan.rows:
                 computing.update(plan.hashes_computed_by(group.live[0], block_size))

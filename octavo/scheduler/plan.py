@@ -17,6 +17,7 @@ class StepPlan:
         self.rows: dict[int, PlannedRow] = {}
         self.swap_outs: list[BlockCopy] = []
         self.swap_ins: list[BlockCopy] = []
+        self.prefix_copies: dict[int, list[BlockCopy]] = {}
         self.has_preempted = False
 
     def drop(self, sequence: Sequence) -> PlannedRow | None:

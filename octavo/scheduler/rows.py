@@ -70,7 +70,10 @@ class RowPlanner:
         is_new = not sequence.is_resident
         message = new_sequence(group, sequence, self._block_manager.table(sequence)) if is_new else None
         row = scheduled_row(group, sequence, num_tokens, growth, is_new=is_new)
-        plan.rows[sequence.seq_id] = group, sequence, row, message, growth.copies
+        copies = growth.copies
+        if sequence.seq_id in plan.prefix_copies:
+            copies = plan.prefix_copies.pop(sequence.seq_id) + copies
+        plan.rows[sequence.seq_id] = group, sequence, row, message, copies
         sequence.is_resident = True
         sequence.num_computed_tokens = start + num_tokens
         if row.num_samples or row.num_candidates:

@@ -183,13 +183,19 @@ class Scheduler:
         """Take in the results of the oldest step at time `now`: one output per request that has something to say."""
         return self._results.take(output, now)
 
+    def pin_prefix(self, token_ids: list[int], cache_key: str | None, until: float) -> int:
+        """Keep what is cached of this prefix until then; answers the tokens that are kept."""
+        return self.block_manager.pin(token_ids, cache_key, until)
+
     # ---- planning ----
 
     def schedule(self, now: float) -> SchedulerOutput | None:
         """Plan the next step at time `now` (seconds, monotonic). None when there is nothing to submit."""
         registry, plan = self._registry, StepPlan()
         self.log.begin(registry.stats.num_steps + 1, now)
+        self.block_manager.unpin(now)
         self._planner.plan(plan, now)
+        self.block_manager.end_planning()
         if not plan.rows and not plan.swap_outs:
             return None
         block_size = self.block_manager.block_size

@@ -101,7 +101,8 @@ class TestPrefix:
         owner.num_computed_tokens = 8
         manager.publish(owner, None)
         group = make_group(12)
-        assert manager.find_prefix(group, group.live[0], 12) == NO_HIT
+        hit = manager.find_prefix(group, group.live[0], 12)
+        assert (hit.blocks, hit.because) == ([], "prefix caching is off")
         manager.free(owner)
         assert manager.pool.num_free_blocks == 10
 
@@ -172,6 +173,7 @@ class Blocks(RuleBasedStateMachine):
         hit = self.manager.find_prefix(group, sequence, len(token_ids))
         if self.manager.can_allocate(group, hit, waive_watermark=True).status is AllocStatus.OK:
             self.manager.allocate(sequence, len(token_ids), hit)
+            self.manager.end_planning()
             sequence.num_computed_tokens = len(token_ids)
             self.manager.publish(sequence, None)
             self.sequences[sequence.seq_id] = sequence
@@ -219,3 +221,73 @@ class Blocks(RuleBasedStateMachine):
 
 Blocks.TestCase.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)
 TestBlocks = Blocks.TestCase
+
+
+class TestPrefixCacheByToken:
+    """What begins alike is copied; what is pinned stays."""
+
+    def cached(self, tokens: list[int], num_blocks: int = 8) -> BlockManager:
+        manager = make_manager(num_blocks)
+        group = SequenceGroup(make_request("owner", tokens), 0, 1)
+        owner = group.live[0]
+        manager.allocate(owner, len(tokens), NO_HIT)
+        owner.num_computed_tokens = len(tokens)
+        manager.publish(owner, None)
+        manager.free(owner)
+        return manager
+
+    def test_a_block_that_begins_alike_is_copied_as_far_as_it_is_alike(self) -> None:
+        manager = self.cached([1, 2, 3, 4, 5, 6, 7, 8])
+        group = SequenceGroup(make_request("r", [1, 2, 3, 4, 5, 6, 9, 9, 9]), 0, 2)
+        hit = manager.find_prefix(group, group.live[0], 9)
+        assert hit.blocks == [manager.pool.find(group.live[0].block_hashes[0])]
+        assert hit.partial[1] == 2
+        (copy,) = manager.allocate(group.live[0], 9, hit)
+        assert copy.source == hit.partial[0]
+        assert copy.target == manager.table(group.live[0])[1]
+        assert group.live[0].num_computed_tokens == 6
+        # nobody may be given the source before the copy is made
+        assert manager.pool.num_users(copy.source) == 1
+        manager.end_planning()
+        manager.check([group.live[0]])
+
+    def test_the_last_token_is_always_computed(self) -> None:
+        manager = self.cached([1, 2, 3, 4, 5, 6, 7, 8])
+        group = SequenceGroup(make_request("r", [1, 2, 3, 4, 5, 6]), 0, 2)
+        hit = manager.find_prefix(group, group.live[0], 6)
+        assert (len(hit.blocks), hit.partial[1]) == (1, 1)
+
+    def test_a_miss_has_a_reason(self) -> None:
+        manager = self.cached([1, 2, 3, 4, 5, 6, 7, 8], num_blocks=2)
+
+        def reason(tokens: list[int]) -> str:
+            group = SequenceGroup(make_request("r", tokens), 0, 2)
+            return manager.find_prefix(group, group.live[0], len(tokens)).because
+
+        assert reason([1, 2, 3, 4, 9, 9, 9, 9, 9]) == "its next block is new"
+        thief = SequenceGroup(make_request("thief", [7]), 0, 3).live[0]
+        manager.allocate(thief, 1, NO_HIT)
+        assert reason([1, 2, 3, 4, 5, 6, 7, 8, 9]) == "its next block was evicted"
+
+    def test_a_pinned_prefix_outlives_the_demand_until_its_time_is_over(self) -> None:
+        manager = self.cached([1, 2, 3, 4, 5, 6, 7, 8])
+        assert manager.pin([1, 2, 3, 4, 5, 6, 7, 8, 9], None, until=10.0) == 8
+        thief = SequenceGroup(make_request("thief", [7] * 24), 0, 3).live[0]
+        manager.allocate(thief, 24, NO_HIT)
+        assert manager.pool.num_free_blocks == 0
+        manager.check([thief])
+        assert not manager.unpin(9.0)
+        assert manager.unpin(10.0)
+        assert manager.pool.num_free_blocks == 2
+        manager.check([thief])
+
+    def test_pins_take_at_most_half_of_the_pool(self) -> None:
+        manager = self.cached(list(range(32)))
+        assert manager.pin(list(range(32)), None, until=1.0) == 16
+        assert manager.pin(list(range(32)), None, until=1.0) == 0
+
+    def test_a_reset_takes_pins_too(self) -> None:
+        manager = self.cached([1, 2, 3, 4])
+        assert manager.pin([1, 2, 3, 4], None, until=1.0) == 4
+        assert manager.reset_prefix_cache()
+        assert manager.pin([1, 2, 3, 4], None, until=1.0) == 0

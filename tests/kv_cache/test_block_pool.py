@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.kv_cache.block_pool import BlockPool
+from octavo.kv_cache.block_pool import BlockPool, Content
+from octavo.kv_cache.eviction import GreedyDual
+
+
+def named(digest: bytes, parent: bytes = b"root", token_ids: tuple[int, ...] = ()) -> Content:
+    return Content(digest, parent, token_ids)
 
 
 def test_the_null_block_is_never_given_out() -> None:
@@ -28,7 +33,7 @@ def test_a_block_is_free_when_its_last_user_has_gone() -> None:
 def test_a_published_block_is_found_after_its_release_and_taken_again() -> None:
     pool = BlockPool(2)
     block = pool.allocate()
-    pool.publish(block, b"x")
+    pool.publish(block, named(b"x"))
     pool.release(block)
     assert pool.find(b"x") == block
     assert pool.is_cached(block)
@@ -41,7 +46,7 @@ def test_empty_blocks_go_first_then_the_least_recently_released() -> None:
     pool = BlockPool(4)
     a, b, c = (pool.allocate() for _ in range(3))
     for block, digest in ((a, b"a"), (b, b"b"), (c, b"c")):
-        pool.publish(block, digest)
+        pool.publish(block, named(digest))
     for block in (b, a, c):
         pool.release(block)
     assert pool.allocate() == 4
@@ -53,7 +58,7 @@ def test_among_equals_the_longest_prefix_is_evicted_first() -> None:
     pool = BlockPool(3)
     table = [pool.allocate() for _ in range(3)]
     for block, digest in zip(table, (b"1", b"12", b"123"), strict=True):
-        pool.publish(block, digest)
+        pool.publish(block, named(digest))
     for block in reversed(table):  # as a sequence releases its table
         pool.release(block)
     pool.allocate()
@@ -63,8 +68,8 @@ def test_among_equals_the_longest_prefix_is_evicted_first() -> None:
 def test_the_first_block_with_a_content_keeps_its_name() -> None:
     pool = BlockPool(2)
     a, b = pool.allocate(), pool.allocate()
-    pool.publish(a, b"x")
-    pool.publish(b, b"x")
+    pool.publish(a, named(b"x"))
+    pool.publish(b, named(b"x"))
     assert pool.find(b"x") == a
     pool.release(b)
     pool.check({a: 1})
@@ -73,7 +78,7 @@ def test_the_first_block_with_a_content_keeps_its_name() -> None:
 def test_reset_forgets_content_but_only_when_nothing_is_used() -> None:
     pool = BlockPool(2)
     block = pool.allocate()
-    pool.publish(block, b"x")
+    pool.publish(block, named(b"x"))
     assert not pool.reset()
     assert pool.find(b"x") == block
     pool.release(block)
@@ -88,3 +93,55 @@ def test_check_sees_a_wrong_count() -> None:
     block = pool.allocate()
     with pytest.raises(AssertionError, match=f"block {block} has count 1, its users are 0"):
         pool.check({})
+
+
+def test_the_block_that_begins_most_alike_is_found_among_those_after_a_prefix() -> None:
+    pool = BlockPool(4)
+    for tokens in ((1, 2, 3, 4), (1, 2, 9, 9), (7, 7, 7, 7)):
+        block = pool.allocate()
+        pool.publish(block, named(repr(tokens).encode(), b"p", tokens))
+    assert pool.find_beginning(b"p", [1, 2, 9, 5]) == (pool.find(b"(1, 2, 9, 9)"), 3)
+    assert pool.find_beginning(b"p", [1]) == (pool.find(b"(1, 2, 3, 4)"), 1)
+    assert pool.find_beginning(b"p", [5]) == (0, 0)
+    assert pool.find_beginning(b"q", [1, 2]) == (0, 0)
+    pool.check({1: 1, 2: 1, 3: 1})
+
+
+def test_an_evicted_content_is_told_from_one_that_never_was() -> None:
+    pool = BlockPool(1)
+    block = pool.allocate()
+    pool.publish(block, named(b"x"))
+    pool.release(block)
+    assert not pool.was_evicted(b"x")
+    pool.allocate()
+    assert pool.was_evicted(b"x")
+    assert not pool.was_evicted(b"y")
+
+
+def test_by_cost_what_was_found_often_outlives_what_is_new() -> None:
+    pool = BlockPool(3, GreedyDual())
+    often, once = pool.allocate(), pool.allocate()
+    pool.publish(often, named(b"often"))
+    pool.publish(once, named(b"once"))
+    pool.note_hit(often)
+    pool.release(often)
+    pool.release(once)
+    assert [pool.allocate() for _ in range(2)] == [3, once]
+    assert pool.find(b"often") == often
+
+
+def test_by_cost_what_is_no_longer_asked_for_goes_at_last() -> None:
+    pool = BlockPool(2, GreedyDual())
+    old = pool.allocate()
+    pool.publish(old, named(b"old"))
+    for _ in range(3):
+        pool.note_hit(old)
+    pool.release(old)
+    for number in range(8):
+        block = pool.allocate()
+        pool.publish(block, named(b"%d" % number))
+        pool.release(block)
+        pool.check({})
+        if pool.find(b"old") is None:
+            break
+    assert 2 < number < 7

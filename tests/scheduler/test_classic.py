@@ -173,7 +173,7 @@ def test_with_a_delay_factor_prompts_gather_while_others_run() -> None:
     core = classic(delay_factor=3.0)
     core.add_request(make_request("a", range(4), max_tokens=30))
     assert rows(core) == [4]  # nothing runs: no delay
-    late = make_request("b", range(3))
+    late = make_request("b", range(20, 23))
     late.arrival_time = 4.0  # the clock counts its readings, two a step; the prefill took two
     core.add_request(late)
     taken = []

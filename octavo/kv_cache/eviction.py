@@ -1,0 +1,94 @@
+"""Which cached block without users is given up first."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from typing import Protocol
+
+
+class Eviction(Protocol):
+    """The cached blocks without users, in the order in which they are given up."""
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, block: object) -> bool: ...
+
+    def add(self, block: int, num_hits: int) -> None:
+        """The last user of a block that was found `num_hits` times has left. Tails come before their heads."""
+        ...
+
+    def remove(self, block: int) -> None:
+        """Somebody uses the block again."""
+        ...
+
+    def pop(self) -> int:
+        """Give the first one up. KeyError when there is none."""
+        ...
+
+
+class LeastRecentlyUsed:
+    """The block that was released longest ago."""
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, block: object) -> bool:
+        return block in self._blocks
+
+    def add(self, block: int, num_hits: int) -> None:
+        self._blocks[block] = None
+
+    def remove(self, block: int) -> None:
+        del self._blocks[block]
+
+    def pop(self) -> int:
+        return self._blocks.popitem(last=False)[0]
+
+
+class GreedyDual:
+    """The block that is expected to save least: its worth is the number of times it was found, on top of a clock.
+
+    The clock is the worth of the block that was given up last, so what is no longer asked for loses to what is new.
+    All blocks cost the same to compute again, and a hit on a block is one on all before it: heads never go before
+    their tails. Source: Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms", USENIX ITS 1997 (with frequency:
+    Cherkasova, "Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency", HPL-98-69).
+    """
+
+    def __init__(self) -> None:
+        self._clock = 0
+        self._count = 0
+        self._heap: list[tuple[int, int, int]] = []
+        self._entries: dict[int, tuple[int, int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, block: object) -> bool:
+        return block in self._entries
+
+    def add(self, block: int, num_hits: int) -> None:
+        self._count += 1
+        entry = self._entries[block] = (self._clock + 1 + num_hits, self._count, block)
+        heapq.heappush(self._heap, entry)
+
+    def remove(self, block: int) -> None:
+        del self._entries[block]
+        if len(self._heap) > 2 * len(self._entries) + 64:
+            self._heap = list(self._entries.values())
+            heapq.heapify(self._heap)
+
+    def pop(self) -> int:
+        while self._heap:
+            entry = heapq.heappop(self._heap)
+            if self._entries.get(entry[2]) is entry:
+                del self._entries[entry[2]]
+                self._clock = entry[0]
+                return entry[2]
+        raise KeyError("no block is cached")
+
+
+EVICTIONS: dict[str, type[LeastRecentlyUsed] | type[GreedyDual]] = {"lru": LeastRecentlyUsed, "cost": GreedyDual}
