@@ -2,7 +2,7 @@
 //
 // Level `amx` runs the instructions. With OCTAVO_EMULATE_TILES the same code runs a software model of them, written after
 // the operation sections of Intel's Software Developer's Manual, volume 2 (LDTILECFG, TILELOADD, TILESTORED, TILEZERO,
-// TDPBF16PS, TDPBSSD, TDPBUSD), for machines that have no tiles.
+// TDPBF16PS, TDPBSSD, TDPBUSD, TDPBSUD), for machines that have no tiles.
 //
 // Included only by units of these two levels; everything lives in an unnamed namespace, as in vector.h.
 #pragma once
@@ -101,6 +101,11 @@ class Tiles {
   void dot_unsigned_signed() {
     asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
   }
+  // int32 C += int8 A · uint8 B
+  template <int kC, int kA, int kB>
+  void dot_signed_unsigned() {
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
+  }
 };
 
 #else
@@ -167,12 +172,17 @@ class Tiles {
 
   template <int kC, int kA, int kB>
   void dot_signed() {
-    dot_bytes<std::int8_t>(kC, kA, kB);
+    dot_bytes<std::int8_t, std::int8_t>(kC, kA, kB);
   }
 
   template <int kC, int kA, int kB>
   void dot_unsigned_signed() {
-    dot_bytes<std::uint8_t>(kC, kA, kB);
+    dot_bytes<std::uint8_t, std::int8_t>(kC, kA, kB);
+  }
+
+  template <int kC, int kA, int kB>
+  void dot_signed_unsigned() {
+    dot_bytes<std::int8_t, std::uint8_t>(kC, kA, kB);
   }
 
  private:
@@ -199,7 +209,7 @@ class Tiles {
   }
 
   // 32-bit sums that wrap.
-  template <class Left>
+  template <class Left, class Right>
   void dot_bytes(int c, int a, int b) {
     expect_fitting(c, a, b);
     for (int row = 0; row < shapes_.rows[c]; ++row)
@@ -209,7 +219,7 @@ class Tiles {
           std::memcpy(&sum, bytes_[c][row] + 4 * column, sizeof sum);
           for (int i = 0; i < 4; ++i)
             sum += static_cast<std::uint32_t>(static_cast<int>(static_cast<Left>(bytes_[a][row][4 * k + i])) *
-                                              static_cast<std::int8_t>(bytes_[b][k][4 * column + i]));
+                                              static_cast<Right>(bytes_[b][k][4 * column + i]));
           std::memcpy(bytes_[c][row] + 4 * column, &sum, sizeof sum);
         }
   }

@@ -76,11 +76,11 @@ def exact_product(codes: Tensor, weights: Tensor) -> Tensor:
     return total.float()
 
 
-def finish(values: Tensor, bias: Tensor | None, shape: LinearShape) -> Tensor:
-    """Bias and gate of float32 values [rows, outputs], and the only rounding to the type of the answer."""
+def finish(values: Tensor, bias: Tensor | None, shape: LinearShape, dtype: torch.dtype) -> Tensor:
+    """Bias and gate of float32 values [rows, outputs], and the only rounding, to `dtype`."""
     if bias is not None:
         values = values + bias.float()
     if shape.is_gated:
         gate, up = values.chunk(2, dim=1)
         values = F.silu(gate) * up
-    return values.to(shape.dtype)
+    return values.to(dtype)

@@ -12,6 +12,8 @@ from torch import Tensor
 _LARGE_PAGE_BYTES: Final = 2 << 20
 _FROM_BYTES: Final = 2 * _LARGE_PAGE_BYTES
 """Less is not worth a mapping of its own."""
+_CHUNK_BYTES: Final = 64 << 20
+_LINE_BYTES: Final = 64
 
 
 def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
@@ -29,3 +31,23 @@ def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | st
         pages.madvise(mmap.MADV_HUGEPAGE)
     start = -torch.frombuffer(pages, dtype=torch.uint8).data_ptr() % _LARGE_PAGE_BYTES
     return torch.frombuffer(pages, dtype=dtype, count=prod(shape), offset=start).view(shape)
+
+
+class Arena:
+    """Tensors that are kept for long, side by side in large pages: small ones are read as fast as large ones.
+
+    A chunk of memory goes back when all tensors in it are gone.
+    """
+
+    def __init__(self) -> None:
+        self._chunk = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def zeroed(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A dense tensor of zeros that starts at a multiple of 64 bytes; see `zeroed`."""
+        num_bytes = prod(shape) * dtype.itemsize
+        if self._used + num_bytes > self._chunk.numel():
+            self._chunk, self._used = zeroed((max(_CHUNK_BYTES, num_bytes),), torch.uint8), 0
+        part = self._chunk[self._used : self._used + num_bytes]
+        self._used += -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
+        return part.view(dtype).view(shape)

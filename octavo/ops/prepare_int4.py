@@ -66,6 +66,13 @@ class Int4Linear(PreparedLinear):
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `PreparedLinear`: (Σ over groups, in order, of Σ codes · codes · scale) · scale of the row + bias."""
+        return finish(self._values(x), self._bias, self.shape, self.shape.dtype)
+
+    def in_float32(self, x: Tensor) -> Tensor:
+        """See `PreparedLinear.in_float32`."""
+        return finish(self._values(x), self._bias, self.shape, torch.float32)
+
+    def _values(self, x: Tensor) -> Tensor:
         codes, row_scales = quantize_rows(x)
         _, num_groups, group = self._codes.shape
         codes = F.pad(codes, (0, num_groups * group - self.shape.inputs))
@@ -74,7 +81,7 @@ class Int4Linear(PreparedLinear):
             # at most 128 · 127 · 8: float32 holds every partial sum
             sums = F.linear(codes[:, g * group : (g + 1) * group], self._codes[:, g].float())
             total = total + sums * self._scales[:, g].float()
-        return finish(total * row_scales, self._bias, self.shape)
+        return total * row_scales
 
     def rows(self, ids: Tensor) -> Tensor:
         """See `PreparedLinear.rows`: code · scale."""

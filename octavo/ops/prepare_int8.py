@@ -26,9 +26,15 @@ class Int8Linear(PreparedLinear):
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `PreparedLinear`: (Σ codes · codes) · scale of the row · scale of the column + bias."""
+        return finish(self._values(x), self._bias, self.shape, self.shape.dtype)
+
+    def in_float32(self, x: Tensor) -> Tensor:
+        """See `PreparedLinear.in_float32`."""
+        return finish(self._values(x), self._bias, self.shape, torch.float32)
+
+    def _values(self, x: Tensor) -> Tensor:
         codes, row_scales = quantize_rows(x)
-        values = exact_product(codes, self._codes) * row_scales * self._scales
-        return finish(values, self._bias, self.shape)
+        return exact_product(codes, self._codes) * row_scales * self._scales
 
     def rows(self, ids: Tensor) -> Tensor:
         """See `PreparedLinear.rows`: code · scale."""

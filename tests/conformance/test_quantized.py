@@ -40,6 +40,9 @@ def test_codes_scales_and_products_are_those_of_the_reference(level: str, operat
         ids = torch.arange(outputs)
         assert torch.equal(found.rows(ids), expected.rows(ids))
         assert torch.equal(found(x), expected(x))
+        logits = found.in_float32(x).clone()
+        assert torch.equal(logits, expected.in_float32(x))
+        assert torch.equal(logits.to(dtype), found(x))
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

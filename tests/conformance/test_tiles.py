@@ -14,7 +14,7 @@ from tests.conformance.runtimes import LEVELS, runtime
 TILE_LEVELS = [level for level in LEVELS if level.startswith("amx")]
 SHAPES = ((16, 16, 16), (1, 16, 16), (16, 3, 5), (7, 9, 1))
 
-BF16, INT8, UINT8_INT8 = 0, 1, 2
+BF16, INT8, UINT8_INT8, INT8_UINT8 = 0, 1, 2, 3
 
 
 def multiply(level: str, kind: int, c: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -87,15 +87,23 @@ def test_nan_and_infinity_stay_in_their_row(level: str) -> None:
     assert torch.equal(out[2], torch.full((4,), 4.0))
 
 
-@pytest.mark.parametrize(("kind", "left"), [(INT8, torch.int8), (UINT8_INT8, torch.uint8)], ids=["int8", "uint8_int8"])
+@pytest.mark.parametrize(
+    ("kind", "left", "right"),
+    [
+        (INT8, torch.int8, torch.int8),
+        (UINT8_INT8, torch.uint8, torch.int8),
+        (INT8_UINT8, torch.int8, torch.uint8),
+    ],
+    ids=["int8", "uint8_int8", "int8_uint8"],
+)
 @pytest.mark.parametrize(("rows", "columns", "depth"), SHAPES)
 @pytest.mark.parametrize("level", TILE_LEVELS)
 def test_products_of_bytes_are_exact(
-    level: str, rows: int, columns: int, depth: int, kind: int, left: torch.dtype
+    level: str, rows: int, columns: int, depth: int, kind: int, left: torch.dtype, right: torch.dtype
 ) -> None:
     generator = torch.Generator().manual_seed(depth)
     a = torch.randint(0, 256, (rows, depth, 4), generator=generator).to(torch.uint8).view(left)
-    b = torch.randint(-128, 128, (depth, columns, 4), generator=generator).to(torch.int8)
+    b = torch.randint(0, 256, (depth, columns, 4), generator=generator).to(torch.uint8).view(right)
     c = torch.randint(-(2**31), 2**31, (rows, columns), generator=generator).to(torch.int32)
     # int64 sums cut to 32 bits: they wrap
     expected = (c.long() + torch.einsum("rdl,dcl->rc", a.long(), b.long())).to(torch.int32)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from octavo.ops.memory import zeroed
+from octavo.ops.memory import Arena, zeroed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
@@ -32,3 +32,16 @@ def test_it_takes_no_memory_until_it_is_written() -> None:
     assert resident_bytes() - before < 16 << 20
     tensor[: 64 << 20] = 1
     assert 48 << 20 < resident_bytes() - before < 80 << 20
+
+
+def test_an_arena_hands_out_zeros_side_by_side_and_lets_go_of_what_is_gone() -> None:
+    arena = Arena()
+    first, second = arena.zeroed((3, 5), torch.float32), arena.zeroed((7,), torch.bfloat16)
+    assert second.data_ptr() - first.data_ptr() == 64
+    first.fill_(1)
+    assert not second.any()
+    large = arena.zeroed((80 << 20,), torch.int8)
+    assert large.data_ptr() % 64 == 0
+    assert not large[:: 1 << 20].any()
+    assert arena.zeroed((0, 4), torch.float32).shape == (0, 4)
+    assert torch.equal(first, torch.ones(3, 5))

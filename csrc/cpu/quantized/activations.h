@@ -23,13 +23,8 @@ constexpr int kMostRowsInt4 = 2;
 // Smaller magnitudes count as zero: 127 divided by one of them would leave the range of float32.
 constexpr float kSmallest = 1e-30f;
 
-inline int vector_blocks(const QuantizedLinear& a) {
-  const int most = a.weight.group ? kMostRowsInt4 : kMostRowsInt8;
-  return (a.rows + most - 1) / most;
-}
-
-inline int vector_block_start(const QuantizedLinear& a, int block) {
-  return static_cast<int>(static_cast<std::int64_t>(a.rows) * block / vector_blocks(a));
+inline RowBlocks vector_blocks(const QuantizedLinear& a) {
+  return {a.rows, a.weight.group ? kMostRowsInt4 : kMostRowsInt8, true};
 }
 
 #if defined(__AVX512F__)
@@ -134,8 +129,7 @@ float quantize_row(const Element* x, const QuantizedWeight& weight, const Place&
   const float largest = from_bits(bits);
   const bool is_finite = bits < kInfinityBits;
   const float factor = is_finite && largest >= kSmallest ? 127.0f / largest : 0.0f;
-  const int steps = weight.depth() / kStepDepth;
-  const int steps_per_group = weight.group ? weight.group / kStepDepth : steps;
+  const int steps = weight.steps(), steps_per_group = weight.steps_per_group();
   alignas(64) std::int8_t codes[kStepDepth];
   std::int32_t total = 0;
   for (int step = 0; step < steps; ++step) {
@@ -155,31 +149,41 @@ float quantize_row(const Element* x, const QuantizedWeight& weight, const Place&
   return !is_finite ? from_bits(0x7fc00000) : factor == 0.0f ? 0.0f : largest / 127.0f;
 }
 
-template <class Element>
-void quantize_vector_rows(const QuantizedLinear& a, int block) {
-  const int start = vector_block_start(a, block), rows = vector_block_start(a, block + 1) - start;
+// Quantises the rows of a block; `offset` is what the codes of the weights are too large by. 64 codes of row `row` go to
+// `place(row, step, codes)`.
+template <class Element, class Place>
+void quantize_rows(const QuantizedLinear& a, int start, int rows, int offset, const Place& place) {
   const int groups = a.weight.num_groups();
-  const std::int32_t offset = a.weight.group ? -8 : -128;
-  std::int8_t* codes = a.codes + static_cast<std::int64_t>(start) * a.weight.depth();
   std::int32_t* sums = a.row_sums + static_cast<std::int64_t>(start) * groups;
-  for (int row = 0; row < rows; ++row) {
-    const Element* x = static_cast<const Element*>(a.x) + (start + row) * a.x_stride;
+  for (int row = 0; row < rows; ++row)
     a.row_scales[start + row] = quantize_row(
-        x, a.weight,
-        [&](int step, const std::int8_t* from) {
-          std::int8_t* to = codes + (static_cast<std::int64_t>(step) * kStepDepth * rows + row * 4);
-          if (rows == 1) {
-            std::memcpy(to, from, kStepDepth);
-          } else {
-            for (int quad = 0; quad < kStepDepth / 4; ++quad) std::memcpy(to + quad * rows * 4, from + quad * 4, 4);
-          }
-        },
-        [&](int group, std::int32_t total) { sums[group * rows + row] = offset * total; });
-  }
+        static_cast<const Element*>(a.x) + (start + row) * a.x_stride, a.weight,
+        [&](int step, const std::int8_t* codes) { place(row, step, codes); },
+        [&](int group, std::int32_t total) { sums[group * rows + row] = -offset * total; });
 }
 
-inline void quantize_vector_block(const QuantizedLinear& a, int block) {
-  a.type == Type::float32 ? quantize_vector_rows<float>(a, block) : quantize_vector_rows<bf16>(a, block);
+constexpr int kOffsetInt8 = 128;
+constexpr int kOffsetInt4 = 8;
+
+template <class Place>
+void quantize_block(const QuantizedLinear& a, int start, int rows, const Place& place) {
+  const int offset = a.weight.group ? kOffsetInt4 : kOffsetInt8;
+  a.type == Type::float32 ? quantize_rows<float>(a, start, rows, offset, place)
+                          : quantize_rows<bf16>(a, start, rows, offset, place);
+}
+
+inline void quantize_vectors(const QuantizedLinear& a, int block) {
+  const RowBlocks blocks = vector_blocks(a);
+  const int start = blocks.start(block), rows = blocks.size(block);
+  std::int8_t* codes = a.codes + static_cast<std::int64_t>(start) * a.weight.depth();
+  quantize_block(a, start, rows, [&](int row, int step, const std::int8_t* from) {
+    std::int8_t* to = codes + (static_cast<std::int64_t>(step) * kStepDepth * rows + row * 4);
+    if (rows == 1) {
+      std::memcpy(to, from, kStepDepth);
+    } else {
+      for (int quad = 0; quad < kStepDepth / 4; ++quad) std::memcpy(to + quad * rows * 4, from + quad * 4, 4);
+    }
+  });
 }
 
 }  // namespace

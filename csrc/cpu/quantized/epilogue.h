@@ -27,13 +27,14 @@ Floats value_at(const QuantizedWeight& weight, const Sum* sums, int column, int 
 template <class Sum, class Out>
 void write_row(const QuantizedLinear& a, int panel, int row, const Sum* sums) {
   const QuantizedWeight& weight = a.weight;
-  const int first_column = panel * weight.columns_per_panel(), column = panel * kPanelColumns;
+  const PanelColumns columns = weight.columns();
+  const int first_column = panel * columns.answers_per_panel(), column = panel * kPanelColumns;
   const Floats row_scale = all(a.row_scales[row]);
   Out* out = static_cast<Out*>(a.out) + row * a.out_stride + first_column;
-  for (int i = 0; i < weight.columns_per_panel(); i += kLanes) {
+  for (int i = 0; i < columns.answers_per_panel(); i += kLanes) {
     Floats value = value_at(weight, sums, column, i, row_scale);
-    if (weight.gated) value = mul(silu(value), value_at(weight, sums, column, 16 + i, row_scale));
-    const int left = weight.columns() - first_column - i;
+    if (weight.gated) value = mul(silu(value), value_at(weight, sums, column, kTileColumns + i, row_scale));
+    const int left = columns.answers() - first_column - i;
     if (left >= kLanes) {
       store(out + i, value);
     } else if (left > 0) {

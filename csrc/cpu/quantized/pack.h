@@ -85,7 +85,7 @@ bool pack_column_int8(const QuantizedWeight& weight, const Element* x, std::uint
   alignas(64) std::uint8_t bytes[kStepDepth];
   std::memset(bytes, 128, sizeof bytes);
   *scale = is_zero ? 0.0f : largest / 127.0f;
-  for (int step = 0; step < weight.depth() / kStepDepth; ++step, panel += kStepDepth * kPanelColumns) {
+  for (int step = 0; step < weight.steps(); ++step, panel += kStepDepth * kPanelColumns) {
     if (!is_zero) {
       std::int8_t codes[kStepDepth];
       quantize_step(x + step * kStepDepth, weight.inputs - step * kStepDepth, 127.0f / largest, codes);
@@ -146,7 +146,7 @@ template <class Element>
 int pack_panel(const QuantizedWeight& weight, const void* plain, std::int64_t stride, int panel) {
   std::uint8_t* to = weight.panels + panel * weight.panel_bytes();
   const auto row = [&](int column) -> const Element* {
-    const int index = weight.row_of(panel, column);
+    const int index = weight.columns().row_of(panel, column);
     return index < 0 ? nullptr : row_at(plain, stride, index, Element());
   };
   int spoilt = -1;
@@ -156,25 +156,19 @@ int pack_panel(const QuantizedWeight& weight, const void* plain, std::int64_t st
         // one of the two, whichever it is
         const Element* first = row(lane);
         const bool is_first = first && largest_bits(first, weight.inputs) >= kInfinityBits;
-        spoilt = weight.row_of(panel, is_first ? lane : 16 + lane);
+        spoilt = weight.columns().row_of(panel, is_first ? lane : kTileColumns + lane);
       }
   } else {
     for (int column = 0; column < kPanelColumns; ++column)
       if (!pack_column_int8(weight, row(column), to, column, weight.scales + panel * kPanelColumns + column))
-        spoilt = weight.row_of(panel, column);
+        spoilt = weight.columns().row_of(panel, column);
   }
   return spoilt;
 }
 
-inline int pack_panels(const QuantizedWeight& weight, const void* plain, std::int64_t stride, Type type, int first,
-                       int last) {
-  int spoilt = -1;
-  for (int panel = first; panel < last; ++panel) {
-    const int found = type == Type::float32 ? pack_panel<float>(weight, plain, stride, panel)
-                                            : pack_panel<bf16>(weight, plain, stride, panel);
-    if (found >= 0) spoilt = found;
-  }
-  return spoilt;
+inline int pack(const QuantizedWeight& weight, const void* plain, std::int64_t stride, Type type, int panel) {
+  return type == Type::float32 ? pack_panel<float>(weight, plain, stride, panel)
+                               : pack_panel<bf16>(weight, plain, stride, panel);
 }
 
 inline float round_to(float x, float) { return x; }
@@ -182,11 +176,9 @@ inline bf16 round_to(float x, bf16) { return to_bf16(x); }
 
 template <class Element>
 void unpack_row(const QuantizedWeight& weight, int row, Element* out) {
-  const bool is_up = weight.gated && row >= weight.columns();
-  const int column = is_up ? row - weight.columns() : row;
-  const int panel = column / weight.columns_per_panel();
-  const int in_panel = column % weight.columns_per_panel() + (is_up ? 16 : 0);
-  const int half = in_panel / 16, lane = in_panel % 16;
+  const int place = weight.columns().place_of(row);
+  const int panel = place / kPanelColumns, in_panel = place % kPanelColumns;
+  const int half = in_panel / kTileColumns, lane = in_panel % kTileColumns;
   const std::uint8_t* from = weight.panels + panel * weight.panel_bytes();
   for (int i = 0; i < weight.inputs; ++i) {
     const int step = i / kStepDepth, byte = i % kStepDepth / 4 * 64 + lane * 4 + i % 4;
@@ -198,13 +190,13 @@ void unpack_row(const QuantizedWeight& weight, int row, Element* out) {
       out[i] = round_to(static_cast<float>((half ? pair >> 4 : pair & 15) - 8) * to_float(scale), Element());
     } else {
       const int code = from[step * 2048 + half * 1024 + byte] - 128;
-      out[i] = round_to(static_cast<float>(code) * weight.scales[panel * kPanelColumns + in_panel], Element());
+      out[i] = round_to(static_cast<float>(code) * weight.scales[place], Element());
     }
   }
 }
 
-inline void unpack_rows(const QuantizedWeight& weight, const std::int64_t* ids, void* out, Type type, int begin, int end) {
-  for (int i = begin; i < end; ++i) {
+inline void rows(const QuantizedWeight& weight, const std::int64_t* ids, void* out, Type type, int first, int last) {
+  for (int i = first; i < last; ++i) {
     const int row = static_cast<int>(ids[i]);
     const std::int64_t at = static_cast<std::int64_t>(i) * weight.inputs;
     type == Type::float32 ? unpack_row(weight, row, static_cast<float*>(out) + at)

@@ -1,6 +1,7 @@
-// Linear layers with quantised weights as Python sees them.
+// Linear layers with quantised weights as Python sees them, and how their work is cut.
 #include "quantized.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "../bindings.h"
@@ -9,38 +10,75 @@ namespace octavo {
 
 namespace avx2 { extern const QuantizedKernels quantized_table; }
 namespace avx512 { extern const QuantizedKernels quantized_table; }
+namespace amx { extern const QuantizedKernels quantized_table; }
+namespace amx_emulated { extern const QuantizedKernels quantized_table; }
 
 const QuantizedKernels& quantized_kernels(Level level) {
-  return choose_table(level, avx2::quantized_table, avx512::quantized_table);
+  return choose_table(level, avx2::quantized_table, avx512::quantized_table, avx512::quantized_table,
+                      amx::quantized_table, amx_emulated::quantized_table);
 }
 
 namespace {
 
-// Activations of a task's rows stay in the second-level cache while its panels stream by.
-constexpr std::int64_t kRowsBytes = 256 << 10;
-// A piece that streams from memory should be long: each starts with a wait.
-constexpr std::int64_t kPieceBytes = 64 << 10;
+// Activations that stay in a second-level cache while panels go by.
+constexpr std::int64_t kGroupBytes = 256 << 10;
+// A task's share of one call: long enough that a stream from memory gets going, short enough that threads end together.
+constexpr double kTaskNanoseconds = 12e3;
+// Rough costs: of streaming a byte of weights, and of a multiply-add.
+constexpr double kByteNanoseconds = 0.03, kMultiplyNanoseconds = 0.005;
+// Elements of activations that are worth a thread.
+constexpr int kQuantizedElements = 16 << 10;
 
-QuantizedWeight weight_of(Address panels, Address scales, Address bias, int outputs, int inputs, int group, bool gated) {
-  return {pointer<std::uint8_t>(panels), pointer<float>(scales), pointer<const float>(bias), outputs, inputs, group, gated};
+template <class Integer>
+constexpr Integer divided_up(Integer x, Integer y) {
+  return (x + y - 1) / y;
 }
 
-void multiply(ThreadPool& pool, const QuantizedLinear& a, const QuantizedKernels& kernels) {
-  if (a.rows == 0) return;
-  const int blocks = kernels.num_blocks(a);
-  // a few rows are quantised before another thread would be awake
-  pool.run_pieces(blocks, 1 + 64 / (a.rows / blocks), [&](int begin, int end, int) {
-    for (int block = begin; block < end; ++block) kernels.quantize_block(a, block);
+constexpr std::int64_t line_up(std::int64_t bytes) { return divided_up<std::int64_t>(bytes, 64) * 64; }
+
+// Panels that one task takes for `rows` rows.
+int panels_per_task(const QuantizedWeight& weight, int rows, int threads) {
+  const int panels = weight.columns().panels();
+  if (threads == 1) return panels;
+  const double multiplies = static_cast<double>(rows) * kPanelColumns * weight.depth();
+  const double cost = std::max(static_cast<double>(weight.panel_bytes()) * kByteNanoseconds, multiplies * kMultiplyNanoseconds);
+  return std::clamp(static_cast<int>(kTaskNanoseconds / cost), 1, divided_up(panels, threads));
+}
+
+void multiply(Cpu& cpu, QuantizedLinear a, const QuantizedKernels& kernels) {
+  const RowBlocks blocks = kernels.blocks(a);
+  const int count = blocks.count(), panels = a.weight.columns().panels(), threads = cpu.pool.threads();
+
+  // groups of whole blocks; tiles take blocks by two
+  const std::int64_t codes_bytes = static_cast<std::int64_t>(a.rows) * a.weight.depth();
+  const int wanted_groups = static_cast<int>(divided_up(codes_bytes, kGroupBytes));
+  const int group = std::min(count, divided_up(divided_up(count, wanted_groups), 2) * 2), groups = divided_up(count, group);
+  int group_rows = 0;
+  for (int i = 0; i < groups; ++i)
+    group_rows = std::max(group_rows, blocks.start(std::min(count, (i + 1) * group)) - blocks.start(i * group));
+
+  const std::int64_t scales_bytes = line_up(4 * static_cast<std::int64_t>(a.rows));
+  const std::int64_t offsets_bytes = line_up(4 * static_cast<std::int64_t>(a.rows) * a.weight.num_groups());
+  const std::int64_t sums_bytes = line_up(4 * static_cast<std::int64_t>(group_rows) * kPanelColumns);
+  char* scratch = static_cast<char*>(cpu.scratch(codes_bytes + scales_bytes + offsets_bytes + threads * sums_bytes));
+  a.codes = reinterpret_cast<std::int8_t*>(scratch);
+  a.row_scales = reinterpret_cast<float*>(scratch + codes_bytes);
+  a.row_sums = reinterpret_cast<std::int32_t*>(scratch + codes_bytes + scales_bytes);
+  char* sums = scratch + codes_bytes + scales_bytes + offsets_bytes;
+
+  cpu.pool.run_pieces(count, 1 + kQuantizedElements / (blocks.most * a.weight.depth()), [&](int begin, int end, int) {
+    for (int block = begin; block < end; ++block) kernels.quantize(a, block);
   });
-  const int panels = a.weight.num_panels();
-  const std::int64_t bytes = static_cast<std::int64_t>(a.rows) * a.weight.depth();
-  const auto parts = static_cast<int>(bytes <= kRowsBytes ? 1 : (bytes + kRowsBytes - 1) / kRowsBytes);
-  const auto grain = static_cast<int>(1 + kPieceBytes / (a.weight.panel_bytes() * (1 + a.rows / 8)));
-  for (int part = 0; part < parts; ++part) {
-    const auto begin = static_cast<int>(static_cast<std::int64_t>(blocks) * part / parts);
-    const auto end = static_cast<int>(static_cast<std::int64_t>(blocks) * (part + 1) / parts);
-    pool.run_pieces(panels, grain, [&](int first, int last, int) { kernels.multiply(a, first, last, begin, end); });
-  }
+  const int together = panels_per_task(a.weight, group_rows, threads), tasks = divided_up(panels, together);
+  cpu.pool.run(groups * tasks, [&](int task, int thread) {
+    const int first_block = task / tasks * group, first_panel = task % tasks * together;
+    kernels.multiply(a, reinterpret_cast<float*>(sums + thread * sums_bytes), first_block,
+                     std::min(count, first_block + group), first_panel, std::min(panels, first_panel + together));
+  });
+}
+
+QuantizedWeight weight_at(Address panels, Address scales, Address bias, int outputs, int inputs, int group, bool gated) {
+  return {pointer<std::uint8_t>(panels), pointer<float>(scales), pointer<const float>(bias), outputs, inputs, group, gated};
 }
 
 }  // namespace
@@ -50,11 +88,11 @@ void bind_quantized(nb::class_<Cpu>& cpu) {
       "quantized_pack",
       [](Cpu& cpu, Address plain, std::int64_t stride, int type, Address panels, Address scales, int outputs, int inputs,
          int group, bool gated) {
-        const QuantizedWeight weight = weight_of(panels, scales, 0, outputs, inputs, group, gated);
-        std::vector<int> spoilt(weight.num_panels());
-        cpu.pool.run(weight.num_panels(), [&](int panel, int) {
-          spoilt[panel] = quantized_kernels(cpu.level)
-                              .pack(weight, pointer(plain), stride, static_cast<Type>(type), panel, panel + 1);
+        const QuantizedWeight weight = weight_at(panels, scales, 0, outputs, inputs, group, gated);
+        std::vector<int> spoilt(weight.columns().panels());
+        cpu.pool.run(weight.columns().panels(), [&](int panel, int) {
+          spoilt[panel] =
+              quantized_kernels(cpu.level).pack(weight, pointer(plain), stride, static_cast<Type>(type), panel);
         });
         for (const int row : spoilt)
           if (row >= 0) return row;
@@ -65,35 +103,37 @@ void bind_quantized(nb::class_<Cpu>& cpu) {
   cpu.def(
       "quantized_linear",
       [](Cpu& cpu, Address x, std::int64_t x_stride, int rows, int type, Address out, std::int64_t out_stride, int out_type,
-         Address codes, Address row_scales, Address row_sums, Address panels, Address scales, Address bias, int outputs,
-         int inputs, int group, bool gated) {
-        const QuantizedLinear linear{weight_of(panels, scales, bias, outputs, inputs, group, gated),
-                                     pointer(x),
-                                     pointer(out),
-                                     x_stride,
-                                     out_stride,
-                                     rows,
-                                     static_cast<Type>(type),
-                                     static_cast<Type>(out_type),
-                                     pointer<std::int8_t>(codes),
-                                     pointer<float>(row_scales),
-                                     pointer<std::int32_t>(row_sums)};
-        cpu.submit([&cpu, linear] { multiply(cpu.pool, linear, quantized_kernels(cpu.level)); });
+         Address panels, Address scales, Address bias, int outputs, int inputs, int group, bool gated) {
+        if (rows == 0) return;
+        const QuantizedLinear product{weight_at(panels, scales, bias, outputs, inputs, group, gated),
+                                      pointer(x),
+                                      pointer(out),
+                                      x_stride,
+                                      out_stride,
+                                      rows,
+                                      static_cast<Type>(type),
+                                      static_cast<Type>(out_type),
+                                      nullptr,
+                                      nullptr,
+                                      nullptr};
+        cpu.submit([&cpu, product, kernels = &quantized_kernels(cpu.level)] { multiply(cpu, product, *kernels); });
       },
-      nb::call_guard<nb::gil_scoped_release>(), "Rows of x times a quantised weight.");
+      nb::call_guard<nb::gil_scoped_release>(), "Rows of x times a quantised weight, plus a bias where it is not 0.");
   cpu.def(
       "quantized_rows",
       [](Cpu& cpu, Address ids, int count, Address out, int type, Address panels, Address scales, int outputs, int inputs,
          int group, bool gated) {
-        const QuantizedWeight weight = weight_of(panels, scales, 0, outputs, inputs, group, gated);
-        cpu.submit([&cpu, weight, ids, count, out, type] {
-          cpu.pool.run_pieces(count, 16, [&](int begin, int end, int) {
-            quantized_kernels(cpu.level)
-                .rows(weight, pointer<const std::int64_t>(ids), pointer(out), static_cast<Type>(type), begin, end);
+        const QuantizedWeight weight = weight_at(panels, scales, 0, outputs, inputs, group, gated);
+        const auto* numbers = pointer<const std::int64_t>(ids);
+        cpu.submit([&cpu, weight, numbers, count, out, type = static_cast<Type>(type),
+                    kernel = quantized_kernels(cpu.level).rows] {
+          check_rows(numbers, count, 0, weight.outputs, "row");
+          cpu.pool.run_pieces(count, 4, [&](int begin, int end, int) {
+            kernel(weight, numbers, pointer(out), type, begin, end);
           });
         });
       },
-      nb::call_guard<nb::gil_scoped_release>(), "Rows of the plain weight, as the panels have them.");
+      nb::call_guard<nb::gil_scoped_release>(), "Rows of the plain weight, from its panels, into out [count, inputs].");
 }
 
 }  // namespace octavo

@@ -7,44 +7,39 @@
 // scales in bfloat16, so that one stream is read. Sums of products are integers, exact in any order.
 #pragma once
 
+#include "../panels.h"
 #include "../types.h"
 
 namespace octavo {
 
-constexpr int kPanelColumns = 32;
 constexpr int kStepDepth = 64;
 
 struct QuantizedWeight {
   std::uint8_t* panels;
   float* scales;      // [panels * 32] for int8, null for int4
   const float* bias;  // [panels * 32] in the panels' order, or null
-  int outputs;        // of the plain weight; a gated one has gate and up stacked
+  int outputs;        // of the plain weight
   int inputs;
-  int group;   // weights along K that share a scale, a multiple of 64; 0: the format is int8
-  bool gated;  // a panel is 16 columns of gate beside the same 16 of up
+  int group;  // weights along K that share a scale, a multiple of 64; 0: the format is int8
+  bool gated;
 
-  int depth() const {
+  [[gnu::always_inline]] constexpr PanelColumns columns() const { return {outputs, gated}; }
+  // Inputs with the zeros that fill the last step, or the last group.
+  [[gnu::always_inline]] constexpr int depth() const {
     const int step = group ? group : kStepDepth;
     return (inputs + step - 1) / step * step;
   }
-  int columns_per_panel() const { return gated ? kPanelColumns / 2 : kPanelColumns; }
-  int columns() const { return gated ? outputs / 2 : outputs; }  // of the answer
-  int num_panels() const { return (columns() + columns_per_panel() - 1) / columns_per_panel(); }
-  int num_groups() const { return group ? depth() / group : 1; }
-  std::int64_t group_bytes() const { return group * (kPanelColumns / 2) + kPanelColumns * 2; }
-  std::int64_t panel_bytes() const {
-    return group ? num_groups() * group_bytes() : static_cast<std::int64_t>(depth()) * kPanelColumns;
-  }
-  // Row of the plain weight that is column `column` of panel `panel`, or -1 for padding.
-  int row_of(int panel, int column) const {
-    const int first = panel * columns_per_panel();
-    const int inner = gated ? column % 16 : column;
-    if (first + inner >= columns()) return -1;
-    return gated && column >= 16 ? columns() + first + inner : first + inner;
+  [[gnu::always_inline]] constexpr int steps() const { return depth() / kStepDepth; }
+  [[gnu::always_inline]] constexpr int num_groups() const { return group ? depth() / group : 1; }
+  [[gnu::always_inline]] constexpr int steps_per_group() const { return group ? group / kStepDepth : steps(); }
+  // Of int4: codes of a group, and its scales.
+  [[gnu::always_inline]] constexpr int group_bytes() const { return group * (kPanelColumns / 2) + kPanelColumns * 2; }
+  [[gnu::always_inline]] constexpr std::int64_t panel_bytes() const {
+    return static_cast<std::int64_t>(group ? num_groups() * group_bytes() : depth() * kPanelColumns);
   }
 };
 
-// One product. x is [rows, inputs] of `type`, out [rows, columns] of `out_type`; rows may lie apart.
+// One product. x is [rows, inputs] of `type`, out [rows, answers] of `out_type`; rows of both may lie apart.
 struct QuantizedLinear {
   QuantizedWeight weight;
   const void* x;
@@ -54,24 +49,23 @@ struct QuantizedLinear {
   int rows;
   Type type;
   Type out_type;
-  // Scratch for the activations. Rows are taken in blocks; inside a block the order is the level's own.
-  std::int8_t* codes;       // [padded rows, depth]
-  float* row_scales;        // [padded rows]; NaN for a row that is not finite
-  std::int32_t* row_sums;   // [padded rows, groups]: what the offset of the weights' codes adds, negated
+  // Scratch for the activations, block of rows by block of rows; inside a block the order is the level's own.
+  std::int8_t* codes;      // [rows, depth]
+  float* row_scales;       // [rows]; NaN for a row that is not finite
+  std::int32_t* row_sums;  // [rows, groups]: what the offset of the weights' codes adds, negated
 };
 
 struct QuantizedKernels {
-  // Blocks that `rows` activation rows are cut into, and rows before block `block`.
-  int (*num_blocks)(const QuantizedLinear&);
-  int (*block_start)(const QuantizedLinear&, int block);
-  void (*quantize_block)(const QuantizedLinear&, int block);
-  // Columns of panels [first, last) for the rows of blocks [begin, end).
-  void (*multiply)(const QuantizedLinear&, int first, int last, int begin, int end);
-  // Quantise a plain weight [outputs, inputs] of `type` into panels [first, last). Answers a row of it with a value that
-  // is not finite, or -1.
-  int (*pack)(const QuantizedWeight&, const void* plain, std::int64_t stride, Type type, int first, int last);
-  // out [count, inputs] of `type`: rows `ids` of the plain weight.
-  void (*rows)(const QuantizedWeight&, const std::int64_t* ids, void* out, Type type, int begin, int end);
+  RowBlocks (*blocks)(const QuantizedLinear&);
+  void (*quantize)(const QuantizedLinear&, int block);
+  // Blocks [first_block, last_block) times panels [first_panel, last_panel). `sums` has room for 32 floats per row of
+  // these blocks.
+  void (*multiply)(const QuantizedLinear&, float* sums, int first_block, int last_block, int first_panel, int last_panel);
+  // Quantises a plain weight [outputs, inputs] of `type`, whose rows lie `stride` elements apart, into a panel. Answers a
+  // row of it with a value that is not finite, or -1.
+  int (*pack)(const QuantizedWeight&, const void* plain, std::int64_t stride, Type type, int panel);
+  // Rows of the plain weight into out [count, inputs] of `type`, by numbers that are in range.
+  void (*rows)(const QuantizedWeight&, const std::int64_t* ids, void* out, Type type, int first, int last);
 };
 
 const QuantizedKernels& quantized_kernels(Level level);

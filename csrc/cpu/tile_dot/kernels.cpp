@@ -19,6 +19,7 @@ void multiply(const TileProduct& p) {
     case TileDot::bf16: tiles.dot_bf16<0, 1, 2>(); break;
     case TileDot::int8: tiles.dot_signed<0, 1, 2>(); break;
     case TileDot::uint8_int8: tiles.dot_unsigned_signed<0, 1, 2>(); break;
+    case TileDot::int8_uint8: tiles.dot_signed_unsigned<0, 1, 2>(); break;
   }
   tiles.store<0>(p.c, 4 * p.columns);
 }

@@ -5,7 +5,7 @@
 
 namespace octavo {
 
-enum class TileDot : int { bf16 = 0, int8 = 1, uint8_int8 = 2 };
+enum class TileDot : int { bf16 = 0, int8 = 1, uint8_int8 = 2, int8_uint8 = 3 };
 
 // c [rows, columns] of 32 bits += a [rows, 4 · depth bytes] · b [depth, 4 · columns bytes], all dense; none over 16.
 struct TileProduct {

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from octavo.errors import ConfigError
+from octavo.ops.memory import Arena
 from octavo.ops.registry import Availability
 from octavo.platform import Platform
 
@@ -33,10 +34,11 @@ _UNSHARED = 2
 
 
 class CpuRuntime:
-    """One per worker. `cpu` has the kernels as methods, which take tensors as addresses."""
+    """One per worker. `cpu` has the kernels as methods, which take tensors as addresses; `weights` is their memory."""
 
     def __init__(self, cpu: _native.Cpu) -> None:
         self.cpu = cpu
+        self.weights = Arena()
         self._ready: dict[tuple[tuple[int, ...], torch.dtype], list[tuple[Tensor, int]]] = {}
         self._ready_bytes_left = _ALL_READY_BYTES
         self._buffers: dict[tuple[int, torch.dtype], list[tuple[Tensor, int]]] = {}

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.cpu._runtime import TYPE_CODES, CpuRuntime, availability, dense, rows_of
-from octavo.ops.memory import zeroed
 from octavo.ops.prepare_linear import LinearShape, PlainFormat, PreparedLinear, TensorSpec
 from octavo.ops.registry import Implementation
 
@@ -95,7 +94,7 @@ class PanelFormat:
         if weight.stride(1) != 1:
             weight = weight.contiguous()
         spec = self.state_specs(shape)["panels"]
-        panels = zeroed(spec.shape, spec.dtype)
+        panels = self._runtime.weights.zeroed(spec.shape, spec.dtype)
         self._runtime.cpu.linear_pack(
             weight.data_ptr(),
             weight.stride(0),

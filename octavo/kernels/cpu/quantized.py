@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.cpu._runtime import TYPE_CODES, CpuRuntime, availability, dense, rows_of
+from octavo.kernels.cpu.linear import PANEL_COLUMNS, num_panels, panel_order
 from octavo.ops.codes import NotFinite, check_inputs
-from octavo.ops.memory import zeroed
 from octavo.ops.prepare_linear import LinearFormat, LinearShape, PreparedLinear, TensorSpec
 from octavo.ops.registry import Implementation
 
 _STEP = 64
-_COLUMNS = 32
 _TYPES = (torch.float32, torch.bfloat16)
 
 
@@ -32,9 +31,6 @@ class PanelLinear(PreparedLinear):
         self._for_rows = (*addresses[:2], *sizes)
         self._for_linear = (*addresses, *sizes)
         self._columns = shape.outputs // 2 if shape.is_gated else shape.outputs
-        self._depth = _depth(shape.inputs, group)
-        # codes, the scale, and a sum for each group
-        self._row_bytes = self._depth + 4 + 4 * (self._depth // group if group else 1)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `PreparedLinear`. Types other than float32 and bfloat16 go through float32."""
@@ -47,28 +43,17 @@ class PanelLinear(PreparedLinear):
         return self._multiply(x if x.dtype in _TYPES else x.float(), torch.float32)
 
     def _multiply(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        tokens, _, stride = rows_of(x)
+        tokens, inputs, stride = rows_of(x)
+        assert inputs == self.shape.inputs, f"x has {inputs} columns, its weight {self.shape.inputs} inputs"
         out = self._runtime.empty((tokens, self._columns), dtype)
-        scratch = self._runtime.empty((tokens * self._row_bytes,), torch.uint8)
-        codes = scratch.data_ptr()
-        scales = codes + tokens * self._depth
+        code = TYPE_CODES[x.dtype]
         self._linear(
-            x.data_ptr(),
-            stride,
-            tokens,
-            TYPE_CODES[x.dtype],
-            out.data_ptr(),
-            self._columns,
-            TYPE_CODES[dtype],
-            codes,
-            scales,
-            scales + 4 * tokens,
-            *self._for_linear,
+            x.data_ptr(), stride, tokens, code, out.data_ptr(), self._columns, TYPE_CODES[dtype], *self._for_linear
         )
         return out
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See `PreparedLinear.rows`."""
+        """See `PreparedLinear.rows`. Raises IndexError for a number that is no row's."""
         dtype = self.shape.dtype if self.shape.dtype in _TYPES else torch.float32
         ids = dense(ids)
         out = self._runtime.empty((ids.shape[0], self.shape.inputs), dtype)
@@ -94,9 +79,10 @@ class PanelFormat:
         shape = LinearShape(outputs, inputs, weight.dtype, bias is not None, gated)
         plain = weight if weight.dtype in _TYPES else weight.float()
         plain = plain if plain.stride(1) == 1 else dense(plain)
+        zeroed = self._runtime.weights.zeroed
         state = {name: zeroed(spec.shape, spec.dtype) for name, spec in self.state_specs(shape).items()}
         if bias is not None:
-            state["bias"].copy_(_in_panels(bias.float(), gated))
+            state["bias"].copy_(panel_order(bias, gated))
         spoilt_row = self._runtime.cpu.quantized_pack(
             plain.data_ptr(),
             rows_of(plain)[2],
@@ -115,15 +101,14 @@ class PanelFormat:
     def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
         """See `LinearFormat.state_specs`. Raises ConfigError for a weight that is too wide."""
         check_inputs(shape.inputs)
-        columns, width = (shape.outputs // 2, _COLUMNS // 2) if shape.is_gated else (shape.outputs, _COLUMNS)
-        panels, depth = -(-columns // width), _depth(shape.inputs, self._group)
-        lanes = panels * _COLUMNS
+        panels, depth = num_panels(shape), _depth(shape.inputs, self._group)
+        lanes = panels * PANEL_COLUMNS
         if self._group:
-            per_panel = depth // self._group * (self._group * _COLUMNS // 2 + 2 * _COLUMNS)
+            per_panel = depth // self._group * (self._group * PANEL_COLUMNS // 2 + 2 * PANEL_COLUMNS)
             specs = {"panels": TensorSpec((panels, per_panel), torch.uint8)}
         else:
             specs = {
-                "panels": TensorSpec((panels, depth * _COLUMNS), torch.uint8),
+                "panels": TensorSpec((panels, depth * PANEL_COLUMNS), torch.uint8),
                 "scales": TensorSpec((lanes,), torch.float32),
             }
         return {**specs, "bias": TensorSpec((lanes,), torch.float32)} if shape.has_bias else specs
@@ -137,16 +122,6 @@ def _depth(inputs: int, group: int) -> int:
     """Inputs with the zeros that fill the last step, or the last group."""
     step = group or _STEP
     return -(-inputs // step) * step
-
-
-def _in_panels(values: Tensor, gated: bool) -> Tensor:
-    """A value per output → one per column of the panels: in gated ones 16 of gate beside 16 of up."""
-    if not gated:
-        return torch.nn.functional.pad(values, (0, -len(values) % _COLUMNS))
-    width = _COLUMNS // 2
-    halves = values.view(2, -1)
-    halves = torch.nn.functional.pad(halves, (0, -halves.shape[1] % width))
-    return halves.view(2, -1, width).transpose(0, 1).flatten()
 
 
 def _make(group: int, runtime: CpuRuntime) -> LinearFormat:
