@@ -19,6 +19,7 @@ class Cpu:
 
     instruction_set: str
     threads: int
+    is_alone: bool
     is_clock_on: bool
     kernel_nanoseconds: int
 

@@ -32,7 +32,10 @@ void bind_kernels(nb::module_& m) {
   nb::class_<Cpu> cpu(m, "Cpu", "An instruction set, a pool of threads, and the kernels; tensors are passed as addresses.");
   cpu.def(nb::init<std::string_view, int>(), nb::arg("instruction_set"), nb::arg("threads"))
       .def_prop_ro("instruction_set", [](const Cpu& cpu) { return std::string(name_of(cpu.level)); })
-      .def_prop_ro("threads", [](const Cpu& cpu) { return cpu.pool.threads(); })
+      .def_prop_ro("threads", [](const Cpu& cpu) { return cpu.pool.size(); })
+      .def_prop_rw(
+          "is_alone", [](const Cpu& cpu) { return cpu.pool.is_alone; },
+          [](Cpu& cpu, bool is_alone) { cpu.pool.is_alone = is_alone; }, "Whether the caller's thread computes alone.")
       .def_prop_rw(
           "is_clock_on", [](const Cpu& cpu) { return cpu.clock->is_on; },
           [](Cpu& cpu, bool is_on) { cpu.clock->is_on = is_on; }, "Whether `kernel_nanoseconds` counts.")

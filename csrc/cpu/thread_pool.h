@@ -23,14 +23,20 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+  int size() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // Threads that regions may have now.
+  int threads() const { return is_alone ? 1 : size(); }
+
+  // The caller computes alone, for work that is shorter than gathering the others. Changed between regions only.
+  bool is_alone = false;
 
   // Calls `body(task, thread)` once for every task in [0, tasks); `thread` is in [0, threads()). Returns when all are
   // done. Which thread takes which task is not fixed: results must not depend on it.
   template <class Body>
   void run(int tasks, const Body& body) {
     if (tasks <= 0) return;
-    if (tasks == 1 || workers_.empty()) {
+    if (tasks == 1 || threads() == 1) {
       for (int task = 0; task < tasks; ++task) body(task, 0);
       return;
     }

@@ -263,8 +263,8 @@ class EngineArgs:
     threads: Annotated[
         int | None,
         Arg(
-            "Threads that compute, at most one per core; by default that many, and a single one for a model under "
-            "32 MiB.",
+            "Threads that compute, at most one per core. By default that many, and a single one in steps that are "
+            "too short for more.",
             group=_DEVICE,
             ge=1,
             le=4096,

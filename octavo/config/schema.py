@@ -95,7 +95,7 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: Device = "cpu"
     threads: int
     user_set_threads: bool = False
-    """Somebody asked for this number: small models use all of them too."""
+    """Somebody asked for this number: short steps use all of them too."""
     instruction_set: str = "auto"
     """What the compiled kernels run at; "reference" for plain torch."""
     enforce_eager: bool = False

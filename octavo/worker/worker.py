@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -32,9 +32,18 @@ if TYPE_CHECKING:
 _PROGRESS_FROM_BYTES = 256 << 20
 """Smaller models are there before a progress bar is."""
 
-_THREADS_FROM_BYTES = 32 << 20
-"""Smaller models run on one thread: their operators are shorter than it takes to wake and gather others, and where
-other processes want the cores too, waiting for a preempted thread costs a hundred times the work."""
+_TORCH_THREADS_FROM_BYTES = 32 << 20
+"""Smaller models on plain torch run on one thread: where other processes want the cores too, waiting for a preempted
+thread of its pool costs a hundred times the work."""
+
+_ALONE_BYTES = 64 << 20
+"""Weights times tokens up to which a step runs on one thread: its kernels are shorter than it pays to gather others."""
+
+
+class Cpu(KernelClock, Protocol):
+    """The part of the compiled library that the worker sets."""
+
+    is_alone: bool
 
 
 class Worker:
@@ -45,10 +54,14 @@ class Worker:
         runner: ModelRunner,
         plan: MemoryPlan,
         op_choices: list[tuple[str, str, str]],
-        kernel_clock: KernelClock | None = None,
+        cpu: Cpu | None = None,
+        *,
+        most_tokens_alone: int = 0,
     ) -> None:
+        """most_tokens_alone: steps of up to as many tokens run on one thread."""
         self._runner = runner
-        self._kernel_clock = kernel_clock
+        self._cpu = cpu
+        self._most_tokens_alone = most_tokens_alone
         self._plan = plan
         self._op_choices = op_choices
 
@@ -60,8 +73,7 @@ class Worker:
         checkpoint = Checkpoint.open(Path(config.model.path))
         dtype = DTYPES[config.model.dtype]
         plain_bytes = make_model(checkpoint, Mesh.single(), dtype=dtype).plain_bytes()
-        is_worth_it = config.device.user_set_threads or plain_bytes >= _THREADS_FROM_BYTES
-        threads = config.device.threads if is_worth_it else 1
+        threads = config.device.threads
         runtime = open_runtime(platform, threads, config.device.instruction_set)
         ops = bind(platform, config.device.op_overrides, runtime=runtime)
         attention = attention_backend(checkpoint, runtime, model=config.model, cache=config.cache)
@@ -77,7 +89,8 @@ class Worker:
             device=config.device.device,
         )
         # a setting of the process: this worker owns its threads. Two pools would wait for each other's processors
-        torch.set_num_threads(threads if runtime is None else 1)
+        is_worth_it = config.device.user_set_threads or plain_bytes >= _TORCH_THREADS_FROM_BYTES
+        torch.set_num_threads(threads if runtime is None and is_worth_it else 1)
         model = load_model(
             checkpoint,
             dtype=dtype,
@@ -114,10 +127,14 @@ class Worker:
         )
         choices = [(each.operator, each.implementation, each.because) for each in ops.choices]
         choices.append(("attention", attention.backend.name, attention.because))
-        return cls(runner, plan, choices, None if runtime is None else runtime.cpu)
+        cpu = None if runtime is None else runtime.cpu
+        most_alone = 0 if config.device.user_set_threads else _ALONE_BYTES // plain_bytes
+        return cls(runner, plan, choices, cpu, most_tokens_alone=most_alone)
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Carry out a step. When it raises, the sequences are in no known state and the worker is of no further use."""
+        if self._cpu is not None and step.rows:
+            self._cpu.is_alone = step.num_tokens <= self._most_tokens_alone
         return self._runner.execute(step)
 
     def memory_plan(self) -> MemoryPlan:
@@ -130,7 +147,7 @@ class Worker:
 
     def seams(self) -> Seams:
         """The parts of a step on the device, for those who measure them."""
-        return Seams(self._runner.seams(), self._kernel_clock)
+        return Seams(self._runner.seams(), self._cpu)
 
     def check_health(self) -> None:
         """Nothing to check: a worker in this process lives as long as its caller."""

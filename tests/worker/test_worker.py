@@ -9,6 +9,7 @@ import torch
 from octavo.core.sampling_params import SamplingParams
 from octavo.worker.dummy import FULLEST
 from octavo.worker.worker import Worker
+from tests.conformance.runtimes import LEVELS
 from tests.fakes.allocations import peak_bytes
 from tests.fakes.checkpoints import load_oracle, make_checkpoint
 from tests.worker.engine_config import make_config
@@ -100,6 +101,22 @@ def test_many_samples_of_one_prompt_stay_within_the_plan(tmp_path: Path) -> None
     worker.run_dummy(1, 2)
     full = step([new_sequence(1, [7] * 4, [1], params=params)], [row(1, 0, 4, 64)])
     assert peak_bytes(lambda: worker.execute(full)) <= worker.memory_plan().activation_bytes
+
+
+@pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
+def test_short_steps_run_on_one_thread_unless_somebody_asked_for_more(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.worker.worker._ALONE_BYTES", 5 * load_oracle(checkpoint).num_parameters() * 4)
+    worker = Worker.build(make_config(checkpoint, dtype="float32"))
+    alone = []
+    for num_tokens in (4, 8, 4):
+        worker.run_dummy(1, num_tokens)
+        alone.append(worker.seams().kernel_clock.is_alone)  # type: ignore[union-attr]
+    assert alone == [True, False, True]
+    asked = Worker.build(make_config(checkpoint, dtype="float32", threads=1))
+    asked.run_dummy(1, 4)
+    assert not asked.seams().kernel_clock.is_alone  # type: ignore[union-attr]
 
 
 def test_swap_space_takes_no_memory_until_it_is_used(checkpoint: Path) -> None:
