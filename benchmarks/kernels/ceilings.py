@@ -104,7 +104,7 @@ def _read_rate(runtime: Any, address: int, num_bytes: int, *, shared: bool) -> R
 
     def rate(threads: int) -> float:
         total = num_bytes if shared else num_bytes * threads
-        seconds = _best_s(lambda: runtime.cpu.probe_read(address, total, repeats, threads))
+        seconds = _best_s(lambda: runtime.cpu.probe_read(address, total, repeats, threads), threads)
         return total * repeats / seconds / 1e9
 
     return _both(rate, runtime.threads)
@@ -114,12 +114,12 @@ def _compute_rate(runtime: Any, kind: int) -> Rate:
     """Tera-operations per second; zero where the level has no such instructions."""
     # a millisecond's worth, so that other processes hit few of the repetitions
     few = 1 << 20
-    seconds = _best_s(lambda: runtime.cpu.probe_compute(kind, few, 1))
+    seconds = _best_s(lambda: runtime.cpu.probe_compute(kind, few, 1), 1)
     count = int(few * max(1.0, 1e-3 / seconds))
 
     def rate(threads: int) -> float:
         done: int = runtime.cpu.probe_compute(kind, count, threads)
-        return done / _best_s(lambda: runtime.cpu.probe_compute(kind, count, threads), 10) / 1e12
+        return done / _best_s(lambda: runtime.cpu.probe_compute(kind, count, threads), threads, 10) / 1e12
 
     return _both(rate, runtime.threads)
 
@@ -129,12 +129,17 @@ def _both(rate: Callable[[int], float], threads: int) -> Rate:
     return Rate(one, one if threads == 1 else rate(threads))
 
 
-def _best_s(call: Callable[[], object], repetitions: int = 5) -> float:
-    times = []
+def clock(threads: int) -> Callable[[], float]:
+    """Seconds: of the processor where one thread works, so that other processes on the machine do not count."""
+    return time.thread_time if threads == 1 else time.perf_counter
+
+
+def _best_s(call: Callable[[], object], threads: int, repetitions: int = 5) -> float:
+    now, times = clock(threads), []
     for _ in range(repetitions):
-        began = time.perf_counter()
+        began = now()
         call()
-        times.append(time.perf_counter() - began)
+        times.append(now() - began)
     return min(times)
 
 

@@ -1,6 +1,7 @@
 // Linear layers in bfloat16 and float32, compiled once per level.
 #include "linear.h"
 
+#include "arrange.h"
 #include "pack.h"
 #include "vectors.h"
 
