@@ -48,3 +48,12 @@ def test_every_page_is_linked_from_the_first_one_and_in_the_navigation() -> None
     navigation = targets(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"])
     assert set(linked) == pages - {"index.md"}
     assert sorted(navigation) == sorted(pages)
+
+
+def test_the_page_on_kernels_tells_what_is_compiled_for_which_level() -> None:
+    built = re.findall(r"^ *add_kernels\((\w+) ?([^)]*)\)$", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE)
+    page = (DOCS / "design/kernels.md").read_text()
+    table = page.partition("| subject | compiled for |")[2].partition("\n\n")[0]
+    told = re.findall(r"^\| `(\w+)` \| ([^|]*)\|", table, re.MULTILINE)
+    assert built
+    assert dict(built) == {subject: levels.strip().replace(",", "") for subject, levels in told}
