@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.attention.backend import AttentionBackend
-from octavo.ops.memory import zeroed
+from octavo.ops.memory import Scratch, zeroed
 from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec
 from octavo.ops.registry import Ops
 from octavo.quantization.method import Unquantized, WeightMethod
@@ -49,6 +49,8 @@ class Binding:
     """Positions of the longest sequence."""
     device: torch.device | str = "cpu"
     """Where the weights will be."""
+    scratch: Scratch = field(default_factory=Scratch, repr=False)
+    """Where weights of several tensors are put together, each until its layer is finished."""
     made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
     """What `once` has made."""
 
@@ -111,6 +113,7 @@ class PreparedLayer(Layer):
     """A layer with one weight that is multiplied, which a `WeightMethod` keeps: `prepared` once it is finished."""
 
     prepared: PreparedLinear
+    _scratch: Scratch
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False, gated: bool = False) -> None:
         super().__init__()
@@ -122,6 +125,18 @@ class PreparedLayer(Layer):
         """See `Layer.use`."""
         self.method = method
         method.make(self, *self._sizes)
+
+    def bind(self, binding: Binding) -> None:
+        """See `Layer.bind`."""
+        self._scratch = binding.scratch
+
+    def room(self, name: str, device: torch.device) -> Tensor:
+        """See `Layer.room`: memory that is given back once the layer is finished."""
+        parameter = self.get_parameter(name)
+        if parameter.is_meta:
+            memory = self._scratch.take(tuple(parameter.shape), parameter.dtype, device)
+            self.register_parameter(name, nn.Parameter(memory, requires_grad=False))
+        return self.get_parameter(name).data
 
     def hold(self, name: str, value: Tensor) -> None:
         """Make `value` the parameter `name`, without a copy where type and order are right: `finish` copies it."""
@@ -152,5 +167,6 @@ class PreparedLayer(Layer):
         return LinearShape(outputs, inputs, dtype, bias, self._gated)
 
     def _release(self) -> None:
-        for name in [name for name, _ in self.named_parameters(recurse=False)]:
+        for name, parameter in list(self.named_parameters(recurse=False)):
             self.register_parameter(name, None)
+            self._scratch.give_back(parameter.data)

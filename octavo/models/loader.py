@@ -83,6 +83,7 @@ def load_model(
                 layer.finish(ops)
         else:
             _fill(checkpoint, model, ops, device, progress)
+    binding.scratch.clear()
     if cache is not None:
         cache.write(model.state())
     return model

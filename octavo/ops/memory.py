@@ -51,3 +51,38 @@ class Arena:
         part = self._chunk[self._used : self._used + num_bytes]
         self._used += -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
         return part.view(dtype).view(shape)
+
+
+class Scratch:
+    """Memory that passes from hand to hand: fresh pages from the operating system cost more than what is done in them.
+
+    Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Tensor] = []
+        self._lent: dict[int, Tensor] = {}
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+        """A dense tensor, not initialised, that is the caller's until it is given back."""
+        num_bytes = prod(shape) * dtype.itemsize
+        if num_bytes < _FROM_BYTES:
+            return torch.empty(shape, dtype=dtype, device=device)
+        fitting = [block for block in self._free if block.nbytes >= num_bytes and block.device == torch.device(device)]
+        if fitting:
+            block = min(fitting, key=lambda block: block.nbytes)
+            self._free = [each for each in self._free if each is not block]
+        else:
+            block = zeroed((num_bytes,), torch.uint8, device)
+        self._lent[block.data_ptr()] = block
+        return block[:num_bytes].view(dtype).view(shape)
+
+    def give_back(self, tensor: Tensor) -> None:
+        """Take `tensor` back, where it was taken from here."""
+        block = self._lent.pop(tensor.data_ptr(), None)
+        if block is not None:
+            self._free.append(block)
+
+    def clear(self) -> None:
+        """Let go of what nobody has."""
+        self._free.clear()

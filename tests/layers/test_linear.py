@@ -6,8 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from octavo.attention.reference import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.layers.heads import Heads
+from octavo.layers.layer import Binding
 from octavo.layers.linear import ColumnLinear, GatedLinear, QKVLinear, RowLinear
 from octavo.ops.prepare_linear import TensorSpec
 from octavo.ops.registry import bind
@@ -50,6 +52,7 @@ def test_a_finished_layer_is_restored_from_its_state_without_its_tensors() -> No
         again = ColumnLinear(8, 6, ONE, bias=True)
     specs = again.state_specs(ops)
     assert specs == {name: TensorSpec.of(tensor) for name, tensor in layer.state().items()}
+    again.bind(Binding(ops, ReferenceBackend()))
     again.restore(layer.state(), ops)
     assert torch.equal(again(X), layer(X))
     assert list(again.parameters()) == list(layer.parameters()) == []

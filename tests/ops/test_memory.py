@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from octavo.ops.memory import Arena, zeroed
+from octavo.ops.memory import Arena, Scratch, zeroed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
@@ -45,3 +45,33 @@ def test_an_arena_hands_out_zeros_side_by_side_and_lets_go_of_what_is_gone() -> 
     assert not large[:: 1 << 20].any()
     assert arena.zeroed((0, 4), torch.float32).shape == (0, 4)
     assert torch.equal(first, torch.ones(3, 5))
+
+
+def test_scratch_is_used_again_by_the_next_that_fits() -> None:
+    scratch = Scratch()
+    first = scratch.take((2048, 1024), torch.float32)
+    second = scratch.take((2048, 1024), torch.bfloat16)
+    places = first.data_ptr(), second.data_ptr()
+    first.fill_(1)
+    second.fill_(2)
+    assert float(first.sum()) == first.numel()
+    for tensor in (first, second):
+        scratch.give_back(tensor)
+    assert scratch.take((1024, 2048), torch.bfloat16).data_ptr() == places[1]
+    assert scratch.take((1024, 1024), torch.float32).data_ptr() == places[0]
+    assert scratch.take((1024, 1024), torch.float32).data_ptr() not in places
+
+
+def test_scratch_takes_back_only_what_it_gave() -> None:
+    scratch = Scratch()
+    strange = torch.ones(2048, 1024)
+    scratch.give_back(strange)
+    assert scratch.take((2048, 1024), torch.float32).data_ptr() != strange.data_ptr()
+
+
+def test_scratch_that_is_cleared_leaves_what_is_in_use() -> None:
+    scratch = Scratch()
+    kept = scratch.take((2048, 1024), torch.float32).fill_(3)
+    scratch.clear()
+    scratch.take((2048, 1024), torch.float32).fill_(4)
+    assert float(kept.min()) == float(kept.max()) == 3
