@@ -39,8 +39,8 @@ def throughput(
     given: Given,
 ) -> int:
     """Tokens per second of many requests that are there at once."""
-    _positive(num_prompts=num_prompts, input_len=input_len, output_len=output_len, repetitions=repetitions)
-    llm = _load(given)
+    positive(num_prompts=num_prompts, input_len=input_len, output_len=output_len, repetitions=repetitions)
+    llm = load(given)
     seconds = _measure(llm, repetitions, num_prompts, input_len, output_len)
     median = statistics.median(seconds)
     return _report(
@@ -73,10 +73,10 @@ def latency(
     given: Given,
 ) -> int:
     """Seconds that one batch takes from prompt to last token, and per token after the first."""
-    _positive(batch_size=min(batch_size), input_len=input_len, output_len=output_len, repetitions=repetitions)
+    positive(batch_size=min(batch_size), input_len=input_len, output_len=output_len, repetitions=repetitions)
     if breakdown and output_len < 8:
         raise ConfigError(f"output_len is {output_len}, must be at least 8 with breakdown: medians need some steps")
-    llm = _load(given)
+    llm = load(given)
     for size in batch_size:
         _latency(llm, given, size, input_len, output_len, repetitions, breakdown)
     return 0
@@ -109,7 +109,7 @@ def _latency(
 @with_options(EngineArgs, without=("served_model_name", "disable_log_stats"))
 def startup(*, repetitions: Repetitions = 3, given: Given) -> int:
     """Seconds from starting a process to its first token."""
-    _positive(repetitions=repetitions)
+    positive(repetitions=repetitions)
     args = given.arguments(EngineArgs)
     samples = [_start_once(args) for _ in range(repetitions)]
     medians = {name: statistics.median(sample[name] for sample in samples) for name in samples[0]}
@@ -149,7 +149,8 @@ def _start_once(args: EngineArgs) -> dict[str, float]:
     return parts | {"process_s": total}
 
 
-def _load(given: Given) -> LLM:
+def load(given: Given) -> LLM:
+    """The engine of these arguments, logging quietly."""
     from octavo.llm import LLM
 
     args = given.arguments(EngineArgs)
@@ -189,7 +190,8 @@ def _report(name: str, given: Given, workload: dict[str, Any], result: dict[str,
     return 0
 
 
-def _positive(**values: int) -> None:
+def positive(**values: int) -> None:
+    """Refuse values below 1."""
     for name, value in values.items():
         if value < 1:
             raise ConfigError(f"{name} is {value}, must be at least 1")

@@ -18,11 +18,13 @@ _COMMANDS = (
     ("run", "octavo.cli.run:run", "Continue a text, written as it is generated."),
     ("chat", "octavo.cli.chat:chat", "Talk to a model."),
     ("serve", "octavo.cli.serve:serve", "Serve a model over HTTP, as the OpenAI API does."),
+    ("simulate", "octavo.cli.simulate:simulate", "Run the scheduler in simulated time, on a trace or a recording."),
     ("explain", "octavo.cli.explain:explain", "Show what octavo would do with a model on this machine, and why."),
 )
 _BENCHMARKS = (
     ("throughput", "octavo.cli.bench:throughput", "Tokens per second of many requests at once."),
     ("latency", "octavo.cli.bench:latency", "Seconds of one batch, and per token."),
+    ("calibrate", "octavo.cli.calibrate:calibrate", "Fit a cost model for octavo simulate to steps on this machine."),
     ("startup", "octavo.cli.bench:startup", "Seconds from nothing to the first token."),
 )
 
@@ -40,7 +42,9 @@ def build_app() -> App:
     )
     for position, (name, target, text) in enumerate(_COMMANDS):
         app.command(target, name=name, help=text, sort_key=position)
-    bench = App(name="bench", help="Measure throughput, latency or start-up.", sort_key=len(_COMMANDS))
+    bench = App(
+        name="bench", help="Measure throughput, latency or start-up; fit a cost model.", sort_key=len(_COMMANDS)
+    )
     for position, (name, target, text) in enumerate(_BENCHMARKS):
         bench.command(target, name=name, help=text, sort_key=position)
     app.command(bench)

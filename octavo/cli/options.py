@@ -25,6 +25,8 @@ Args = TypeVar("Args", EngineArgs, ServerArgs)
 
 _GROUPS = (
     "Prompt",
+    "Simulation",
+    "Workload",
     "Benchmark",
     "Sampling",
     "Server",
@@ -62,6 +64,28 @@ def counts(doc: str, group: str) -> Parameter:
         negative=(),
         show_default=lambda numbers: ",".join(map(str, numbers)),
     )
+
+
+def number(doc: str, group: str) -> Parameter:
+    """What a command writes at a number of its own."""
+    return Parameter(help=doc, group=heading(group))
+
+
+def numbers(doc: str, group: str) -> Parameter:
+    """What a command writes at one or more numbers of its own, between commas."""
+    return Parameter(
+        help=doc,
+        group=heading(group),
+        converter=_listed_reals,
+        n_tokens=1,
+        negative=(),
+        show_default=lambda values: ",".join(f"{value:g}" for value in values),
+    )
+
+
+def word(doc: str, group: str) -> Parameter:
+    """What a command writes at a text of its own."""
+    return Parameter(help=doc, group=heading(group), negative=())
 
 
 def switch(doc: str, group: str) -> Parameter:
@@ -189,6 +213,15 @@ def _listed_numbers(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
     """(1, 64) for `1,64`."""
     (token,) = tokens
     return tuple(_whole_number(text) for text in token.value.split(","))
+
+
+def _listed_reals(kind: Any, tokens: Sequence[Token]) -> tuple[float, ...]:
+    """(0.5, 2.0) for `0.5,2`."""
+    (token,) = tokens
+    try:
+        return tuple(float(text) for text in token.value.split(","))
+    except ValueError as error:
+        raise ValueError(f"{token.value!r} is not a number, or numbers between commas") from error
 
 
 def _whole_numbers(kind: Any, tokens: Sequence[Token]) -> int | list[int]:

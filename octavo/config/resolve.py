@@ -57,11 +57,6 @@ def resolve(
     Raises ConfigError where arguments contradict each other or the checkpoint.
     """
     max_model_len = _max_model_len(args, checkpoint)
-    if args.max_num_batched_tokens < args.max_num_seqs:
-        raise ConfigError(
-            f"max_num_batched_tokens is {args.max_num_batched_tokens}, must be at least max_num_seqs, which is "
-            f"{args.max_num_seqs}: every running sequence needs a token in each step; raise the one or lower the other"
-        )
     if args.threads is not None and args.threads > platform.cores:
         raise ConfigError(
             f"threads is {args.threads}, must be at most {platform.cores}, the processors that this process may use "
@@ -90,33 +85,8 @@ def resolve(
             max_logprobs=args.max_logprobs,
             chat_template=_chat_template(args.chat_template),
         ),
-        cache=CacheConfig(
-            block_size=args.block_size,
-            dtype=dtype,
-            num_gpu_blocks_override=args.num_gpu_blocks_override,
-            kv_cache_memory_bytes=args.kv_cache_memory,
-            gpu_memory_utilization=args.gpu_memory_utilization,
-            swap_space_bytes=int(args.swap_space * _GIB),
-            enable_prefix_caching=args.enable_prefix_caching,
-            prefix_cache_eviction=args.prefix_cache_eviction,
-            watermark=args.watermark,
-        ),
-        scheduler=SchedulerConfig(
-            max_num_seqs=args.max_num_seqs,
-            max_num_batched_tokens=args.max_num_batched_tokens,
-            max_model_len=max_model_len,
-            policy=args.scheduling_policy,
-            preemption_mode=cast(PreemptionMode, args.preemption_mode),
-            priority_ageing_s=args.priority_ageing,
-            tenant_weights={tenant: _weight(tenant, weight) for tenant, weight in args.tenant_weights.items()},
-            max_bypasses=args.max_bypasses,
-            delay_factor=args.delay_factor,
-            max_queued_requests=args.max_queued_requests,
-            max_queued_tokens=args.max_queued_tokens,
-            prefill_tokens_per_s=args.prefill_tokens_per_s,
-            enable_chunked_prefill=args.enable_chunked_prefill,
-            max_steps_in_flight=args.max_steps_in_flight,
-        ),
+        cache=cache_config(args, dtype),
+        scheduler=scheduler_config(args, max_model_len),
         device=DeviceConfig(
             device="cpu",
             threads=args.threads or platform.cores,
@@ -128,6 +98,46 @@ def resolve(
         observability=ObservabilityConfig(
             log_stats=not args.disable_log_stats, log_level=args.log_level, record_trace=args.record_trace
         ),
+    )
+
+
+def cache_config(args: EngineArgs, dtype: DType) -> CacheConfig:
+    """The cache's section, where values are kept in `dtype`."""
+    return CacheConfig(
+        block_size=args.block_size,
+        dtype=dtype,
+        num_gpu_blocks_override=args.num_gpu_blocks_override,
+        kv_cache_memory_bytes=args.kv_cache_memory,
+        gpu_memory_utilization=args.gpu_memory_utilization,
+        swap_space_bytes=int(args.swap_space * _GIB),
+        enable_prefix_caching=args.enable_prefix_caching,
+        prefix_cache_eviction=args.prefix_cache_eviction,
+        watermark=args.watermark,
+    )
+
+
+def scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
+    """The scheduler's section. Raises ConfigError where its arguments contradict each other."""
+    if args.max_num_batched_tokens < args.max_num_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens is {args.max_num_batched_tokens}, must be at least max_num_seqs, which is "
+            f"{args.max_num_seqs}: every running sequence needs a token in each step; raise the one or lower the other"
+        )
+    return SchedulerConfig(
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        policy=args.scheduling_policy,
+        preemption_mode=cast(PreemptionMode, args.preemption_mode),
+        priority_ageing_s=args.priority_ageing,
+        tenant_weights={tenant: _weight(tenant, weight) for tenant, weight in args.tenant_weights.items()},
+        max_bypasses=args.max_bypasses,
+        delay_factor=args.delay_factor,
+        max_queued_requests=args.max_queued_requests,
+        max_queued_tokens=args.max_queued_tokens,
+        prefill_tokens_per_s=args.prefill_tokens_per_s,
+        enable_chunked_prefill=args.enable_chunked_prefill,
+        max_steps_in_flight=args.max_steps_in_flight,
     )
 
 

@@ -167,6 +167,8 @@ class CoreReady(msgspec.Struct, kw_only=True, tag="ready"):
     """The memory plan as text, for the log of the front."""
     plan_summary: str = ""
     """The same in one line."""
+    kv_block_bytes: int = 0
+    """Size of a block over all layers; 0 where there is no model."""
 
 
 class CoreFailed(msgspec.Struct, kw_only=True, tag="failed"):

@@ -65,6 +65,7 @@ class EngineCore:
                 vocab_size=config.model.vocab_size,
                 plan=plan.render(),
                 plan_summary=plan.summarize(),
+                kv_block_bytes=plan.kv_block_bytes,
             )
             settings = SchedulerSettings(
                 cache=config.cache,

@@ -1,0 +1,215 @@
+"""`octavo simulate`: the scheduler and its block manager in simulated time. Needs neither model nor torch."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from octavo.cli.options import Given, count, number, numbers, switch, with_options, word
+from octavo.config.args import EngineArgs
+from octavo.config.fields import arguments
+from octavo.config.resolve import cache_config, scheduler_config
+from octavo.errors import ConfigError, suggestion
+from octavo.platform import Platform
+from octavo.scheduler.build import SchedulerSettings
+from octavo.scheduler.preemption import PreemptionCosts
+from octavo.simulate.cluster import Disaggregation
+from octavo.simulate.cost_model import CostModel, load_cost_model
+from octavo.simulate.replay import Replay
+from octavo.simulate.report import Run, picture, summarize, table, to_json
+from octavo.simulate.router import ROUTERS
+from octavo.simulate.simulation import Simulation
+from octavo.simulate.simulation import simulate as run_simulation
+from octavo.simulate.traces import Trace, TraceRequest, Workload, generate, read_trace, write_trace
+
+_GIB = 1 << 30
+_DEFAULTS = Workload()
+_KEPT = {"max_model_len", "gpu_memory_utilization"}
+_NOT_SIMULATED = tuple(
+    argument.name
+    for argument in arguments(EngineArgs).values()
+    if argument.arg.group not in ("Memory and cache", "Scheduling") and argument.name not in _KEPT
+)
+"""Engine arguments that decide nothing about scheduling."""
+
+
+@with_options(EngineArgs, without=(*_NOT_SIMULATED, "kv_cache_memory", "kv_cache_dtype"))
+def simulate(
+    *,
+    trace: Annotated[
+        str | None, word("File with a request per line (JSON), instead of a generated one.", "Simulation")
+    ] = None,
+    replay: Annotated[
+        str | None,
+        word("Recording of octavo serve --record-trace; tells whether the same decisions are taken.", "Simulation"),
+    ] = None,
+    cost_model: Annotated[
+        str,
+        word("What steps cost: DEVICE/MODEL, or a JSON file such as octavo bench calibrate writes.", "Simulation"),
+    ] = "h100/llama-3.1-8b",
+    replicas: Annotated[int, count("Engines behind the router.", "Simulation")] = 1,
+    router: Annotated[str, word("round-robin, least-loaded or prefix-aware.", "Simulation")] = "round-robin",
+    disaggregated: Annotated[
+        int | None, count("So many of the replicas compute prompts, the others only decode.", "Simulation")
+    ] = None,
+    transfer_bytes_per_s: Annotated[
+        float, number("Rate at which keys and values get from the one to the other.", "Simulation")
+    ] = Disaggregation(num_prefill=1).bytes_per_s,
+    seed: Annotated[int, count("Seed of the generated requests.", "Simulation")] = 0,
+    processes: Annotated[
+        int | None, count("Processes that share replicas, where those do not depend on each other.", "Simulation")
+    ] = None,
+    output: Annotated[str | None, word("File that gets the whole report as JSON.", "Simulation")] = None,
+    svg: Annotated[str | None, word("File that gets the picture.", "Simulation")] = None,
+    save_trace: Annotated[str | None, word("File that gets the generated trace.", "Simulation")] = None,
+    arrivals: Annotated[
+        str, word("How requests arrive: poisson, gamma, on-off or at-once.", "Workload")
+    ] = _DEFAULTS.arrivals,
+    num_requests: Annotated[int, count("Requests.", "Workload")] = _DEFAULTS.num_requests,
+    request_rate: Annotated[
+        tuple[float, ...],
+        numbers("Requests (conversations) a second; several, as in 1,2,4, are as many simulations.", "Workload"),
+    ] = (_DEFAULTS.request_rate,),
+    burstiness: Annotated[
+        float, number("With gamma: how many times as much as with poisson gaps vary.", "Workload")
+    ] = _DEFAULTS.burstiness,
+    on_s: Annotated[float, number("With on-off: seconds with arrivals.", "Workload")] = _DEFAULTS.on_s,
+    off_s: Annotated[float, number("With on-off: seconds without.", "Workload")] = _DEFAULTS.off_s,
+    input_len: Annotated[float, number("Mean tokens of a prompt.", "Workload")] = _DEFAULTS.input_len,
+    output_len: Annotated[float, number("Mean tokens of an output.", "Workload")] = _DEFAULTS.output_len,
+    length_spread: Annotated[
+        float, number("Standard deviation of the logarithm of lengths; 0 makes all alike.", "Workload")
+    ] = _DEFAULTS.length_spread,
+    shared_prefix_len: Annotated[
+        int, count("Tokens with which prompts begin that they share.", "Workload")
+    ] = _DEFAULTS.shared_prefix_len,
+    num_shared_prefixes: Annotated[int, count("Different ones of those.", "Workload")] = _DEFAULTS.num_shared_prefixes,
+    turns: Annotated[int, count("Requests of a conversation.", "Workload")] = _DEFAULTS.turns,
+    think_s: Annotated[float, number("Mean seconds from an answer to the next turn.", "Workload")] = _DEFAULTS.think_s,
+    n: Annotated[int, count("Sequences per request.", "Workload")] = _DEFAULTS.n,
+    beam_search: Annotated[bool, switch("Search with n beams.", "Workload")] = False,
+    given: Given,
+) -> int:
+    """Run the scheduler in simulated time: the same code that serves, over steps that a cost model times."""
+    if replay is not None:
+        return _replay(replay)
+    if router not in ROUTERS:
+        raise ConfigError(f"router is {router!r}, must be one of {', '.join(ROUTERS)}{suggestion(router, ROUTERS)}")
+    if trace is not None and len(request_rate) > 1:
+        raise ConfigError("request_rate has several values, but a trace has its own arrivals; leave out one of them")
+    args = given.arguments(EngineArgs)
+    workload = Workload(
+        arrivals=arrivals,
+        num_requests=num_requests,
+        burstiness=burstiness,
+        on_s=on_s,
+        off_s=off_s,
+        input_len=input_len,
+        output_len=output_len,
+        length_spread=length_spread,
+        max_len=args.max_model_len or _DEFAULTS.max_len,
+        shared_prefix_len=shared_prefix_len,
+        num_shared_prefixes=num_shared_prefixes,
+        turns=turns,
+        think_s=think_s,
+        n=n,
+        use_beam_search=beam_search,
+    )
+    model = load_cost_model(cost_model)
+    traces = [read_trace(trace)] if trace is not None else _generated(workload, request_rate, seed, save_trace)
+    disaggregation = None
+    if disaggregated is not None:
+        disaggregation = Disaggregation(num_prefill=disaggregated, bytes_per_s=_positive(transfer_bytes_per_s))
+    simulation = Simulation(
+        settings=engine_settings(args, model, max_model_len=args.max_model_len or _longest(traces)),
+        cost_model=model,
+        num_replicas=replicas,
+        router=router,
+        disaggregation=disaggregation,
+    )
+    print(model.describe())
+    print(f"{simulation.settings.num_blocks:,} KV blocks of {args.block_size} tokens each, router {router}\n")
+    runs = []
+    began = time.perf_counter()
+    for rate, each in zip(request_rate, traces, strict=True):
+        outcome = run_simulation(each, simulation, processes or Platform.detect().cores)
+        runs.append(Run(summarize(outcome), outcome, rate if trace is None and arrivals != "at-once" else None))
+        print(table(runs[-1]), end="\n\n")
+    elapsed = time.perf_counter() - began
+    print(f"simulated in {elapsed:,.1f} s", file=sys.stderr)
+    if output is not None:
+        body = {"cost_model": msgspec.to_builtins(model), "elapsed_s": elapsed, "runs": [to_json(run) for run in runs]}
+        _write("output", output, msgspec.json.format(msgspec.json.encode(body)))
+    if svg is not None:
+        title = f"{runs[-1].summary.num_requests:,} requests, {replicas} × {model.name}"
+        _write("svg", svg, picture(title, runs).encode())
+    return 0
+
+
+def engine_settings(args: EngineArgs, model: CostModel, *, max_model_len: int) -> SchedulerSettings:
+    """What schedulers are made of: the arguments, with a cache that the cost model's device has room for."""
+    block_bytes = int(args.block_size * model.kv_bytes_per_token)
+    num_blocks = args.num_gpu_blocks_override or model.kv_tokens(args.gpu_memory_utilization) // args.block_size
+    if num_blocks < 1:
+        raise ConfigError(
+            f"{model.name} leaves no room for a KV block beside the weights; raise gpu_memory_utilization, choose "
+            "another device, or give num_gpu_blocks_override"
+        )
+    return SchedulerSettings(
+        cache=cache_config(args, "bfloat16"),
+        scheduler=scheduler_config(args, max_model_len),
+        num_blocks=num_blocks,
+        num_host_blocks=int(args.swap_space * _GIB / block_bytes),
+        preemption_costs=PreemptionCosts(
+            prefill_tokens_per_s=model.recompute_tokens_per_s,
+            swap_bytes_per_s=model.swap_bytes_per_s,
+            block_bytes=block_bytes,
+        ),
+    )
+
+
+def _generated(workload: Workload, rates: Sequence[float], seed: int, save_to: str | None) -> list[Trace]:
+    requests: list[TraceRequest] = []
+    traces = []
+    for rate in rates:
+        requests = generate(msgspec.structs.replace(workload, request_rate=rate), seed)
+        traces.append(Trace(requests))
+    if save_to is not None:
+        write_trace(save_to, requests)
+    return traces
+
+
+def _longest(traces: Sequence[Trace]) -> int:
+    return max(request.prompt_len + request.output_len for trace in traces for request in trace.requests)
+
+
+def _positive(bytes_per_s: float) -> float:
+    if not bytes_per_s > 0:
+        raise ConfigError(f"transfer_bytes_per_s is {bytes_per_s}, must be greater than 0")
+    return bytes_per_s
+
+
+def _replay(path: str) -> int:
+    result = Replay(path).run()
+    stats = result.stats
+    print(
+        f"{result.num_requests:,} requests, {result.num_steps:,} steps, {stats.num_generated_tokens:,} tokens, "
+        f"{stats.num_preemptions:,} preemptions, {stats.num_cached_tokens:,} tokens found in the cache"
+    )
+    if result.first_difference is None:
+        print("every step is the recorded one")
+        return 0
+    print(f"step {result.first_difference:,} is another than the recorded one: this version decides otherwise")
+    return 1
+
+
+def _write(name: str, path: str, body: bytes) -> None:
+    try:
+        Path(path).expanduser().write_bytes(body)
+    except OSError as error:
+        raise ConfigError(f"{name} is {path!r}, which cannot be written: {error.strerror}") from error

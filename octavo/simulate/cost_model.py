@@ -1,0 +1,317 @@
+"""How long a step takes: a roofline of a device and a model, or coefficients fitted to measured steps.
+
+A roofline (Williams et al. 2009, doi:10.1145/1498765.1498785) takes the longer of the time that moving bytes and the
+time that arithmetic takes. Both kinds are read from JSON, told apart by `type`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from octavo.core.step import SchedulerOutput
+from octavo.errors import ConfigError
+
+
+class StepWork(NamedTuple):
+    """What a step does, as far as its time depends on it.
+
+    num_sequences: rows. num_tokens: tokens that are computed. num_prefill_tokens: those in rows of more than one.
+    num_context_tokens: tokens whose keys and values rows of one token read. num_pairs: pairs of a query and a key in
+    the rows of more than one token. num_moved_blocks: blocks copied, or moved between device and host.
+    """
+
+    num_sequences: int
+    num_tokens: int
+    num_prefill_tokens: int = 0
+    num_context_tokens: int = 0
+    num_pairs: int = 0
+    num_moved_blocks: int = 0
+
+
+def work_of(step: SchedulerOutput) -> StepWork:
+    """The work of a step that the engine carries out."""
+    num_prefill = num_context = num_pairs = 0
+    for row in step.rows:
+        if row.num_tokens > 1:
+            num_prefill += row.num_tokens
+            num_pairs += row.num_tokens * row.start + row.num_tokens * (row.num_tokens + 1) // 2
+        else:
+            num_context += row.start + 1
+    ops = step.block_ops
+    num_moved = len(ops.swap_outs) + len(ops.swap_ins) + len(ops.copies)
+    return StepWork(len(step.rows), step.num_tokens, num_prefill, num_context, num_pairs, num_moved)
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch that was run and simulated: output tokens per second."""
+
+    measured_tokens_per_s: float
+    predicted_tokens_per_s: float
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return self.predicted_tokens_per_s / self.measured_tokens_per_s - 1
+
+
+class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="roofline"):
+    """A model on a device. Sizes are bytes, times seconds; rates are those that are reached, not those of data sheets.
+
+    kv_bytes_per_token: keys and values of one token over all layers. flops_per_pair: attention over all layers for one
+    query and one key. swap_bytes_per_s: between device and host. step_s, sequence_s: what a step, and each of its
+    rows, costs besides.
+    """
+
+    name: str
+    weight_bytes: float
+    kv_bytes_per_token: float
+    flops_per_token: float
+    flops_per_pair: float
+    device_bytes: float
+    bytes_per_s: float
+    flops_per_s: float
+    swap_bytes_per_s: float = 20e9
+    step_s: float = 2e-3
+    sequence_s: float = 10e-6
+
+    def step_seconds(self, work: StepWork, block_size: int) -> float:
+        bytes_read = self.weight_bytes + self.kv_bytes_per_token * work.num_context_tokens
+        pairs = work.num_pairs + work.num_context_tokens
+        flops = self.flops_per_token * work.num_tokens + self.flops_per_pair * pairs
+        moved = work.num_moved_blocks * block_size * self.kv_bytes_per_token
+        return (
+            self.step_s
+            + self.sequence_s * work.num_sequences
+            + max(bytes_read / self.bytes_per_s, flops / self.flops_per_s)
+            + moved / self.swap_bytes_per_s
+        )
+
+    def kv_tokens(self, memory_utilization: float) -> int:
+        """Tokens whose keys and values fit beside the weights into this share of the device's memory."""
+        return max(0, int((memory_utilization * self.device_bytes - self.weight_bytes) / self.kv_bytes_per_token))
+
+    @property
+    def recompute_tokens_per_s(self) -> float:
+        """The rate of a long prefill."""
+        return self.flops_per_s / self.flops_per_token
+
+    def describe(self) -> str:
+        """One line for the report."""
+        return (
+            f"{self.name}: {self.weight_bytes / 1e9:,.1f} GB of weights at {self.bytes_per_s / 1e9:,.0f} GB/s and "
+            f"{self.flops_per_s / 1e12:,.3g} TFLOP/s, {self.kv_bytes_per_token / 1e3:,.0f} kB of KV a token"
+        )
+
+
+FEATURES = ("step_s", "sequence_s", "prefill_token_s", "context_token_s", "pair_s")
+"""The coefficients of `Fitted` in the order of `_features`."""
+
+
+class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="fitted"):
+    """Seconds per step, row, prefill token, token of context of a decoding row, and query-key pair of a prefill.
+
+    Made by `octavo bench calibrate`. num_kv_tokens: what the measured engine's cache holds. fit_error: median of
+    |predicted - measured| / measured over the measured steps. check: a whole batch, run and simulated.
+    """
+
+    name: str
+    step_s: float
+    sequence_s: float
+    prefill_token_s: float
+    context_token_s: float
+    pair_s: float
+    kv_bytes_per_token: float
+    num_kv_tokens: int
+    swap_bytes_per_s: float = 4e9
+    fit_error: float = 0.0
+    check: Check | None = None
+
+    def step_seconds(self, work: StepWork, block_size: int) -> float:
+        moved = work.num_moved_blocks * block_size * self.kv_bytes_per_token
+        return (
+            self.step_s
+            + self.sequence_s * work.num_sequences
+            + self.prefill_token_s * work.num_prefill_tokens
+            + self.context_token_s * work.num_context_tokens
+            + self.pair_s * work.num_pairs
+            + moved / self.swap_bytes_per_s
+        )
+
+    def kv_tokens(self, memory_utilization: float) -> int:
+        """Tokens that the measured engine's cache holds."""
+        return self.num_kv_tokens
+
+    @property
+    def recompute_tokens_per_s(self) -> float:
+        """The rate of a long prefill."""
+        return 1 / max(self.prefill_token_s, 1e-9)
+
+    def describe(self) -> str:
+        """One line for the report."""
+        line = f"{self.name}: fitted to measured steps, median error {self.fit_error:.1%}"
+        if self.check is None:
+            return line
+        return (
+            f"{line}; a measured batch made {self.check.measured_tokens_per_s:,.0f} tokens/s, "
+            f"its simulation {self.check.predicted_tokens_per_s:,.0f} ({self.check.error:+.1%})"
+        )
+
+
+CostModel = Roofline | Fitted
+
+
+# ---- presets ----
+
+
+class _Device(NamedTuple):
+    memory_gb: float
+    tera_bytes_per_s: float
+    bf16_tera_flops_per_s: float
+
+
+_DEVICES = {
+    "a100-40g": _Device(40, 1.555, 312),
+    "a100-80g": _Device(80, 2.039, 312),
+    "h100": _Device(80, 3.35, 989),
+    "h200": _Device(141, 4.8, 989),
+    "l4": _Device(24, 0.3, 121),
+    "l40s": _Device(48, 0.864, 362),
+    "mi300x": _Device(192, 5.3, 1307),
+}
+"""Data sheets: memory, its bandwidth, dense bfloat16 arithmetic."""
+
+_BANDWIDTH_REACHED, _ARITHMETIC_REACHED = 0.8, 0.5
+"""What of a data sheet's rates a serving engine commonly reaches in a step."""
+
+
+class _Model(NamedTuple):
+    billions: float
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+_MODELS = {
+    "opt-13b": _Model(12.9, 40, 40, 40, 128),
+    "llama-2-13b": _Model(13.0, 40, 40, 40, 128),
+    "llama-3.1-8b": _Model(8.03, 32, 32, 8, 128),
+    "qwen3-0.6b": _Model(0.6, 28, 16, 8, 128),
+    "qwen3-4b": _Model(4.02, 36, 32, 8, 128),
+    "qwen3-14b": _Model(14.8, 40, 40, 8, 128),
+}
+"""Shapes of published checkpoints; bfloat16."""
+
+
+def preset(name: str) -> Roofline:
+    """`DEVICE/MODEL`, such as h100/llama-3.1-8b. Raises ConfigError that names what there is."""
+    device_name, _, model_name = name.partition("/")
+    if device_name not in _DEVICES or model_name not in _MODELS:
+        raise ConfigError(
+            f"cost_model is {name!r}, which is neither a file nor DEVICE/MODEL with a device of {', '.join(_DEVICES)} "
+            f"and a model of {', '.join(_MODELS)}"
+        )
+    device, model = _DEVICES[device_name], _MODELS[model_name]
+    return Roofline(
+        name=name,
+        weight_bytes=2e9 * model.billions,
+        kv_bytes_per_token=2.0 * 2 * model.num_layers * model.num_kv_heads * model.head_dim,
+        flops_per_token=2e9 * model.billions,
+        flops_per_pair=4.0 * model.num_layers * model.num_heads * model.head_dim,
+        device_bytes=device.memory_gb * 1e9,
+        bytes_per_s=_BANDWIDTH_REACHED * device.tera_bytes_per_s * 1e12,
+        flops_per_s=_ARITHMETIC_REACHED * device.bf16_tera_flops_per_s * 1e12,
+    )
+
+
+def load_cost_model(source: str) -> CostModel:
+    """A cost model from a JSON file, or a preset by name. Raises ConfigError."""
+    path = Path(source).expanduser()
+    if not path.is_file():
+        if source.endswith(".json"):
+            raise ConfigError(
+                f"cost_model is {source!r}: there is no such file; octavo bench calibrate --output FILE makes one"
+            )
+        return preset(source)
+    try:
+        model: CostModel = msgspec.json.decode(path.read_bytes(), type=CostModel)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{source} is not a cost model: {error}") from error
+    _check_numbers(source, model)
+    return model
+
+
+def _check_numbers(source: str, model: CostModel) -> None:
+    positive = ("bytes_per_s", "flops_per_s", "swap_bytes_per_s", "kv_bytes_per_token")
+    for name, value in msgspec.structs.asdict(model).items():
+        if isinstance(value, int | float) and (value < 0 or (name in positive and value == 0)):
+            raise ConfigError(f"{source}: {name} is {value}, must be {'positive' if name in positive else '0 or more'}")
+
+
+# ---- fitting ----
+
+
+class MeasuredStep(NamedTuple):
+    """A step of the real engine and its time."""
+
+    work: StepWork
+    seconds: float
+
+
+def fit(steps: Sequence[MeasuredStep]) -> tuple[dict[str, float], float]:
+    """Non-negative coefficients by `FEATURES` with the least squared relative error, and its median.
+
+    Raises ConfigError for fewer steps than coefficients.
+    """
+    if len(steps) < len(FEATURES):
+        raise ConfigError(f"{len(steps)} measured steps are too few to fit {len(FEATURES)} coefficients")
+    rows = [[value / step.seconds for value in _features(step.work)] for step in steps]
+    coefficients = non_negative_least_squares(rows, [1.0] * len(rows))
+    errors = sorted(abs(sum(map(_product, coefficients, row)) - 1) for row in rows)
+    return dict(zip(FEATURES, coefficients, strict=True)), errors[len(errors) // 2]
+
+
+def _features(work: StepWork) -> tuple[float, ...]:
+    return 1.0, work.num_sequences, work.num_prefill_tokens, work.num_context_tokens, work.num_pairs
+
+
+def non_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:
+    """x ≥ 0 that minimises |rows · x - targets|², by coordinate descent: each coefficient in turn takes its best value,
+    or 0. Converges because the problem is convex and separable in its bounds."""
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    # columns of length one: their sizes differ by many orders of magnitude
+    scales = [math.sqrt(sum(value * value for value in column)) or 1.0 for column in columns]
+    columns = [[value / scale for value in column] for column, scale in zip(columns, scales, strict=True)]
+    gram = [[_dot(a, b) for b in columns] for a in columns]
+    wanted = [_dot(column, targets) for column in columns]
+    x = [0.0] * len(columns)
+    for _ in range(20_000):
+        change = 0.0
+        for i, row in enumerate(gram):
+            if row[i] == 0:
+                continue
+            best = max(0.0, x[i] + (wanted[i] - _dot(row, x)) / row[i])
+            change = max(change, abs(best - x[i]))
+            x[i] = best
+        if change < 1e-12 * max(x):
+            break
+    return [value / scale for value, scale in zip(x, scales, strict=True)]
+
+
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return sum(map(_product, a, b))
+
+
+def _product(a: float, b: float) -> float:
+    return a * b
+
+
+def to_json(model: CostModel) -> dict[str, Any]:
+    """What a file holds, as plain values."""
+    values: dict[str, Any] = msgspec.to_builtins(model)
+    return values

@@ -1,0 +1,86 @@
+"""One engine core in simulated time: the same class that serves, over a simulated executor and clock."""
+
+from __future__ import annotations
+
+from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest
+from octavo.engine.engine_core import EngineCore
+from octavo.scheduler.build import SchedulerSettings, build_scheduler
+from octavo.simulate.cost_model import CostModel
+from octavo.simulate.executor import Clock, Script, SimulatedExecutor
+
+
+class Replica:
+    """Requests are handed in at any time and reach the core between its steps, as those of a server do.
+
+    num_open: requests that have not ended, those in the inbox too.
+    """
+
+    def __init__(
+        self, number: int, settings: SchedulerSettings, cost_model: CostModel, *, candidate_spread: float = 0.5
+    ) -> None:
+        self.number = number
+        self.clock = Clock()
+        self.executor = SimulatedExecutor(cost_model, settings.cache.block_size, self.clock, candidate_spread)
+        self.scheduler = build_scheduler(settings)
+        ready = CoreReady(
+            num_blocks=settings.num_blocks,
+            block_size=settings.cache.block_size,
+            max_model_len=settings.scheduler.max_model_len,
+            vocab_size=0,
+            plan="",
+        )
+        depth = settings.scheduler.max_steps_in_flight
+        self.core = EngineCore(self.executor, self.scheduler, ready, max_steps_in_flight=depth, clock=self.clock)
+        self.num_open = 0
+        self.is_stepping = False
+        self._inbox: list[EngineCoreRequest] = []
+        self._seeds: dict[str, int] = {}
+        self._outputs: list[EngineCoreOutput] = []
+
+    def submit(self, request: EngineCoreRequest, script: Script) -> None:
+        """A request arrives; it runs from the next step on."""
+        seed = request.params.seed
+        assert seed is not None, "requests of a trace have seeds"
+        self.num_open += 1
+        self._seeds[request.request_id] = seed
+        self.executor.expect(seed, script)
+        self._inbox.append(request)
+
+    def begin_step(self, now: float) -> float | None:
+        """Start a step at `now`; answers when it ends. None when there is nothing to do."""
+        assert not self.is_stepping, "one step at a time"
+        self.clock.now = now
+        for request in self._inbox:
+            self.core.add_request(request)
+        self._inbox.clear()
+        if not self.core.has_unfinished():
+            return None
+        self._outputs = self.core.step().outputs
+        self.is_stepping = True
+        return self.clock.now
+
+    def end_step(self) -> list[EngineCoreOutput]:
+        """The step ends: what it brought to an end."""
+        self.is_stepping = False
+        finished = [output for output in self._outputs if output.finished]
+        for output in finished:
+            self.num_open -= 1
+            self.executor.forget(self._seeds.pop(output.request_id))
+        return finished
+
+    # ---- looking in ----
+
+    @property
+    def num_running(self) -> int:
+        return len(self.scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Those that wait for blocks or for their first step, on the device or swapped out."""
+        return len(self._inbox) + len(self.scheduler.waiting) + len(self.scheduler.swapped)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the blocks that are in use."""
+        pool = self.scheduler.block_manager.pool
+        return pool.num_used_blocks / pool.num_blocks

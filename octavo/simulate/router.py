@@ -1,0 +1,118 @@
+"""Which replica gets a request."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from octavo.core.messages import EngineCoreRequest
+from octavo.kv_cache.block_hash import next_digest, root_digest
+from octavo.simulate.replica import Replica
+
+
+class Router(Protocol):
+    """One small class per way to route. `needs_feedback`: the choice depends on what replicas do."""
+
+    needs_feedback: bool
+
+    def choose(self, request: EngineCoreRequest, replicas: Sequence[Replica]) -> int:
+        """The place in `replicas` of the one that gets the request."""
+        ...
+
+
+class RoundRobin:
+    """In turn."""
+
+    needs_feedback = False
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, request: EngineCoreRequest, replicas: Sequence[Replica]) -> int:
+        chosen = self._next % len(replicas)
+        self._next = chosen + 1
+        return chosen
+
+
+class Assigned:
+    """As it was decided before, by the seed of the request."""
+
+    needs_feedback = False
+
+    def __init__(self, places: Mapping[int, int]) -> None:
+        self._places = places
+
+    def choose(self, request: EngineCoreRequest, replicas: Sequence[Replica]) -> int:
+        assert request.params.seed is not None, "requests of a trace have seeds"
+        return self._places[request.params.seed]
+
+
+class LeastLoaded:
+    """The one with the fewest open requests; among equals the first."""
+
+    needs_feedback = True
+
+    def choose(self, request: EngineCoreRequest, replicas: Sequence[Replica]) -> int:
+        return min(range(len(replicas)), key=lambda place: replicas[place].num_open)
+
+
+class PrefixAware:
+    """The one that was last sent the longest part of the prompt, unless it has `slack` requests more than the least
+    loaded one and `ratio` times as many: then the least loaded one.
+
+    It remembers what it sent where, in blocks of `block_size` tokens, and not what replicas still hold: a router
+    outside of them cannot know. It forgets what it used longest ago.
+    """
+
+    needs_feedback = True
+
+    def __init__(self, block_size: int, ratio: float = 1.5, slack: int = 4, capacity: int = 1 << 20) -> None:
+        self._block_size = block_size
+        self._ratio = ratio
+        self._slack = slack
+        self._capacity = capacity
+        self._sent_to: OrderedDict[bytes, int] = OrderedDict()
+
+    def choose(self, request: EngineCoreRequest, replicas: Sequence[Replica]) -> int:
+        digests = self._digests(request)
+        least = min(range(len(replicas)), key=lambda place: replicas[place].num_open)
+        chosen = least
+        for digest in digests:
+            place = self._sent_to.get(digest)
+            if place is None:
+                break
+            chosen = place
+        open_here, open_there = replicas[least].num_open, replicas[chosen].num_open
+        if open_there > max(open_here + self._slack, open_here * self._ratio):
+            chosen = least
+        for digest in digests:
+            self._sent_to[digest] = chosen
+            self._sent_to.move_to_end(digest)
+        while len(self._sent_to) > self._capacity:
+            self._sent_to.popitem(last=False)
+        return chosen
+
+    def _digests(self, request: EngineCoreRequest) -> list[bytes]:
+        size, tokens = self._block_size, request.prompt_token_ids
+        digests = []
+        parent = root_digest(request.cache_salt)
+        for start in range(0, len(tokens) - size + 1, size):
+            parent = next_digest(parent, tokens[start : start + size])
+            digests.append(parent)
+        return digests
+
+
+ROUTERS = ("round-robin", "least-loaded", "prefix-aware")
+"""Names that `make_router` knows."""
+
+
+def make_router(name: str, block_size: int) -> Router:
+    """A router by name, one of `ROUTERS`."""
+    match name:
+        case "round-robin":
+            return RoundRobin()
+        case "least-loaded":
+            return LeastLoaded()
+    assert name == "prefix-aware", name
+    return PrefixAware(block_size)

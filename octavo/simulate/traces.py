@@ -1,0 +1,299 @@
+"""What arrives: traces as JSON lines, and generators of them.
+
+Prompts are told by lengths: a prompt is a sequence of named prefixes and a rest of its own. Requests that name the same
+prefix have the same tokens there, so the prefix cache finds what it would find.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Final, Literal, get_args
+
+import msgspec
+
+from octavo.core.messages import EngineCoreRequest
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import ConfigError, InvalidRequest
+from octavo.simulate.executor import END_TOKEN, Script
+
+_STREAM: Final = 1 << 16
+"""Distance of streams' token ids: children of a group and candidates of a beam lie in between."""
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One line of a trace.
+
+    arrival_s: seconds since the begin, or with `follows` since the end of the request of that id.
+    num_prompt_tokens: length of the prompt. prefixes: names and lengths of its leading parts; the rest is its own.
+    prompt_token_ids: the prompt itself, instead of lengths.
+    output_len: tokens until each of its sequences ends by itself; max_tokens ends it earlier.
+    conversation: output and the rest of the prompt belong to this stream, so that a later turn of it, whose prompt is
+    longer, begins with all of them.
+    """
+
+    request_id: str = ""
+    arrival_s: Seconds = 0.0
+    follows: str | None = None
+    num_prompt_tokens: Positive | None = None
+    prefixes: list[tuple[str, Positive]] = []
+    prompt_token_ids: Annotated[list[int], msgspec.Meta(min_length=1)] | None = None
+    conversation: str | None = None
+    output_len: Positive
+    max_tokens: Positive | None = None
+    n: Positive = 1
+    best_of: Positive | None = None
+    use_beam_search: bool = False
+    priority: int = 0
+    tenant: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.num_prompt_tokens is None) == (self.prompt_token_ids is None):
+            raise ValueError("a request has either num_prompt_tokens or prompt_token_ids")
+        if self.prompt_token_ids is not None and (self.prefixes or self.conversation):
+            raise ValueError("prefixes and conversation go with num_prompt_tokens, not with prompt_token_ids")
+        if sum(length for _, length in self.prefixes) > self.prompt_len:
+            raise ValueError("its prefixes are longer than num_prompt_tokens")
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids) if self.prompt_token_ids is not None else self.num_prompt_tokens or 0
+
+    @property
+    def width(self) -> int:
+        """Sequences that are computed."""
+        return self.best_of or self.n
+
+
+class Trace:
+    """Requests in the order of their lines, and what the scheduler is given for each. Raises ConfigError."""
+
+    def __init__(self, requests: Sequence[TraceRequest]) -> None:
+        if not requests:
+            raise ConfigError("the trace has no requests")
+        self.requests = requests
+        self._streams: dict[str, int] = {}
+        self.ids = [request.request_id or str(number) for number, request in enumerate(requests)]
+        numbers = {name: number for number, name in enumerate(self.ids)}
+        if len(numbers) < len(self.ids):
+            twice = next(name for number, name in enumerate(self.ids) if numbers[name] != number)
+            raise ConfigError(f"the trace has the request_id {twice!r} twice")
+        self.followers: dict[int, list[int]] = {}
+        """Number of a request → numbers of those that follow it."""
+        for number, request in enumerate(requests):
+            if request.follows is not None:
+                if numbers.get(request.follows, number) >= number:
+                    raise ConfigError(
+                        f"request {self.ids[number]!r} follows {request.follows!r}, which is no earlier request"
+                    )
+                self.followers.setdefault(numbers[request.follows], []).append(number)
+        # every name has its place before anything runs: token ids depend on the trace alone
+        for request in requests:
+            for name, _ in request.prefixes:
+                self._stream(f"prefix {name}")
+            if request.conversation is not None:
+                self._stream(f"conversation {request.conversation}")
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def last_arrival_s(self) -> float:
+        """Of the requests that follow no other."""
+        return max(request.arrival_s for request in self.requests if request.follows is None)
+
+    def request(self, number: int, arrival_time: float) -> tuple[EngineCoreRequest, Script]:
+        """Request `number` for a scheduler, and what the executor has to know of it. Its seed is its number."""
+        traced = self.requests[number]
+        token = END_TOKEN + _STREAM * (len(self._streams) + 1 + number)
+        if traced.conversation is not None:
+            token = self._stream(f"conversation {traced.conversation}")
+        if traced.prompt_token_ids is not None:
+            prompt = traced.prompt_token_ids
+        else:
+            prompt = []
+            for name, length in traced.prefixes:
+                prompt += [self._stream(f"prefix {name}")] * length
+            prompt += [token] * (traced.prompt_len - len(prompt))
+        output_len = min(traced.output_len, traced.max_tokens or traced.output_len)
+        try:
+            params = SamplingParams(
+                # nothing ends a beam but its length
+                max_tokens=output_len if traced.use_beam_search else traced.max_tokens or output_len,
+                n=traced.n,
+                best_of=traced.best_of,
+                use_beam_search=traced.use_beam_search,
+                seed=number,
+            )
+        except InvalidRequest as error:
+            raise ConfigError(f"request {self.ids[number]!r} of the trace: {error}") from error
+        request = EngineCoreRequest(
+            request_id=self.ids[number],
+            prompt_token_ids=prompt,
+            params=params,
+            arrival_time=arrival_time,
+            end_token_ids=() if traced.use_beam_search else (END_TOKEN,),
+            priority=traced.priority,
+            tenant=traced.tenant,
+        )
+        return request, Script(output_len, token)
+
+    def _stream(self, name: str) -> int:
+        number = self._streams.setdefault(name, len(self._streams))
+        return END_TOKEN + _STREAM * (number + 1)
+
+
+def read_trace(path: str | Path) -> Trace:
+    """A trace from a file of JSON lines. Raises ConfigError that names the line."""
+    try:
+        lines = Path(path).expanduser().read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"trace is {str(path)!r}, which cannot be read: {error.strerror}") from error
+    decoder = msgspec.json.Decoder(TraceRequest)
+    requests = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                requests.append(decoder.decode(line))
+            except msgspec.DecodeError as error:
+                raise ConfigError(f"{path}, line {number}: {error}") from error
+    return Trace(requests)
+
+
+def write_trace(path: str | Path, requests: Iterable[TraceRequest]) -> None:
+    """The file that `read_trace` reads."""
+    encoder = msgspec.json.Encoder()
+    try:
+        Path(path).expanduser().write_bytes(b"".join(encoder.encode(request) + b"\n" for request in requests))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+
+
+# ---- generators ----
+
+Arrivals = Literal["poisson", "gamma", "on-off", "at-once"]
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """What a generator makes. Lengths are tokens, rates requests (or conversations, with several turns) a second.
+
+    arrivals: poisson; gamma, whose gaps vary `burstiness` times as much (coefficient of variation); on-off, all within
+    `on_s` of every `on_s + off_s` seconds; at-once. Lengths are log-normal with the given means; `length_spread` is the
+    standard deviation of their logarithm, 0 makes all alike. `max_len` bounds prompt and output together.
+    num_shared_prefixes: system prompts of `shared_prefix_len` tokens, of which each conversation begins with one.
+    turns: of each conversation; a turn comes `think_s` (exponential, mean) after the answer to the one before it.
+    """
+
+    arrivals: str = "poisson"
+    num_requests: int = 1000
+    request_rate: float = 1.0
+    burstiness: float = 3.0
+    on_s: float = 10.0
+    off_s: float = 30.0
+    input_len: float = 256.0
+    output_len: float = 128.0
+    length_spread: float = 0.8
+    max_len: int = 4096
+    shared_prefix_len: int = 0
+    num_shared_prefixes: int = 1
+    turns: int = 1
+    think_s: float = 10.0
+    n: int = 1
+    best_of: int | None = None
+    use_beam_search: bool = False
+
+    def __post_init__(self) -> None:
+        if self.arrivals not in get_args(Arrivals):
+            raise ConfigError(f"generate is {self.arrivals!r}, must be one of {', '.join(get_args(Arrivals))}")
+        positive = ("num_requests", "request_rate", "burstiness", "on_s", "num_shared_prefixes", "turns", "n")
+        _check(self, positive, above=0)
+        _check(self, ("off_s", "length_spread", "shared_prefix_len", "think_s"))
+        _check(self, ("input_len", "output_len"), least=1)
+        if self.shared_prefix_len + 2 > self.max_len:
+            raise ConfigError(
+                f"shared_prefix_len is {self.shared_prefix_len}, must be at most {self.max_len - 2}: with a token of "
+                f"its own and one of output a request may have {self.max_len} tokens"
+            )
+
+
+def _check(workload: Workload, names: Iterable[str], *, above: float | None = None, least: float = 0) -> None:
+    for name in names:
+        value = getattr(workload, name)
+        if not math.isfinite(value) or (value <= above if above is not None else value < least):
+            limit = f"greater than {above:g}" if above is not None else f"at least {least:g}"
+            raise ConfigError(f"{name} is {value}, must be {limit}")
+
+
+def generate(workload: Workload, seed: int) -> list[TraceRequest]:
+    """Requests of a workload. The same seed makes the same ones."""
+    source = random.Random(seed)
+    lengths, gaps = random.Random(source.random()), random.Random(source.random())
+    requests: list[TraceRequest] = []
+    arrivals = _arrivals(workload, gaps)
+    for conversation, arrival_s in enumerate(arrivals):
+        turns = min(workload.turns, workload.num_requests - len(requests))
+        requests += _conversation(workload, lengths, conversation, arrival_s, turns)
+        if len(requests) >= workload.num_requests:
+            break
+    return requests
+
+
+def _arrivals(workload: Workload, source: random.Random) -> Iterator[float]:
+    now = 0.0
+    mean = 1 / workload.request_rate
+    shape = 1.0 if workload.arrivals != "gamma" else workload.burstiness**-2
+    cycle = workload.on_s + workload.off_s
+    while True:
+        match workload.arrivals:
+            case "at-once":
+                yield 0.0
+            case "on-off":
+                # time that counts runs only while it is on, and faster, so that the mean rate is the one asked for
+                now += source.expovariate(1 / mean) * workload.on_s / cycle
+                yield now // workload.on_s * cycle + now % workload.on_s
+            case _:
+                now += source.gammavariate(shape, mean / shape)
+                yield now
+
+
+def _conversation(
+    workload: Workload, source: random.Random, number: int, arrival_s: float, turns: int
+) -> list[TraceRequest]:
+    prefixes = []
+    if workload.shared_prefix_len:
+        prefixes = [(f"system-{source.randrange(workload.num_shared_prefixes)}", workload.shared_prefix_len)]
+    prompt_len = workload.shared_prefix_len
+    requests: list[TraceRequest] = []
+    for turn in range(turns):
+        room = workload.max_len - prompt_len
+        if room < 2:
+            break
+        prompt_len += min(_length(workload.input_len, workload.length_spread, source), room - 1)
+        output_len = min(_length(workload.output_len, workload.length_spread, source), workload.max_len - prompt_len)
+        requests.append(
+            TraceRequest(
+                request_id=f"{number}-{turn}" if workload.turns > 1 else str(number),
+                arrival_s=arrival_s if turn == 0 else source.expovariate(1.0) * workload.think_s,
+                follows=None if turn == 0 else f"{number}-{turn - 1}",
+                num_prompt_tokens=prompt_len,
+                prefixes=prefixes,
+                conversation=str(number) if workload.turns > 1 else None,
+                output_len=output_len,
+                n=workload.n,
+                best_of=workload.best_of,
+                use_beam_search=workload.use_beam_search,
+            )
+        )
+        prompt_len += output_len
+    return requests
+
+
+def _length(mean: float, spread: float, source: random.Random) -> int:
+    """Log-normal with this mean; at least 1."""
+    return max(1, round(mean * math.exp(source.gauss(0.0, 1.0) * spread - spread * spread / 2)))
