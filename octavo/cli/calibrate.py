@@ -7,12 +7,11 @@ relative error. Then a batch of mixed lengths, which is not in the grid, is run 
 from __future__ import annotations
 
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 
@@ -48,7 +47,7 @@ def calibrate(
         64,
     ),
     input_lens: Annotated[tuple[int, ...], counts("Tokens of their prompts.", "Benchmark")] = (16, 128, 512),
-    repetitions: Annotated[int, count("Times to measure; the median of each step counts.", "Benchmark")] = 3,
+    repetitions: Annotated[int, count("Times to measure; the least time of each step counts.", "Benchmark")] = 5,
     given: Given,
 ) -> int:
     """Fit a cost model for octavo simulate to steps of the engine on this machine."""
@@ -56,19 +55,34 @@ def calibrate(
     llm = load(given)
     engine = llm.engine
     longest = engine.ready.max_model_len - _OUTPUT_LEN
+    if longest < 4:
+        raise ConfigError(
+            f"max_model_len is {engine.ready.max_model_len}, must be at least {_OUTPUT_LEN + 4} here: prompts of a few "
+            f"tokens are followed by {_OUTPUT_LEN}"
+        )
     widest = llm.config.scheduler.max_num_seqs
-    grid = [(min(size, widest), min(length, longest)) for length in input_lens for size in batch_sizes]
-    steps = [step for size, length in dict.fromkeys(grid) for step in measure(llm, [length] * size, repetitions)]
+    grid = dict.fromkeys((min(size, widest), min(length, longest)) for length in input_lens for size in batch_sizes)
+    mixed = _mixed_batch(longest)
+    *batches, checked = measure(
+        llm,
+        [*(Batch([length] * size, [_OUTPUT_LEN] * size) for size, length in grid), mixed],
+        repetitions,
+    )
+    steps = [step for batch in batches for step in batch.steps]
     coefficients, fit_error = fit(steps)
     ready = engine.ready
     model = Fitted(
         name=f"{llm.config.model.name} on this machine",
-        **coefficients,
         kv_bytes_per_token=ready.kv_block_bytes / ready.block_size,
         num_kv_tokens=ready.num_blocks * ready.block_size,
         fit_error=fit_error,
+        step_s=coefficients["step_s"],
+        sequence_s=coefficients["sequence_s"],
+        prefill_token_s=coefficients["prefill_token_s"],
+        context_token_s=coefficients["context_token_s"],
+        pair_s=coefficients["pair_s"],
     )
-    model = msgspec.structs.replace(model, check=check(llm, model, repetitions))
+    model = msgspec.structs.replace(model, check=check(llm, model, mixed, checked))
     assert model.check is not None
     if output is not None:
         _write(output, model)
@@ -87,48 +101,75 @@ def calibrate(
     return 0
 
 
-def measure(llm: LLM, input_lens: Sequence[int], repetitions: int) -> list[MeasuredStep]:
-    """The steps of a batch with these prompts; every repetition has the same, so each time is a median."""
-    params = _greedy(_OUTPUT_LEN)
-    runs: list[list[MeasuredStep]] = []
+class Batch(NamedTuple):
+    """Requests that are handed in at once, by their lengths."""
+
+    input_lens: Sequence[int]
+    output_lens: Sequence[int]
+
+
+class MeasuredBatch(NamedTuple):
+    """A batch's steps, and the seconds that it took besides them."""
+
+    steps: list[MeasuredStep]
+    besides_s: float
+
+
+def measure(llm: LLM, batches: Sequence[Batch], repetitions: int) -> list[MeasuredBatch]:
+    """Every repetition of a batch has the same steps, so each one's time is the least: whatever else runs on the
+    machine only adds to it. Batches take turns, so that a busy moment does not meet all repetitions of one."""
+    found: list[MeasuredBatch | None] = [None] * len(batches)
     for repetition in range(repetitions + 1):
-        with _watched(llm.engine) as steps:
-            llm.generate(_prompts(llm, input_lens, repetition), params, use_tqdm=False)
-        if repetition > 0:  # the first does not count
-            runs.append(steps)
-    if len({tuple(step.work for step in run) for run in runs}) > 1:
+        for place, batch in enumerate(batches):
+            run = _run(llm, batch, f"{place} {repetition}")
+            if repetition > 0:  # the first does not count
+                found[place] = _lesser(found[place], run)
+    return [batch for batch in found if batch is not None]
+
+
+def _run(llm: LLM, batch: Batch, seed: str) -> MeasuredBatch:
+    prompts = _prompts(llm, batch.input_lens, seed)
+    params = [_greedy(output_len) for output_len in batch.output_lens]
+    with _watched(llm.engine) as steps:
+        began = time.perf_counter()
+        llm.generate(prompts, params, use_tqdm=False)
+        elapsed = time.perf_counter() - began
+    return MeasuredBatch(steps, elapsed - sum(step.seconds for step in steps))
+
+
+def _lesser(one: MeasuredBatch | None, other: MeasuredBatch) -> MeasuredBatch:
+    if one is None:
+        return other
+    if [step.work for step in one.steps] != [step.work for step in other.steps]:
         raise ConfigError("the same batch ran in different steps; calibrate with a cache that is large enough for it")
-    return [
-        MeasuredStep(same[0].work, statistics.median(step.seconds for step in same)) for same in zip(*runs, strict=True)
-    ]
+    steps = [MeasuredStep(a.work, min(a.seconds, b.seconds)) for a, b in zip(one.steps, other.steps, strict=True)]
+    return MeasuredBatch(steps, min(one.besides_s, other.besides_s))
 
 
-def check(llm: LLM, model: Fitted, repetitions: int) -> Check:
-    """A batch of mixed lengths: tokens per second as measured, and as the simulation of it says."""
-    room = llm.engine.ready.max_model_len
-    workload = msgspec.structs.replace(_CHECK, max_len=room) if room < _CHECK.max_len else _CHECK
-    requests = generate(workload, seed=1)
-    num_tokens = sum(request.output_len for request in requests)
-    seconds = [_run(llm, requests, repetition) for repetition in range(repetitions + 1)][1:]
+def _mixed_batch(longest: int) -> Batch:
+    requests = generate(msgspec.structs.replace(_CHECK, max_len=min(longest, _CHECK.max_len)), seed=1)
+    return Batch([request.prompt_len for request in requests], [request.output_len for request in requests])
+
+
+def check(llm: LLM, model: Fitted, batch: Batch, measured: MeasuredBatch) -> Check:
+    """Tokens per second of a batch as measured, and as the simulation of it says."""
+    measured_s = sum(step.seconds for step in measured.steps) + measured.besides_s
     settings = SchedulerSettings(
         cache=llm.config.cache, scheduler=llm.config.scheduler, num_blocks=llm.engine.ready.num_blocks
     )
-    outcome = simulate(Trace(requests), Simulation(settings=settings, cost_model=model))
-    predicted = max(record.finished_s for record in outcome.records)
-    return Check(
-        measured_tokens_per_s=num_tokens / statistics.median(seconds), predicted_tokens_per_s=num_tokens / predicted
+    trace = Trace(
+        [
+            TraceRequest(num_prompt_tokens=input_len, output_len=output_len)
+            for input_len, output_len in zip(batch.input_lens, batch.output_lens, strict=True)
+        ]
     )
+    outcome = simulate(trace, Simulation(settings=settings, cost_model=model))
+    predicted_s = max(record.finished_s for record in outcome.records)
+    num_tokens = sum(batch.output_lens)
+    return Check(measured_tokens_per_s=num_tokens / measured_s, predicted_tokens_per_s=num_tokens / predicted_s)
 
 
-def _run(llm: LLM, requests: Sequence[TraceRequest], seed: int) -> float:
-    prompts = _prompts(llm, [request.prompt_len for request in requests], seed)
-    params = [_greedy(request.output_len) for request in requests]
-    began = time.perf_counter()
-    llm.generate(prompts, params, use_tqdm=False)
-    return time.perf_counter() - began
-
-
-def _prompts(llm: LLM, lengths: Sequence[int], seed: int) -> list[list[int]]:
+def _prompts(llm: LLM, lengths: Sequence[int], seed: str) -> list[list[int]]:
     """Random tokens, other ones for every seed: nothing is found in the prefix cache."""
     source = random.Random(seed)
     vocab_size = llm.config.model.vocab_size

@@ -211,17 +211,16 @@ def _flag(name: str, kind: Any, doc: str, group: str, show: bool = True) -> insp
 
 def _listed_numbers(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
     """(1, 64) for `1,64`."""
-    (token,) = tokens
-    return tuple(_whole_number(text) for text in token.value.split(","))
+    return tuple(_whole_number(text) for token in tokens for text in token.value.split(","))
 
 
 def _listed_reals(kind: Any, tokens: Sequence[Token]) -> tuple[float, ...]:
     """(0.5, 2.0) for `0.5,2`."""
-    (token,) = tokens
+    texts = ",".join(token.value for token in tokens)
     try:
-        return tuple(float(text) for text in token.value.split(","))
+        return tuple(float(text) for text in texts.split(","))
     except ValueError as error:
-        raise ValueError(f"{token.value!r} is not a number, or numbers between commas") from error
+        raise ValueError(f"{texts!r} is not a number, or numbers between commas") from error
 
 
 def _whole_numbers(kind: Any, tokens: Sequence[Token]) -> int | list[int]:

@@ -110,6 +110,7 @@ class Cluster:
         self._open: dict[str, _Open] = {}
         self._places = {replica.number: place for place, replica in enumerate(self._replicas)}
         self._numbers_by_id = {trace.ids[number]: number for number in self._numbers}
+        self._waking: set[int] = set()
         self._records: list[RequestRecord] = []
         self._samples: list[Sample] = []
         self._sample_every_s = max(trace.last_arrival_s, 1.0) / 128
@@ -123,7 +124,7 @@ class Cluster:
         events = self._events
         next_sample = 0.0
         while events:
-            now, _, kind, number = heapq.heappop(events)
+            now, kind, _, number = heapq.heappop(events)
             while next_sample <= now:
                 self._sample(next_sample)
                 next_sample += self._sample_every_s
@@ -132,6 +133,8 @@ class Cluster:
                 for output in replica.end_step():
                     self._finish(replica, output, now)
                 self._step(replica, now)
+            elif kind == _WAKE:
+                self._step(self._replicas[number], now)
             elif kind == _ARRIVAL:
                 self._arrive(number, now)
             else:
@@ -150,19 +153,22 @@ class Cluster:
         )
 
     def _push(self, at: float, kind: int, number: int) -> None:
-        # equal times in the order in which they came up: the same run each time
+        # at equal times arrivals come before steps, and then in the order in which they came up: the same run each time
         self._num_events += 1
-        heapq.heappush(self._events, (at, self._num_events, kind, number))
+        heapq.heappush(self._events, (at, kind, self._num_events, number))
 
     def _step(self, replica: Replica, now: float) -> None:
+        self._waking.discard(replica.number)
         ends_at = replica.begin_step(now)
         if ends_at is not None:
             self._push(ends_at, _STEP_ENDS, self._places[replica.number])
 
     def _submit(self, replica: Replica, request: EngineCoreRequest, script: Script, now: float) -> None:
         replica.submit(request, script)
-        if not replica.is_stepping:
-            self._step(replica, now)
+        if not replica.is_stepping and replica.number not in self._waking:
+            # not at once: others may arrive at this very time
+            self._waking.add(replica.number)
+            self._push(now, _WAKE, self._places[replica.number])
 
     def _arrive(self, number: int, now: float) -> None:
         request, script = self._trace.request(number, now)
@@ -239,7 +245,7 @@ class Cluster:
             self._sample_every_s *= 2
 
 
-_ARRIVAL, _STEP_ENDS, _TRANSFERRED = range(3)
+_ARRIVAL, _TRANSFERRED, _STEP_ENDS, _WAKE = range(4)
 
 
 def _num_output_tokens(opened: _Open, output: EngineCoreOutput) -> int:

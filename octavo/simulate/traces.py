@@ -210,7 +210,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.arrivals not in get_args(Arrivals):
-            raise ConfigError(f"generate is {self.arrivals!r}, must be one of {', '.join(get_args(Arrivals))}")
+            raise ConfigError(f"arrivals is {self.arrivals!r}, must be one of {', '.join(get_args(Arrivals))}")
         positive = ("num_requests", "request_rate", "burstiness", "on_s", "num_shared_prefixes", "turns", "n")
         _check(self, positive, above=0)
         _check(self, ("off_s", "length_spread", "shared_prefix_len", "think_s"))

@@ -40,7 +40,7 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert re.findall(r"^  (\w+) ", shown, re.MULTILINE) == ["run", "chat", "serve", "explain", "bench"]
+    assert re.findall(r"^  (\w+) ", shown, re.MULTILINE) == ["run", "chat", "serve", "simulate", "explain", "bench"]
 
 
 def test_options_are_grouped_and_tell_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:

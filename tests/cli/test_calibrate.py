@@ -1,0 +1,48 @@
+"""`octavo bench calibrate`: coefficients of the engine on this machine, and a check of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from octavo.cli.main import main
+from octavo.simulate.cost_model import Fitted, load_cost_model
+
+GRID = ("--batch-sizes", "1,3", "--input-lens", "4,20")
+SMALL = ("--repetitions", "2", "--max-num-seqs", "4")
+
+
+def test_a_cost_model_is_fitted_checked_and_written(
+    tiny_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "costs.json"
+    assert main(["bench", "calibrate", "--model", tiny_model, *GRID, *SMALL, "--output", str(file)]) == 0
+    line = json.loads(capsys.readouterr().out)
+    model = load_cost_model(str(file))
+    assert isinstance(model, Fitted)
+    assert line["num_steps"] == 4 * 24
+    assert model.step_s + model.sequence_s > 0
+    assert model.kv_bytes_per_token >= 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, head size, float32
+    assert model.check is not None
+    assert line["measured_tokens_per_s"] == pytest.approx(model.check.measured_tokens_per_s, rel=1e-4)
+    assert line["predicted_tokens_per_s"] == pytest.approx(model.check.predicted_tokens_per_s, rel=1e-4)
+    assert "its simulation" in model.describe()
+    # and octavo simulate takes it
+    assert main(["simulate", "--cost-model", str(file), "--num-requests", "5", "--max-model-len", "64"]) == 0
+    assert "fitted to measured steps, median error" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--batch-sizes", "0,3"), "batch_sizes is 0, must be at least 1"),
+        (("--max-model-len", "24"), "max_model_len is 24, must be at least 28 here"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    arguments: tuple[str, ...], message: str, tiny_model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "calibrate", "--model", tiny_model, *SMALL, *arguments]) != 0
+    assert message in capsys.readouterr().err

@@ -1,0 +1,95 @@
+"""`octavo simulate`: from options to a report, a picture and a replay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from octavo.cli.main import main
+from octavo.simulate.traces import read_trace
+from tests.simulate.test_replay import record_busy_run
+
+SMALL = ("--num-requests", "30", "--input-len", "40")
+FEW = (*SMALL, "--request-rate", "20", "--output-len", "10")
+
+
+def test_a_report_goes_to_the_terminal_to_json_and_to_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, svg, trace = tmp_path / "report.json", tmp_path / "picture.svg", tmp_path / "trace.jsonl"
+    files = ("--output", str(report), "--svg", str(svg), "--save-trace", str(trace))
+    assert main(["simulate", *FEW, "--replicas", "2", "--router", "least-loaded", *files]) == 0
+    shown = capsys.readouterr().out
+    assert "h100/llama-3.1-8b: 16.1 GB of weights" in shown
+    assert "30 requests on 2 replicas" in shown
+    (run,) = json.loads(report.read_text())["runs"]
+    assert (run["num_requests"], run["num_failed"], run["num_replicas"]) == (30, 0, 2)
+    assert svg.read_text().startswith("<svg")
+    # the trace that was saved is simulated to the same figures
+    assert len(read_trace(trace)) == 30
+    again = tmp_path / "again.json"
+    options = ("--trace", str(trace), "--replicas", "2", "--router", "least-loaded", "--output", str(again))
+    assert main(["simulate", *options]) == 0
+    (same,) = json.loads(again.read_text())["runs"]
+    assert {**same, "request_rate": 20.0} == run
+
+
+def test_several_rates_are_several_runs(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    assert main(["simulate", *SMALL, "--request-rate", "5,50", "--output", str(report)]) == 0
+    runs = json.loads(report.read_text())["runs"]
+    assert [run["request_rate"] for run in runs] == [5.0, 50.0]
+    assert runs[0]["latency_s"]["mean"] < runs[1]["latency_s"]["mean"]
+
+
+def test_engine_options_reach_the_scheduler(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    small = ("--num-gpu-blocks-override", "80", "--max-model-len", "160", "--preemption-mode", "swap")
+    options = ("--arrivals", "at-once", "--output-len", "80", "--output", str(report))
+    assert main(["simulate", *SMALL, *small, *options]) == 0
+    (run,) = json.loads(report.read_text())["runs"]
+    assert run["num_preemptions"] > 0
+    assert run["num_swapped_blocks"] > 0
+    assert run["request_rate"] is None
+
+
+def test_pools_turns_and_beams_are_options_too() -> None:
+    pools = ("--replicas", "3", "--disaggregated", "1", "--turns", "3", "--think-s", "0.1", "--shared-prefix-len", "32")
+    assert main(["simulate", *FEW, *pools]) == 0
+    assert main(["simulate", *FEW, "--n", "3", "--beam-search"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--router", "least-load"),
+            "router is 'least-load', must be one of round-robin, least-loaded, prefix-aware; ",
+        ),
+        (("--cost-model", "abacus"), "cost_model is 'abacus', which is neither a file nor DEVICE/MODEL"),
+        (("--cost-model", "l4/qwen3-14b"), "leaves no room for a KV block beside the weights"),
+        (("--trace", "nowhere"), "trace is 'nowhere', which cannot be read"),
+        (("--trace", "t", "--request-rate", "1,2"), "request_rate has several values, but a trace has its own"),
+        (("--request-rate", "fast"), "'fast' is not a number"),
+        (("--arrivals", "rush"), "arrivals is 'rush', must be one of poisson"),
+        (("--disaggregated", "1"), "disaggregated is 1, must leave at least one of 1 replicas"),
+        (("--disaggregated", "1", "--transfer-bytes-per-s", "0"), "transfer_bytes_per_s is 0.0, must be greater"),
+        (("--max-num-seqs", "9999"), "max_num_batched_tokens is 2048, must be at least max_num_seqs"),
+        (("--svg", "/nowhere/x.svg", *FEW), "svg is '/nowhere/x.svg', which cannot be written"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_with_a_reason(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *arguments]) != 0
+    assert message in capsys.readouterr().err
+
+
+def test_a_recording_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = record_busy_run(tmp_path / "run", depth=2)
+    assert main(["simulate", "--replay", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    assert f"25 requests, {len(steps):,} steps" in shown
+    assert "every step is the recorded one" in shown

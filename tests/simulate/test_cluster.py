@@ -1,0 +1,196 @@
+"""Replicas, routers and the loop of events, and that processes change nothing."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import msgspec
+import pytest
+
+from octavo.errors import ConfigError
+from octavo.simulate.cluster import Disaggregation, Outcome
+from octavo.simulate.cost_model import Fitted
+from octavo.simulate.replica import Replica
+from octavo.simulate.router import LeastLoaded, PrefixAware, RoundRobin, Router
+from octavo.simulate.simulation import Simulation, simulate
+from octavo.simulate.traces import Trace, TraceRequest, Workload, generate
+from tests.simulate.parts import make_costs, make_settings
+
+
+def run(trace: Trace, num_replicas: int = 1, router: str = "round-robin", costs: Fitted | None = None) -> Outcome:
+    simulation = Simulation(
+        settings=make_settings(num_blocks=200, max_num_batched_tokens=64),
+        cost_model=costs or make_costs(),
+        num_replicas=num_replicas,
+        router=router,
+    )
+    return simulate(trace, simulation)
+
+
+def busy_trace(num_requests: int = 60, **values: object) -> Trace:
+    workload = Workload(num_requests=num_requests, request_rate=0.5, input_len=20, output_len=8, max_len=60, **values)  # type: ignore[arg-type]
+    return Trace(generate(workload, seed=1))
+
+
+def test_a_request_alone_takes_the_time_of_its_steps() -> None:
+    trace = Trace([TraceRequest(arrival_s=4.0, num_prompt_tokens=10, output_len=3)])
+    (record,) = run(trace, costs=make_costs(step_s=1.0, prefill_token_s=0.5)).records
+    assert (record.arrival_s, record.first_scheduled_s, record.first_token_s, record.finished_s) == (4, 4, 10, 12)
+    assert (record.num_prompt_tokens, record.num_output_tokens, record.num_preemptions) == (10, 3, 0)
+
+
+def test_a_request_that_arrives_during_a_step_waits_for_its_end() -> None:
+    trace = Trace(
+        [
+            TraceRequest(num_prompt_tokens=4, output_len=2),
+            TraceRequest(arrival_s=0.5, num_prompt_tokens=4, output_len=1),
+        ]
+    )
+    first, second = run(trace).records
+    assert (first.finished_s, second.first_scheduled_s, second.finished_s) == (2.0, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("router", ["round-robin", "least-loaded", "prefix-aware"])
+def test_every_request_ends_once_with_all_its_tokens(router: str) -> None:
+    trace = busy_trace(n=2)
+    outcome = run(trace, num_replicas=3, router=router)
+    assert [record.number for record in outcome.records] == list(range(60))
+    assert [record.num_output_tokens for record in outcome.records] == [2 * each.output_len for each in trace.requests]
+    for record in outcome.records:
+        assert record.error is None
+        assert record.first_scheduled_s is not None
+        assert record.first_token_s is not None
+        assert record.arrival_s <= record.first_scheduled_s < record.first_token_s <= record.finished_s
+    assert {record.replica for record in outcome.records} == {0, 1, 2}
+
+
+def test_a_turn_arrives_when_the_one_before_has_been_answered() -> None:
+    trace = busy_trace(num_requests=30, turns=3, think_s=5.0)
+    records = run(trace, num_replicas=2).records
+    later = [number for number, each in enumerate(trace.requests) if each.follows is not None]
+    assert later
+    for number in later:
+        before = trace.ids.index(trace.requests[number].follows or "")
+        assert records[number].arrival_s == records[before].finished_s + trace.requests[number].arrival_s
+
+
+def test_a_request_that_never_fits_is_refused_and_its_followers_go_on() -> None:
+    trace = Trace(
+        [
+            TraceRequest(request_id="a", num_prompt_tokens=5000, output_len=4),
+            TraceRequest(follows="a", num_prompt_tokens=5, output_len=4),
+        ]
+    )
+    first, second = run(trace).records
+    assert first.error is not None
+    assert "the request needs 1251 KV blocks" in first.error
+    assert (first.num_output_tokens, second.num_output_tokens) == (0, 4)
+
+
+def test_round_robin_deals_out_in_turn() -> None:
+    outcome = run(busy_trace(), num_replicas=4)
+    by_arrival = sorted(outcome.records, key=lambda record: record.arrival_s)
+    assert [record.replica for record in by_arrival] == [i % 4 for i in range(60)]
+
+
+def test_the_least_loaded_replica_gets_the_next_request() -> None:
+    long = [TraceRequest(num_prompt_tokens=4, output_len=100)]
+    short = [TraceRequest(arrival_s=1.0 + i, num_prompt_tokens=4, output_len=5) for i in range(3)]
+    records = run(Trace(long + short), num_replicas=2, router="least-loaded").records
+    assert [record.replica for record in records] == [0, 1, 0, 1]
+
+
+def test_prefix_aware_routing_finds_more_in_the_caches() -> None:
+    trace = busy_trace(num_requests=80, shared_prefix_len=32, num_shared_prefixes=8)
+
+    def cached(router: str) -> int:
+        return sum(record.num_cached_tokens for record in run(trace, num_replicas=4, router=router).records)
+
+    assert cached("prefix-aware") > 1.3 * cached("round-robin") > 0
+
+
+def test_a_prefix_that_everybody_has_does_not_pile_up_on_one_replica() -> None:
+    trace = busy_trace(num_requests=80, shared_prefix_len=32)
+    share = Counter(record.replica for record in run(trace, num_replicas=4, router="prefix-aware").records)
+    assert max(share.values()) < 80 * 0.7
+
+
+def test_a_router_forgets_what_it_used_longest_ago() -> None:
+    router = PrefixAware(block_size=4, capacity=3)
+    settings = make_settings()
+    replicas = [Replica(number, settings, make_costs()) for number in range(2)]
+    trace = Trace([TraceRequest(num_prompt_tokens=8, prefixes=[(name, 8)], output_len=1) for name in "abca"])
+    for number, load in ((0, 0), (1, 1), (2, 1)):
+        replicas[0].num_open = load
+        router.choose(trace.request(number, 0.0)[0], replicas)
+    # the first was sent to replica 0; forgotten, it goes to the least loaded one
+    assert router.choose(trace.request(3, 0.0)[0], replicas) == 1
+
+
+@pytest.mark.parametrize("router", [RoundRobin(), LeastLoaded()])
+def test_routers_say_whether_they_look_at_replicas(router: Router) -> None:
+    replicas = [Replica(number, make_settings(), make_costs()) for number in range(2)]
+    request, _ = Trace([TraceRequest(num_prompt_tokens=8, output_len=1)]).request(0, 0.0)
+    replicas[0].num_open = replicas[1].num_open + 1
+    first, second = router.choose(request, replicas), router.choose(request, replicas)
+    assert (first == second == 1) is router.needs_feedback
+
+
+def test_separate_pools_pay_for_prompt_transfer_and_output_once() -> None:
+    trace = Trace([TraceRequest(num_prompt_tokens=10, output_len=4), TraceRequest(num_prompt_tokens=10, output_len=1)])
+    simulation = Simulation(
+        settings=make_settings(max_num_batched_tokens=64),
+        cost_model=make_costs(step_s=1.0, prefill_token_s=0.5, kv_bytes_per_token=8.0),
+        num_replicas=2,
+        disaggregation=Disaggregation(num_prefill=1, bytes_per_s=40.0, latency_s=3.0),
+    )
+    outcome = simulate(trace, simulation)
+    long, short = outcome.records
+    # both prompts in one step; 80 bytes travel for 3 + 2 seconds; three more tokens
+    assert (short.finished_s, short.replica) == (11.0, 0)
+    assert (long.first_token_s, long.finished_s, long.replica) == (11.0, 19.0, 1)
+    assert long.num_output_tokens == 4
+    assert outcome.num_steps == 1 + 3
+
+
+@pytest.mark.parametrize(
+    ("values", "n", "message"),
+    [
+        ({"disaggregation": Disaggregation(num_prefill=2)}, 1, "disaggregated is 2, must leave at least one of 2 repl"),
+        ({"disaggregation": Disaggregation(num_prefill=1)}, 2, "request '0' has 2 sequences; with disaggregated pools"),
+        ({"num_replicas": 0}, 1, "replicas is 0, must be at least 1"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(values: dict[str, object], n: int, message: str) -> None:
+    simulation = Simulation(settings=make_settings(), cost_model=make_costs(), num_replicas=2)
+    with pytest.raises(ConfigError, match=message):
+        simulate(busy_trace(n=n), msgspec.structs.replace(simulation, **values))
+
+
+def test_many_samples_are_thinned_out_evenly() -> None:
+    trace = Trace([TraceRequest(num_prompt_tokens=4, output_len=200)])
+    samples = run(trace).samples
+    assert 128 < len(samples) <= 512
+    gaps = {round(b.time_s - a.time_s, 6) for a, b in itertools.pairwise(samples)}
+    assert len(gaps) == 1
+    assert samples[0].time_s == 0.0
+    assert max(sample.num_running for sample in samples) == 1
+
+
+def test_processes_change_nothing() -> None:
+    trace = busy_trace(num_requests=90)
+    simulation = Simulation(settings=make_settings(), cost_model=make_costs(), num_replicas=5)
+    alone, shared = simulate(trace, simulation), simulate(trace, simulation, num_processes=2)
+    assert shared.records == alone.records
+    assert (shared.num_steps, shared.num_replicas) == (alone.num_steps, alone.num_replicas)
+    by_time = {sample.time_s: sample for sample in alone.samples}
+    for sample in shared.samples:
+        other = by_time[sample.time_s]
+        assert (sample.num_running, sample.num_waiting) == (other.num_running, other.num_waiting)
+        assert sample.kv_usage == pytest.approx(other.kv_usage)
+
+
+def test_the_same_simulation_twice_is_the_same() -> None:
+    trace = busy_trace(arrivals="gamma", turns=2)
+    assert run(trace, 3, "prefix-aware").records == run(trace, 3, "prefix-aware").records

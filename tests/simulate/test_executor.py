@@ -1,0 +1,118 @@
+"""The executor without a model: when sequences end, what time it takes, and which beams it proposes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from octavo.core.messages import CoreReady
+from octavo.core.step import SchedulerOutput
+from octavo.engine.engine_core import EngineCore
+from octavo.errors import ConfigError
+from octavo.scheduler.build import SchedulerSettings, build_scheduler
+from octavo.simulate.cost_model import Fitted, StepWork, work_of
+from octavo.simulate.executor import END_TOKEN, Clock, Script, SimulatedExecutor
+from tests.fakes.engine import Collected, make_request, run
+from tests.simulate.parts import make_costs, make_settings
+
+STREAM = END_TOKEN + 1000
+
+
+class Watching(SimulatedExecutor):
+    """Keeps the steps, and the work that it was charged for."""
+
+    def __init__(self, settings: SchedulerSettings, costs: Fitted) -> None:
+        self.clock = Clock()
+        super().__init__(costs, settings.cache.block_size, self.clock)
+        self.steps: list[SchedulerOutput] = []
+        self.works: list[StepWork] = []
+
+    def _execute(self, step):  # type: ignore[no-untyped-def]
+        output, work = super()._execute(step)
+        self.steps.append(step)
+        self.works.append(work)
+        return output, work
+
+
+def make_core(settings: SchedulerSettings, costs: Fitted | None = None) -> tuple[EngineCore, Watching]:
+    executor = Watching(settings, costs or make_costs())
+    ready = CoreReady(num_blocks=settings.num_blocks, block_size=4, max_model_len=256, vocab_size=0, plan="")
+    depth = settings.scheduler.max_steps_in_flight
+    return EngineCore(
+        executor, build_scheduler(settings), ready, max_steps_in_flight=depth, clock=executor.clock
+    ), executor
+
+
+def lengths(collected: Collected) -> dict[str, dict[int, int]]:
+    return {name: {i: len(ids) for i, ids in by_index.items()} for name, by_index in collected.token_ids.items()}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_every_sequence_ends_where_its_script_says(depth: int) -> None:
+    core, executor = make_core(make_settings(num_blocks=14, depth=depth, max_num_seqs=7))
+    requests = []
+    for seed, (n, output_len) in enumerate([(1, 5), (2, 9), (1, 1), (3, 8)]):
+        executor.expect(seed, Script(output_len, STREAM + 100 * seed))
+        requests.append(
+            make_request(f"{seed}", range(3 * seed + 2), n=n, max_tokens=12, seed=seed, end_token_ids=(END_TOKEN,))
+        )
+    collected = run(core, requests)
+    assert core.stats().num_preemptions > 0
+    assert lengths(collected) == {"0": {0: 5}, "1": {0: 9, 1: 9}, "2": {0: 1}, "3": {0: 8, 1: 8, 2: 8}}
+    assert all(ids[-1] == END_TOKEN for each in collected.token_ids.values() for ids in each.values())
+    assert collected.token_ids["1"][1][:-1] == [STREAM + 101] * 8
+
+
+def test_work_is_that_of_the_step() -> None:
+    core, executor = make_core(make_settings(num_blocks=14, num_host_blocks=9, preemption_mode="swap"))
+    for seed in range(5):
+        executor.expect(seed, Script(11, STREAM + 100 * seed))
+    run(core, [make_request(f"{seed}", range(9), n=1 + seed % 2, max_tokens=11, seed=seed) for seed in range(5)])
+    assert core.stats().num_preemptions_by_swap > 0
+    assert executor.works == [work_of(step) for step in executor.steps]
+
+
+def test_a_step_takes_what_the_model_says_and_steps_do_not_overlap() -> None:
+    for depth in (1, 2):
+        core, executor = make_core(make_settings(depth=depth), make_costs(step_s=2.0, prefill_token_s=0.5))
+        executor.expect(0, Script(3, STREAM))
+        core.add_request(make_request("a", range(6), max_tokens=3, seed=0, end_token_ids=(END_TOKEN,)))
+        times = []
+        while core.has_unfinished():
+            core.step()
+            times.append(executor.clock.now)
+        assert times[:3] == [2.0 + 6 * 0.5, 7.0, 9.0]
+        assert executor.busy_s == times[-1]
+
+
+def test_what_was_transferred_costs_nothing_until_it_is_lost() -> None:
+    core, executor = make_core(make_settings(), make_costs(step_s=0.0, prefill_token_s=1.0, sequence_s=0.25))
+    executor.expect(0, Script(2, STREAM, num_transferred=9))
+    run(core, [make_request("a", range(10), max_tokens=2, seed=0)])
+    # its own last token is the one that is computed
+    assert executor.works[0] == StepWork(1, 1, 0, 10, 0, 0)
+
+
+def test_beams_fork_and_have_falling_probabilities() -> None:
+    core, executor = make_core(make_settings(max_num_seqs=8, num_blocks=128))
+    for seed in range(4):
+        executor.expect(seed, Script(12, STREAM + 100 * seed))
+    requests = [
+        make_request(f"{seed}", range(7), n=4, use_beam_search=True, max_tokens=12, seed=seed) for seed in range(4)
+    ]
+    collected = run(core, requests)
+    assert lengths(collected) == {str(seed): dict.fromkeys(range(4), 12) for seed in range(4)}
+    for each in collected.token_ids.values():
+        assert len({tuple(ids) for ids in each.values()}) == 4
+    for scores in collected.logprobs.values():
+        sums = [math.fsum(values) for values in scores.values()]
+        assert sums == sorted(sums, reverse=True)
+    assert any(step.block_ops.copies for step in executor.steps)
+
+
+def test_it_has_no_calls() -> None:
+    _, executor = make_core(make_settings())
+    executor.check_health()
+    with pytest.raises(ConfigError, match="memory_plan is not a call of a simulated worker"):
+        executor.call("memory_plan")

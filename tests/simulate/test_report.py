@@ -1,0 +1,114 @@
+"""Figures of a simulation, as a table, as JSON and as a picture."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from octavo.simulate.chart import Panel, Series, render, ticks
+from octavo.simulate.cluster import Outcome, RequestRecord, Sample
+from octavo.simulate.report import Run, Spread, picture, summarize, table, to_json
+
+
+def outcome() -> Outcome:
+    records = [
+        RequestRecord(
+            number=i,
+            arrival_s=float(i),
+            first_scheduled_s=i + 0.5,
+            first_token_s=i + 1.0,
+            finished_s=i + 3.0,
+            num_sequences=2,
+            num_prompt_tokens=10,
+            num_output_tokens=10,
+            num_cached_tokens=4,
+        )
+        for i in range(4)
+    ]
+    records.append(RequestRecord(number=4, arrival_s=4.0, finished_s=4.0, num_prompt_tokens=99, error="too large"))
+    samples = [Sample(0.0, 0, 0, 0.0, 0.0), Sample(3.0, 2, 7, 1.0, 0.8), Sample(9.0, 5, 9, 2.0, 1.0)]
+    return Outcome(
+        records, samples, 2, num_steps=9, busy_s=6.0, num_preemptions=1, num_swapped_blocks=2, num_recomputed_tokens=3
+    )
+
+
+def test_percentiles_are_by_nearest_rank() -> None:
+    assert Spread.of(range(1, 101)) == Spread(50.5, 50, 90, 99)
+    assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0, 7.0)
+    assert Spread.of([]) == Spread(0.0, 0.0, 0.0, 0.0)
+
+
+def test_a_summary_counts_what_was_served() -> None:
+    summary = summarize(outcome())
+    assert (summary.num_requests, summary.num_failed, summary.duration_s) == (5, 1, 6.0)
+    assert (summary.requests_per_s, summary.output_tokens_per_s) == (4 / 6, 40 / 6)
+    assert summary.time_in_queue_s.p50 == 0.5
+    assert summary.time_to_first_token_s.p99 == 1.0
+    assert summary.time_per_output_token_s.mean == 2 / 4  # five tokens each, of two sequences side by side
+    assert summary.latency_s.p90 == 3.0
+    assert (summary.cached_share, summary.utilization) == (0.4, 0.5)
+    # samples after the end do not count
+    assert (summary.mean_kv_usage, summary.max_kv_usage, summary.max_waiting) == (0.25, 0.8, 7)
+
+
+def test_the_table_names_what_there_is() -> None:
+    text = table(Run(summarize(outcome()), outcome()))
+    assert "5 requests on 2 replicas, 1.25 a second offered, 1 refused" in text
+    assert "time to first token" in text
+    assert "1; 3 tokens computed again, 2 blocks moved" in text
+
+
+def test_json_holds_the_summary_and_the_state_over_time() -> None:
+    values = to_json(Run(summarize(outcome()), outcome(), 2.0))
+    assert values["request_rate"] == 2.0
+    assert values["latency_s"]["p50"] == 3.0
+    assert values["over_time"][1] == {
+        "time_s": 3.0,
+        "num_running": 2,
+        "num_waiting": 7,
+        "kv_usage": 0.5,
+        "max_kv_usage": 0.8,
+    }
+
+
+def texts(svg: str) -> list[str]:
+    return [element.text or "" for element in ET.fromstring(svg).iter() if element.tag.endswith("text")]
+
+
+def test_one_run_is_drawn_as_distributions_and_over_time() -> None:
+    shown = texts(picture("A & B", [Run(summarize(outcome()), outcome())]))
+    assert shown[0] == "A & B"
+    for text in ("How long requests take", "KV cache over time", "Queues over time", "% of blocks in use", "waiting"):
+        assert text in shown
+
+
+def test_several_runs_are_drawn_against_load() -> None:
+    summary = summarize(outcome())
+    shown = texts(picture("t", [Run(summary, outcome(), rate) for rate in (1.0, 4.0)]))
+    for text in (
+        "Time to first token against load",
+        "requests a second offered",
+        "p99",
+        "Queues over time at 4 requests/s",
+    ):
+        assert text in shown
+
+
+@pytest.mark.parametrize(
+    ("high", "expected"),
+    [(1.0, [0, 0.2, 0.4, 0.6, 0.8, 1.0]), (7.3, [0, 2, 4, 6, 8]), (100.0, [0, 20, 40, 60, 80, 100]), (0.0, [0, 1])],
+)
+def test_ticks_are_round_and_reach_the_end(high: float, expected: list[float]) -> None:
+    assert ticks(0.0, high) == pytest.approx(expected)
+
+
+def test_lines_lie_within_their_axes() -> None:
+    panel = Panel("p", "x", "y", [Series("s", [(0.0, 0.0), (5.0, 250.0), (10.0, 90.0)])], y_max=100.0)
+    line = next(e for e in ET.fromstring(render("t", [panel])).iter() if e.tag.endswith("polyline"))
+    points = [tuple(map(float, pair.split(","))) for pair in line.attrib["points"].split()]
+    assert points == [(62.0, 226.0), (252.0, 58.0), (442.0, 74.8)]  # what is above the axis is cut off at its end
+
+
+def test_a_panel_without_points_is_drawn() -> None:
+    assert "empty" in texts(render("t", [Panel("empty", "x", "y", [Series("s", [])])]))
