@@ -160,13 +160,17 @@ def engine_settings(args: EngineArgs, model: CostModel, *, max_model_len: int) -
             f"{model.name} leaves no room for a KV block beside the weights; raise gpu_memory_utilization, choose "
             "another device, or give num_gpu_blocks_override"
         )
+    prefill_tokens_per_s = args.prefill_tokens_per_s
+    if prefill_tokens_per_s == EngineArgs.prefill_tokens_per_s:
+        prefill_tokens_per_s = model.recompute_tokens_per_s
+    scheduler = scheduler_config(args, max_model_len)
     return SchedulerSettings(
         cache=cache_config(args, "bfloat16"),
-        scheduler=scheduler_config(args, max_model_len),
+        scheduler=msgspec.structs.replace(scheduler, prefill_tokens_per_s=prefill_tokens_per_s),
         num_blocks=num_blocks,
         num_host_blocks=int(args.swap_space * _GIB / block_bytes),
         preemption_costs=PreemptionCosts(
-            prefill_tokens_per_s=model.recompute_tokens_per_s,
+            prefill_tokens_per_s=prefill_tokens_per_s,
             swap_bytes_per_s=model.swap_bytes_per_s,
             block_bytes=block_bytes,
         ),

@@ -33,6 +33,7 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_prompt_tokens: length of the prompt. prefixes: names and lengths of its leading parts; the rest is its own.
     prompt_token_ids: the prompt itself, instead of lengths.
     output_len: tokens until each of its sequences ends by itself; max_tokens ends it earlier.
+    first_token_deadline_s: seconds after its arrival in which its first token is due.
     conversation: output and the rest of the prompt belong to this stream, so that a later turn of it, whose prompt is
     longer, begins with all of them.
     """
@@ -51,6 +52,7 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     use_beam_search: bool = False
     priority: int = 0
     tenant: str | None = None
+    first_token_deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
     def __post_init__(self) -> None:
         if (self.num_prompt_tokens is None) == (self.prompt_token_ids is None):
@@ -141,6 +143,9 @@ class Trace:
             end_token_ids=() if traced.use_beam_search else (END_TOKEN,),
             priority=traced.priority,
             tenant=traced.tenant,
+            first_token_deadline=None
+            if traced.first_token_deadline_s is None
+            else arrival_time + traced.first_token_deadline_s,
         )
         return request, Script(output_len, token)
 

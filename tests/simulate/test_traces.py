@@ -81,7 +81,7 @@ def test_a_request_ends_by_itself_or_at_its_limit() -> None:
             TraceRequest(num_prompt_tokens=2, output_len=7, max_tokens=9),
             TraceRequest(num_prompt_tokens=2, output_len=7, max_tokens=3),
             TraceRequest(num_prompt_tokens=2, output_len=7, n=2, use_beam_search=True),
-            TraceRequest(prompt_token_ids=[5, 6], output_len=7, priority=3, tenant="t"),
+            TraceRequest(prompt_token_ids=[5, 6], output_len=7, priority=3, tenant="t", first_token_deadline_s=2.0),
         ]
     )
     made = [trace.request(number, 4.0) for number in range(4)]
@@ -89,7 +89,8 @@ def test_a_request_ends_by_itself_or_at_its_limit() -> None:
     assert [script.output_len for _, script in made] == [7, 3, 7, 7]
     assert [request.end_token_ids for request, _ in made] == [(END_TOKEN,), (END_TOKEN,), (), (END_TOKEN,)]
     request = made[3][0]
-    assert (request.prompt_token_ids, request.priority, request.tenant, request.arrival_time) == ([5, 6], 3, "t", 4.0)
+    assert (request.prompt_token_ids, request.priority, request.tenant) == ([5, 6], 3, "t")
+    assert (request.arrival_time, request.first_token_deadline) == (4.0, 6.0)
 
 
 def test_impossible_sampling_is_an_error_of_the_trace() -> None:
