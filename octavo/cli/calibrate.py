@@ -22,10 +22,9 @@ from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.core.step import SchedulerOutput
 from octavo.errors import ConfigError
-from octavo.scheduler.build import SchedulerSettings
 from octavo.simulate.cost_model import Check, Fitted, MeasuredStep, fit, work_of
-from octavo.simulate.simulation import Simulation, simulate
-from octavo.simulate.traces import Trace, TraceRequest, Workload, generate
+from octavo.simulate.settings import offline_seconds
+from octavo.simulate.traces import Workload, generate
 
 if TYPE_CHECKING:
     from octavo.engine.llm_engine import LLMEngine
@@ -154,17 +153,9 @@ def _mixed_batch(longest: int) -> Batch:
 def check(llm: LLM, model: Fitted, batch: Batch, measured: MeasuredBatch) -> Check:
     """Tokens per second of a batch as measured, and as the simulation of it says."""
     measured_s = sum(step.seconds for step in measured.steps) + measured.besides_s
-    settings = SchedulerSettings(
-        cache=llm.config.cache, scheduler=llm.config.scheduler, num_blocks=llm.engine.ready.num_blocks
-    )
-    trace = Trace(
-        [
-            TraceRequest(num_prompt_tokens=input_len, output_len=output_len)
-            for input_len, output_len in zip(batch.input_lens, batch.output_lens, strict=True)
-        ]
-    )
-    outcome = simulate(trace, Simulation(settings=settings, cost_model=model))
-    predicted_s = max(record.finished_s for record in outcome.records)
+    lengths = list(zip(batch.input_lens, batch.output_lens, strict=True))
+    config = llm.config
+    predicted_s = offline_seconds(model, config.cache, config.scheduler, llm.engine.ready.num_blocks, lengths)
     num_tokens = sum(batch.output_lens)
     return Check(measured_tokens_per_s=num_tokens / measured_s, predicted_tokens_per_s=num_tokens / predicted_s)
 

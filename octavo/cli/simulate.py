@@ -13,21 +13,18 @@ import msgspec
 from octavo.cli.options import Given, count, number, numbers, switch, with_options, word
 from octavo.config.args import EngineArgs
 from octavo.config.fields import arguments
-from octavo.config.resolve import cache_config, scheduler_config
 from octavo.errors import ConfigError, suggestion
 from octavo.platform import Platform
-from octavo.scheduler.build import SchedulerSettings
-from octavo.scheduler.preemption import PreemptionCosts
 from octavo.simulate.cluster import Disaggregation
-from octavo.simulate.cost_model import CostModel, load_cost_model
+from octavo.simulate.cost_model import load_cost_model
 from octavo.simulate.replay import Replay
 from octavo.simulate.report import Run, picture, summarize, table, to_json
 from octavo.simulate.router import ROUTERS
+from octavo.simulate.settings import engine_settings
 from octavo.simulate.simulation import Simulation
 from octavo.simulate.simulation import simulate as run_simulation
 from octavo.simulate.traces import Trace, TraceRequest, Workload, generate, read_trace, write_trace
 
-_GIB = 1 << 30
 _DEFAULTS = Workload()
 _KEPT = {"max_model_len", "gpu_memory_utilization"}
 _NOT_SIMULATED = tuple(
@@ -149,32 +146,6 @@ def simulate(
         title = f"{runs[-1].summary.num_requests:,} requests, {replicas} × {model.name}"
         _write("svg", svg, picture(title, runs).encode())
     return 0
-
-
-def engine_settings(args: EngineArgs, model: CostModel, *, max_model_len: int) -> SchedulerSettings:
-    """What schedulers are made of: the arguments, with a cache that the cost model's device has room for."""
-    block_bytes = int(args.block_size * model.kv_bytes_per_token)
-    num_blocks = args.num_gpu_blocks_override or model.kv_tokens(args.gpu_memory_utilization) // args.block_size
-    if num_blocks < 1:
-        raise ConfigError(
-            f"{model.name} leaves no room for a KV block beside the weights; raise gpu_memory_utilization, choose "
-            "another device, or give num_gpu_blocks_override"
-        )
-    prefill_tokens_per_s = args.prefill_tokens_per_s
-    if prefill_tokens_per_s == EngineArgs.prefill_tokens_per_s:
-        prefill_tokens_per_s = model.recompute_tokens_per_s
-    scheduler = scheduler_config(args, max_model_len)
-    return SchedulerSettings(
-        cache=cache_config(args, "bfloat16"),
-        scheduler=msgspec.structs.replace(scheduler, prefill_tokens_per_s=prefill_tokens_per_s),
-        num_blocks=num_blocks,
-        num_host_blocks=int(args.swap_space * _GIB / block_bytes),
-        preemption_costs=PreemptionCosts(
-            prefill_tokens_per_s=prefill_tokens_per_s,
-            swap_bytes_per_s=model.swap_bytes_per_s,
-            block_bytes=block_bytes,
-        ),
-    )
 
 
 def _generated(workload: Workload, rates: Sequence[float], seed: int, save_to: str | None) -> list[Trace]:

@@ -1,0 +1,60 @@
+"""What simulated schedulers are made of: engine arguments, on a device that a cost model describes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from octavo.config.args import EngineArgs
+from octavo.config.resolve import cache_config, scheduler_config
+from octavo.config.schema import CacheConfig, SchedulerConfig
+from octavo.errors import ConfigError
+from octavo.scheduler.build import SchedulerSettings
+from octavo.scheduler.preemption import PreemptionCosts
+from octavo.simulate.cost_model import CostModel
+from octavo.simulate.simulation import Simulation, simulate
+from octavo.simulate.traces import Trace, TraceRequest
+
+_GIB: Final = 1 << 30
+
+
+def engine_settings(args: EngineArgs, model: CostModel, *, max_model_len: int) -> SchedulerSettings:
+    """Settings from arguments, with a cache that the cost model's device has room for. Raises ConfigError."""
+    block_bytes = int(args.block_size * model.kv_bytes_per_token)
+    num_blocks = args.num_gpu_blocks_override or model.kv_tokens(args.gpu_memory_utilization) // args.block_size
+    if num_blocks < 1:
+        raise ConfigError(
+            f"{model.name} leaves no room for a KV block beside the weights; raise gpu_memory_utilization, choose "
+            "another device, or give num_gpu_blocks_override"
+        )
+    prefill_tokens_per_s = args.prefill_tokens_per_s
+    if prefill_tokens_per_s == EngineArgs.prefill_tokens_per_s:
+        prefill_tokens_per_s = model.recompute_tokens_per_s
+    scheduler = scheduler_config(args, max_model_len)
+    return SchedulerSettings(
+        cache=cache_config(args, "bfloat16"),
+        scheduler=msgspec.structs.replace(scheduler, prefill_tokens_per_s=prefill_tokens_per_s),
+        num_blocks=num_blocks,
+        num_host_blocks=int(args.swap_space * _GIB / block_bytes),
+        preemption_costs=PreemptionCosts(
+            prefill_tokens_per_s=prefill_tokens_per_s,
+            swap_bytes_per_s=model.swap_bytes_per_s,
+            block_bytes=block_bytes,
+        ),
+    )
+
+
+def offline_seconds(
+    cost_model: CostModel,
+    cache: CacheConfig,
+    scheduler: SchedulerConfig,
+    num_blocks: int,
+    lengths: Sequence[tuple[int, int]],
+) -> float:
+    """How long an engine with this configuration takes for requests of (prompt, output) tokens, handed in at once."""
+    settings = SchedulerSettings(cache=cache, scheduler=scheduler, num_blocks=num_blocks)
+    trace = Trace([TraceRequest(num_prompt_tokens=prompt, output_len=output) for prompt, output in lengths])
+    outcome = simulate(trace, Simulation(settings=settings, cost_model=cost_model))
+    return max(record.finished_s for record in outcome.records)

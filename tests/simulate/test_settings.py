@@ -1,0 +1,40 @@
+"""Simulated schedulers get what the arguments and the device say."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.config.args import EngineArgs
+from octavo.errors import ConfigError
+from octavo.simulate.cost_model import preset
+from octavo.simulate.settings import engine_settings, offline_seconds
+from tests.simulate.parts import make_costs, make_settings
+
+
+def test_blocks_and_costs_come_from_the_device() -> None:
+    model = preset("h100/llama-3.1-8b")
+    settings = engine_settings(EngineArgs(swap_space=1, max_num_seqs=7), model, max_model_len=999)
+    assert settings.num_blocks == model.kv_tokens(0.9) // 16
+    assert settings.num_host_blocks == (1 << 30) // (16 * 131_072)
+    assert (settings.scheduler.max_num_seqs, settings.scheduler.max_model_len) == (7, 999)
+    assert settings.preemption_costs.block_bytes == 16 * 131_072
+    assert settings.preemption_costs.prefill_tokens_per_s == settings.scheduler.prefill_tokens_per_s > 10_000
+
+
+def test_arguments_win_over_the_device() -> None:
+    args = EngineArgs(num_gpu_blocks_override=12, prefill_tokens_per_s=5.0)
+    settings = engine_settings(args, preset("h100/llama-3.1-8b"), max_model_len=99)
+    assert (settings.num_blocks, settings.scheduler.prefill_tokens_per_s) == (12, 5.0)
+
+
+def test_a_device_without_room_is_refused() -> None:
+    with pytest.raises(ConfigError, match="l4/qwen3-14b leaves no room for a KV block"):
+        engine_settings(EngineArgs(), preset("l4/qwen3-14b"), max_model_len=99)
+
+
+def test_a_batch_takes_the_time_of_its_steps() -> None:
+    settings = make_settings(max_num_batched_tokens=8)
+    costs = make_costs(step_s=1.0, prefill_token_s=0.25)
+    # two steps for twelve tokens of prompt, then the longer output
+    seconds = offline_seconds(costs, settings.cache, settings.scheduler, 64, [(8, 1), (4, 3)])
+    assert seconds == 2 + 12 * 0.25 + 2
