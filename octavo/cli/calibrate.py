@@ -120,13 +120,14 @@ def measure(llm: LLM, batches: Sequence[Batch], repetitions: int) -> list[Measur
     found: list[MeasuredBatch | None] = [None] * len(batches)
     for repetition in range(repetitions + 1):
         for place, batch in enumerate(batches):
-            run = _run(llm, batch, f"{place} {repetition}")
+            llm.engine.call("reset_prefix_cache")
+            run = _run(llm, batch, place)
             if repetition > 0:  # the first does not count
                 found[place] = _lesser(found[place], run)
     return [batch for batch in found if batch is not None]
 
 
-def _run(llm: LLM, batch: Batch, seed: str) -> MeasuredBatch:
+def _run(llm: LLM, batch: Batch, seed: int) -> MeasuredBatch:
     prompts = _prompts(llm, batch.input_lens, seed)
     params = [_greedy(output_len) for output_len in batch.output_lens]
     with _watched(llm.engine) as steps:
@@ -160,11 +161,14 @@ def check(llm: LLM, model: Fitted, batch: Batch, measured: MeasuredBatch) -> Che
     return Check(measured_tokens_per_s=num_tokens / measured_s, predicted_tokens_per_s=num_tokens / predicted_s)
 
 
-def _prompts(llm: LLM, lengths: Sequence[int], seed: str) -> list[list[int]]:
-    """Random tokens, other ones for every seed: nothing is found in the prefix cache."""
+def _prompts(llm: LLM, lengths: Sequence[int], seed: int) -> list[list[int]]:
+    """Random tokens. The first ones differ as far as there are different ones: no prompt is found in the cache."""
     source = random.Random(seed)
     vocab_size = llm.config.model.vocab_size
-    return [[source.randrange(vocab_size) for _ in range(length)] for length in lengths]
+    return [
+        [number % vocab_size, *(source.randrange(vocab_size) for _ in range(length - 1))]
+        for number, length in enumerate(lengths)
+    ]
 
 
 def _greedy(output_len: int) -> SamplingParams:
