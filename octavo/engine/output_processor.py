@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -214,7 +213,7 @@ class _Request:
             key=lambda each: -math.inf if each.cumulative_logprob is None else each.cumulative_logprob,
             reverse=True,
         )
-        return [dataclasses.replace(each, index=index) for index, each in enumerate(ranked[: self._num_returned])]
+        return [msgspec.structs.replace(each, index=index) for index, each in enumerate(ranked[: self._num_returned])]
 
     def _output(self, outputs: list[CompletionOutput], *, finished: bool) -> RequestOutput:
         prompt_logprobs = self._prompt_logprobs
