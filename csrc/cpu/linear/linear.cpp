@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "../bindings.h"
+#include "../task_cuts.h"
 
 namespace octavo {
 
@@ -23,63 +24,54 @@ namespace {
 
 // Activations that stay in a second-level cache while panels go by.
 constexpr std::int64_t kGroupBytes = 512 << 10;
-// A task's share of one call: long enough that a stream from memory gets going, short enough that threads end together.
-constexpr double kTaskNanoseconds = 12e3;
 // Rough costs: of streaming a byte of weights, and of a multiply-add.
-constexpr double kByteNanoseconds = 0.03, kMultiplyNanoseconds = 0.01;
+constexpr double kByteNs = 0.03, kMultiplyNs = 0.01;
+// Activations that a task rearranges.
 constexpr std::int64_t kArrangedBytes = 16 << 10;
 
-template <class Integer>
-constexpr Integer divided_up(Integer x, Integer y) {
-  return (x + y - 1) / y;
+constexpr std::int64_t divided_up(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
+
+constexpr std::int64_t line_up(std::int64_t bytes) { return divided_up(bytes, 64) * 64; }
+
+// Blocks of rows in groups whose activations fit a cache; tiles take blocks by two.
+int blocks_per_group(const LinearWeight& weight, int rows, int blocks) {
+  const std::int64_t bytes = static_cast<std::int64_t>(rows) * weight.padded_inputs() * weight.element_bytes();
+  return std::min(blocks, static_cast<int>(divided_up(divided_up(blocks, divided_up(bytes, kGroupBytes)), 2) * 2));
 }
 
-constexpr std::int64_t line_up(std::int64_t bytes) { return divided_up<std::int64_t>(bytes, 64) * 64; }
-
-// Panels that one task takes for `rows` rows. Four suit one row best (see panels_together).
-int panels_per_task(const LinearWeight& weight, int rows, int threads) {
-  const int panels = weight.columns().panels();
-  if (threads == 1) return panels;
-  const double bytes = static_cast<double>(weight.panel_bytes());
+double panel_ns(const LinearWeight& weight, int rows) {
   const double multiplies = static_cast<double>(rows) * kPanelColumns * weight.padded_inputs();
-  const double cost = std::max(bytes * kByteNanoseconds, multiplies * kMultiplyNanoseconds);
-  const int wanted = static_cast<int>(kTaskNanoseconds / cost);
-  const int fair = std::max(1, panels / (4 * threads));
-  const int taken = std::clamp(wanted, 1, std::max(1, divided_up(panels, threads)));
-  const int most = std::min(taken, std::max(fair, std::min(taken, 4)));
-  return most >= 4 ? most / 4 * 4 : most;
+  return std::max(static_cast<double>(weight.panel_bytes()) * kByteNs, multiplies * kMultiplyNs);
 }
 
 void multiply(Cpu& cpu, const LinearProduct& a, const LinearKernels& kernels) {
   const RowBlocks blocks = kernels.blocks(a);
-  const int count = blocks.count(), panels = a.weight.columns().panels(), threads = cpu.pool.threads();
+  const int count = blocks.count(), panels = a.weight.columns().panels();
+  const int group = blocks_per_group(a.weight, a.rows, count), groups = static_cast<int>(divided_up(count, group));
+  const int group_rows = std::min(a.rows, group * blocks.most);
 
-  // groups of whole blocks; tiles take blocks by two
-  const std::int64_t bytes = static_cast<std::int64_t>(a.rows) * a.weight.padded_inputs() * a.weight.element_bytes();
-  const int wanted_groups = static_cast<int>(divided_up(bytes, kGroupBytes));
-  const int group = std::min(count, divided_up(divided_up(count, wanted_groups), 2) * 2), groups = divided_up(count, group);
-  int group_rows = 0;
-  for (int i = 0; i < groups; ++i)
-    group_rows = std::max(group_rows, blocks.start(std::min(count, (i + 1) * group)) - blocks.start(i * group));
-
-  const std::int64_t row_bytes = kernels.activation_row_bytes(a);
-  const std::int64_t activation_bytes = line_up(a.rows * row_bytes);
+  const std::int64_t row_bytes = kernels.activation_row_bytes(a), activation_bytes = line_up(a.rows * row_bytes);
   const std::int64_t sums_bytes = line_up(static_cast<std::int64_t>(group_rows) * kPanelColumns * 4);
-  char* scratch = static_cast<char*>(cpu.scratch(activation_bytes + threads * sums_bytes));
+  char* scratch = static_cast<char*>(cpu.scratch(activation_bytes + cpu.pool.threads() * sums_bytes));
+  const void* activations = row_bytes ? scratch : nullptr;
   if (row_bytes) {
-    const auto parts = static_cast<int>(1 + blocks.most * row_bytes / kArrangedBytes);
-    const int tasks = count * parts;
-    cpu.pool.run_pieces(tasks, 1, [&](int begin, int end, int) {
+    const auto parts = static_cast<int>(divided_up(activation_bytes / count, kArrangedBytes));
+    cpu.pool.run_pieces(count * parts, 1, [&](int begin, int end, int) {
       for (int i = begin; i < end; ++i) kernels.arrange(a, scratch, i / parts, i % parts, parts);
     });
   }
 
-  const int together = panels_per_task(a.weight, group_rows, threads), tasks = divided_up(panels, together);
-  cpu.pool.run(groups * tasks, [&](int task, int thread) {
-    const int first_block = task / tasks * group, first_panel = task % tasks * together;
+  // group after group, each with all panels
+  const TaskCuts cuts(groups * panels, panel_ns(a.weight, group_rows), cpu.pool.threads());
+  cpu.pool.run(cuts.count(), [&](int task, int thread) {
     float* sums = reinterpret_cast<float*>(scratch + activation_bytes + thread * sums_bytes);
-    kernels.multiply(a, row_bytes ? scratch : nullptr, sums, first_block, std::min(count, first_block + group),
-                     first_panel, std::min(panels, first_panel + together));
+    const int end = cuts.start(task + 1);
+    for (int at = cuts.start(task); at < end;) {
+      const int first_block = at / panels * group, first_panel = at % panels;
+      const int last_panel = std::min(panels, first_panel + end - at);
+      kernels.multiply(a, activations, sums, first_block, std::min(count, first_block + group), first_panel, last_panel);
+      at += last_panel - first_panel;
+    }
   });
 }
 

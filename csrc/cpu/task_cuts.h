@@ -1,0 +1,35 @@
+// How a row of items of equal cost is cut into tasks: long ones first, so that streams from memory stay long, then shorter
+// and shorter ones, so that threads end together.
+#pragma once
+
+#include <algorithm>
+
+namespace octavo {
+
+class TaskCuts {
+ public:
+  // `item_ns` is what an item costs, roughly; what takes less than `kWorthSharingNs` in all is one task.
+  TaskCuts(int items, double item_ns, int threads) {
+    const double all_ns = items * item_ns;
+    const int share = (items + threads - 1) / threads;
+    int least = std::clamp(static_cast<int>(kShortestTaskNs / item_ns), 1, share);
+    if (threads == 1 || all_ns < kWorthSharingNs) least = items;
+    least = std::max(least, (items + kMostTasks / 2 - 1) / (kMostTasks / 2));
+    for (int start = 0; start < items; start = starts_[count_]) {
+      const int size = std::max(least, (items - start) / (2 * threads));
+      starts_[++count_] = std::min(items, start + size);
+    }
+  }
+
+  int count() const { return count_; }
+  int start(int task) const { return starts_[task]; }
+
+ private:
+  static constexpr double kShortestTaskNs = 4e3, kWorthSharingNs = 2e3;
+  static constexpr int kMostTasks = 512;
+
+  int count_ = 0;
+  int starts_[kMostTasks + 1] = {0};
+};
+
+}  // namespace octavo
