@@ -29,8 +29,6 @@ _ALL_READY_BYTES = 16 << 20
 """Most memory in such tensors."""
 _READY_OF_A_SHAPE = 16
 """Most of them in one shape: looking through many costs more than making one."""
-_UNSHARED = 2
-"""Uses of a storage that one tensor has alone; whoever counts is one more."""
 
 
 class CpuRuntime:
@@ -39,6 +37,7 @@ class CpuRuntime:
     def __init__(self, cpu: _native.Cpu) -> None:
         self.cpu = cpu
         self.weights = Arena()
+        self._idle_references, self._idle_uses = _idle_counts()
         self._ready: dict[tuple[tuple[int, ...], torch.dtype], list[tuple[Tensor, int]]] = {}
         self._ready_bytes_left = _ALL_READY_BYTES
         self._buffers: dict[tuple[int, torch.dtype], list[tuple[Tensor, int]]] = {}
@@ -61,12 +60,12 @@ class CpuRuntime:
         and recordings go on using the addresses they have seen. Small tensors are kept as they are, by shape: making
         one costs more than many a kernel.
         """
-        use_count = torch._C._storage_Use_Count
+        use_count, references, uses = torch._C._storage_Use_Count, self._idle_references, self._idle_uses
         kept = self._ready.get((shape, dtype))
         if kept is not None:
             for tensor, storage in kept:
-                # held by the list, this loop and the call that counts; its storage by no view of it
-                if getrefcount(tensor) == 3 and use_count(storage) == _UNSHARED:
+                # nobody else holds the tensor, and no view its storage
+                if getrefcount(tensor) == references and use_count(storage) == uses:
                     return tensor
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes <= min(_READY_BYTES, self._ready_bytes_left) and (kept is None or len(kept) < _READY_OF_A_SHAPE):
@@ -80,7 +79,9 @@ class CpuRuntime:
         """A tensor over a part of an unused buffer, whose size is a power of two."""
         size = max(_SMALLEST_BYTES, 1 << (num_bytes - 1).bit_length()) if num_bytes else _SMALLEST_BYTES
         buffers = self._buffers.setdefault((size, dtype), [])
-        buffer = next((each for each, storage in buffers if torch._C._storage_Use_Count(storage) == _UNSHARED), None)
+        buffer = next(
+            (each for each, storage in buffers if torch._C._storage_Use_Count(storage) == self._idle_uses), None
+        )
         if buffer is None:
             buffer = _allocate((size // dtype.itemsize,), dtype)
             buffers.append((buffer, buffer.untyped_storage()._cdata))
@@ -108,6 +109,19 @@ class CpuRuntime:
         memory = self._ready, self._ready_bytes_left, self._buffers
         self._ready, self._ready_bytes_left, self._buffers = self._memory_of_recordings
         self._memory_of_recordings = memory
+
+
+def _idle_counts() -> tuple[int, int]:
+    """References of a tensor that only a list holds while a loop goes over it, and uses of its storage.
+
+    Who counts is counted, by rules that differ between versions of Python.
+    """
+    tensor = torch.empty(1)
+    kept = [(tensor, tensor.untyped_storage()._cdata)]
+    del tensor
+    for tensor, storage in kept:
+        return getrefcount(tensor), torch._C._storage_Use_Count(storage)
+    raise AssertionError("the list is not empty")
 
 
 def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
