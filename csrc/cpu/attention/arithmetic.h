@@ -35,6 +35,9 @@ struct Bfloat16Products {
 };
 #endif
 
+// Asks for the line at `p` to come into the second cache: blocks lie apart, and the processor foresees only neighbours.
+inline void bring(const float* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
+
 template <int N>
 struct Count {
   static constexpr int value = N;
@@ -59,13 +62,17 @@ constexpr int kVectorsPerTile = kTileKeys / kLanes;
 
 // scores[r][key] = sum over units of q[r] * keys, for `Vectors` vectors of keys.
 template <class Products, int Rows, int Vectors>
-inline void score_vectors(const float* q, int q_stride, const float* const* keys, int units, float* scores) {
+inline void score_vectors(const float* q, int q_stride, const float* const* keys, const float* const* ahead, int units,
+                          float* scores) {
   Floats sums[Rows][Vectors];
   for (int r = 0; r < Rows; ++r)
     for (int j = 0; j < Vectors; ++j) sums[r][j] = zero();
   for (int unit = 0; unit < units; ++unit) {
     Floats key[Vectors];
-    for (int j = 0; j < Vectors; ++j) key[j] = load(keys[j] + unit * kTileKeys);
+    for (int j = 0; j < Vectors; ++j) {
+      key[j] = load(keys[j] + unit * kTileKeys);
+      bring(ahead[j] + unit * kTileKeys);
+    }
     for (int r = 0; r < Rows; ++r) {
       const Floats query = all(q[r * q_stride + unit]);
       for (int j = 0; j < Vectors; ++j) sums[r][j] = Products::multiply_add(sums[r][j], key[j], query);
@@ -77,25 +84,29 @@ inline void score_vectors(const float* q, int q_stride, const float* const* keys
 
 // Scores of rows against the tiles [low, high) of a chunk; `tiles[t]` is [units][16].
 template <class Products>
-inline void score_rows(int rows, const float* q, int q_stride, const float* const* tiles, int low, int high, int units,
-                       float* scores) {
+inline void score_rows(int rows, const float* q, int q_stride, const float* const* tiles, const float* const* next_tiles,
+                       int low, int high, int units, float* scores) {
   const float* keys[kChunkTiles * kVectorsPerTile];
-  for (int j = low * kVectorsPerTile; j < high * kVectorsPerTile; ++j)
+  const float* ahead[kChunkTiles * kVectorsPerTile];
+  for (int j = low * kVectorsPerTile; j < high * kVectorsPerTile; ++j) {
     keys[j] = tiles[j / kVectorsPerTile] + j % kVectorsPerTile * kLanes;
+    ahead[j] = next_tiles[j / kVectorsPerTile] + j % kVectorsPerTile * kLanes;
+  }
   with_rows(rows, [&](auto count) {
     constexpr int kRows = decltype(count)::value;
     constexpr int kMost = kLanes == 16 ? 4 : 2;
     int j = low * kVectorsPerTile;
     const int end = high * kVectorsPerTile;
     for (; j + kMost <= end; j += kMost)
-      score_vectors<Products, kRows, kMost>(q, q_stride, keys + j, units, scores + j * kLanes);
-    for (; j < end; ++j) score_vectors<Products, kRows, 1>(q, q_stride, keys + j, units, scores + j * kLanes);
+      score_vectors<Products, kRows, kMost>(q, q_stride, keys + j, ahead + j, units, scores + j * kLanes);
+    for (; j < end; ++j) score_vectors<Products, kRows, 1>(q, q_stride, keys + j, ahead + j, units, scores + j * kLanes);
   });
 }
 
 // Values that lie side by side: rows [units][padded_dim], multiplied with `units` weights from `first_unit` on.
 struct Segment {
   const float* values;
+  const float* ahead;  // what is read next time in the place of `values`
   int first_unit;
   int units;
 };
@@ -110,10 +121,14 @@ inline void add_vectors(const Segment* segments, int count, const float* weights
       added[r][j] = mul(load(sums + r * dim + first + j * kLanes), all(factors[r]));
   for (int s = 0; s < count; ++s) {
     const float* values = segments[s].values + first;
+    const float* ahead = segments[s].ahead + first;
     const float* weight = weights + segments[s].first_unit;
     for (int unit = 0; unit < segments[s].units; ++unit) {
       Floats value[Vectors];
-      for (int j = 0; j < Vectors; ++j) value[j] = load(values + unit * dim + j * kLanes);
+      for (int j = 0; j < Vectors; ++j) {
+        value[j] = load(values + unit * dim + j * kLanes);
+        bring(ahead + unit * dim + j * kLanes);
+      }
       for (int r = 0; r < Rows; ++r) {
         const Floats shared = all(weight[r * weights_stride + unit]);
         for (int j = 0; j < Vectors; ++j) added[r][j] = Products::multiply_add(added[r][j], value[j], shared);

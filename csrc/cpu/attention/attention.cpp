@@ -37,20 +37,27 @@ int first_split(const Attention& a, const AttentionItem& item) {
 
 int end_split(const AttentionItem& item) { return (item.end_position() + kSplitKeys - 1) / kSplitKeys; }
 
-// The items of one KV head, those with the most keys first: the last tasks of a region should be short ones.
+// Head by head, for the keys of one are all that fits a cache; within a head those with the most keys first, so that the
+// last tasks of a region are short.
 std::vector<AttentionItem> plan_items(const Attention& a) {
-  const int group = a.heads / a.kv_heads;
-  const int most_queries = std::max(1, kItemRows / group);
+  const int most_queries = std::max(1, kItemRows / (a.heads / a.kv_heads));
   std::vector<AttentionItem> items;
   for (int row = 0; row < a.rows; ++row) {
     const int first_token = a.query_starts[row], queries = a.query_starts[row + 1] - first_token;
     const int context = a.sequence_lengths[row] - queries;
     for (int done = 0; done < queries; done += most_queries)
-      items.push_back({row, first_token + done, context + done, std::min(most_queries, queries - done)});
+      items.push_back({row, 0, first_token + done, context + done, std::min(most_queries, queries - done)});
   }
   std::stable_sort(items.begin(), items.end(), [](const AttentionItem& one, const AttentionItem& other) {
     return one.end_position() > other.end_position();
   });
+  const std::size_t count = items.size();
+  items.reserve(count * a.kv_heads);
+  for (int kv_head = 1; kv_head < a.kv_heads; ++kv_head)
+    for (std::size_t i = 0; i < count; ++i) {
+      items.push_back(items[i]);
+      items.back().kv_head = kv_head;
+    }
   return items;
 }
 
@@ -72,19 +79,18 @@ void attend_items(Cpu& cpu, const Attention& a, const AttentionKernels& kernels,
   const std::int64_t thread_bytes = own_bytes + 2 * partial * static_cast<std::int64_t>(sizeof(float));
   auto* memory = static_cast<std::uint8_t*>(cpu.scratch(thread_bytes * cpu.pool.threads()));
   const int count = static_cast<int>(items.size());
-  cpu.pool.run(count * a.kv_heads, [&](int task, int thread) {
+  cpu.pool.run(count, [&](int task, int thread) {
     std::uint8_t* own = memory + thread * thread_bytes;
     float* sums = reinterpret_cast<float*>(own + own_bytes);
-    const AttentionItem& item = items[task % count];
-    const int kv_head = task / count;
+    const AttentionItem &item = items[task], &next = items[std::min(task + cpu.pool.threads(), count - 1)];
     const AttentionPartial total = partial_at(a, sums, rows), part = partial_at(a, sums + partial, rows);
     const int first = first_split(a, item);
-    kernels.attend(a, item, kv_head, first, total, own);
+    kernels.attend(a, item, first, next, total, own);
     for (int split = first + 1; split < end_split(item); ++split) {
-      kernels.attend(a, item, kv_head, split, part, own);
+      kernels.attend(a, item, split, next, part, own);
       kernels.merge(a, item, total, part);
     }
-    kernels.finish(a, item, kv_head, total);
+    kernels.finish(a, item, total);
   });
 }
 
@@ -97,7 +103,8 @@ void attend_splits(Cpu& cpu, const Attention& a, const AttentionKernels& kernels
   std::vector<Task> tasks;
   std::vector<int> first_tasks;
   std::int64_t floats = 0;
-  for (int i = 0; i < static_cast<int>(items.size()); ++i) {
+  const int num_items = static_cast<int>(items.size());
+  for (int i = 0; i < num_items; ++i) {
     first_tasks.push_back(static_cast<int>(tasks.size()));
     for (int split = first_split(a, items[i]); split < end_split(items[i]); ++split) {
       tasks.push_back({i, split, floats});
@@ -105,26 +112,23 @@ void attend_splits(Cpu& cpu, const Attention& a, const AttentionKernels& kernels
     }
   }
   first_tasks.push_back(static_cast<int>(tasks.size()));
-  const int count = static_cast<int>(tasks.size());
   const std::int64_t own_bytes = kernels.scratch_bytes(a), own_total = own_bytes * cpu.pool.threads();
-  const std::int64_t partial_bytes = floats * a.kv_heads * static_cast<std::int64_t>(sizeof(float));
-  auto* memory = static_cast<std::uint8_t*>(cpu.scratch(own_total + partial_bytes));
+  auto* memory = static_cast<std::uint8_t*>(cpu.scratch(own_total + floats * static_cast<std::int64_t>(sizeof(float))));
   float* partials = reinterpret_cast<float*>(memory + own_total);
-  const auto partial_of = [&](const Task& task, int kv_head) {
-    return partial_at(a, partials + kv_head * floats + task.place, partial_rows(a, items[task.item].queries));
+  const auto partial_of = [&](const Task& task) {
+    return partial_at(a, partials + task.place, partial_rows(a, items[task.item].queries));
   };
-  cpu.pool.run(count * a.kv_heads, [&](int index, int thread) {
-    const Task& task = tasks[index % count];
-    const int kv_head = index / count;
-    kernels.attend(a, items[task.item], kv_head, task.split, partial_of(task, kv_head), memory + thread * own_bytes);
+  cpu.pool.run(static_cast<int>(tasks.size()), [&](int index, int thread) {
+    const Task& task = tasks[index];
+    const AttentionItem& item = items[task.item];
+    kernels.attend(a, item, task.split, item, partial_of(task), memory + thread * own_bytes);
   });
-  cpu.pool.run_pieces(static_cast<int>(items.size()) * a.kv_heads, 2, [&](int begin, int end, int) {
-    for (int index = begin; index < end; ++index) {
-      const int i = index % static_cast<int>(items.size()), kv_head = index / static_cast<int>(items.size());
-      const AttentionPartial total = partial_of(tasks[first_tasks[i]], kv_head);
+  cpu.pool.run_pieces(num_items, 2, [&](int begin, int end, int) {
+    for (int i = begin; i < end; ++i) {
+      const AttentionPartial total = partial_of(tasks[first_tasks[i]]);
       for (int task = first_tasks[i] + 1; task < first_tasks[i + 1]; ++task)
-        kernels.merge(a, items[i], total, partial_of(tasks[task], kv_head));
-      kernels.finish(a, items[i], kv_head, total);
+        kernels.merge(a, items[i], total, partial_of(tasks[task]));
+      kernels.finish(a, items[i], total);
     }
   });
 }
@@ -139,7 +143,7 @@ void run_attention(Cpu& cpu, const Attention& a, const AttentionKernels& kernels
   });
   const std::vector<AttentionItem> items = plan_items(a);
   if (items.empty()) return;
-  const bool is_few = static_cast<int>(items.size()) * a.kv_heads < 4 * cpu.pool.threads();
+  const bool is_few = static_cast<int>(items.size()) < 4 * cpu.pool.threads();
   const bool is_long = end_split(items.front()) - first_split(a, items.front()) > 1;
   if (cpu.pool.threads() > 1 && is_few && is_long) return attend_splits(cpu, a, kernels, items);
   attend_items(cpu, a, kernels, items);

@@ -52,7 +52,8 @@ struct Attention {
 };
 
 struct AttentionItem {
-  int row;          // sequence
+  int row;  // sequence
+  int kv_head;
   int first_token;  // flat index of the first query
   int first_position;
   int queries;
@@ -70,13 +71,13 @@ struct AttentionKernels {
   std::int64_t (*scratch_bytes)(const Attention&);  // that `attend` needs, a multiple of 64
   // Tokens [begin, end) of one KV head.
   void (*write)(const Attention&, int kv_head, int begin, int end);
-  // One split of one item.
-  void (*attend)(const Attention&, const AttentionItem&, int kv_head, int split, const AttentionPartial&,
+  // One split of one item; `next` is what this thread is likely to attend to afterwards, to fetch its first keys.
+  void (*attend)(const Attention&, const AttentionItem&, int split, const AttentionItem& next, const AttentionPartial&,
                  std::uint8_t* scratch);
   // Adds a later split to the sum of earlier ones.
   void (*merge)(const Attention&, const AttentionItem&, const AttentionPartial& total, const AttentionPartial& part);
   // Divides by the weights and stores the answer.
-  void (*finish)(const Attention&, const AttentionItem&, int kv_head, const AttentionPartial&);
+  void (*finish)(const Attention&, const AttentionItem&, const AttentionPartial&);
 };
 
 const AttentionKernels& attention_kernels(Level level);

@@ -58,6 +58,7 @@ struct Chunk {
   int first_key;
   int low, high;
   const float* keys[kChunkTiles];
+  const float* next_keys[kChunkTiles];  // what to fetch from memory meanwhile
   Segment values[kChunkTiles + 1];
   bool has_last_value;  // values[high] is the first half of a pair
   bool has_scales;
@@ -70,17 +71,22 @@ int at_most(int x, int limit) { return x < limit ? x : limit; }
 int first_seen(const Attention& a, int position) { return position < a.window ? 0 : position - a.window + 1; }
 
 template <class Products>
-void fetch_tile(const Attention& a, const std::uint8_t* tile, int valid, float factor, int t, Chunk& chunk, Scratch& scratch) {
+void fetch_tile(const Attention& a, const std::uint8_t* tile, const std::uint8_t* next, int valid, float factor, int t, Chunk& chunk, Scratch& scratch) {
   const int dim = a.layout.padded_dim;
   const std::uint8_t* values = tile + a.layout.side_bytes;
   float* key_units = scratch.key_units + t * kTileKeys * dim;
   float* value_units = scratch.value_units + t * kTileKeys * dim;
   const bool is_operand = a.cache_type == (Products::kPerUnit == 2 ? Type::bfloat16 : Type::float32);
+  const float* next_values = value_units;
   if (is_operand) {
     chunk.keys[t] = reinterpret_cast<const float*>(tile);
+    chunk.next_keys[t] = reinterpret_cast<const float*>(next);
     value_units = reinterpret_cast<float*>(const_cast<std::uint8_t*>(values));
+    next_values = reinterpret_cast<const float*>(next + a.layout.side_bytes);
   } else {
-    chunk.keys[t] = key_units;
+    chunk.keys[t] = chunk.next_keys[t] = key_units;
+    if (next != tile)
+      for (int i = 0; i < a.layout.tile_bytes; i += 64) bring(reinterpret_cast<const float*>(next + i));
     if (a.cache_type == Type::int8) widen_tile<Type::int8>(tile, values, dim, valid, Products(), key_units, value_units);
     if (a.cache_type == Type::fp8_e4m3)
       widen_tile<Type::fp8_e4m3>(tile, values, dim, valid, Products(), key_units, value_units);
@@ -89,7 +95,7 @@ void fetch_tile(const Attention& a, const std::uint8_t* tile, int valid, float f
         widen_tile<Type::bfloat16>(tile, values, dim, valid, Products(), key_units, value_units);
   }
   // keys behind the last one may be anything, NaN too: their units are not read, or cleared below
-  chunk.values[t] = {value_units, t * kTileKeys / Products::kPerUnit, valid / Products::kPerUnit};
+  chunk.values[t] = {value_units, next_values, t * kTileKeys / Products::kPerUnit, valid / Products::kPerUnit};
   chunk.has_last_value = valid % Products::kPerUnit != 0;
   if (chunk.has_last_value) {
     const float* pair = value_units + valid / 2 * dim;
@@ -101,7 +107,7 @@ void fetch_tile(const Attention& a, const std::uint8_t* tile, int valid, float f
       store(scratch.last_value + i, load(pair + i));
 #endif
     }
-    chunk.values[t + 1] = {scratch.last_value, (t * kTileKeys + valid) / 2, 1};
+    chunk.values[t + 1] = {scratch.last_value, scratch.last_value, (t * kTileKeys + valid) / 2, 1};
   }
   const float* scales = reinterpret_cast<const float*>(values + a.layout.side_bytes);
   for (int i = 0; i < kTileKeys; ++i) {
@@ -113,7 +119,8 @@ void fetch_tile(const Attention& a, const std::uint8_t* tile, int valid, float f
 
 // Tiles [low, high) of the chunk hold every key that the item's queries see of it.
 template <class Products>
-Chunk fetch_chunk(const Attention& a, const AttentionItem& item, int kv_head, int first_key, float factor, Scratch& scratch) {
+Chunk fetch_chunk(const Attention& a, const AttentionItem& item, const AttentionItem& following, int first_key, float factor,
+                  Scratch& scratch) {
   Chunk chunk;
   chunk.first_key = first_key;
   chunk.has_scales = a.cache_type == Type::int8 || a.cache_type == Type::fp8_e4m3;
@@ -121,25 +128,35 @@ Chunk fetch_chunk(const Attention& a, const AttentionItem& item, int kv_head, in
   const int length = a.sequence_lengths[item.row];
   chunk.low = at_least_zero(first_seen(a, item.first_position) - first_key) / kTileKeys;
   chunk.high = (at_most(item.end_position() - first_key, kChunkKeys) + kTileKeys - 1) / kTileKeys;
-  const std::int32_t* table = a.block_tables + item.row * a.table_stride;
+  const auto tile_of = [&](const AttentionItem& whose, int key) {
+    const std::int32_t* table = a.block_tables + whose.row * a.table_stride;
+    return tile_at(a, table[key / a.block_size], whose.kv_head, key % a.block_size);
+  };
+  const int next_start = first_seen(a, following.first_position) / kChunkKeys * kChunkKeys;
   for (int t = chunk.low; t < chunk.high; ++t) {
     const int key = first_key + t * kTileKeys;
-    const std::uint8_t* tile = tile_at(a, table[key / a.block_size], kv_head, key % a.block_size);
-    fetch_tile<Products>(a, tile, at_most(length - key, kTileKeys), factor, t, chunk, scratch);
+    const std::uint8_t* tile = tile_of(item, key);
+    const std::uint8_t* next = tile;
+    if (key + kChunkKeys < item.end_position()) {
+      next = tile_of(item, key + kChunkKeys);
+    } else if (next_start + t * kTileKeys < following.end_position()) {
+      next = tile_of(following, next_start + t * kTileKeys);
+    }
+    fetch_tile<Products>(a, tile, next, at_most(length - key, kTileKeys), factor, t, chunk, scratch);
   }
   return chunk;
 }
 
-void load_queries_as_floats(const Attention& a, const AttentionItem& item, int kv_head, int row, float* out) {
+void load_queries_as_floats(const Attention& a, const AttentionItem& item, int row, float* out) {
   const int group = a.heads / a.kv_heads;
   const std::int64_t first = (item.first_token + row / group) * a.q_stride +
-                             static_cast<std::int64_t>(kv_head * group + row % group) * a.dim;
+                             static_cast<std::int64_t>(item.kv_head * group + row % group) * a.dim;
   load_row(a.q, first, a.type, a.dim, out);
 }
 
 template <class Products, bool IsBent>
-void attend_chunks(const Attention& a, const AttentionItem& item, int kv_head, int split, const AttentionPartial& partial,
-                   std::uint8_t* memory) {
+void attend_chunks(const Attention& a, const AttentionItem& item, int split, const AttentionItem& next,
+                   const AttentionPartial& partial, std::uint8_t* memory) {
   Scratch scratch;
   lay_out(a, memory, &scratch);
   const int group = a.heads / a.kv_heads, rows = item.queries * group, all_rows = (rows + 15) / 16 * 16;
@@ -148,7 +165,7 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int kv_head, i
 
   alignas(64) float row_values[kMostDim] = {};
   for (int r = 0; r < rows; ++r) {
-    load_queries_as_floats(a, item, kv_head, r, row_values);
+    load_queries_as_floats(a, item, r, row_values);
     Products::store_queries(scratch.queries + r * units, row_values, dim);
   }
   for (int r = 0; r < all_rows; ++r) partial.maxima[r] = kNothing;
@@ -161,7 +178,7 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int kv_head, i
   const int end = at_most(item.end_position(), split_start + kSplitKeys);
   const float factor = IsBent && a.soft_cap != 0.0f ? a.scale : a.scale * kLog2E;
   for (int first_key = start; first_key < end; first_key += kChunkKeys) {
-    const Chunk chunk = fetch_chunk<Products>(a, item, kv_head, first_key, factor, scratch);
+    const Chunk chunk = fetch_chunk<Products>(a, item, next, first_key, factor, scratch);
     // what the rows of a block see of the chunk, in tiles
     const auto seen = [&](int r, int count, int& low, int& high) {
       const int earliest = item.first_position + r / group, latest = item.first_position + (r + count - 1) / group;
@@ -173,14 +190,14 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int kv_head, i
       const int count = at_most(rows - r, kRowBlock);
       seen(r, count, low, high);
       if (low < high)
-        score_rows<Products>(count, scratch.queries + r * units, units, chunk.keys, low, high, units,
+        score_rows<Products>(count, scratch.queries + r * units, units, chunk.keys, chunk.next_keys, low, high, units,
                              scratch.scores + r * kChunkKeys);
     }
     for (int r = 0; r < rows; ++r) {
       const int position = item.first_position + r / group;
       Bend bend{a.soft_cap, 0.0f, 0.0f};
       if (IsBent && a.alibi) {
-        bend.slope = a.alibi[kv_head * group + r % group] * kLog2E;
+        bend.slope = a.alibi[item.kv_head * group + r % group] * kLog2E;
         bend.distance = static_cast<float>(first_key - position);
       }
       const float largest = weigh<IsBent>(scratch.scores + r * kChunkKeys, scratch.key_factors,
@@ -208,19 +225,19 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int kv_head, i
 }
 
 template <class Products>
-void attend_with(const Attention& a, const AttentionItem& item, int kv_head, int split, const AttentionPartial& partial,
-                 std::uint8_t* scratch) {
-  a.soft_cap != 0.0f || a.alibi ? attend_chunks<Products, true>(a, item, kv_head, split, partial, scratch)
-                                : attend_chunks<Products, false>(a, item, kv_head, split, partial, scratch);
+void attend_with(const Attention& a, const AttentionItem& item, int split, const AttentionItem& next,
+                 const AttentionPartial& partial, std::uint8_t* scratch) {
+  a.soft_cap != 0.0f || a.alibi ? attend_chunks<Products, true>(a, item, split, next, partial, scratch)
+                                : attend_chunks<Products, false>(a, item, split, next, partial, scratch);
 }
 
-void attend(const Attention& a, const AttentionItem& item, int kv_head, int split, const AttentionPartial& partial,
-            std::uint8_t* scratch) {
+void attend(const Attention& a, const AttentionItem& item, int split, const AttentionItem& next,
+            const AttentionPartial& partial, std::uint8_t* scratch) {
 #if defined(__AVX512BF16__)
   if (a.type == Type::bfloat16 && a.cache_type != Type::float32)
-    return attend_with<Bfloat16Products>(a, item, kv_head, split, partial, scratch);
+    return attend_with<Bfloat16Products>(a, item, split, next, partial, scratch);
 #endif
-  attend_with<Float32Products>(a, item, kv_head, split, partial, scratch);
+  attend_with<Float32Products>(a, item, split, next, partial, scratch);
 }
 
 void merge(const Attention& a, const AttentionItem& item, const AttentionPartial& total, const AttentionPartial& part) {
@@ -239,12 +256,12 @@ void merge(const Attention& a, const AttentionItem& item, const AttentionPartial
   }
 }
 
-void finish(const Attention& a, const AttentionItem& item, int kv_head, const AttentionPartial& total) {
+void finish(const Attention& a, const AttentionItem& item, const AttentionPartial& total) {
   const int group = a.heads / a.kv_heads, rows = item.queries * group;
   for (int r = 0; r < rows; ++r) {
     const float* sums = total.sums + r * a.layout.padded_dim;
     const Floats share = all(1.0f / total.weights[r]);
-    const std::int64_t first = (static_cast<std::int64_t>(item.first_token + r / group) * a.heads + kv_head * group + r % group) * a.dim;
+    const std::int64_t first = (static_cast<std::int64_t>(item.first_token + r / group) * a.heads + item.kv_head * group + r % group) * a.dim;
     const auto write = [&](auto* out) {
       int i = 0;
       for (; i + kLanes <= a.dim; i += kLanes) store(out + i, mul(load(sums + i), share));
