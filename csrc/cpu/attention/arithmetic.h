@@ -43,7 +43,9 @@ struct Count {
   static constexpr int value = N;
 };
 
-constexpr int kRowBlock = 6;
+// Rows whose sums fit the registers beside the operands.
+constexpr int kScoreRows = 8;
+constexpr int kValueRows = 8;
 
 // Calls `f` with the number of rows as a constant.
 template <class F>
@@ -54,7 +56,9 @@ inline void with_rows(int rows, const F& f) {
     case 3: return f(Count<3>());
     case 4: return f(Count<4>());
     case 5: return f(Count<5>());
-    default: return f(Count<6>());
+    case 6: return f(Count<6>());
+    case 7: return f(Count<7>());
+    default: return f(Count<8>());
   }
 }
 
@@ -94,7 +98,7 @@ inline void score_rows(int rows, const float* q, int q_stride, const float* cons
   }
   with_rows(rows, [&](auto count) {
     constexpr int kRows = decltype(count)::value;
-    constexpr int kMost = kLanes == 16 ? 4 : 2;
+    constexpr int kMost = (kLanes == 16 ? 2 : 1) * (kRows <= 6 ? 2 : 1);
     int j = low * kVectorsPerTile;
     const int end = high * kVectorsPerTile;
     for (; j + kMost <= end; j += kMost)
@@ -144,7 +148,7 @@ inline void add_values(int rows, const Segment* segments, int count, const float
                        const float* factors, float* sums, int dim) {
   with_rows(rows, [&](auto number) {
     constexpr int kRows = decltype(number)::value;
-    constexpr int kMost = (kLanes == 16 ? 4 : 2) * (kRows <= 2 ? 2 : 1);
+    constexpr int kMost = kLanes == 16 ? (kRows <= 2 ? 8 : kRows <= 4 ? 4 : 2) : kRows <= 2 ? 4 : kRows <= 6 ? 2 : 1;
     const auto add = [&](auto vectors, int first) {
       add_vectors<Products, kRows, decltype(vectors)::value>(segments, count, weights, weights_stride, factors, sums,
                                                              dim, first);

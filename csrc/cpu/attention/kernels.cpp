@@ -178,7 +178,7 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
   const int end = at_most(item.end_position(), split_start + kSplitKeys);
   const float factor = IsBent && a.soft_cap != 0.0f ? a.scale : a.scale * kLog2E;
   for (int first_key = start; first_key < end; first_key += kChunkKeys) {
-    const Chunk chunk = fetch_chunk<Products>(a, item, next, first_key, factor, scratch);
+    Chunk chunk = fetch_chunk<Products>(a, item, next, first_key, factor, scratch);
     // what the rows of a block see of the chunk, in tiles
     const auto seen = [&](int r, int count, int& low, int& high) {
       const int earliest = item.first_position + r / group, latest = item.first_position + (r + count - 1) / group;
@@ -186,11 +186,11 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
       high = at_most(at_least_zero(latest + kTileKeys - first_key) / kTileKeys, chunk.high);
     };
     int low, high;
-    for (int r = 0; r < rows; r += kRowBlock) {
-      const int count = at_most(rows - r, kRowBlock);
+    for (int r = 0; r < rows; r += kScoreRows) {
+      const int count = at_most(rows - r, kScoreRows);
       seen(r, count, low, high);
       if (low < high)
-        score_rows<Products>(count, scratch.queries + r * units, units, chunk.keys, chunk.next_keys, low, high, units,
+        score_rows<Products>(count, scratch.queries + r * units, units, chunk.keys, r == 0 ? chunk.next_keys : chunk.keys, low, high, units,
                              scratch.scores + r * kChunkKeys);
     }
     for (int r = 0; r < rows; ++r) {
@@ -212,13 +212,14 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
       store_row_weights<Products>(scratch.scores + r * kChunkKeys, partial.maxima[r],
                                   chunk.has_scales ? scratch.value_scales : nullptr, scratch.factors[r],
                                   scratch.lane_sums + r * kLanes, scratch.weights + r * kWeightUnits);
-    for (int r = 0; r < rows; r += kRowBlock) {
-      const int count = at_most(rows - r, kRowBlock);
+    for (int r = 0; r < rows; r += kValueRows) {
+      const int count = at_most(rows - r, kValueRows);
       seen(r, count, low, high);
       if (low >= high) continue;
       const int segments = high - low + (high == chunk.high && chunk.has_last_value);
       add_values<Products>(count, chunk.values + low, segments, scratch.weights + r * kWeightUnits, kWeightUnits,
                            scratch.factors + r, partial.sums + r * dim, dim);
+      for (int s = chunk.low; r == 0 && s <= chunk.high; ++s) chunk.values[s].ahead = chunk.values[s].values;
     }
   }
   for (int r = 0; r < rows; ++r) partial.weights[r] = sum_of(load(scratch.lane_sums + r * kLanes));
