@@ -14,9 +14,10 @@ struct Float32Products {
   static constexpr int kPerUnit = 1;
   static constexpr int kExponentialDegree = 5;
   static Floats multiply_add(Floats sum, Floats a, Floats b) { return fma(a, b, sum); }
-  // Row of values that are multiplied: element i of `units` as it stands in `x`.
+  // A vector of weights from number `first` on.
   static void store_weights(float* units, int first, Floats x) { store(units + first, x); }
-  static void store_queries(float* units, const float* x, int count) { std::memcpy(units, x, sizeof(float) * count); }
+  // `count` numbers, a multiple of 16, as operands.
+  static void to_units(const float* x, int count, float* units) { std::memcpy(units, x, sizeof(float) * count); }
 };
 
 #if defined(__AVX512BF16__)
@@ -29,14 +30,20 @@ struct Bfloat16Products {
   static void store_weights(float* units, int first, Floats x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(units + first / 2), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
   }
-  static void store_queries(float* units, const float* x, int count) {
+  static void to_units(const float* x, int count, float* units) {
     for (int i = 0; i < count; i += kLanes) store(reinterpret_cast<bf16*>(units) + i, load(x + i));
   }
 };
 #endif
 
+// Sixteen units that lie as operands.
+struct Plain {
+  static constexpr int kBytes = 64;
+  static Floats get(const std::uint8_t* p) { return load(reinterpret_cast<const float*>(p)); }
+};
+
 // Asks for the line at `p` to come into the second cache: blocks lie apart, and the processor foresees only neighbours.
-inline void bring(const float* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
+[[gnu::always_inline]] inline void bring(const std::uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
 template <int N>
 struct Count {
@@ -62,39 +69,53 @@ inline void with_rows(int rows, const F& f) {
   }
 }
 
+// Vector `j` of a run of 16-unit pieces that `Source` reads; a piece is one vector, or two narrow ones.
+template <class Source>
+inline Floats vector_at(const std::uint8_t* pieces, int j) {
+  return Source::get(pieces + j * (Source::kBytes * kLanes / 16));
+}
+
 constexpr int kVectorsPerTile = kTileKeys / kLanes;
 
-// scores[r][key] = sum over units of q[r] * keys, for `Vectors` vectors of keys.
-template <class Products, int Rows, int Vectors>
-inline void score_vectors(const float* q, int q_stride, const float* const* keys, const float* const* ahead, int units,
-                          float* scores) {
+// scores[r][key] = sum over units of q[unit][r] * keys, for `Vectors` vectors of keys, one piece apart from unit to unit;
+// meanwhile fetches what lies in the same places from `ahead` on.
+template <class Products, class Source, int Rows, int Vectors>
+[[gnu::always_inline]] inline void score_vectors(const float* q, const std::uint8_t* const* keys, const std::uint8_t* const* ahead,
+                          int units, float* scores) {
   Floats sums[Rows][Vectors];
+#pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
     for (int j = 0; j < Vectors; ++j) sums[r][j] = zero();
   for (int unit = 0; unit < units; ++unit) {
     Floats key[Vectors];
+#pragma GCC unroll 8
     for (int j = 0; j < Vectors; ++j) {
-      key[j] = load(keys[j] + unit * kTileKeys);
-      bring(ahead[j] + unit * kTileKeys);
+      key[j] = Source::get(keys[j] + unit * Source::kBytes);
+      bring(ahead[j] + unit * Source::kBytes);
     }
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
-      const Floats query = all(q[r * q_stride + unit]);
+      const Floats query = all(q[unit * kScoreRows + r]);
+#pragma GCC unroll 8
       for (int j = 0; j < Vectors; ++j) sums[r][j] = Products::multiply_add(sums[r][j], key[j], query);
     }
   }
+#pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
     for (int j = 0; j < Vectors; ++j) store(scores + r * kChunkKeys + j * kLanes, sums[r][j]);
 }
 
-// Scores of rows against the tiles [low, high) of a chunk; `tiles[t]` is [units][16].
-template <class Products>
-inline void score_rows(int rows, const float* q, int q_stride, const float* const* tiles, const float* const* next_tiles,
-                       int low, int high, int units, float* scores) {
-  const float* keys[kChunkTiles * kVectorsPerTile];
-  const float* ahead[kChunkTiles * kVectorsPerTile];
+// Scores of rows against the tiles [low, high) of a chunk; a tile is [units][16 keys].
+template <class Products, class Source>
+[[gnu::noinline]] void score_rows(int rows, const float* q, const std::uint8_t* const* tiles,
+                       const std::uint8_t* const* next_tiles, int low, int high, int units, float* scores) {
+  const std::uint8_t *keys[kChunkTiles * kVectorsPerTile], *ahead[kChunkTiles * kVectorsPerTile];
   for (int j = low * kVectorsPerTile; j < high * kVectorsPerTile; ++j) {
-    keys[j] = tiles[j / kVectorsPerTile] + j % kVectorsPerTile * kLanes;
-    ahead[j] = next_tiles[j / kVectorsPerTile] + j % kVectorsPerTile * kLanes;
+    const int offset = j % kVectorsPerTile * (Source::kBytes / kVectorsPerTile);
+    keys[j] = tiles[j / kVectorsPerTile] + offset;
+    ahead[j] = next_tiles[j / kVectorsPerTile] + offset;
   }
   with_rows(rows, [&](auto count) {
     constexpr int kRows = decltype(count)::value;
@@ -102,56 +123,66 @@ inline void score_rows(int rows, const float* q, int q_stride, const float* cons
     int j = low * kVectorsPerTile;
     const int end = high * kVectorsPerTile;
     for (; j + kMost <= end; j += kMost)
-      score_vectors<Products, kRows, kMost>(q, q_stride, keys + j, ahead + j, units, scores + j * kLanes);
-    for (; j < end; ++j) score_vectors<Products, kRows, 1>(q, q_stride, keys + j, ahead + j, units, scores + j * kLanes);
+      score_vectors<Products, Source, kRows, kMost>(q, keys + j, ahead + j, units, scores + j * kLanes);
+    for (; j < end; ++j)
+      score_vectors<Products, Source, kRows, 1>(q, keys + j, ahead + j, units, scores + j * kLanes);
   });
 }
 
-// Values that lie side by side: rows [units][padded_dim], multiplied with `units` weights from `first_unit` on.
+// Values that lie side by side: [units][padded_dim], multiplied with `units` weights from `first_unit` on.
 struct Segment {
-  const float* values;
-  const float* ahead;  // what is read next time in the place of `values`
+  const std::uint8_t* values;
+  const std::uint8_t* ahead;  // what is read next time in the place of `values`
   int first_unit;
   int units;
 };
 
 // sums[r] = sums[r] * factors[r] + sum over units of weights[r] * values, for `Vectors` vectors of the answer.
-template <class Products, int Rows, int Vectors>
-inline void add_vectors(const Segment* segments, int count, const float* weights, int weights_stride,
-                        const float* factors, float* sums, int dim, int first) {
+template <class Products, class Source, int Rows, int Vectors>
+[[gnu::always_inline]] inline void add_vectors(const Segment* segments, int count, const float* weights, const float* factors, float* sums,
+                        int dim, int first) {
+  constexpr int kStride = kChunkKeys / Products::kPerUnit;
   Floats added[Rows][Vectors];
+#pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
     for (int j = 0; j < Vectors; ++j)
       added[r][j] = mul(load(sums + r * dim + first + j * kLanes), all(factors[r]));
+  const int row_bytes = dim / 16 * Source::kBytes;
   for (int s = 0; s < count; ++s) {
-    const float* values = segments[s].values + first;
-    const float* ahead = segments[s].ahead + first;
+    const std::uint8_t* values = segments[s].values + first * Source::kBytes / 16;
+    const std::uint8_t* ahead = segments[s].ahead + first * Source::kBytes / 16;
     const float* weight = weights + segments[s].first_unit;
     for (int unit = 0; unit < segments[s].units; ++unit) {
       Floats value[Vectors];
+#pragma GCC unroll 8
       for (int j = 0; j < Vectors; ++j) {
-        value[j] = load(values + unit * dim + j * kLanes);
-        bring(ahead + unit * dim + j * kLanes);
+        value[j] = vector_at<Source>(values + unit * row_bytes, j);
+        bring(ahead + unit * row_bytes + j * (Source::kBytes * kLanes / 16));
       }
+#pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) {
-        const Floats shared = all(weight[r * weights_stride + unit]);
+        const Floats shared = all(weight[r * kStride + unit]);
+#pragma GCC unroll 8
         for (int j = 0; j < Vectors; ++j) added[r][j] = Products::multiply_add(added[r][j], value[j], shared);
       }
     }
   }
+#pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
     for (int j = 0; j < Vectors; ++j) store(sums + r * dim + first + j * kLanes, added[r][j]);
 }
 
-template <class Products>
-inline void add_values(int rows, const Segment* segments, int count, const float* weights, int weights_stride,
-                       const float* factors, float* sums, int dim) {
+template <class Products, class Source>
+[[gnu::noinline]] void add_values(int rows, const Segment* segments, int count, const float* weights, const float* factors,
+                                float* sums, int dim) {
   with_rows(rows, [&](auto number) {
     constexpr int kRows = decltype(number)::value;
     constexpr int kMost = kLanes == 16 ? (kRows <= 2 ? 8 : kRows <= 4 ? 4 : 2) : kRows <= 2 ? 4 : kRows <= 6 ? 2 : 1;
     const auto add = [&](auto vectors, int first) {
-      add_vectors<Products, kRows, decltype(vectors)::value>(segments, count, weights, weights_stride, factors, sums,
-                                                             dim, first);
+      add_vectors<Products, Source, kRows, decltype(vectors)::value>(segments, count, weights, factors, sums, dim,
+                                                                     first);
     };
     int first = 0;
     for (; first + kMost * kLanes <= dim; first += kMost * kLanes) add(Count<kMost>(), first);

@@ -1,6 +1,8 @@
 // Tiles of the cache as operands, and the writing of keys and values into them.
 #pragma once
 
+#include <cstddef>
+
 #include "arithmetic.h"
 
 namespace octavo {
@@ -11,6 +13,10 @@ namespace {
 inline Floats low_half(Floats x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 16)); }
 inline Floats high_half(Floats x) {
   return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+// The first of two bfloat16 in each lane, with zero for the second.
+inline Floats first_of_pairs(Floats x) {
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0xffff)));
 }
 using Codes = __m512i;  // 32-bit lanes
 inline Codes load_pairs(const std::uint8_t* p) {
@@ -31,6 +37,9 @@ inline Floats from_e4m3(Codes x) {
 inline Floats low_half(Floats x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 16)); }
 inline Floats high_half(Floats x) {
   return _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+inline Floats first_of_pairs(Floats x) {
+  return _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0xffff)));
 }
 using Codes = __m256i;
 inline Codes load_pairs(const std::uint8_t* p) {
@@ -65,17 +74,21 @@ inline void split_pairs(const std::uint8_t* pairs, float* even, float* odd) {
   }
 }
 
-// Sixteen units of pairs as operands of the products: the keys of one pair of dimensions, or 16 elements of values.
+// A tile in pairs as operands of float32 products; `ahead` bytes further lies what is read next time.
 template <Type Stored>
-inline void widen_tile(const std::uint8_t* keys, const std::uint8_t* values, int dim, int valid, Float32Products, float* key_units,
-                       float* value_units) {
+inline void widen_tile(const std::uint8_t* keys, const std::uint8_t* values, std::ptrdiff_t ahead, int dim, int valid,
+                       Float32Products, float* key_units, float* value_units) {
   constexpr int kStep = Stored == Type::bfloat16 ? 64 : 32;  // bytes of 16 pairs
-  for (int pair = 0; pair < dim / 2; ++pair)
+  for (int pair = 0; pair < dim / 2; ++pair) {
+    bring(keys + pair * kStep + ahead);
     split_pairs<Stored>(keys + pair * kStep, key_units + 2 * pair * kTileKeys, key_units + (2 * pair + 1) * kTileKeys);
+  }
   for (int pair = 0; 2 * pair < valid; ++pair)
-    for (int i = 0; i < dim; i += 16)
-      split_pairs<Stored>(values + (pair * dim + i) / 16 * kStep, value_units + 2 * pair * dim + i,
-                          value_units + (2 * pair + 1) * dim + i);
+    for (int i = 0; i < dim; i += 16) {
+      const std::uint8_t* piece = values + (pair * dim + i) / 16 * kStep;
+      bring(piece + ahead);
+      split_pairs<Stored>(piece, value_units + 2 * pair * dim + i, value_units + (2 * pair + 1) * dim + i);
+    }
 }
 
 #if defined(__AVX512BF16__)
@@ -100,12 +113,24 @@ inline __m512i widen_codes(const std::uint8_t* p) {
   }
 }
 
+// Sixteen pairs of 8-bit codes, widened where they are used.
 template <Type Stored>
-inline void widen_tile(const std::uint8_t* keys, const std::uint8_t* values, int dim, int valid, Bfloat16Products,
-                       float* key_units, float* value_units) {
-  for (int i = 0; i < dim / 2; ++i) _mm512_storeu_si512(key_units + i * 16, widen_codes<Stored>(keys + i * 32));
-  const int units = (valid + 1) / 2 * dim;
-  for (int i = 0; i < units; i += 16) _mm512_storeu_si512(value_units + i, widen_codes<Stored>(values + i * 2));
+struct Codes8 {
+  static constexpr int kBytes = 32;
+  static Floats get(const std::uint8_t* p) { return _mm512_castsi512_ps(widen_codes<Stored>(p)); }
+};
+
+template <Type Stored>
+inline void widen_tile(const std::uint8_t* keys, const std::uint8_t* values, std::ptrdiff_t ahead, int dim, int valid,
+                       Bfloat16Products, float* key_units, float* value_units) {
+  const auto widen = [&](const std::uint8_t* codes, float* units, int count) {
+    for (int i = 0; i < count; i += 16) {
+      bring(codes + 2 * i + ahead);
+      _mm512_storeu_si512(units + i, widen_codes<Stored>(codes + 2 * i));
+    }
+  };
+  widen(keys, key_units, dim / 2 * kTileKeys);
+  widen(values, value_units, (valid + 1) / 2 * dim);
 }
 #endif
 

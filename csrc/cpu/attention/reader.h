@@ -1,0 +1,106 @@
+// Keys of a chunk as operands: read where they lie, or widened to a scratch that all rows of an item share.
+#pragma once
+
+#include "cache.h"
+
+namespace octavo {
+namespace {
+
+// How tiles of `Stored` values are read by `Products`. Where many rows share them they are widened once (`Plain`), else
+// at every use; both are exact.
+template <class ProductsOf, class SourceOf, Type StoredAs>
+struct Reader {
+  using Products = ProductsOf;
+  using Source = SourceOf;
+  static constexpr Type kStored = StoredAs;
+  static constexpr bool kHasScales = StoredAs == Type::int8 || StoredAs == Type::fp8_e4m3;
+  static constexpr bool kIsWidened =
+      Source::kBytes == Plain::kBytes && StoredAs != (Products::kPerUnit == 2 ? Type::bfloat16 : Type::float32);
+};
+
+struct ReaderScratch {
+  float* key_units;    // [tiles][units][16]
+  float* value_units;  // [tiles][units][dim]
+  float* last_value;   // [dim]: the last key's values where it is the first of a pair
+  float* key_factors;  // [chunk]: what the scores of each key are multiplied with
+  float* value_scales;
+};
+
+// Tiles [low, high) hold what the queries of an item see of a chunk; the last one may have fewer than 16 keys.
+struct Chunk {
+  int low, high;
+  const std::uint8_t* keys[kChunkTiles];
+  const std::uint8_t* next_keys[kChunkTiles];  // what to fetch from memory meanwhile
+  Segment values[kChunkTiles];
+  Segment last_value;  // no units unless the last key is the first of a pair
+};
+
+inline int at_least_zero(int x) { return x > 0 ? x : 0; }
+inline int at_most(int x, int limit) { return x < limit ? x : limit; }
+
+// First position that the query at `position` sees.
+inline int first_seen(const Attention& a, int position) { return position < a.window ? 0 : position - a.window + 1; }
+
+// Tile `t` of a chunk with `valid` keys. What lies behind those may be anything, NaN too: it is not read as a value, and
+// its scores are hidden.
+template <class R>
+inline void fetch_tile(const Attention& a, const std::uint8_t* tile, const std::uint8_t* next, int valid, float factor, int t,
+                       const ReaderScratch& scratch, Chunk& chunk) {
+  constexpr int kPerUnit = R::Products::kPerUnit;
+  const int dim = a.layout.padded_dim, side_bytes = a.layout.side_bytes;
+  const std::uint8_t *values = tile + side_bytes, *next_values = next + side_bytes;
+  chunk.keys[t] = tile;
+  chunk.next_keys[t] = next;
+  if constexpr (R::kIsWidened) {
+    float* key_units = scratch.key_units + t * kTileKeys * dim;
+    float* value_units = scratch.value_units + t * kTileKeys * dim;
+    widen_tile<R::kStored>(tile, values, next - tile, dim, valid, typename R::Products(), key_units, value_units);
+    chunk.keys[t] = chunk.next_keys[t] = reinterpret_cast<const std::uint8_t*>(key_units);
+    values = next_values = reinterpret_cast<const std::uint8_t*>(value_units);
+  }
+  chunk.values[t] = {values, next_values, t * kTileKeys / kPerUnit, valid / kPerUnit};
+  chunk.last_value.units = 0;
+  if (kPerUnit == 2 && valid % 2 != 0) {
+    const std::uint8_t* pair = values + valid / 2 * (dim / 16) * R::Source::kBytes;
+    for (int i = 0; i < dim; i += kLanes)
+      store(scratch.last_value + i, first_of_pairs(vector_at<typename R::Source>(pair, i / kLanes)));
+    const auto* last = reinterpret_cast<const std::uint8_t*>(scratch.last_value);
+    chunk.last_value = {last, last, (t * kTileKeys + valid) / 2, 1};
+  }
+  const auto* scales = reinterpret_cast<const float*>(tile + 2 * side_bytes);
+  for (int i = 0; i < kTileKeys; ++i) {
+    const bool is_scaled = R::kHasScales && i < valid;
+    scratch.key_factors[t * kTileKeys + i] = is_scaled ? scales[i] * factor : factor;
+    scratch.value_scales[t * kTileKeys + i] = is_scaled ? scales[kTileKeys + i] : 1.0f;
+  }
+}
+
+// The chunk from `first_key` on; `following` is the item whose first keys are fetched meanwhile where this one ends.
+template <class R>
+inline Chunk fetch_chunk(const Attention& a, const AttentionItem& item, const AttentionItem& following, int first_key,
+                         float factor, const ReaderScratch& scratch) {
+  Chunk chunk;
+  chunk.low = at_least_zero(first_seen(a, item.first_position) - first_key) / kTileKeys;
+  chunk.high = (at_most(item.end_position() - first_key, kChunkKeys) + kTileKeys - 1) / kTileKeys;
+  const int length = a.sequence_lengths[item.row];
+  const int next_start = first_seen(a, following.first_position) / kChunkKeys * kChunkKeys;
+  const auto tile_of = [&](const AttentionItem& whose, int key) {
+    const std::int32_t* table = a.block_tables + whose.row * a.table_stride;
+    return tile_at(a, table[key / a.block_size], whose.kv_head, key % a.block_size);
+  };
+  for (int t = chunk.low; t < chunk.high; ++t) {
+    const int key = first_key + t * kTileKeys;
+    const std::uint8_t* tile = tile_of(item, key);
+    const std::uint8_t* next = tile;
+    if (key + kChunkKeys < item.end_position()) {
+      next = tile_of(item, key + kChunkKeys);
+    } else if (next_start + t * kTileKeys < following.end_position()) {
+      next = tile_of(following, next_start + t * kTileKeys);
+    }
+    fetch_tile<R>(a, tile, next, at_most(length - key, kTileKeys), factor, t, scratch, chunk);
+  }
+  return chunk;
+}
+
+}  // namespace
+}  // namespace octavo
