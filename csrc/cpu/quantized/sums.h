@@ -9,8 +9,13 @@
 namespace octavo {
 namespace {
 
-// A panel streams from memory when few rows use it: this far ahead it is asked for.
-constexpr int kAheadBytes = 4096;
+// How far ahead a block of so many rows asks for the panel, which streams from memory when few rows use it. The best
+// distance grows with the time that a line is worked on; found by measuring.
+constexpr int ahead_int8(int rows) { return rows <= 3 ? 2048 : rows == 4 ? 4096 : rows <= 6 ? 6144 : 8192; }
+constexpr int ahead_int4(int rows) { return rows <= 2 ? 2048 : 8192; }
+
+inline void prefetch(const std::uint8_t* line) { _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1); }
+inline void prefetch_near(const std::uint8_t* line) { _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0); }
 
 inline std::int32_t quad_at(const std::int8_t* codes, int index) {
   std::int32_t quad;
@@ -21,7 +26,6 @@ inline std::int32_t quad_at(const std::int8_t* codes, int index) {
 #if defined(__AVX512F__)
 
 inline __m512i line_at(const std::uint8_t* panel) { return _mm512_loadu_si512(panel); }
-inline void prefetch(const std::uint8_t* line) { _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0); }
 
 // Blocks of so many rows wait for memory more than for products.
 constexpr int kStreamRows = 8;
@@ -33,7 +37,7 @@ constexpr int chains_for(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 template <int kRows>
 void int8_sums(const std::int8_t* codes, const std::int32_t* start, const std::uint8_t* panel, int steps,
                std::int32_t* sums) {
-  constexpr int kChains = chains_for(kRows);
+  constexpr int kChains = chains_for(kRows), kAhead = ahead_int8(kRows);
   __m512i sum[kChains][kRows][2];
   for (int chain = 0; chain < kChains; ++chain)
     for (int row = 0; row < kRows; ++row)
@@ -49,7 +53,7 @@ void int8_sums(const std::int8_t* codes, const std::int32_t* start, const std::u
         for (int quad = 0; quad < 16; ++quad) {
           const std::uint8_t* line = panel + half * 1024 + quad * 64;
           const __m512i weights = line_at(line);
-          prefetch(line + kAheadBytes);
+          kRows == 4 ? prefetch_near(line + kAhead) : prefetch(line + kAhead);
 #pragma GCC unroll 16
           for (int row = 0; row < kRows; ++row) {
             __m512i& to = sum[quad % kChains][row][half];
@@ -62,8 +66,8 @@ void int8_sums(const std::int8_t* codes, const std::int32_t* start, const std::u
       for (int quad = 0; quad < 16; ++quad) {
         const std::uint8_t* line = panel + quad * 64;
         const __m512i low = line_at(line), high = line_at(line + 1024);
-        prefetch(panel + quad * 128 + kAheadBytes);
-        prefetch(panel + quad * 128 + kAheadBytes + 64);
+        prefetch(panel + quad * 128 + kAhead);
+        prefetch(panel + quad * 128 + kAhead + 64);
 #pragma GCC unroll 16
         for (int row = 0; row < kRows; ++row) {
           const __m512i x = _mm512_set1_epi32(quad_at(codes, quad * kRows + row));
@@ -89,7 +93,7 @@ void int8_sums(const std::int8_t* codes, const std::int32_t* start, const std::u
 template <int kRows>
 void int4_sums(const std::int8_t* codes, const std::int32_t* start, const std::uint8_t* panel, int groups, int group,
                float* sums) {
-  constexpr int kChains = chains_for(kRows);
+  constexpr int kChains = chains_for(kRows), kAhead = ahead_int4(kRows);
   const __m512i nibble = _mm512_set1_epi8(0x0f);
   Floats total[kRows][2];
   for (int row = 0; row < kRows; ++row) total[row][0] = total[row][1] = zero();
@@ -105,7 +109,7 @@ void int4_sums(const std::int8_t* codes, const std::int32_t* start, const std::u
 #pragma GCC unroll 4
       for (int inner = 0; inner < 4; ++inner) {
         const __m512i line = line_at(panel);
-        prefetch(panel + kAheadBytes);
+        prefetch(panel + kAhead);
         panel += 64;
         const __m512i low = _mm512_and_si512(line, nibble);
         const __m512i high = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
@@ -121,7 +125,7 @@ void int4_sums(const std::int8_t* codes, const std::int32_t* start, const std::u
     }
     const bf16* scales = reinterpret_cast<const bf16*>(panel);
     const Floats low_scale = load(scales), high_scale = load(scales + 16);
-    prefetch(panel + kAheadBytes);
+    prefetch(panel + kAhead);
     panel += kPanelColumns * 2;
     start += kRows;
 #pragma GCC unroll 16
@@ -148,20 +152,20 @@ void int4_sums(const std::int8_t* codes, const std::int32_t* start, const std::u
 inline __m256i line_at(const std::uint8_t* panel) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel));
 }
-inline void prefetch(const std::uint8_t* line) { _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0); }
 
 // vpmaddubsw would saturate on bytes up to 255; on magnitudes up to 127, with the sign moved to the weight, two products
 // are 32,258 at most.
 template <int kRows>
 void int8_sums(const std::int8_t* codes, const std::int32_t*, const std::uint8_t* panel, int steps, std::int32_t* sums) {
+  constexpr int kAhead = ahead_int8(kRows);
   const __m256i offset = _mm256_set1_epi8(static_cast<char>(0x80)), pairs = _mm256_set1_epi16(1);
   __m256i sum[kRows][4];
   for (int row = 0; row < kRows; ++row)
     for (int part = 0; part < 4; ++part) sum[row][part] = _mm256_setzero_si256();
   for (int step = 0; step < steps; ++step, codes += kStepDepth * kRows, panel += kStepDepth * kPanelColumns) {
     for (int quad = 0; quad < 16; ++quad) {
-      prefetch(panel + quad * 64 + kAheadBytes);
-      prefetch(panel + quad * 64 + kAheadBytes + 1024);
+      prefetch(panel + quad * 64 + kAhead);
+      prefetch(panel + quad * 64 + kAhead + 1024);
 #pragma GCC unroll 4
       for (int part = 0; part < 4; ++part) {
         const __m256i weights = _mm256_xor_si256(line_at(panel + part / 2 * 1024 + quad * 64 + part % 2 * 32), offset);
@@ -183,6 +187,7 @@ void int8_sums(const std::int8_t* codes, const std::int32_t*, const std::uint8_t
 template <int kRows>
 void int4_sums(const std::int8_t* codes, const std::int32_t* start, const std::uint8_t* panel, int groups, int group,
                float* sums) {
+  constexpr int kAhead = ahead_int4(kRows);
   const __m256i nibble = _mm256_set1_epi8(0x0f), pairs = _mm256_set1_epi16(1);
   Floats total[kRows][4];
   for (int row = 0; row < kRows; ++row)
@@ -196,7 +201,7 @@ void int4_sums(const std::int8_t* codes, const std::int32_t* start, const std::u
       for (int row = 0; row < kRows; ++row)
         for (int part = 0; part < 4; ++part) products[row][part] = _mm256_setzero_si256();
       for (int inner = 0; inner < 8; ++inner, panel += 64) {
-        prefetch(panel + kAheadBytes);
+        prefetch(panel + kAhead);
 #pragma GCC unroll 2
         for (int side = 0; side < 2; ++side) {
           const __m256i line = line_at(panel + side * 32);

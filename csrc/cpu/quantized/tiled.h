@@ -14,6 +14,7 @@ namespace {
 // Fewer rows wait for memory, however they are multiplied.
 constexpr int kFewestTileRows = 5;
 constexpr int kStepBytes = 2 * kTileBytes;
+constexpr int kTilePrefetchBytes = 4096;
 // Weights of 8 steps of a panel, 16 KB, stay in the first-level cache while the rows go by.
 constexpr int kStepsTogether = 8;
 
@@ -37,6 +38,14 @@ struct BlockPair {
   int bottom_rows;
 };
 
+inline void prefetch_step(const std::uint8_t* weight) {
+#if !defined(OCTAVO_EMULATE_TILES)
+  for (int line = 0; line < kStepBytes; line += 64) prefetch(weight + kTilePrefetchBytes + line);
+#else
+  (void)weight;
+#endif
+}
+
 // sums [rows][32] of integers = or += codes · codes over some steps. Weights are unsigned for int8, nibbles for int4.
 template <bool kHasBottom, bool kUnsigned>
 void add_steps(Tiles& tiles, const BlockPair& pair, const std::uint8_t* weight, int steps, bool is_first,
@@ -52,6 +61,7 @@ void add_steps(Tiles& tiles, const BlockPair& pair, const std::uint8_t* weight, 
       tiles.load<2>(bottom_sums, kSumsStride), tiles.load<3>(bottom_sums + kTileColumns, kSumsStride);
   }
   for (int step = 0; step < steps; ++step, weight += kStepBytes) {
+    if constexpr (kUnsigned) prefetch_step(weight);
     tiles.load<6>(weight);
     tiles.load<7>(weight + kTileBytes);
     tiles.load<4>(pair.top + static_cast<std::int64_t>(step) * pair.top_rows * kStepDepth);
@@ -103,7 +113,7 @@ inline void widen_steps(const std::uint8_t* nibbles, int steps, std::uint8_t* by
   for (int step = 0; step < steps; ++step, bytes += kStepBytes)
     for (int line = 0; line < kTileBytes; line += 64, nibbles += 64) {
       const __m512i both = _mm512_loadu_si512(nibbles);
-      prefetch(nibbles + kAheadBytes);
+      prefetch(nibbles + kTilePrefetchBytes);
       _mm512_store_si512(bytes + line, _mm512_and_si512(both, nibble));
       _mm512_store_si512(bytes + kTileBytes + line, _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble));
     }
