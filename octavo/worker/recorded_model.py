@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from octavo.attention.metadata import AttentionMetadata, ModelInput
@@ -131,33 +130,36 @@ def _addresses(batch: ModelInput) -> _Key:
     )
 
 
-_EMPTY = frozenset(
+_EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+_DESCRIPTIONS = frozenset(
     {
-        torch.ops.aten.empty.memory_format,
-        torch.ops.aten.empty_strided.default,
-        torch.ops.aten.empty_like.default,
-        torch.ops.aten.new_empty.default,
-        torch.ops.aten.new_empty_strided.default,
+        *("__get__", "__len__", "data_ptr", "dim", "element_size", "is_contiguous", "is_floating_point", "nelement"),
+        *("numel", "size", "storage_offset", "stride", "untyped_storage"),
     }
 )
+"""What says how a tensor lies in memory, not what is in it. `__get__` reads attributes, such as `shape`."""
 
 
-class _Watch(TorchDispatchMode):
-    """Finds the first torch operator that does more than cut a tensor differently or make an empty one."""
+class _Watch(TorchFunctionMode):
+    """Finds the first call of torch that does more than cut a tensor differently or make an empty one.
+
+    On the level of torch's Python functions: the one below has to import seconds of torch before its first call.
+    """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.obstacle: str | None = None
         self.made: list[Any] = []
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in _EMPTY:
+        name = func.__name__
+        if name in _EMPTY:
             self.made.append(result)
-        elif func._schema.is_mutable or not _is_view(result, (args, kwargs)):
-            self.meet(str(func))
+        elif not (name in _DESCRIPTIONS or _is_view(name, result, args, kwargs or {})):
+            self.meet(f"torch's {name}")
         return result
 
     def meet(self, obstacle: str) -> None:
@@ -165,8 +167,11 @@ class _Watch(TorchDispatchMode):
         self.obstacle = self.obstacle or obstacle
 
 
-def _is_view(result: Any, arguments: Any) -> bool:
-    inputs = {_storage(each) for each in tree_leaves(arguments) if isinstance(each, Tensor)}
+def _is_view(name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    if is_in_place or name.startswith("__i") or "out" in kwargs:
+        return False
+    inputs = {_storage(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
     outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
     # without outputs it has read a value
     return bool(outputs) and all(_storage(each) in inputs for each in outputs)

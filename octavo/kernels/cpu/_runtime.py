@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from octavo.errors import ConfigError
 from octavo.ops.memory import Arena
@@ -126,7 +125,7 @@ def _idle_counts() -> tuple[int, int]:
 
 def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     # who watches a recording for torch's operators need not know: this memory stays
-    with _disable_current_modes():
+    with torch._C.DisableTorchFunction():
         return torch.empty(shape, dtype=dtype)
 
 
