@@ -108,7 +108,7 @@ def _latency(
 
 @with_options(EngineArgs, without=("served_model_name", "disable_log_stats"))
 def startup(*, repetitions: Repetitions = 3, given: Given) -> int:
-    """Seconds from starting a process to its first token."""
+    """Seconds from starting a process to its first token, what they cost the processors, and the memory at the peak."""
     positive(repetitions=repetitions)
     args = given.arguments(EngineArgs)
     samples = [_start_once(args) for _ in range(repetitions)]
@@ -117,7 +117,7 @@ def startup(*, repetitions: Repetitions = 3, given: Given) -> int:
 
 
 _CHILD = """
-import json, sys, time
+import json, resource, sys, time
 began = time.perf_counter()
 from octavo import LLM, SamplingParams
 llm_class = LLM
@@ -126,12 +126,16 @@ llm = LLM(**json.loads(sys.argv[1]))
 loaded = time.perf_counter()
 llm.generate([[0]], SamplingParams(max_tokens=1, ignore_eos=True, temperature=0), use_tqdm=False)
 done = time.perf_counter()
-print(json.dumps({"import_s": imported - began, "load_s": loaded - imported, "first_token_s": done - loaded}))
+usage = resource.getrusage(resource.RUSAGE_SELF)
+parts = {"import_s": imported - began, "load_s": loaded - imported, "first_token_s": done - loaded}
+parts["cpu_s"] = usage.ru_utime + usage.ru_stime
+parts["peak_rss_mib"] = usage.ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+print(json.dumps(parts))
 """
 
 
 def _start_once(args: EngineArgs) -> dict[str, float]:
-    """Start a process that makes one token. The seconds of its parts, and of all of it as seen from outside."""
+    """Start a process that makes one token: its parts, what it says of itself, and its seconds as seen from outside."""
     defaults = EngineArgs()
     keywords = {name: value for name, value in vars(args).items() if value != getattr(defaults, name)}
     began = time.perf_counter()

@@ -77,3 +77,5 @@ def test_what_cannot_be_measured_is_refused(
 def test_startup_measures_a_process_of_its_own(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
     result = bench(capsys, "startup", "--model", tiny_model, "--repetitions", "1", "--max-num-seqs", "4")
     assert result["process_s"] > result["import_s"] + result["load_s"] + result["first_token_s"] > 0
+    assert result["cpu_s"] > 0.1
+    assert 50 < result["peak_rss_mib"] < 5000
