@@ -98,6 +98,10 @@ inline Floats copy_sign(Floats magnitude, Floats sign) {
 }
 // x * 2^n for whole n in [-252, 254]; two steps, so that the factor itself never leaves the range of float32.
 inline Floats scale_by_power(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
+// p * 2^n where not x < y, for whole n in [-126, 128] there; else 0.
+inline Floats scale_unless_less(Floats p, Floats n, Floats x, Floats y) {
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, y, _CMP_NLT_UQ), p, n);
+}
 // `a` where x < y, else `b`.
 inline Floats where_less(Floats x, Floats y, Floats a, Floats b) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), b, a);
@@ -182,6 +186,11 @@ inline Floats scale_by_power(Floats x, Floats n) {
   };
   return _mm256_mul_ps(_mm256_mul_ps(x, power(half)), power(_mm256_sub_epi32(whole, half)));
 }
+inline Floats scale_unless_less(Floats p, Floats n, Floats x, Floats y) {
+  // the exponent of 2^128 is that of infinity
+  const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+  return _mm256_and_ps(_mm256_mul_ps(p, _mm256_castsi256_ps(power)), _mm256_cmp_ps(x, y, _CMP_NLT_UQ));
+}
 inline Floats where_less(Floats x, Floats y, Floats a, Floats b) {
   return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, y, _CMP_LT_OQ));
 }
@@ -223,21 +232,22 @@ inline float sum_over(int dim, const Step& step) {
   return sum_of(add(add(a, b), add(c, d)));
 }
 
-// e^x to about two units in the last place: x = n ln 2 + r, a polynomial in r (minimax coefficients of the Cephes
-// library, public domain), times 2^n. Below -87.3 the answer is 0, -inf included; above 88.7 it is inf; NaN stays NaN.
+// e^x to about one unit in the last place: x = n ln 2 + r, a minimax polynomial in r with a relative error of 4e-9 and
+// exactly 1 at 0, times 2^n. Below -87.3 the answer is 0, -inf included; from 88.8 on, and for some levels from 88.4 on,
+// it is inf; NaN stays NaN.
 inline Floats exponential(Floats x) {
-  const Floats clamped = minimum(all(88.8f), maximum(all(-87.3f), x));
+  const Floats clamped = minimum(all(88.8f), x);
   const Floats n = round_even(mul(clamped, all(1.44269504088896341f)));
   Floats r = fma(n, all(-0.693359375f), clamped);
   r = fma(n, all(2.12194440e-4f), r);
-  Floats p = all(1.9875691500e-4f);
-  p = fma(p, r, all(1.3981999507e-3f));
-  p = fma(p, r, all(8.3334519073e-3f));
-  p = fma(p, r, all(4.1665795894e-2f));
-  p = fma(p, r, all(1.6666665459e-1f));
-  p = fma(p, r, all(5.0000001201e-1f));
-  p = add(fma(mul(r, r), p, r), all(1.0f));
-  return where_less(x, all(-87.3f), zero(), scale_by_power(p, n));
+  Floats p = all(0.0013814539415761828f);
+  p = fma(p, r, all(0.00836874544620514f));
+  p = fma(p, r, all(0.04166838899254799f));
+  p = fma(p, r, all(0.1666652113199234f));
+  p = fma(p, r, all(0.4999999403953552f));
+  p = fma(p, r, all(1.0f));
+  p = fma(p, r, all(1.0f));
+  return scale_unless_less(p, n, x, all(-87.3f));
 }
 
 // To about two units in the last place: near 0 a polynomial (Cephes again), elsewhere 1 - 2 / (e^2|x| + 1).

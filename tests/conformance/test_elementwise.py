@@ -64,3 +64,11 @@ def test_an_element_has_the_same_bits_wherever_it_lies(name: str, level: str, dt
 def test_operands_of_different_shapes_are_not_added(level: str) -> None:
     with pytest.raises(AssertionError, match=r"cannot add \(1, 8\) to \(2, 8\)"):
         ops(level).add(torch.zeros(2, 8), torch.zeros(1, 8))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_exponential_of_the_gate_is_exact_to_units_in_the_last_place(level: str) -> None:
+    gate = torch.cat((torch.linspace(-87, 87, 100_003), torch.zeros(1)))[None]
+    exact = gate.double() / (1 + torch.exp(-gate.double()))
+    found = ops(level).silu_and_mul(torch.cat((gate, torch.ones_like(gate)), dim=1))
+    assert ((found.double() - exact).abs() <= 3e-7 * exact.abs()).all()
