@@ -167,6 +167,7 @@ def model_facts(config: EngineConfig, checkpoint: Checkpoint) -> list[tuple[str,
         ("parameters", f"{parameters:,}" if parameters else "not counted: the weights are not read"),
         ("number format", f"{model.dtype}{stored}"),
         *([("quantization", f"{model.quantization}, made while loading")] if model.quantization else []),
+        ("KV cache in", config.cache.dtype),
         ("vocabulary", f"{model.vocab_size:,} tokens"),
         ("context", context),
         (

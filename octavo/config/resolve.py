@@ -9,6 +9,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_object
 from octavo.config.schema import (
     CacheConfig,
+    CacheDType,
     DeviceConfig,
     DType,
     EngineConfig,
@@ -102,10 +103,10 @@ def resolve(
 
 
 def cache_config(args: EngineArgs, dtype: DType) -> CacheConfig:
-    """The cache's section, where values are kept in `dtype`."""
+    """The cache's section, for a model in `dtype`."""
     return CacheConfig(
         block_size=args.block_size,
-        dtype=dtype,
+        dtype=_cache_dtype(args.kv_cache_dtype, dtype),
         num_gpu_blocks_override=args.num_gpu_blocks_override,
         kv_cache_memory_bytes=args.kv_cache_memory,
         gpu_memory_utilization=args.gpu_memory_utilization,
@@ -114,6 +115,12 @@ def cache_config(args: EngineArgs, dtype: DType) -> CacheConfig:
         prefix_cache_eviction=args.prefix_cache_eviction,
         watermark=args.watermark,
     )
+
+
+def _cache_dtype(wanted: str, model_dtype: DType) -> CacheDType:
+    if wanted == "auto":
+        return model_dtype
+    return cast(CacheDType, "fp8" if wanted == "fp8_e4m3" else wanted)
 
 
 def scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:

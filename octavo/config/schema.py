@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 DType = Literal["float32", "bfloat16", "float16"]
+CacheDType = Literal["float32", "bfloat16", "float16", "int8", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
 Device = Literal["cpu", "cuda"]
 PreemptionMode = Literal["auto", "recompute", "swap", "classic"]
@@ -57,7 +58,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The KV cache: its block size and what may be spent on it. Sizes are bytes."""
 
     block_size: int = 16
-    dtype: DType
+    dtype: CacheDType
     num_gpu_blocks_override: int | None = None
     """Exact number of usable device blocks, on any device."""
     kv_cache_memory_bytes: int | None = None

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from octavo.attention.cpu import Runtime
 from octavo.core.step import BlockCopy, BlockOps
 from octavo.ops.memory import zeroed
 
@@ -26,8 +27,10 @@ class CacheEngine:
         num_host_blocks: int,
         dtype: torch.dtype,
         device: torch.device,
+        runtime: Runtime | None = None,
     ) -> None:
         assert shape[1] == num_blocks + 1
+        self._runtime = runtime
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self.caches: Sequence[Tensor] = tuple(zeroed(shape, dtype, device) for _ in range(num_layers))
@@ -36,11 +39,18 @@ class CacheEngine:
     def apply(self, ops: BlockOps) -> None:
         """Swap out, swap in, copy: in this order, and within a list in the list's order."""
         if ops.swap_outs:
-            _move(self.caches, self._host(), ops.swap_outs)
+            self._move(self.caches, self._host(), ops.swap_outs)
         if ops.swap_ins:
-            _move(self._host(), self.caches, ops.swap_ins)
+            self._move(self._host(), self.caches, ops.swap_ins)
         if ops.copies:
-            _move(self.caches, self.caches, ops.copies)
+            self._move(self.caches, self.caches, ops.copies)
+
+    def _move(self, sources: Sequence[Tensor], targets: Sequence[Tensor], copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks in all layers: in one call where there are compiled kernels."""
+        if self._runtime is None:
+            _move_by_torch(sources, targets, copies)
+        else:
+            _move_by_kernel(self._runtime, sources, targets, copies)
 
     def _host(self) -> Sequence[Tensor]:
         if not self._host_caches:
@@ -51,7 +61,25 @@ class CacheEngine:
         return self._host_caches
 
 
-def _move(sources: Sequence[Tensor], targets: Sequence[Tensor], copies: Sequence[BlockCopy]) -> None:
+def _move_by_kernel(
+    runtime: Runtime, sources: Sequence[Tensor], targets: Sequence[Tensor], copies: Sequence[BlockCopy]
+) -> None:
+    first = sources[0]
+    block_bytes = first.stride(1) * first.element_size()
+    from_planes, to_planes = _planes(sources), _planes(targets)
+    pairs = torch.tensor([(copy.source, copy.target) for copy in copies])
+    runtime.cpu.copy_blocks(
+        from_planes.data_ptr(), to_planes.data_ptr(), pairs.data_ptr(), len(from_planes), len(copies), block_bytes
+    )
+
+
+def _planes(caches: Sequence[Tensor]) -> Tensor:
+    """int64: where blocks lie one after the other."""
+    assert all(cache.is_contiguous() for cache in caches)
+    return torch.tensor([plane.data_ptr() for cache in caches for plane in cache])
+
+
+def _move_by_torch(sources: Sequence[Tensor], targets: Sequence[Tensor], copies: Sequence[BlockCopy]) -> None:
     for group in _independent(copies):
         source_ids = torch.tensor([copy.source for copy in group])
         target_ids = torch.tensor([copy.target for copy in group])

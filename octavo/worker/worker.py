@@ -114,6 +114,7 @@ class Worker:
             plan.host_blocks,
             attention.backend.element_type,
             device,
+            runtime,
         )
         is_recorded = runtime is not None and not config.device.enforce_eager
         runner = ModelRunner(

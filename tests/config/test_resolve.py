@@ -54,6 +54,13 @@ def test_defaults_come_from_checkpoint_and_platform(tmp_path: Path) -> None:
     assert config.cache.swap_space_bytes == 4 << 30
 
 
+@pytest.mark.parametrize(
+    ("wanted", "dtype"), [("auto", "bfloat16"), ("float32", "float32"), ("int8", "int8"), ("fp8_e4m3", "fp8")]
+)
+def test_the_cache_has_the_models_format_unless_one_is_asked_for(tmp_path: Path, wanted: str, dtype: str) -> None:
+    assert resolve(EngineArgs(kv_cache_dtype=wanted), checkpoint(tmp_path), PLATFORM).cache.dtype == dtype
+
+
 def test_more_threads_than_processors_are_refused(tmp_path: Path) -> None:
     assert resolve(EngineArgs(threads=6), checkpoint(tmp_path), PLATFORM).device.threads == 6
     with pytest.raises(ConfigError, match="threads is 7, must be at most 6, the processors that this process may use"):

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are th
 FORMATS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "float32": {"dtype": "float32"},
+    "int8 cache": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+    "fp8 cache": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
     "int8 weights": {"dtype": "bfloat16", "quantization": "int8"},
     "int4 weights": {"dtype": "bfloat16", "quantization": "int4"},
 }

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from octavo.core.step import BlockCopy, BlockOps
 from octavo.worker.cache_engine import CacheEngine
+from tests.conformance.runtimes import LEVELS, runtime
+
+KERNELS = [False, True] if LEVELS else [False]
+pytestmark = pytest.mark.parametrize("kernels", KERNELS, ids=["torch", "kernels"][: len(KERNELS)])
 
 
-def make_engine(num_host_blocks: int = 4) -> CacheEngine:
+def make_engine(kernels: bool, num_host_blocks: int = 4) -> CacheEngine:
     """Two layers; every value of block `i` is `i`, plus 100 in the second layer."""
-    engine = CacheEngine((2, 9, 2, 4, 3), 2, 8, num_host_blocks, torch.float32, torch.device("cpu"))
+    used = runtime(LEVELS[0]) if kernels else None
+    engine = CacheEngine((2, 9, 2, 4, 3), 2, 8, num_host_blocks, torch.float32, torch.device("cpu"), used)
     for layer, cache in enumerate(engine.caches):
         cache += torch.arange(9).view(1, 9, 1, 1, 1) + 100 * layer
     return engine
@@ -27,20 +33,20 @@ def copies(*pairs: tuple[int, int]) -> list[BlockCopy]:
     return [BlockCopy(source, target) for source, target in pairs]
 
 
-def test_copies_move_whole_blocks_of_all_layers() -> None:
-    engine = make_engine()
+def test_copies_move_whole_blocks_of_all_layers(kernels: bool) -> None:
+    engine = make_engine(kernels)
     engine.apply(BlockOps(copies=copies((1, 5), (1, 6), (2, 7))))
     assert contents(engine) == [0, 1, 2, 3, 4, 1, 1, 2, 8]
 
 
-def test_copies_take_effect_in_their_order() -> None:
-    engine = make_engine()
+def test_copies_take_effect_in_their_order(kernels: bool) -> None:
+    engine = make_engine(kernels)
     engine.apply(BlockOps(copies=copies((1, 2), (2, 3), (4, 3), (3, 5))))
     assert contents(engine) == [0, 1, 1, 4, 4, 4, 6, 7, 8]
 
 
-def test_swapped_blocks_come_back_elsewhere() -> None:
-    engine = make_engine()
+def test_swapped_blocks_come_back_elsewhere(kernels: bool) -> None:
+    engine = make_engine(kernels)
     engine.apply(BlockOps(swap_outs=copies((3, 1), (4, 4))))
     for cache in engine.caches:
         cache[:, 3:5] = 0
@@ -48,7 +54,7 @@ def test_swapped_blocks_come_back_elsewhere() -> None:
     assert [cache[0, 6:, 0, 0, 0].tolist() for cache in engine.caches] == [[4, 3, 3], [104, 103, 103]]
 
 
-def test_swap_outs_come_before_swap_ins_and_copies() -> None:
-    engine = make_engine()
+def test_swap_outs_come_before_swap_ins_and_copies(kernels: bool) -> None:
+    engine = make_engine(kernels)
     engine.apply(BlockOps(swap_outs=copies((2, 1)), swap_ins=copies((1, 3)), copies=copies((5, 2))))
     assert contents(engine) == [0, 1, 5, 2, 4, 5, 6, 7, 8]
