@@ -38,6 +38,8 @@ class Detokenizer:
         self._skip = skip_special_tokens
         # only special tokens that are shown can have spaces between them
         self._joins_special = not (skip_special_tokens or spaces_between_special_tokens)
+        # the texts of tokens that hold whole characters need only be joined
+        self._is_joined = tokenizer.joins_bytes and not self._joins_special
         self._last_was_special = False
         self._before = _context(tokenizer, prompt_token_ids, skip_special_tokens)
         self._before_text = self._decode(self._before)
@@ -45,6 +47,11 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Text that this token completes; "" when there is none yet."""
+        if self._is_joined and not self._pending:
+            piece = self._tokenizer.first_text(token_id, self._skip)
+            if piece and REPLACEMENT not in piece:
+                self._before, self._before_text = [token_id], piece
+                return piece
         if not _has_text(self._tokenizer, token_id, self._skip):
             return ""
         if self._joins_special and (special := self._joined_special(token_id)) is not None:

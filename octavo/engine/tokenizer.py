@@ -123,6 +123,13 @@ class Tokenizer:
         """Text of token ids; ids without a token have none."""
         return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
+    @cached_property
+    def joins_bytes(self) -> bool:
+        """Whether a text is the bytes of its tokens, one token after the other, whatever their neighbours are."""
+        from tokenizers import decoders
+
+        return isinstance(self._backend.decoder, decoders.ByteLevel)
+
     def first_text(self, token_id: int, skip_special_tokens: bool = True) -> str:
         """Text of one token at the start of a text. Remembered: the decoder takes microseconds."""
         texts = self._first_texts[skip_special_tokens]
