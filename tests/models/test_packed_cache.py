@@ -25,7 +25,9 @@ from octavo.models.causal_lm import CausalLM
 from octavo.models.loader import load_model
 from octavo.models.packed_cache import PackedCache, identity_of
 from octavo.ops.prepare_linear import TensorSpec
-from octavo.ops.registry import Ops
+from octavo.ops.registry import Ops, bind, open_runtime
+from octavo.platform import Platform
+from octavo.quantization.registry import method_named
 from tests.fakes.checkpoints import edit_tensors, make_checkpoint
 from tests.fakes.padded_format import padded_ops
 from tests.models.paged_run import PagedRun, Stream
@@ -68,6 +70,25 @@ def test_the_second_start_packs_nothing_and_answers_the_same(family: str, tied: 
     assert same(second.state(), first.state())
     assert torch.equal(logits(second), logits(first))
     assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", [None, "int8", "int4"])
+def test_every_format_of_this_machine_is_restored_to_the_same_bits(
+    name: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32, "tie_word_embeddings": True}
+    path = make_checkpoint("qwen2", tmp_path / "model", **sizes)
+    platform = Platform.detect()
+    ops = bind(platform, runtime=open_runtime(platform, threads=2))
+    options: dict[str, Any] = {"dtype": torch.bfloat16, "method": method_named(name)}
+    with caplog.at_level(logging.INFO, "octavo"):
+        first, second = (load(path, tmp_path / "cache", ops, **options) for _ in range(2))
+    assert [message.split(" in ")[0].split(" from ")[0] for message in caplog.messages] == [
+        "packed weights kept",
+        "packed weights mapped",
+    ]
+    assert same(second.state(), first.state())
+    assert torch.equal(logits(second), logits(first))
 
 
 @pytest.mark.parametrize("change", ["weights", "config", "dtype", "layout"])
