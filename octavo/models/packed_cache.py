@@ -101,7 +101,10 @@ class PackedCache:
         if size != header["size"]:
             raise _Distrust(f"is truncated: {size:,} bytes of {header['size']:,}")
         # private, so that nothing can reach the file: torch wants memory that it could write to
-        pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        try:
+            pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        except OSError as error:
+            raise _Distrust(f"cannot be mapped ({error.strerror})") from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
             pages.madvise(mmap.MADV_HUGEPAGE)
         if self._checksums(pages, data) != header["checksums"]:

@@ -106,9 +106,14 @@ def progress_bar(title: str, total_bytes: int, console: Console | None = None) -
 
 def _tensors_of_safetensors(path: Path) -> Iterator[StoredTensor]:
     header = read_header(path)
-    with path.open("rb") as file:
-        # private, so that nothing can reach the file: torch wants memory that it could write to
-        pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    try:
+        with path.open("rb") as file:
+            # private, so that nothing can reach the file: torch wants memory that it could write to
+            pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: cannot be mapped ({error.strerror}); copy the model to a disk of this machine"
+        ) from error
     for info in sorted(header.values(), key=lambda info: info.offset):
         values, release = partial(_mapped, pages, info), partial(_release, pages, info)
         yield StoredTensor(info.name, info.dtype, info.shape, info.nbytes, path, values, release)

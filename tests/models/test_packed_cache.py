@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import mmap
 import os
 import random
 import threading
@@ -165,6 +166,19 @@ def test_other_tensors_than_wanted_are_not_taken(tmp_path: Path) -> None:
     cache.write(STATE)
     assert cache.read({**SPECS, "a.bias": TensorSpec((6,), torch.bfloat16)}) is None
     assert cache.read({**SPECS, "c": TensorSpec((6,), torch.bfloat16)}) is None
+
+
+def test_a_disk_that_cannot_be_mapped_costs_the_cache_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(19, "No such device")
+
+    cache = PackedCache(tmp_path, "one", IDENTITY)
+    cache.write(STATE)
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    assert cache.read(SPECS) is None
+    assert caplog.messages[-1].endswith("cannot be mapped (No such device); the checkpoint is packed again")
 
 
 def test_writers_at_the_same_time_leave_one_whole_file(tmp_path: Path) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import mmap
 import threading
 import time
 from io import StringIO
 from pathlib import Path
 
+import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import save_file
 from torch import Tensor
 
+from octavo.errors import CheckpointError
 from octavo.models.weight_files import StoredTensor, progress_bar, read_ahead, stored_tensors
 
 
@@ -65,6 +68,19 @@ def test_what_is_written_to_a_view_never_reaches_the_file(tmp_path: Path) -> Non
     before = path.read_bytes()
     next(stored_tensors(path)).values().zero_()
     assert path.read_bytes() == before
+
+
+def test_a_disk_that_cannot_be_mapped_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(19, "No such device")
+
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(10)}, path)
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors: cannot be mapped \(No such device\); copy the model"
+    ):
+        next(stored_tensors(path))
 
 
 class Shelf:
