@@ -71,7 +71,7 @@ class AttentionMetadata:
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
         """`compute()` the first time `key` is asked for in this step, the same object afterwards.
 
-        All layers of a step need the same gather indices, masks and rotary tables; the first one pays for them.
+        All layers of a step need the same gather indices and masks; the first one pays for them.
         """
         if key not in self.derived:
             self.derived[key] = compute()
