@@ -16,7 +16,8 @@ constexpr int kStepInputs = 32;
 constexpr int kStepBytes = 2 * kTileBytes;
 // Weights of 8 steps of a panel, 16 KB, stay in the first-level cache while the rows go by.
 constexpr int kStepsTogether = 8;
-constexpr int kTilePrefetchBytes = 4096;
+// How far ahead weights are asked for: where they are read once, and where rows go by, for the next turn.
+constexpr int kStreamAhead = 4096, kTurnAhead = kStepsTogether * kStepBytes;
 
 inline RowBlocks tile_blocks(const LinearProduct& a) { return {a.rows, kTileRows, false}; }
 
@@ -45,17 +46,13 @@ inline void arrange_tiles(const LinearProduct& a, void* activations, int block, 
 }
 
 inline void prefetch_step(const char* weight) {
-#if !defined(OCTAVO_EMULATE_TILES)
-  for (int line = 0; line < kStepBytes; line += 64) _mm_prefetch(weight + kTilePrefetchBytes + line, _MM_HINT_T1);
-#else
-  (void)weight;
-#endif
+  for (int line = 0; line < kStepBytes; line += 64) _mm_prefetch(weight + line, _MM_HINT_T1);
 }
 
 // Sums [rows][32] of up to two blocks, of which the second may be empty. Tiles as in TileShapes::two_by_two.
 template <bool kHasBottom>
 void add_steps(Tiles& tiles, const char* top, int top_rows, const char* bottom, int bottom_rows, const char* weight,
-               int steps, bool is_first, float* sums) {
+               int steps, bool is_first, int ahead, float* sums) {
   constexpr int kSumsStride = kPanelColumns * 4;
   float* bottom_sums = sums + top_rows * kPanelColumns;
   if (is_first) {
@@ -67,7 +64,7 @@ void add_steps(Tiles& tiles, const char* top, int top_rows, const char* bottom, 
       tiles.load<2>(bottom_sums, kSumsStride), tiles.load<3>(bottom_sums + kTileColumns, kSumsStride);
   }
   for (int step = 0; step < steps; ++step, weight += kStepBytes) {
-    prefetch_step(weight);
+    if (ahead) prefetch_step(weight + ahead);
     tiles.load<6>(weight);
     tiles.load<4>(top + static_cast<std::int64_t>(step) * top_rows * kTileRowBytes);
     tiles.dot_bf16<0, 4, 6>();
@@ -105,9 +102,10 @@ inline void multiply_tiles(const LinearProduct& a, const void* activations, floa
         const int start = blocks.start(block), top = blocks.size(block), bottom = has_bottom ? blocks.size(block + 1) : 0;
         if (top != top_rows || bottom != bottom_rows) tiles.configure(TileShapes::two_by_two(top, bottom));
         top_rows = top, bottom_rows = bottom;
+        const int ahead = together == steps ? kStreamAhead : block == first_block ? kTurnAhead : 0;
         const auto add = has_bottom ? add_steps<true> : add_steps<false>;
         add(tiles, row_at(start, step, top), top, row_at(start + top, step, bottom), bottom,
-            weight + static_cast<std::int64_t>(step) * kStepBytes, count, step == 0,
+            weight + static_cast<std::int64_t>(step) * kStepBytes, count, step == 0, ahead,
             sums + (start - first_row) * kPanelColumns);
       }
     }
