@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "../vector.h"
+#include "../transpose.h"
 #include "linear.h"
 
 namespace octavo {
@@ -12,32 +12,43 @@ namespace {
 constexpr int kTileBytes16 = 1024;
 constexpr int kPairs = 16;  // of inputs in a step
 
-// 16 columns by 32 inputs, as 16 lines of pairs; `from` has a row of the plain weight per column, or null.
-inline void pack_tile(const bf16* const* from, int first_input, int count, char* tile) {
-  for (int column = 0; column < kTileColumns; ++column) {
-    alignas(64) bf16 values[2 * kPairs] = {};
-    if (from[column]) std::memcpy(values, from[column] + first_input, count * sizeof(bf16));
-    for (int pair = 0; pair < kPairs; ++pair) std::memcpy(tile + pair * 64 + column * 4, values + 2 * pair, 4);
-  }
+// kLanes lanes of 32 bits of a row, zero beyond its last input; `row` may be null for a row of zeros.
+template <class Element>
+Floats lanes_of(const Element* row, int first_input, int inputs) {
+  constexpr int kElements = kLanes * 4 / sizeof(Element);
+  const int left = inputs - first_input;
+  if (!row || left <= 0) return zero();
+  if (left >= kElements) return load_bits(row + first_input);
+  alignas(64) Element some[kElements] = {};
+  std::memcpy(some, row + first_input, left * sizeof(Element));
+  return load_bits(some);
+}
+
+// kLanes columns from kLanes lanes of their rows on: `lines` lines, `line_bytes` apart.
+template <class Element>
+void pack_square(const Element* const* from, int first_input, int inputs, char* to, int lines, int line_bytes) {
+  Floats x[kLanes];
+  for (int column = 0; column < kLanes; ++column) x[column] = lanes_of(from[column], first_input, inputs);
+  transpose(x);
+  for (int line = 0; line < lines; ++line) store(reinterpret_cast<float*>(to + line * line_bytes), x[line]);
 }
 
 inline void pack_panel(const LinearWeight& weight, const bf16* const* from, char* panel) {
-  for (int step = 0; step < weight.steps(); ++step) {
-    const int input = step * 2 * kPairs, left = weight.inputs - input;
-    for (int half = 0; half < 2; ++half, panel += kTileBytes16)
-      pack_tile(from + half * kTileColumns, input, left < 2 * kPairs ? left : 2 * kPairs, panel);
-  }
+  for (int step = 0; step < weight.steps(); ++step)
+    for (int column = 0; column < kPanelColumns; column += kLanes)
+      for (int pair = 0; pair < kPairs; pair += kLanes)
+        pack_square(from + column, step * 2 * kPairs + 2 * pair, weight.inputs,
+                    panel + step * 2 * kTileBytes16 + column / kTileColumns * kTileBytes16 + pair * 64 +
+                        column % kTileColumns * 4,
+                    kLanes, 64);
 }
 
 inline void pack_panel(const LinearWeight& weight, const float* const* from, char* panel) {
-  constexpr int kTogether = 16;  // lines of the panel: one line of each row
-  float* to = reinterpret_cast<float*>(panel);
-  for (int first = 0; first < weight.inputs; first += kTogether) {
-    const int last = first + kTogether < weight.inputs ? first + kTogether : weight.inputs;
-    for (int column = 0; column < kPanelColumns; ++column)
-      for (int input = first; input < last; ++input)
-        to[input * kPanelColumns + column] = from[column] ? from[column][input] : 0.0f;
-  }
+  constexpr int kLineBytes = kPanelColumns * 4;
+  for (int input = 0; input < weight.inputs; input += kLanes)
+    for (int column = 0; column < kPanelColumns; column += kLanes)
+      pack_square(from + column, input, weight.inputs, panel + input * kLineBytes + column * 4,
+                  weight.inputs - input < kLanes ? weight.inputs - input : kLanes, kLineBytes);
 }
 
 template <class Element>
