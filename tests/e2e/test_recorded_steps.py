@@ -21,17 +21,30 @@ PARAMS = [
 PROMPTS = [[(11 * i + 7 * j) % 250 for j in range(1 + 9 * i)] for i in range(len(PARAMS))]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "opt", "gpt2"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("family", "dtype", "quantization"),
+    [
+        *((family, dtype, None) for family in ("llama", "qwen3", "opt", "gpt2") for dtype in ("bfloat16", "float32")),
+        ("qwen3", "bfloat16", "int8"),
+        ("opt", "float32", "int4"),
+    ],
+)
 def test_whole_outputs_are_equal_with_and_without_recordings(
-    family: str, dtype: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    family: str, dtype: str, quantization: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = str(write_byte_tokenizer(make_checkpoint(family, tmp_path, vocab_size=260, eos_token_id=257)))
     answers = []
     for enforce_eager in (True, False):
         with (
             caplog.at_level(logging.INFO),
-            LLM(model=path, dtype=dtype, enforce_eager=enforce_eager, max_num_seqs=16, kv_cache_memory="8MiB") as llm,
+            LLM(
+                model=path,
+                dtype=dtype,
+                quantization=quantization,
+                enforce_eager=enforce_eager,
+                max_num_seqs=16,
+                kv_cache_memory="8MiB",
+            ) as llm,
         ):
             twice = [llm.generate([{"prompt_token_ids": p} for p in PROMPTS], PARAMS, use_tqdm=False) for _ in "ab"]
         answers += [[output.outputs[0] for output in outputs] for outputs in twice]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -82,3 +84,42 @@ def test_a_weight_that_is_not_finite_is_refused_by_name(
     edit_tensors(path, **{name: weight})
     with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.k_proj\.weight holds NaN or an infinity"):
         load(path, quantization, bound() if kernels else REFERENCE)
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from tests.models.test_quantized import bound, load
+
+def memory(key):
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024
+
+small, large = map(Path, sys.argv[1:3])
+load(small, sys.argv[3], bound())
+before = memory("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+model = load(large, sys.argv[3], bound())
+weights = sum(tensor.nbytes for tensor in model.state().values())
+print(weights, memory("VmHWM") - before, memory("VmRSS") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's account of a process's memory")
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_the_peak_is_the_quantised_weights_and_the_layers_in_between(quantization: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "vocab_size": 4000}
+    large = make_checkpoint("llama", tmp_path / "large", tie_word_embeddings=True, **sizes)
+    small = make_checkpoint("llama", tmp_path / "small")
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(small), str(large), quantization],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    weights, peak, after = map(int, done.stdout.split())
+    plain = (large / "model.safetensors").stat().st_size
+    assert weights < plain / (3.5 if quantization == "int8" else 6)
+    ahead, largest = 64 << 20, 4 * 4096 * 512  # what is read before it is asked for; gate and up, plain
+    assert peak <= weights + ahead + 2 * largest < plain, f"{peak - weights:,} above the packed weights"
+    assert after <= weights + (24 << 20), f"{after - weights:,} above the packed weights"
