@@ -11,6 +11,8 @@ namespace octavo {
 namespace {
 
 struct Float32Products {
+  static constexpr bool kUsesTiles = false;
+  struct Tiles {};  // what is held while an item is computed
   static constexpr int kPerUnit = 1;
   static constexpr int kExponentialDegree = 5;
   static Floats multiply_add(Floats sum, Floats a, Floats b) { return fma(a, b, sum); }
@@ -22,6 +24,8 @@ struct Float32Products {
 
 #if defined(__AVX512BF16__)
 struct Bfloat16Products {
+  static constexpr bool kUsesTiles = false;
+  struct Tiles {};  // what is held while an item is computed
   static constexpr int kPerUnit = 2;
   static constexpr int kExponentialDegree = 4;  // rounded to 8 bits afterwards
   static Floats multiply_add(Floats sum, Floats a, Floats b) {

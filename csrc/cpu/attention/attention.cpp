@@ -12,9 +12,12 @@ namespace octavo {
 namespace avx2 { extern const AttentionKernels attention_table; }
 namespace avx512 { extern const AttentionKernels attention_table; }
 namespace avx512_bf16 { extern const AttentionKernels attention_table; }
+namespace amx { extern const AttentionKernels attention_table; }
+namespace amx_emulated { extern const AttentionKernels attention_table; }
 
 const AttentionKernels& attention_kernels(Level level) {
-  return choose_table(level, avx2::attention_table, avx512::attention_table, avx512_bf16::attention_table);
+  return choose_table(level, avx2::attention_table, avx512::attention_table, avx512_bf16::attention_table,
+                      amx::attention_table, amx_emulated::attention_table);
 }
 
 namespace {

@@ -3,13 +3,17 @@
 
 #include "reader.h"
 #include "softmax.h"
+#if defined(__AMX_TILE__) || defined(OCTAVO_EMULATE_TILES)
+#define OCTAVO_HAS_TILES
+#include "tile_products.h"
+#endif
 
 namespace octavo {
 namespace {
 
 // Memory of one task; everything lies at multiples of 64 bytes.
 struct Scratch {
-  float* queries;    // [rows / 8][units][8]
+  float* queries;    // [rows / 8][units][8], or [rows][units] for tiles
   float* scores;     // [rows][chunk]
   float* weights;    // [rows][chunk / kPerUnit]
   float* lane_sums;  // [rows][lanes]
@@ -73,14 +77,19 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
   alignas(64) float query[kMostDim] = {}, query_units[kMostDim];
   for (int r = 0; r < rows; ++r) {
     load_query(a, item, r, query);
-    float* block = scratch.queries + r / kScoreRows * kScoreRows * units + r % kScoreRows;
-    Products::to_units(query, dim, query_units);
-    for (int unit = 0; unit < units; ++unit) block[unit * kScoreRows] = query_units[unit];
+    if constexpr (Products::kUsesTiles) {
+      Products::to_units(query, dim, scratch.queries + r * units);
+    } else {
+      float* block = scratch.queries + r / kScoreRows * kScoreRows * units + r % kScoreRows;
+      Products::to_units(query, dim, query_units);
+      for (int unit = 0; unit < units; ++unit) block[unit * kScoreRows] = query_units[unit];
+    }
   }
   for (int r = 0; r < all_rows; ++r) partial.maxima[r] = kNothing;
   std::memset(partial.sums, 0, sizeof(float) * rows * dim);
   std::memset(scratch.lane_sums, 0, sizeof(float) * rows * kLanes);
 
+  typename Products::Tiles tiles;
   const int first = first_seen(a, item.first_position);
   const int split_start = split * kSplitKeys;
   const int start = first > split_start ? first / kChunkKeys * kChunkKeys : split_start;
@@ -98,7 +107,11 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
         if (low < high) f(r, count, low, high);
       }
     };
-    for_blocks(kScoreRows, [&](int r, int count, int low, int high) {
+    constexpr bool kUsesTiles = Products::kUsesTiles;
+    for_blocks(kUsesTiles ? 16 : kScoreRows, [&](int r, int count, int low, int high) {
+      if constexpr (kUsesTiles)
+        return score_rows(tiles, count, scratch.queries + r * units, chunk.keys, low, high, units,
+                          scratch.scores + r * kChunkKeys);
       score_rows<Products, Source>(count, scratch.queries + r * units, chunk.keys,
                                    r == 0 ? chunk.next_keys : chunk.keys, low, high, units,
                                    scratch.scores + r * kChunkKeys);
@@ -122,9 +135,11 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
     for (int r = 0; r < rows; ++r)
       store_row_weights<Products>(scratch.scores + r * kChunkKeys, partial.maxima[r], value_scales, scratch.factors[r],
                                   scratch.lane_sums + r * kLanes, scratch.weights + r * kWeightUnits);
-    for_blocks(kValueRows, [&](int r, int count, int low, int high) {
+    for_blocks(kUsesTiles ? 16 : kValueRows, [&](int r, int count, int low, int high) {
       const float* weights = scratch.weights + r * kWeightUnits;
       float* sums = partial.sums + r * dim;
+      if constexpr (kUsesTiles)
+        return add_values(tiles, count, weights, scratch.reader.value_units, low, high, scratch.factors + r, sums, dim);
       add_values<Products, Source>(count, chunk.values + low, high - low, weights, scratch.factors + r,
                                    sums, dim);
       if (high == chunk.high && chunk.last_value.units > 0)
@@ -140,6 +155,11 @@ void attend(const Attention& a, const AttentionItem& item, int split, const Atte
   const auto with = [&](auto reader) { attend_chunks<decltype(reader)>(a, item, split, next, partial, scratch); };
 #if defined(__AVX512BF16__)
   if (a.type == Type::bfloat16 && a.cache_type != Type::float32) {
+#if defined(OCTAVO_HAS_TILES)
+    if (a.cache_type == Type::bfloat16) return with(Reader<TileProducts, Plain, Type::bfloat16>());
+    if (a.cache_type == Type::int8) return with(Reader<TileProducts, Plain, Type::int8>());
+    return with(Reader<TileProducts, Plain, Type::fp8_e4m3>());
+#else
     const bool is_shared = item.queries * (a.heads / a.kv_heads) > kScoreRows;
     if (a.cache_type == Type::bfloat16) return with(Reader<Bfloat16Products, Plain, Type::bfloat16>());
     if (a.cache_type == Type::int8) {
@@ -148,6 +168,7 @@ void attend(const Attention& a, const AttentionItem& item, int split, const Atte
     }
     if (is_shared) return with(Reader<Bfloat16Products, Plain, Type::fp8_e4m3>());
     return with(Reader<Bfloat16Products, Codes8<Type::fp8_e4m3>, Type::fp8_e4m3>());
+#endif
   }
 #endif
   switch (a.cache_type) {

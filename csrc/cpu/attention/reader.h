@@ -51,9 +51,17 @@ inline void fetch_tile(const Attention& a, const std::uint8_t* tile, const std::
   const std::uint8_t *values = tile + side_bytes, *next_values = next + side_bytes;
   chunk.keys[t] = tile;
   chunk.next_keys[t] = next;
+  // values of a chunk side by side: the products on tiles go through two tiles of the cache at once
+  float* value_units = scratch.value_units + t * kTileKeys / kPerUnit * dim;
+  if constexpr (R::Products::kUsesTiles && !R::kIsWidened) {
+    std::memcpy(value_units, values, (valid + 1) / 2 * dim * sizeof(float));
+    for (int i = 0; i < side_bytes; i += 64) {
+      bring(next + i);
+      bring(next_values + i);
+    }
+  }
   if constexpr (R::kIsWidened) {
     float* key_units = scratch.key_units + t * kTileKeys * dim;
-    float* value_units = scratch.value_units + t * kTileKeys * dim;
     widen_tile<R::kStored>(tile, values, next - tile, dim, valid, typename R::Products(), key_units, value_units);
     chunk.keys[t] = chunk.next_keys[t] = reinterpret_cast<const std::uint8_t*>(key_units);
     values = next_values = reinterpret_cast<const std::uint8_t*>(value_units);
@@ -66,6 +74,14 @@ inline void fetch_tile(const Attention& a, const std::uint8_t* tile, const std::
       store(scratch.last_value + i, first_of_pairs(vector_at<typename R::Source>(pair, i / kLanes)));
     const auto* last = reinterpret_cast<const std::uint8_t*>(scratch.last_value);
     chunk.last_value = {last, last, (t * kTileKeys + valid) / 2, 1};
+  }
+  if constexpr (R::Products::kUsesTiles) {
+    float* end = value_units + valid / 2 * dim;
+    if (valid % 2 != 0) {
+      std::memcpy(end, scratch.last_value, dim * sizeof(float));
+      end += dim;
+    }
+    std::memset(end, 0, (value_units + kTileKeys / 2 * dim - end) * sizeof(float));
   }
   const auto* scales = reinterpret_cast<const float*>(tile + 2 * side_bytes);
   for (int i = 0; i < kTileKeys; ++i) {
@@ -88,6 +104,15 @@ inline Chunk fetch_chunk(const Attention& a, const AttentionItem& item, const At
     const std::int32_t* table = a.block_tables + whose.row * a.table_stride;
     return tile_at(a, table[key / a.block_size], whose.kv_head, key % a.block_size);
   };
+  if constexpr (R::Products::kUsesTiles) {
+    const int tile_units = kTileKeys / 2 * a.layout.padded_dim;
+    for (int t = 0; t < kChunkTiles; ++t) {
+      if (t >= chunk.low && t < chunk.high) continue;
+      // read together with a tile that is there
+      std::memset(scratch.value_units + t * tile_units, 0, tile_units * sizeof(float));
+      std::memset(scratch.value_scales + t * kTileKeys, 0, kTileKeys * sizeof(float));
+    }
+  }
   for (int t = chunk.low; t < chunk.high; ++t) {
     const int key = first_key + t * kTileKeys;
     const std::uint8_t* tile = tile_of(item, key);
