@@ -169,7 +169,7 @@ class _Watch(TorchFunctionMode):
 
 def _is_view(name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     is_in_place = name.endswith("_") and not name.endswith("__")
-    if is_in_place or name.startswith("__i") or "out" in kwargs:
+    if is_in_place or name.startswith("__i") or "out" in kwargs or "inplace" in kwargs:
         return False
     inputs = {_storage(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
     outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
