@@ -116,13 +116,23 @@ def test_recorded_steps_give_the_same_bits(variant: str, dtype: str, tmp_path: P
     assert found == decode(eager, 12)
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4", "int4-g128"])
-def test_quantised_weights_need_no_operator_of_torch_either(quantization: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"quantization": "int8"},
+        {"quantization": "int4"},
+        {"quantization": "int4-g128"},
+        {"kv_cache_dtype": "int8"},
+        {"kv_cache_dtype": "fp8"},
+    ],
+    ids=lambda options: "-".join(*options.items()),
+)
+def test_quantised_weights_and_caches_need_no_operator_of_torch_either(options: dict[str, str], tmp_path: Path) -> None:
     path = make_checkpoint("qwen3", tmp_path / "model", hidden_size=128, intermediate_size=256, head_dim=32)
-    worker = Worker.build(make_config(path, dtype="bfloat16", enforce_eager=False, quantization=quantization))
+    worker = Worker.build(make_config(path, dtype="bfloat16", enforce_eager=False, **options))
     with watched(worker) as seen:
         eager = decode(worker, 1)
     assert seen.names == []
-    recorded = Worker.build(make_config(path, dtype="bfloat16", enforce_eager=False, quantization=quantization))
+    recorded = Worker.build(make_config(path, dtype="bfloat16", enforce_eager=False, **options))
     assert decode(recorded, 12)[: len(eager)] == eager
     assert any(each is not None for each in recorded._runner._model._recordings.values())
