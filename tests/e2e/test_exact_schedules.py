@@ -28,8 +28,6 @@ FORMATS: dict[str, dict[str, Any]] = {
     "fp8 cache": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
     "int8 weights": {"dtype": "bfloat16", "quantization": "int8"},
     "int4 weights": {"dtype": "bfloat16", "quantization": "int4"},
-    "int8 cache": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
-    "fp8 cache": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
 }
 VOCABULARY = 300
 PREFIX = [7 * i % VOCABULARY for i in range(40)]
