@@ -199,7 +199,7 @@ class Cluster:
         )
         assert self._decode_router is not None
         replica = self._back[self._decode_router.choose(request, self._back)]
-        self._submit(replica, request, Script(script.output_len - 1, script.token, num_transferred), now)
+        self._submit(replica, request, Script(script.output_len(0) - 1, script.token, num_transferred), now)
 
     def _finish(self, replica: Replica, output: EngineCoreOutput, now: float) -> None:
         opened = self._open[output.request_id]
@@ -210,7 +210,7 @@ class Cluster:
             if record.first_token_s is None:
                 record.first_scheduled_s, record.first_token_s = metrics.first_scheduled_time, metrics.first_token_time
                 record.num_cached_tokens = output.num_cached_tokens
-            if opened.is_prefill and opened.script.output_len > 1:
+            if opened.is_prefill and opened.script.output_len(0) > 1:
                 self._transfer(opened, now)
                 return
             record.num_output_tokens = _num_output_tokens(opened, output)
@@ -252,4 +252,4 @@ def _num_output_tokens(opened: _Open, output: EngineCoreOutput) -> int:
     params = opened.request.params
     if params.use_beam_search:
         return params.width * max((len(delta.token_ids) for delta in output.deltas), default=0)
-    return opened.script.output_len * params.width
+    return sum(opened.script.output_len(index) for index in range(params.width))

@@ -5,6 +5,7 @@ Its time is a cost model's. Steps run one after the other, as on a device; waiti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from hashlib import blake2b
 from math import log
@@ -25,6 +26,8 @@ from octavo.simulate.cost_model import CostModel, StepWork
 END_TOKEN: Final = 1 << 40
 """Ends a sequence. Larger than any real token id; streams are numbered from here on."""
 
+_LOG_2: Final = log(2)
+
 
 class Clock:
     """Seconds since the simulation began."""
@@ -41,17 +44,21 @@ class Clock:
 class Script:
     """What the executor knows of a request besides what steps tell.
 
-    output_len: tokens of each of its sequences, the ending one included. token: the id of all its output tokens but
-    the last: prefixes differ by stream and length, so one id per stream is enough. num_transferred: leading tokens
-    whose keys and values came from elsewhere.
+    output_lens: tokens of its sequences, the ending one included; one number stands for all. token: the id of all its
+    output tokens but the last: prefixes differ by stream and length, so one id per stream is enough. num_transferred:
+    leading tokens whose keys and values came from elsewhere.
     """
 
-    __slots__ = ("num_transferred", "output_len", "token")
+    __slots__ = ("num_transferred", "output_lens", "token")
 
-    def __init__(self, output_len: int, token: int, num_transferred: int = 0) -> None:
-        self.output_len = output_len
+    def __init__(self, output_lens: int | Sequence[int], token: int, num_transferred: int = 0) -> None:
+        self.output_lens = (output_lens,) if isinstance(output_lens, int) else tuple(output_lens)
         self.token = token
         self.num_transferred = num_transferred
+
+    def output_len(self, index: int) -> int:
+        """Tokens of the sequence with this index."""
+        return self.output_lens[index] if len(self.output_lens) > 1 else self.output_lens[0]
 
 
 class _State:
@@ -62,7 +69,8 @@ class _State:
     def __init__(self, new: NewSequence, script: Script) -> None:
         self.script = script
         self.index = new.index
-        self.end = new.num_prompt_tokens + script.output_len - 1
+        # beams have no length of their own, and more indexes than the script has
+        self.end = new.num_prompt_tokens + script.output_len(min(new.index, len(script.output_lens) - 1)) - 1
         # what was transferred is lost when the sequence is preempted
         self.free_until = script.num_transferred if new.epoch == 0 else 0
         self.result = _result(new.seq_id, new.epoch, new.index, script.token)
@@ -161,10 +169,14 @@ class SimulatedExecutor:
             return RowOutput(seq_id=row.seq_id, epoch=row.epoch, samples=[], candidates=found)
         if not row.num_samples:
             return RowOutput(seq_id=row.seq_id, epoch=row.epoch, samples=[])
-        token = END_TOKEN if end == state.end else state.script.token
+        script = state.script
         if row.num_samples == 1:
-            return _result(row.seq_id, row.epoch, state.index, token)
-        samples = [_sample(index, token) for index in range(row.num_samples)]
+            return _result(row.seq_id, row.epoch, state.index, END_TOKEN if end == state.end else script.token)
+        # the prompt is computed: each sequence gets its first token
+        samples = [
+            _sample(index, END_TOKEN if script.output_len(index) == 1 else script.token)
+            for index in range(row.num_samples)
+        ]
         return RowOutput(seq_id=row.seq_id, epoch=row.epoch, samples=samples)
 
 
@@ -193,15 +205,14 @@ def _result(seq_id: int, epoch: int, index: int, token: int) -> RowOutput:
 
 
 def _candidates(token: int, path: list[int], count: int, spread: float) -> TokenLogprobs:
-    """What may follow a beam: the likeliest token has probability u ** spread, where u is uniform and drawn for this
-    path, and each further one half of what is left. With a spread of 0.5 the likeliest has 2/3 on average."""
-    digest = blake2b(repr((token, path)).encode(), digest_size=8).digest()
+    """What may follow a beam. The likeliest token has probability u ** spread, and each further one half of what is
+    left; u is uniform, and drawn for the place and the 16 tokens before it. With a spread of 0.5 the likeliest has 2/3
+    on average."""
+    digest = blake2b(repr((token, len(path), path[-16:])).encode(), digest_size=8).digest()
     uniform = (int.from_bytes(digest, "little") + 1) / 2**64
     best = min(uniform**spread, 1 - 1e-9)
-    left = 1 - best
-    probabilities = [best, *(left / 2**place for place in range(1, count))]
-    ranked = sorted(probabilities, reverse=True)
-    ids = [token + place for place in range(count)]
-    return TokenLogprobs(
-        token_id=ids[0], logprob=log(ranked[0]), rank=1, top_ids=ids, top_logprobs=[log(p) for p in ranked]
-    )
+    left = log(1 - best)
+    logprobs = [log(best), *(left - place * _LOG_2 for place in range(1, count))]
+    logprobs.sort(reverse=True)
+    ids = list(range(token, token + count))
+    return TokenLogprobs(token_id=token, logprob=logprobs[0], rank=1, top_ids=ids, top_logprobs=logprobs)

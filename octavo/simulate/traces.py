@@ -32,7 +32,8 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     arrival_s: seconds since the begin, or with `follows` since the end of the request of that id.
     num_prompt_tokens: length of the prompt. prefixes: names and lengths of its leading parts; the rest is its own.
     prompt_token_ids: the prompt itself, instead of lengths.
-    output_len: tokens until each of its sequences ends by itself; max_tokens ends it earlier.
+    output_len: tokens until a sequence of it ends by itself; max_tokens ends it earlier. output_lens: the same for each
+    of its sequences, where they differ; output_len is the longest.
     first_token_deadline_s: seconds after its arrival in which its first token is due.
     conversation: output and the rest of the prompt belong to this stream, so that a later turn of it, whose prompt is
     longer, begins with all of them.
@@ -46,6 +47,7 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prompt_token_ids: Annotated[list[int], msgspec.Meta(min_length=1)] | None = None
     conversation: str | None = None
     output_len: Positive
+    output_lens: list[Positive] = []
     max_tokens: Positive | None = None
     n: Positive = 1
     best_of: Positive | None = None
@@ -59,6 +61,8 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError("a request has either num_prompt_tokens or prompt_token_ids")
         if self.prompt_token_ids is not None and (self.prefixes or self.conversation):
             raise ValueError("prefixes and conversation go with num_prompt_tokens, not with prompt_token_ids")
+        if self.output_lens and (len(self.output_lens) != self.width or max(self.output_lens) != self.output_len):
+            raise ValueError("output_lens has a length for each sequence, of which output_len is the longest")
         if sum(length for _, length in self.prefixes) > self.prompt_len:
             raise ValueError("its prefixes are longer than num_prompt_tokens")
 
@@ -147,7 +151,7 @@ class Trace:
             if traced.first_token_deadline_s is None
             else arrival_time + traced.first_token_deadline_s,
         )
-        return request, Script(output_len, token)
+        return request, Script([min(each, output_len) for each in traced.output_lens] or output_len, token)
 
     def _stream(self, name: str) -> int:
         number = self._streams.setdefault(name, len(self._streams))
@@ -280,7 +284,12 @@ def _conversation(
         if room < 2:
             break
         prompt_len += min(_length(workload.input_len, workload.length_spread, source), room - 1)
-        output_len = min(_length(workload.output_len, workload.length_spread, source), workload.max_len - prompt_len)
+        num_lengths = 1 if workload.use_beam_search else workload.best_of or workload.n
+        output_lens = [
+            min(_length(workload.output_len, workload.length_spread, source), workload.max_len - prompt_len)
+            for _ in range(num_lengths)
+        ]
+        output_len = max(output_lens)
         requests.append(
             TraceRequest(
                 request_id=f"{number}-{turn}" if workload.turns > 1 else str(number),
@@ -290,12 +299,13 @@ def _conversation(
                 prefixes=prefixes,
                 conversation=str(number) if workload.turns > 1 else None,
                 output_len=output_len,
+                output_lens=output_lens if num_lengths > 1 else [],
                 n=workload.n,
                 best_of=workload.best_of,
                 use_beam_search=workload.use_beam_search,
             )
         )
-        prompt_len += output_len
+        prompt_len += output_lens[0]
     return requests
 
 

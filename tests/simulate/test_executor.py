@@ -50,16 +50,18 @@ def lengths(collected: Collected) -> dict[str, dict[int, int]]:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_every_sequence_ends_where_its_script_says(depth: int) -> None:
-    core, executor = make_core(make_settings(num_blocks=14, depth=depth, max_num_seqs=7))
+    core, executor = make_core(make_settings(num_blocks=12, depth=depth, max_num_seqs=7))
     requests = []
     for seed, (n, output_len) in enumerate([(1, 5), (2, 9), (1, 1), (3, 8)]):
-        executor.expect(seed, Script(output_len, STREAM + 100 * seed))
+        # the last sequence of the last request is shorter than its siblings
+        lengths_of = [output_len] * n if seed < 3 else [8, 8, 3]
+        executor.expect(seed, Script(lengths_of, STREAM + 100 * seed))
         requests.append(
-            make_request(f"{seed}", range(3 * seed + 2), n=n, max_tokens=12, seed=seed, end_token_ids=(END_TOKEN,))
+            make_request(f"{seed}", range(3 * seed + 2), n=n, max_tokens=9, seed=seed, end_token_ids=(END_TOKEN,))
         )
     collected = run(core, requests)
     assert core.stats().num_preemptions > 0
-    assert lengths(collected) == {"0": {0: 5}, "1": {0: 9, 1: 9}, "2": {0: 1}, "3": {0: 8, 1: 8, 2: 8}}
+    assert lengths(collected) == {"0": {0: 5}, "1": {0: 9, 1: 9}, "2": {0: 1}, "3": {0: 8, 1: 8, 2: 3}}
     assert all(ids[-1] == END_TOKEN for each in collected.token_ids.values() for ids in each.values())
     assert collected.token_ids["1"][1][:-1] == [STREAM + 101] * 8
 

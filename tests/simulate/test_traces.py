@@ -27,6 +27,10 @@ def test_a_trace_survives_its_file(tmp_path: Path) -> None:
         ('{"num_prompt_tokens": 3, "output_len": 0}', "line 2: Expected `int` >= 1"),
         ('{"num_prompt_tokens": 3, "output_len": 1, "prompt": "x"}', "line 2: Object contains unknown field `prompt`"),
         ('{"num_prompt_tokens": 3, "output_len": 1, "prefixes": [["a", 4]]}', "prefixes are longer than"),
+        (
+            '{"num_prompt_tokens": 3, "output_len": 2, "output_lens": [1, 1], "n": 2}',
+            "output_lens has a length for each",
+        ),
         ('{"num_prompt_tokens": 3, "output_len": 1, "request_id": "a"}', "the request_id 'a' twice"),
         ('{"num_prompt_tokens": 3, "output_len": 1, "follows": "b"}', "'1' follows 'b', which is no earlier request"),
     ],
@@ -86,7 +90,7 @@ def test_a_request_ends_by_itself_or_at_its_limit() -> None:
     )
     made = [trace.request(number, 4.0) for number in range(4)]
     assert [request.params.max_tokens for request, _ in made] == [9, 3, 7, 7]
-    assert [script.output_len for _, script in made] == [7, 3, 7, 7]
+    assert [script.output_lens for _, script in made] == [(7,), (3,), (7,), (7,)]
     assert [request.end_token_ids for request, _ in made] == [(END_TOKEN,), (END_TOKEN,), (), (END_TOKEN,)]
     request = made[3][0]
     assert (request.prompt_token_ids, request.priority, request.tenant) == ([5, 6], 3, "t")
