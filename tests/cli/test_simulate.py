@@ -93,3 +93,22 @@ def test_a_recording_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     assert f"25 requests, {len(steps):,} steps" in shown
     assert "every step is the recorded one" in shown
+
+
+def test_the_recording_of_a_real_engine_is_replayed(
+    tiny_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from octavo import LLM, SamplingParams
+
+    file = str(tmp_path / "run")
+    llm = LLM(model=tiny_model, record_trace=file, max_num_seqs=4, num_gpu_blocks_override=12, swap_space=0.001)
+    prompts = [[1 + i, *range(20, 50)] for i in range(6)]
+    params = [SamplingParams(n=1 + i % 2, max_tokens=40, seed=i) for i in range(5)]
+    llm.generate(prompts, [*params, SamplingParams(n=2, use_beam_search=True, max_tokens=20)], use_tqdm=False)
+    stats = llm.engine.stats
+    assert stats.num_preemptions > 0
+    llm.engine.shutdown()
+    assert main(["simulate", "--replay", file]) == 0
+    shown = capsys.readouterr().out
+    assert f"6 requests, {stats.num_steps} steps, {stats.num_generated_tokens} tokens" in shown
+    assert "every step is the recorded one" in shown
