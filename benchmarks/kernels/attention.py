@@ -23,6 +23,7 @@ from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.attention.cpu import CpuBackend
 from octavo.attention.metadata import AttentionMetadata
 from octavo.cli.report import report
+from octavo.ops.memory import zeroed
 from octavo.ops.registry import open_runtime
 from octavo.platform import Platform
 
@@ -93,7 +94,7 @@ def run_case(
     cache_bytes = torch.Size(cache_shape).numel() * backend.element_type.itemsize
     # a prefill reads what it has just written
     layers = max(1, _ROTATED_BYTES // cache_bytes + 1) if case.queries == 1 else 1
-    caches = [torch.ones(cache_shape, dtype=backend.element_type) for _ in range(layers)]
+    caches = [zeroed(cache_shape, backend.element_type).fill_(1) for _ in range(layers)]
     tokens = case.rows * case.queries
     q = torch.randn(tokens, shape.heads, shape.dim, generator=generator).to(dtype)
     k, v = (torch.randn(tokens, shape.kv_heads, shape.dim, generator=generator).to(dtype) for _ in range(2))
