@@ -41,7 +41,7 @@ def throughput(
     """Tokens per second of many requests that are there at once."""
     positive(num_prompts=num_prompts, input_len=input_len, output_len=output_len, repetitions=repetitions)
     llm = load(given)
-    seconds = _measure(llm, repetitions, num_prompts, input_len, output_len)
+    seconds = _measure(llm, random.Random(0), repetitions, num_prompts, input_len, output_len)
     median = statistics.median(seconds)
     return _report(
         "throughput",
@@ -77,16 +77,24 @@ def latency(
     if breakdown and output_len < 8:
         raise ConfigError(f"output_len is {output_len}, must be at least 8 with breakdown: medians need some steps")
     llm = load(given)
+    source = random.Random(0)
     for size in batch_size:
-        _latency(llm, given, size, input_len, output_len, repetitions, breakdown)
+        _latency(llm, source, given, size, input_len, output_len, repetitions, breakdown)
     return 0
 
 
 def _latency(
-    llm: LLM, given: Given, batch_size: int, input_len: int, output_len: int, repetitions: int, breakdown: bool
+    llm: LLM,
+    source: random.Random,
+    given: Given,
+    batch_size: int,
+    input_len: int,
+    output_len: int,
+    repetitions: int,
+    breakdown: bool,
 ) -> None:
-    first = statistics.median(_measure(llm, repetitions, batch_size, input_len, 1))
-    seconds = _measure(llm, repetitions, batch_size, input_len, output_len)
+    first = statistics.median(_measure(llm, source, repetitions, batch_size, input_len, 1))
+    seconds = _measure(llm, source, repetitions, batch_size, input_len, output_len)
     whole = statistics.median(seconds)
     per_token = (whole - first) / (output_len - 1) if output_len > 1 else 0.0
     result = {"elapsed_s": whole, "first_token_s": first, "per_token_s": per_token, "all_elapsed_s": seconds}
@@ -94,7 +102,7 @@ def _latency(
         from octavo.cli.breakdown import measured, table
 
         with measured(llm.engine) as steps:
-            _measure(llm, repetitions, batch_size, input_len, output_len, detokenize=True)
+            _measure(llm, source, repetitions, batch_size, input_len, output_len, detokenize=True)
         medians = steps.medians_us(batch_size)
         result |= {"breakdown_steps": steps.num_steps(batch_size), "breakdown_us": medians}
         print(table(medians), file=sys.stderr)
@@ -163,14 +171,23 @@ def load(given: Given) -> LLM:
 
 
 def _measure(
-    llm: LLM, repetitions: int, num_prompts: int, input_len: int, output_len: int, *, detokenize: bool = False
+    llm: LLM,
+    source: random.Random,
+    repetitions: int,
+    num_prompts: int,
+    input_len: int,
+    output_len: int,
+    *,
+    detokenize: bool = False,
 ) -> list[float]:
-    """Seconds of each repetition, after one that does not count. Prompts differ, so that no prefix is found again."""
+    """Seconds of each repetition, after one that does not count.
+
+    Prompts come from `source`, one for all measurements of a model, so that no prefix is found again.
+    """
     params = SamplingParams(
         max_tokens=output_len, ignore_eos=True, temperature=0, detokenize=detokenize, output_kind=OutputKind.FINAL_ONLY
     )
     vocab_size = llm.config.model.vocab_size
-    source = random.Random(0)
 
     def once() -> float:
         prompts = [[source.randrange(vocab_size) for _ in range(input_len)] for _ in range(num_prompts)]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
 
+from octavo import LLM
+from octavo.cli.bench import _measure
 from octavo.cli.main import main
 
 
@@ -78,3 +81,13 @@ def test_startup_measures_a_process_of_its_own(tiny_model: str, capsys: pytest.C
     assert result["process_s"] > result["import_s"] + result["load_s"] + result["first_token_s"] > 0
     assert result["cpu_s"] > 0.1
     assert 50 < result["peak_rss_mib"] < 5000
+
+
+def test_no_measurement_finds_the_prompts_of_an_earlier_one_in_the_cache(tiny_model: str) -> None:
+    source = random.Random(0)
+    with LLM(tiny_model, num_gpu_blocks_override=64) as llm:
+        for output_len in (1, 3):
+            _measure(llm, source, 1, 1, 40, output_len)
+        assert llm.engine.stats.num_queried_tokens == 4 * 40
+        # two random prompts may begin with the same token or two
+        assert llm.engine.stats.num_cached_tokens < 8
