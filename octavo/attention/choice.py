@@ -37,5 +37,5 @@ def choose_backend(
     if obstacle is not None:
         return BackendChoice(ReferenceBackend(cache_dtype), obstacle)
     return BackendChoice(
-        CpuBackend(runtime, cache_dtype), f"compiled for this processor ({runtime.cpu.instruction_set})"
+        CpuBackend(runtime, cache_dtype), f"compiled; runs at {runtime.cpu.instruction_set}"
     )

@@ -159,7 +159,7 @@ def availability(platform: Platform) -> Availability:
     levels = _native.instruction_sets()
     if not levels:
         return Availability(False, "this processor has no AVX2")
-    return Availability(True, f"compiled for this processor ({levels[0]})")
+    return Availability(True, f"compiled; this processor runs up to {levels[0]}")
 
 
 def rows_of(x: Tensor) -> tuple[int, int, int]:
