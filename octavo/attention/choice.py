@@ -36,6 +36,4 @@ def choose_backend(
     obstacle = CpuBackend.obstacle(dtype, cache_dtype, head_dim, block_size)
     if obstacle is not None:
         return BackendChoice(ReferenceBackend(cache_dtype), obstacle)
-    return BackendChoice(
-        CpuBackend(runtime, cache_dtype), f"compiled; runs at {runtime.cpu.instruction_set}"
-    )
+    return BackendChoice(CpuBackend(runtime, cache_dtype), f"compiled; runs at {runtime.cpu.instruction_set}")
