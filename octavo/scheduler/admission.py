@@ -22,8 +22,17 @@ class Admission:
         self._num_lookahead_slots = num_lookahead_slots
 
     def find_prefix(self, group: SequenceGroup) -> PrefixHit:
-        """What a waiting group would find in the cache."""
-        return self._block_manager.find_prefix(group, group.live[0], tokens_to_allocate(group))
+        """What a waiting group would find in the cache.
+
+        When nothing runs and the pool has no room for the block to copy from beside the group's own, there is no copy:
+        nobody else would ever make room.
+        """
+        hit = self._block_manager.find_prefix(group, group.live[0], tokens_to_allocate(group))
+        if hit.partial[1] and not self._registry.running:
+            admission = self._block_manager.can_allocate(group, hit, waive_watermark=True)
+            if admission.status is AllocStatus.LATER:
+                return hit._replace(partial=(0, 0), because="no block is left to copy the beginning of the next from")
+        return hit
 
     def can_allocate(self, group: SequenceGroup, hit: PrefixHit) -> BlockAdmission:
         """May a waiting group come in?"""

@@ -143,6 +143,12 @@ class TestPrefixCache:
         run(core)
         assert core.call("reset_prefix_cache") is True
 
+    def test_a_request_that_fills_the_pool_does_not_wait_for_a_block_to_copy_from(self) -> None:
+        core = make_core(num_blocks=3)
+        run(core, [make_request("a", range(9), max_tokens=1)])
+        again = make_request("b", [*range(6), 9, 9, 9], max_tokens=1)
+        assert run(core, [again]).token_ids == run_alone(again).token_ids
+
 
 class TestPreemption:
     def test_the_youngest_gives_way_and_everybody_finishes_with_the_same_text(self) -> None:
