@@ -223,14 +223,21 @@ class EngineArgs:
         int | None, Arg("Requests are refused when more prompt tokens than this would wait.", group=_SCHEDULING, ge=1)
     ] = None
     prefill_tokens_per_s: Annotated[
-        float,
+        float | None,
         Arg(
-            "Prompt tokens computed per second, as deadlines, refusals and preemption_mode auto reckon.",
+            "Prompt tokens computed per second, as deadlines, refusals and preemption_mode auto reckon; measured while "
+            "running unless it is given.",
             group=_SCHEDULING,
             gt=0,
             le=1e9,
         ),
-    ] = 2000.0
+    ] = None
+    num_lookahead_slots: Annotated[
+        int,
+        Arg(
+            "Token slots reserved for each running sequence beyond its next token.", group=_SCHEDULING, ge=0, le=1 << 10
+        ),
+    ] = 0
     preemption_mode: Annotated[
         str,
         Arg(

@@ -84,8 +84,13 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     delay_factor: float = 0.0
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
-    prefill_tokens_per_s: float = 2000.0
-    """What waiting is reckoned with: by the deadline policy, by admission control, and by preemption_mode auto."""
+    prefill_tokens_per_s: float | None = None
+    """What waiting is reckoned with: by the deadline policy, by admission control, and by preemption_mode auto.
+    None: it is measured."""
+    num_lookahead_slots: int = 0
+    """Token slots that each running sequence has beyond its next token."""
+    max_loras: int = 0
+    """Different adapters that run at once; 0 is no limit."""
     enable_chunked_prefill: bool = True
     max_steps_in_flight: int = 1
 

@@ -169,6 +169,8 @@ class CoreReady(msgspec.Struct, kw_only=True, tag="ready"):
     """The same in one line."""
     kv_block_bytes: int = 0
     """Size of a block over all layers; 0 where there is no model."""
+    num_lookahead_slots: int = 0
+    """Slots that each sequence has beyond its tokens: a request needs room for them too."""
 
 
 class CoreFailed(msgspec.Struct, kw_only=True, tag="failed"):

@@ -129,7 +129,8 @@ class RowOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one step."""
+    """Results of one step. `swap_s`: seconds that moving blocks to and from the host took; 0 where it is not known."""
 
     step_id: int
     rows: list[RowOutput]
+    swap_s: float = 0.0

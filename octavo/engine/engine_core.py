@@ -21,7 +21,7 @@ from octavo.engine.recorder import Aborted, Added, CacheReset, Event, Planned, R
 from octavo.errors import ConfigError
 from octavo.executor.executor import Executor, make_executor
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
-from octavo.scheduler.preemption import PreemptionCosts
+from octavo.scheduler.rates import PreemptionCosts
 from octavo.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -61,20 +61,21 @@ class EngineCore:
             ready = CoreReady(
                 num_blocks=plan.num_blocks,
                 block_size=config.cache.block_size,
-                max_model_len=_fitting_max_model_len(config.model, config.cache.block_size, plan.num_blocks),
+                max_model_len=_fitting_max_model_len(
+                    config.model, config.cache.block_size, plan.num_blocks, config.scheduler.num_lookahead_slots
+                ),
                 vocab_size=config.model.vocab_size,
                 plan=plan.render(),
                 plan_summary=plan.summarize(),
                 kv_block_bytes=plan.kv_block_bytes,
+                num_lookahead_slots=config.scheduler.num_lookahead_slots,
             )
             settings = SchedulerSettings(
                 cache=config.cache,
                 scheduler=config.scheduler,
                 num_blocks=plan.num_blocks,
                 num_host_blocks=plan.host_blocks,
-                preemption_costs=PreemptionCosts(
-                    prefill_tokens_per_s=config.scheduler.prefill_tokens_per_s, block_bytes=plan.kv_block_bytes
-                ),
+                preemption_costs=PreemptionCosts(block_bytes=plan.kv_block_bytes),
             )
             depth, record_to = config.scheduler.max_steps_in_flight, config.observability.record_trace
             recorder = Recorder(record_to, settings, depth) if record_to is not None else None
@@ -179,15 +180,16 @@ class EngineCore:
             self._recorder.write(event)
 
 
-def _fitting_max_model_len(model: ModelConfig, block_size: int, num_blocks: int) -> int:
+def _fitting_max_model_len(model: ModelConfig, block_size: int, num_blocks: int, num_lookahead_slots: int) -> int:
     """The context length that one request can have in this cache. Lowered only when nobody asked for a length."""
     wanted = model.max_model_len
-    if max_blocks_of_group(wanted, 1, 1, block_size) <= num_blocks:
+    needed = max_blocks_of_group(wanted, 1 + num_lookahead_slots, 1, block_size)
+    if needed <= num_blocks:
         return wanted
-    fitting = num_blocks * block_size
+    fitting = num_blocks * block_size - num_lookahead_slots
     if model.user_set_max_model_len:
         raise ConfigError(
-            f"max_model_len = {wanted} needs {max_blocks_of_group(wanted, 1, 1, block_size)} KV blocks of {block_size} "
+            f"max_model_len = {wanted} needs {needed} KV blocks of {block_size} "
             f"tokens, the cache has {num_blocks}; lower max_model_len to {fitting} or less, or give the cache more "
             "memory"
         )

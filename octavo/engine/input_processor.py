@@ -205,7 +205,8 @@ class InputProcessor:
         self._check_fits(num_prompt_tokens, 1, params)
         max_tokens = min(
             context_left,
-            tokens_that_fit(num_prompt_tokens, params.width, self._ready.num_blocks, self._ready.block_size),
+            tokens_that_fit(num_prompt_tokens, params.width, self._ready.num_blocks, self._ready.block_size)
+            - self._ready.num_lookahead_slots,
         )
         if max_tokens < max(1, params.min_tokens):
             if params.min_tokens > context_left:
@@ -221,7 +222,7 @@ class InputProcessor:
         """Refuse what cannot fit even when it runs alone."""
         check_runs_alone(
             num_prompt_tokens,
-            max_tokens,
+            max_tokens + self._ready.num_lookahead_slots,
             params.width,
             max_num_seqs=self._max_num_seqs,
             num_blocks=self._ready.num_blocks,

@@ -19,7 +19,7 @@ from octavo.engine import frames
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 
-RECORDING_VERSION: Final = 1
+RECORDING_VERSION: Final = 2
 
 
 class Began(msgspec.Struct, frozen=True, tag="began"):

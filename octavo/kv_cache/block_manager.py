@@ -135,8 +135,14 @@ class BlockManager:
         num_shared = group.num_prompt_tokens // size
         return num_shared + sum(num_blocks_for(tokens, size) - num_shared for tokens in tail_tokens)
 
-    def can_allocate(self, group: SequenceGroup, hit: PrefixHit, *, waive_watermark: bool) -> Admission:
-        """May the group come in? The watermark is waived when nothing runs, so that LATER cannot last for ever."""
+    def can_allocate(
+        self, group: SequenceGroup, hit: PrefixHit, *, waive_watermark: bool, is_returning: bool = False
+    ) -> Admission:
+        """May the group come in? The watermark is waived when nothing runs, so that LATER cannot last for ever.
+
+        `is_returning`: it was preempted before; beyond the watermark as many blocks stay free as it takes, so that
+        others grow by that much before it has to give way again.
+        """
         required = self.num_required_blocks(group)
         if required > self.pool.num_blocks:
             return Admission(
@@ -146,7 +152,7 @@ class BlockManager:
         from_free = required - len(hit.blocks) + sum(map(self.pool.is_cached, hit.blocks))
         # the source of a copy stays until the step is planned
         from_free += self.pool.is_cached(hit.partial[0])
-        kept = 0 if waive_watermark else self.num_watermark_blocks
+        kept = 0 if waive_watermark else max(self.num_watermark_blocks, from_free if is_returning else 0)
         free = self.pool.num_free_blocks
         if free - from_free < kept:
             return Admission(AllocStatus.LATER, f"needs {from_free} free KV blocks, {free} are free, {kept} stay free")

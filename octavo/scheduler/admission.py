@@ -37,7 +37,9 @@ class Admission:
     def can_allocate(self, group: SequenceGroup, hit: PrefixHit) -> BlockAdmission:
         """May a waiting group come in?"""
         is_idle = not self._registry.running
-        admission = self._block_manager.can_allocate(group, hit, waive_watermark=is_idle)
+        admission = self._block_manager.can_allocate(
+            group, hit, waive_watermark=is_idle, is_returning=group.metrics.num_preemptions > 1
+        )
         if admission.status is AllocStatus.LATER and is_idle and self._block_manager.unpin():
             return self._block_manager.can_allocate(group, hit, waive_watermark=True)
         return admission

@@ -69,8 +69,12 @@ class ContinuousPlanner:
         while tokens.remaining > 0:
             swapped, group = registry.swapped.peek(now), registry.waiting.peek(now)
             if swapped is not None and (group is None or self._policy.key(swapped) < self._policy.key(group)):
-                # one that preempted in this step has no claim to swap in; nor may it be passed
-                if plan.has_preempted or not sequences.grant(swapped.max_running_sequences):
+                # a step that preempted swaps nothing in; nor may the swapped ones be passed
+                if plan.has_preempted:
+                    break
+                because = sequences.refusal(swapped.max_running_sequences) or adapters.refusal(swapped.request.adapter)
+                if because:
+                    self._log.note("blocked", swapped.request_id, because)
                     break
                 status = self._admission.swap_in(swapped, plan, now)
                 if status is AllocStatus.LATER:

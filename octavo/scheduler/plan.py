@@ -11,7 +11,7 @@ PlannedRow = tuple[SequenceGroup, Sequence, ScheduledSequence, NewSequence | Non
 
 
 class StepPlan:
-    """Rows by sequence id, in batch order."""
+    """Rows by sequence id, in batch order. `num_prompt_tokens`: tokens in rows that compute more than one."""
 
     def __init__(self) -> None:
         self.rows: dict[int, PlannedRow] = {}
@@ -19,10 +19,14 @@ class StepPlan:
         self.swap_ins: list[BlockCopy] = []
         self.prefix_copies: dict[int, list[BlockCopy]] = {}
         self.has_preempted = False
+        self.num_prompt_tokens = 0
 
     def drop(self, sequence: Sequence) -> PlannedRow | None:
         """Take a sequence's row out of the step; answers what it was."""
-        return self.rows.pop(sequence.seq_id, None)
+        dropped = self.rows.pop(sequence.seq_id, None)
+        if dropped is not None and dropped[2].num_tokens > 1:
+            self.num_prompt_tokens -= dropped[2].num_tokens
+        return dropped
 
     def hashes_computed(self, block_size: int) -> set[bytes]:
         """Digests of the blocks that this step's prefills fill. Decode rows are left out: they seldom fill one."""

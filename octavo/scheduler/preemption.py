@@ -16,15 +16,8 @@ from octavo.kv_cache.block_manager import AllocStatus, BlockManager
 from octavo.scheduler.budget import PartialBudget
 from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.plan import StepPlan
+from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
-
-
-class PreemptionCosts(NamedTuple):
-    """What `auto` reckons with. Constants of a run, so that a recorded run decides the same when it is replayed."""
-
-    prefill_tokens_per_s: float = 2000.0
-    swap_bytes_per_s: float = 4e9
-    block_bytes: int = 1 << 20
 
 
 class Decision(NamedTuple):
@@ -37,11 +30,11 @@ class Decision(NamedTuple):
 class Preemption:
     """Takes groups off the device."""
 
-    def __init__(self, registry: Registry, log: DecisionLog, mode: PreemptionMode, costs: PreemptionCosts) -> None:
+    def __init__(self, registry: Registry, log: DecisionLog, mode: PreemptionMode, rates: Rates) -> None:
         self._registry = registry
         self._log = log
         self._mode = mode
-        self._costs = costs
+        self._rates = rates
 
     def preempt(
         self, group: SequenceGroup, plan: StepPlan | None = None, tokens: PartialBudget | None = None, because: str = ""
@@ -111,13 +104,13 @@ class Preemption:
 
     def _cheaper(self, group: SequenceGroup, manager: BlockManager) -> Decision:
         """Tokens to compute again at the prefill rate, without those that stay in the cache because others use them,
-        against bytes to move twice at the rate of memory."""
+        against bytes to move out and in again; both at the rates measured so far."""
         num_blocks = manager.num_computed_blocks(group.live)
         num_kept = manager.num_blocks_used_by_others(group.live)
         num_tokens = sum(sequence.num_computed_tokens for sequence in group.live)
         num_tokens -= (len(group.live) - 1) * min(group.num_prompt_tokens, num_tokens // len(group.live))
-        recompute_s = max(0, num_tokens - num_kept * manager.block_size) / self._costs.prefill_tokens_per_s
-        swap_s = 2 * num_blocks * self._costs.block_bytes / self._costs.swap_bytes_per_s
+        recompute_s = max(0, num_tokens - num_kept * manager.block_size) / self._rates.prefill_tokens_per_s
+        swap_s = 2 * num_blocks * self._rates.block_bytes / self._rates.swap_bytes_per_s
         because = (
             f"{num_tokens} tokens, {num_kept} blocks of them shared, take {recompute_s * 1e3:.3g} ms to compute again, "
             f"{num_blocks} blocks {swap_s * 1e3:.3g} ms to move"

@@ -146,6 +146,10 @@ class Registry:
 
     # ---- looking in ----
 
+    def num_prompt_tokens_left(self) -> int:
+        """Prompt tokens that running groups have still to compute."""
+        return sum(max(0, group.num_prompt_tokens - group.live[0].num_computed_tokens) for group in self.running)
+
     def sequences_on_device(self) -> Iterator[Sequence]:
         """Live sequences with a block table on the device."""
         for group in self.running:

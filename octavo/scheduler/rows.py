@@ -67,6 +67,8 @@ class RowPlanner:
                 return False
             growth = append_slots(sequence, start, start + num_tokens, num_lookahead)
         tokens.take(num_tokens)
+        if num_tokens > 1:
+            plan.num_prompt_tokens += num_tokens
         is_new = not sequence.is_resident
         message = new_sequence(group, sequence, self._block_manager.table(sequence)) if is_new else None
         row = scheduled_row(group, sequence, num_tokens, growth, is_new=is_new)

@@ -27,7 +27,8 @@ from octavo.scheduler.door import Door
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.policies.first_come import FirstComeFirstServed
 from octavo.scheduler.policy import GroupQueue, Policy
-from octavo.scheduler.preemption import Preemption, PreemptionCosts
+from octavo.scheduler.preemption import Preemption
+from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.results import Results
 from octavo.scheduler.rows import RowPlanner
@@ -45,7 +46,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         policy: Policy | None = None,
         preemption_mode: PreemptionMode = "recompute",
-        preemption_costs: PreemptionCosts | None = None,
+        rates: Rates | None = None,
         num_lookahead_slots: int = 0,
         enable_chunked_prefill: bool = True,
         delay_factor: float = 0.0,
@@ -59,11 +60,12 @@ class Scheduler:
         self.num_lookahead_slots = num_lookahead_slots
         self.policy = policy or FirstComeFirstServed()
         self.log = DecisionLog()
+        self.rates = rates or Rates()
         self._chunks = enable_chunked_prefill
         self._door = door or Door()
         self._registry = registry = Registry(block_manager, self.policy)
         self._results = Results(registry)
-        self._preemption = Preemption(registry, self.log, preemption_mode, preemption_costs or PreemptionCosts())
+        self._preemption = Preemption(registry, self.log, preemption_mode, self.rates)
         rows = RowPlanner(registry, self._preemption, self.policy, num_lookahead_slots)
         admission = Admission(registry, self.log, num_lookahead_slots)
         self._planner: ContinuousPlanner | ClassicPlanner
@@ -145,7 +147,13 @@ class Scheduler:
         assert request.request_id not in self.groups, f"request {request.request_id} is there already"
         error = self.refusal(request)
         if error is None:
-            error = self._door.refusal(request, len(self.waiting), self._registry.num_queued_tokens)
+            error = self._door.refusal(
+                request,
+                len(self.waiting),
+                self._registry.num_queued_tokens,
+                self._registry.num_prompt_tokens_left(),
+                self.rates.known_prefill_tokens_per_s,
+            )
         if error is None:
             self._registry.add(request)
             return
@@ -181,6 +189,7 @@ class Scheduler:
 
     def update(self, output: ModelRunnerOutput, now: float) -> list[EngineCoreOutput]:
         """Take in the results of the oldest step at time `now`: one output per request that has something to say."""
+        self.rates.note_done(now, output.swap_s)
         return self._results.take(output, now)
 
     def pin_prefix(self, token_ids: list[int], cache_key: str | None, until: float) -> int:
@@ -211,7 +220,9 @@ class Scheduler:
             sequence.is_resident = sequence.seq_id in plan.rows
         registry.released = []
         registry.stats.num_steps += 1
-        return plan.output(registry.stats.num_steps, finished_ids)
+        step = plan.output(registry.stats.num_steps, finished_ids)
+        self.rates.note_planned(now, len(step.rows), plan.num_prompt_tokens, step.block_ops)
+        return step
 
     # ---- looking in ----
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
-
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import cache_config, scheduler_config
 from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
-from octavo.scheduler.preemption import PreemptionCosts
+from octavo.scheduler.rates import PreemptionCosts
 from octavo.simulate.cost_model import CostModel
 from octavo.simulate.simulation import Simulation, simulate
 from octavo.simulate.traces import Trace, TraceRequest
@@ -29,17 +27,13 @@ def engine_settings(args: EngineArgs, model: CostModel, *, max_model_len: int) -
             f"{model.name} leaves no room for a KV block beside the weights; raise gpu_memory_utilization, choose "
             "another device, or give num_gpu_blocks_override"
         )
-    prefill_tokens_per_s = args.prefill_tokens_per_s
-    if prefill_tokens_per_s == EngineArgs.prefill_tokens_per_s:
-        prefill_tokens_per_s = model.recompute_tokens_per_s
-    scheduler = scheduler_config(args, max_model_len)
     return SchedulerSettings(
         cache=cache_config(args, "bfloat16"),
-        scheduler=msgspec.structs.replace(scheduler, prefill_tokens_per_s=prefill_tokens_per_s),
+        scheduler=scheduler_config(args, max_model_len),
         num_blocks=num_blocks,
         num_host_blocks=int(args.swap_space * _GIB / block_bytes),
         preemption_costs=PreemptionCosts(
-            prefill_tokens_per_s=prefill_tokens_per_s,
+            prefill_tokens_per_s=model.recompute_tokens_per_s,
             swap_bytes_per_s=model.swap_bytes_per_s,
             block_bytes=block_bytes,
         ),

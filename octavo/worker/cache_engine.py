@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -36,14 +37,21 @@ class CacheEngine:
         self.caches: Sequence[Tensor] = tuple(zeroed(shape, dtype, device) for _ in range(num_layers))
         self._host_caches: Sequence[Tensor] = ()
 
-    def apply(self, ops: BlockOps) -> None:
-        """Swap out, swap in, copy: in this order, and within a list in the list's order."""
-        if ops.swap_outs:
-            self._move(self.caches, self._host(), ops.swap_outs)
-        if ops.swap_ins:
-            self._move(self._host(), self.caches, ops.swap_ins)
+    def apply(self, ops: BlockOps) -> float:
+        """Swap out, swap in, copy: in this order, and within a list in the list's order. Answers the swaps' seconds."""
+        swap_s = self._swap(ops) if ops.swap_outs or ops.swap_ins else 0.0
         if ops.copies:
             self._move(self.caches, self.caches, ops.copies)
+        return swap_s
+
+    def _swap(self, ops: BlockOps) -> float:
+        host = self._host()  # making it is no part of moving
+        began = time.perf_counter()
+        if ops.swap_outs:
+            self._move(self.caches, host, ops.swap_outs)
+        if ops.swap_ins:
+            self._move(host, self.caches, ops.swap_ins)
+        return time.perf_counter() - began
 
     def _move(self, sources: Sequence[Tensor], targets: Sequence[Tensor], copies: Sequence[BlockCopy]) -> None:
         """Copy blocks in all layers: in one call where there are compiled kernels."""

@@ -72,9 +72,9 @@ class ModelRunner:
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Take the step's changes in, compute its rows, and append what is drawn to the sequences."""
         self._update_sequences(step)
-        self._cache.apply(step.block_ops)
+        swap_s = self._cache.apply(step.block_ops)
         if not step.rows:
-            return ModelRunnerOutput(step_id=step.step_id, rows=[])
+            return ModelRunnerOutput(step_id=step.step_id, rows=[], swap_s=swap_s)
         rows = self._rows(step)
         batch = self._builder.build(rows)
         hidden = self._forward(batch)  # [tokens, hidden]
@@ -83,6 +83,7 @@ class ModelRunner:
         return ModelRunnerOutput(
             step_id=step.step_id,
             rows=[_take_in(row, samples.get(i), prompt_logprobs.get(i)) for i, row in enumerate(rows)],
+            swap_s=swap_s,
         )
 
     def seams(self) -> list[Seam]:

@@ -11,7 +11,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.engine.engine_core import EngineCore
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.scheduler.policies import make_policy
-from octavo.scheduler.preemption import PreemptionCosts
+from octavo.scheduler.rates import PreemptionCosts, Rates
 from octavo.scheduler.scheduler import Scheduler
 from tests.fakes.executor import HashExecutor
 
@@ -30,6 +30,7 @@ def make_core(
     preemption_mode: PreemptionMode = "recompute",
     num_lookahead_slots: int = 0,
     policy: str = "fcfs",
+    costs: PreemptionCosts | None = None,
     **scheduling: Any,
 ) -> EngineCore:
     """A core whose clock counts its readings."""
@@ -38,16 +39,19 @@ def make_core(
     config = SchedulerConfig(
         max_model_len=512, policy=policy, **{name: scheduling.pop(name) for name in list(scheduling) if name in names}
     )
+    costs = costs or PreemptionCosts(prefill_tokens_per_s=10.0, swap_bytes_per_s=8.0, block_bytes=10)
+    rates = Rates(costs, config.prefill_tokens_per_s)
     scheduler = Scheduler(
         block_manager,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         preemption_mode=preemption_mode,
-        preemption_costs=PreemptionCosts(prefill_tokens_per_s=10.0, swap_bytes_per_s=8.0, block_bytes=10),
+        rates=rates,
         num_lookahead_slots=num_lookahead_slots,
-        policy=make_policy(config, block_manager),
+        policy=make_policy(config, block_manager, rates),
         enable_chunked_prefill=config.enable_chunked_prefill,
         delay_factor=config.delay_factor,
+        max_loras=config.max_loras,
         max_bypasses=config.max_bypasses,
         **scheduling,
     )

@@ -49,7 +49,7 @@ class TestOrder:
             request("short", prompt=2, first_token_deadline=1009.0),
             request("late", first_token_deadline=0.2),
         ]
-        assert self.finished("deadline", requests, prefill_tokens_per_s=10.0) == ["long", "short", "none", "late"]
+        assert self.finished("deadline", requests) == ["long", "short", "none", "late"]
 
     def test_prefix_match_takes_who_finds_most(self) -> None:
         core = make_core(max_num_seqs=1, policy="prefix-match")

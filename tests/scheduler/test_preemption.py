@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.engine.engine_core import EngineCore
-from octavo.scheduler.preemption import PreemptionCosts
+from octavo.scheduler.rates import PreemptionCosts
 from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
 from tests.fakes.executor import HashExecutor
 
@@ -67,8 +67,7 @@ def test_without_room_on_the_host_a_group_is_recomputed() -> None:
     ],
 )
 def test_auto_takes_what_costs_less_and_says_both_numbers(costs: PreemptionCosts, is_swapped: bool) -> None:
-    core = pressed(preemption_mode="auto")
-    core.scheduler._preemption._costs = costs
+    core = pressed(preemption_mode="auto", costs=costs)
     run_two(core)
     stats = core.stats()
     assert stats.num_preemptions_by_swap == (stats.num_preemptions if is_swapped else 0)
@@ -91,9 +90,38 @@ def test_a_pool_that_is_far_too_small_still_finishes_and_recomputes_within_bound
     requests = [make_request(f"r{i}", range(i, i + 6), max_tokens=20) for i in range(16)]
     seen = run(core, requests)
     assert len(seen.finals) == 16
-    tokens = sum(6 + 20 for _ in requests)
-    # the youngest gives way, so the oldest always ends: each of 16 is restarted at most once for each older one's end
-    assert core.stats().num_recomputed_tokens <= tokens * 16 / 2
+    # once for each request, and from then on others grow by as much as is computed again
+    assert core.stats().num_recomputed_tokens <= 16 * (6 + 20) + 2 * 16 * 20
+
+
+def test_who_comes_back_a_second_time_leaves_others_room_to_grow() -> None:
+    core = make_core(num_blocks=60, max_num_batched_tokens=512, max_num_seqs=32, enable_prefix_caching=False)
+    requests = [make_request(f"r{i}", [i] * 3, max_tokens=10 + 3 * i) for i in range(16)]
+    requests.append(make_request("long", [3] * 100, max_tokens=20))
+    run(core, requests)
+    entries = [each for each in core.scheduler.log.entries if each.request_id == "long"]
+    assert [each.kind for each in entries].count("preempted") == 2
+    assert "needs 29 free KV blocks, 45 are free, 29 stay free" in [each.because for each in entries]
+
+
+def test_a_swapped_group_waits_for_a_slot_for_its_adapter() -> None:
+    core = pressed(preemption_mode="swap", policy="priority", max_loras=1)
+    first, gives_way = make_request("a", range(12), max_tokens=16), make_request("b", range(20, 30), max_tokens=10)
+    gives_way.adapter, gives_way.priority = "x", 5
+    core.add_request(first)
+    core.add_request(gives_way)
+    seen = Collected()
+    while not len(core.scheduler.swapped):
+        seen.add(core.step().outputs)
+    passes = make_request("c", range(40, 42), max_tokens=12)
+    passes.adapter = "y"
+    core.add_request(passes)
+    while core.has_unfinished():
+        seen.add(core.step().outputs)
+        assert len({group.request.adapter for group in core.scheduler.running} - {None}) <= 1
+    assert len(seen.finals) == 3
+    entries = [(each.request_id, each.because) for each in core.scheduler.log.entries if each.kind == "blocked"]
+    assert ("b", "adapter x needs a slot, all 1 are in use (max_loras)") in entries
 
 
 def test_the_timeline_tells_what_happened() -> None:

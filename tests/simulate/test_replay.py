@@ -15,7 +15,7 @@ from octavo.engine.engine_core import EngineCore
 from octavo.engine.recorder import Began, Planned, Recorder
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
-from octavo.scheduler.preemption import PreemptionCosts
+from octavo.scheduler.rates import PreemptionCosts
 from octavo.simulate.replay import Replay, read_recording
 from tests.fakes.engine import make_request
 from tests.fakes.executor import HashExecutor

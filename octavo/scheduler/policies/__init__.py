@@ -16,20 +16,21 @@ from octavo.scheduler.policies.first_come import FirstComeFirstServed
 from octavo.scheduler.policies.prefix_match import LongestPrefixMatch
 from octavo.scheduler.policies.priority import Priority
 from octavo.scheduler.policy import Policy
+from octavo.scheduler.rates import Rates
 
-Maker = Callable[[SchedulerConfig, BlockManager], Policy]
+Maker = Callable[[SchedulerConfig, BlockManager, Rates], Policy]
 
 POLICIES: Mapping[str, Maker] = MappingProxyType(
     {
-        "fcfs": lambda config, blocks: FirstComeFirstServed(),
-        "priority": lambda config, blocks: Priority(config.priority_ageing_s),
-        "fair-share": lambda config, blocks: FairShare(config.tenant_weights),
-        "deadline": lambda config, blocks: EarliestDeadline(config.prefill_tokens_per_s),
-        "prefix-match": lambda config, blocks: LongestPrefixMatch(blocks),
+        "fcfs": lambda config, blocks, rates: FirstComeFirstServed(),
+        "priority": lambda config, blocks, rates: Priority(config.priority_ageing_s),
+        "fair-share": lambda config, blocks, rates: FairShare(config.tenant_weights),
+        "deadline": lambda config, blocks, rates: EarliestDeadline(rates),
+        "prefix-match": lambda config, blocks, rates: LongestPrefixMatch(blocks),
     }
 )
 
 
-def make_policy(config: SchedulerConfig, block_manager: BlockManager) -> Policy:
+def make_policy(config: SchedulerConfig, block_manager: BlockManager, rates: Rates) -> Policy:
     """The policy that the configuration names."""
-    return POLICIES[config.policy](config, block_manager)
+    return POLICIES[config.policy](config, block_manager, rates)

@@ -9,18 +9,19 @@ from typing import Any
 from octavo.core.sequence import SequenceGroup
 from octavo.scheduler.policies.first_come import FirstComeFirstServed
 from octavo.scheduler.policy import GroupQueue
+from octavo.scheduler.rates import Rates
 from octavo.scheduler.waiting_queue import WaitingQueue
 
 
 class EarliestDeadline(FirstComeFirstServed):
     """A group's place is the latest time at which its prompt can start and still make its deadline.
 
-    `prefill_tokens_per_s` says how long a prompt takes. Requests without a deadline come after those that have one and
+    `rates` say how long a prompt takes. Requests without a deadline come after those that have one and
     can make it, in order of arrival; those that cannot make it any more come last. Who has most time gives way.
     """
 
-    def __init__(self, prefill_tokens_per_s: float) -> None:
-        self._prefill_tokens_per_s = prefill_tokens_per_s
+    def __init__(self, rates: Rates) -> None:
+        self._rates = rates
 
     def make_queue(self) -> GroupQueue:
         return _DeadlineQueue(self)
@@ -36,7 +37,7 @@ class EarliestDeadline(FirstComeFirstServed):
         deadline = group.request.first_token_deadline
         if deadline is None or group.has_output:
             return math.inf
-        return deadline - group.num_prompt_tokens / self._prefill_tokens_per_s
+        return deadline - group.num_prompt_tokens / self._rates.prefill_tokens_per_s
 
 
 class _DeadlineQueue:
