@@ -32,7 +32,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     num_shared_tokens: int = 0
 
 
-class ScheduledSequence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     """One row of the batch: compute the KV of tokens [start, start + num_tokens) of a sequence.
 
     The block table changes from entry `first_block_index` on: the new entries are `block_ids` (often none).

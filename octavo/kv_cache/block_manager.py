@@ -186,6 +186,12 @@ class BlockManager:
 
     # ---- growth ----
 
+    def has_slot(self, sequence: Sequence, position: int) -> bool:
+        """Is the token at `position` one of the last block, and that the sequence's alone? `append_slots` for this one
+        token would answer UNCHANGED."""
+        table = self._tables[sequence.seq_id]
+        return position // self.block_size == len(table) - 1 and not self.pool.is_shared(table[-1])
+
     def append_slots(self, sequence: Sequence, start: int, end: int, num_lookahead: int = 0) -> Growth | None:
         """Make tokens [start, end) and `num_lookahead` more writable: new blocks at the end, copies of shared ones.
 

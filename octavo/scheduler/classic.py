@@ -78,7 +78,7 @@ class ClassicPlanner:
         registry = self._registry
         tokens = PartialBudget(self._max_num_batched_tokens)
         running = registry.running
-        sequences = WholeBudget(self._max_num_seqs - sum(group.max_running_sequences for group in running))
+        sequences = WholeBudget(self._max_num_seqs - registry.num_running_sequences)
         adapters = AdapterBudget(self._max_loras, (group.request.adapter for group in running))
         without_slot: list[SequenceGroup] = []
         while (group := registry.waiting.peek(now)) is not None:
@@ -114,8 +114,8 @@ class ClassicPlanner:
 
     def _swap_in(self, plan: StepPlan, now: float) -> None:
         registry = self._registry
-        tokens = PartialBudget(self._max_num_batched_tokens - sum(row[2].num_tokens for row in plan.rows.values()))
-        sequences = WholeBudget(self._max_num_seqs - sum(group.max_running_sequences for group in registry.running))
+        tokens = PartialBudget(self._max_num_batched_tokens - sum(row.num_tokens for row in plan.rows.values()))
+        sequences = WholeBudget(self._max_num_seqs - registry.num_running_sequences)
         adapters = AdapterBudget(self._max_loras, (group.request.adapter for group in registry.running))
         while tokens.remaining > 0 and (group := registry.swapped.peek(now)) is not None:
             because = sequences.refusal(group.max_running_sequences) or adapters.refusal(group.request.adapter)

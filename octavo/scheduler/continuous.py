@@ -61,7 +61,7 @@ class ContinuousPlanner:
         """Let groups in that wait, on the host or without blocks, in order, until one does not fit."""
         registry, block_size = self._registry, self._registry.block_manager.block_size
         running = registry.running
-        sequences = WholeBudget(self._max_num_seqs - sum(group.max_running_sequences for group in running))
+        sequences = WholeBudget(self._max_num_seqs - registry.num_running_sequences)
         adapters = AdapterBudget(self._max_loras, (group.request.adapter for group in running))
         computing = plan.hashes_computed(block_size)
         aside: list[SequenceGroup] = []  # to be put back: blocked ones, and those whose prefix is being computed

@@ -19,6 +19,6 @@ def finish_after(group: SequenceGroup, sequence: Sequence, token_id: int) -> Fin
     if token_id in group.end_token_ids:
         is_eos = token_id in group.request.end_token_ids
         return Finish(SequenceStatus.FINISHED_STOPPED, None if is_eos else token_id)
-    if sequence.num_output_tokens >= group.max_tokens:
+    if len(sequence.token_ids) - sequence.num_prompt_tokens >= group.max_tokens:
         return Finish(SequenceStatus.FINISHED_LENGTH_CAPPED)
     return None

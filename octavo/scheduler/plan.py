@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy, BlockOps, NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.kv_cache.block_manager import Growth
 
-PlannedRow = tuple[SequenceGroup, Sequence, ScheduledSequence, NewSequence | None, list[BlockCopy]]
-"""A row with what came along with it, so that all of it goes when the row goes. A plain tuple: they are many."""
+
+class PlannedRow(NamedTuple):
+    """A row with what came along with it."""
+
+    row: ScheduledSequence
+    message: NewSequence | None
+    copies: list[BlockCopy]
 
 
 class StepPlan:
-    """Rows by sequence id, in batch order. `num_prompt_tokens`: tokens in rows that compute more than one."""
+    """What belongs to the step, by sequence id and in batch order. Few rows come with more than themselves.
+
+    rows: what is computed.
+    new: messages that make sequences known to the worker.
+    copies: of blocks, before the row of the sequence.
+    filling: sequences whose row fills a block that the prefix index does not know; none when prefix caching is off.
+    prefix_copies: copies of sequences that came in and have no row yet.
+    num_prompt_tokens: tokens in rows that compute more than one.
+    """
 
     def __init__(self) -> None:
-        self.rows: dict[int, PlannedRow] = {}
+        self.rows: dict[int, ScheduledSequence] = {}
+        self.new: dict[int, NewSequence] = {}
+        self.copies: dict[int, list[BlockCopy]] = {}
+        self.filling: dict[int, tuple[SequenceGroup, Sequence]] = {}
         self.swap_outs: list[BlockCopy] = []
         self.swap_ins: list[BlockCopy] = []
         self.prefix_copies: dict[int, list[BlockCopy]] = {}
@@ -22,36 +40,38 @@ class StepPlan:
         self.num_prompt_tokens = 0
 
     def drop(self, sequence: Sequence) -> PlannedRow | None:
-        """Take a sequence's row out of the step; answers what it was."""
-        dropped = self.rows.pop(sequence.seq_id, None)
-        if dropped is not None and dropped[2].num_tokens > 1:
-            self.num_prompt_tokens -= dropped[2].num_tokens
-        return dropped
+        """Take a sequence's row out of the step, with all that came along; answers what it was."""
+        row = self.rows.pop(sequence.seq_id, None)
+        if row is None:
+            return None
+        if row.num_tokens > 1:
+            self.num_prompt_tokens -= row.num_tokens
+        self.filling.pop(sequence.seq_id, None)
+        return PlannedRow(row, self.new.pop(sequence.seq_id, None), self.copies.pop(sequence.seq_id, []))
 
     def hashes_computed(self, block_size: int) -> set[bytes]:
         """Digests of the blocks that this step's prefills fill. Decode rows are left out: they seldom fill one."""
         digests: set[bytes] = set()
-        for _, sequence, row, _, _ in self.rows.values():
-            if row.num_tokens > 1:
+        for seq_id, (_, sequence) in self.filling.items():
+            if self.rows[seq_id].num_tokens > 1:
                 digests.update(self.hashes_computed_by(sequence, block_size))
         return digests
 
     def hashes_computed_by(self, sequence: Sequence, block_size: int) -> list[bytes]:
         """Digests of the blocks that this sequence's row fills; none when prefix caching is off."""
-        row = self.rows[sequence.seq_id][2]
+        row = self.rows[sequence.seq_id]
         return sequence.block_hashes[row.start // block_size : (row.start + row.num_tokens) // block_size]
 
     def output(self, step_id: int, finished_ids: list[int]) -> SchedulerOutput:
-        planned = self.rows.values()
         return SchedulerOutput(
             step_id=step_id,
-            new_sequences=[new for _, _, _, new, _ in planned if new is not None],
-            rows=[row for _, _, row, _, _ in planned],
+            new_sequences=list(self.new.values()),
+            rows=list(self.rows.values()),
             finished_ids=finished_ids,
             block_ops=BlockOps(
                 swap_outs=self.swap_outs,
                 swap_ins=self.swap_ins,
-                copies=[copy for _, _, _, _, copies in planned for copy in copies],
+                copies=[copy for copies in self.copies.values() for copy in copies],
             ),
         )
 

@@ -48,7 +48,7 @@ class Preemption:
             computed[sequence.seq_id] = sequence.num_computed_tokens
             dropped = plan.drop(sequence) if plan is not None else None
             if dropped is not None:
-                row, message, copies = dropped[2:]
+                row, message, copies = dropped
                 computed[sequence.seq_id] = row.start
                 copied_from.update((copy.target, copy.source) for copy in copies)
                 if tokens is not None:

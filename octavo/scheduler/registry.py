@@ -18,6 +18,7 @@ class Registry:
 
     waiting: groups without blocks, new ones and preempted ones.
     running: groups with blocks on the device, in order of arrival.
+    num_running_sequences: most sequences that those can still run at once.
     swapped: groups whose blocks are on the host.
     num_queued_tokens: prompt tokens of the groups that have never run.
     released: sequences whose state the worker drops with the next step.
@@ -28,6 +29,7 @@ class Registry:
         self.groups: dict[str, SequenceGroup] = {}
         self.waiting = policy.make_queue()
         self.running: list[SequenceGroup] = []
+        self.num_running_sequences = 0
         self.swapped = WaitingQueue(policy.key)
         self.released: list[Sequence] = []
         self.ended: list[EngineCoreOutput] = []
@@ -64,11 +66,16 @@ class Registry:
         """The group and the sequence with this id; None, None when it is gone."""
         return self._by_sequence.get(seq_id, (None, None))
 
+    def group_of(self, seq_id: int) -> SequenceGroup:
+        """The group of a sequence that is here."""
+        return self._by_sequence[seq_id][0]
+
     def start(self, group: SequenceGroup) -> None:
         """Move a group that left a queue to the running ones."""
         self._leave_queue(group)
         self._set_status(group, SequenceStatus.RUNNING)
         insort(self.running, group, key=_arrival)
+        self.num_running_sequences += group.max_running_sequences
 
     # ---- giving way ----
 
@@ -76,6 +83,7 @@ class Registry:
         """Move a running group to the waiting or the swapped ones."""
         self._set_status(group, status)
         self.running.remove(group)
+        self.num_running_sequences -= group.max_running_sequences
         (self.swapped if status is SequenceStatus.SWAPPED else self.waiting).push(group)
 
     # ---- leaving ----
@@ -83,7 +91,10 @@ class Registry:
     def end_sequence(self, group: SequenceGroup, sequence: Sequence, status: SequenceStatus) -> None:
         """A live sequence ends; its full blocks stay findable, its others are free."""
         sequence.status = status
+        before = group.max_running_sequences
         group.live.remove(sequence)
+        if group.status is SequenceStatus.RUNNING:
+            self.num_running_sequences -= before - group.max_running_sequences
         may_publish = group.status is SequenceStatus.RUNNING and group.refork_at is None
         if may_publish and status is not SequenceStatus.FINISHED_ERROR:
             self.block_manager.publish(sequence, group.request.cache_key)
@@ -103,6 +114,7 @@ class Registry:
             self.end_sequence(group, sequence, status)
         if group.status is SequenceStatus.RUNNING:
             self.running.remove(group)
+            self.num_running_sequences -= group.max_running_sequences
         else:
             (self.swapped if group.status is SequenceStatus.SWAPPED else self.waiting).remove(group)
             self._leave_queue(group)
@@ -161,6 +173,7 @@ class Registry:
         self.block_manager.check(self.sequences_on_device(), in_swapped)
         assert len(self.running) + len(self.waiting) + len(self.swapped) == len(self.groups)
         assert [g.arrival for g in self.running] == sorted(g.arrival for g in self.running)
+        assert self.num_running_sequences == sum(g.max_running_sequences for g in self.running)
         assert {s.seq_id for g in self.groups.values() for s in g.sequences} == set(self._by_sequence)
 
 

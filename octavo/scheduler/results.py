@@ -5,7 +5,7 @@ from __future__ import annotations
 from octavo.core.messages import EngineCoreOutput, SequenceDelta
 from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from octavo.core.step import ModelRunnerOutput, PromptLogprobs, RowOutput, TokenLogprobs
+from octavo.core.step import ModelRunnerOutput, PromptLogprobs, SequenceOutput, TokenLogprobs
 from octavo.scheduler.beams import extend_beams, take_candidates
 from octavo.scheduler.finish import finish_after
 from octavo.scheduler.registry import Registry
@@ -28,23 +28,26 @@ class Results:
             if row.error is not None:
                 outputs[group.request_id] = self._fail(group, row.error, now)
                 continue
-            prompt_logprobs = _owed_prompt_logprobs(group, row.prompt_logprobs)
+            prompt_logprobs = row.prompt_logprobs and _owed_prompt_logprobs(group, row.prompt_logprobs)
             if not row.samples and row.candidates is None and prompt_logprobs is None:
                 continue
-            result = outputs.get(group.request_id)
+            request_id = group.request.request_id
+            result = outputs.get(request_id)
             if result is None:
-                result = outputs[group.request_id] = EngineCoreOutput(
-                    request_id=group.request_id,
-                    deltas=[],
-                    finished=False,
-                    num_cached_tokens=group.num_cached_tokens,
+                result = outputs[request_id] = EngineCoreOutput(
+                    request_id=request_id, deltas=[], finished=False, num_cached_tokens=group.num_cached_tokens
                 )
             if prompt_logprobs is not None:
                 result.prompt_logprobs = prompt_logprobs
             if row.samples:
-                if not group.has_output:
+                if group.metrics.first_token_time is None:
                     result.metrics = group.metrics  # the front may end the request by a stop string before we do
-                result.deltas += self._take_samples(group, sequence, row, now)
+                self._note_tokens(group, len(row.samples), now)
+                sequence.num_pending -= 1
+                if group.is_forked:
+                    result.deltas.append(self._append(group, sequence, row.samples[0].token))
+                else:
+                    result.deltas += self._fork(group, sequence, row.samples)
             elif row.candidates is not None:
                 result.deltas += self._take_candidates(group, sequence, row.candidates, now)
             if not group.live:
@@ -53,18 +56,12 @@ class Results:
                 registry.end_group(group, SequenceStatus.FINISHED_STOPPED)
         return [each for each in outputs.values() if each.deltas or each.finished or each.prompt_logprobs is not None]
 
-    def _take_samples(
-        self, group: SequenceGroup, sequence: Sequence, row: RowOutput, now: float
-    ) -> list[SequenceDelta]:
-        sequence.num_pending -= 1
-        self._note_tokens(group, len(row.samples), now)
-        if group.is_forked:
-            return [self._append(group, sequence, row.samples[0].token)]
-        # the prompt is computed: all sequences exist from here on, and share its blocks
+    def _fork(self, group: SequenceGroup, sequence: Sequence, samples: list[SequenceOutput]) -> list[SequenceDelta]:
+        """The prompt is computed: all sequences exist from here on, and share its blocks."""
         for index in range(1, group.width):
             self._registry.fork(group, sequence, index)
         group.is_forked = True
-        return [self._append(group, group.sequences[sample.index], sample.token) for sample in row.samples]
+        return [self._append(group, group.sequences[sample.index], sample.token) for sample in samples]
 
     def _append(self, group: SequenceGroup, sequence: Sequence, token: TokenLogprobs) -> SequenceDelta:
         sequence.token_ids.append(token.token_id)
@@ -106,10 +103,8 @@ class Results:
         )
 
 
-def _owed_prompt_logprobs(group: SequenceGroup, got: PromptLogprobs | None) -> PromptLogprobs | None:
+def _owed_prompt_logprobs(group: SequenceGroup, got: PromptLogprobs) -> PromptLogprobs | None:
     """The part that has not gone out yet: a preempted prompt is computed twice, and reported once."""
-    if got is None:
-        return None
     tokens = got.tokens[max(0, group.num_prompt_logprobs_sent - got.first_position) :]
     if not tokens:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo.core.sequence import Sequence, SequenceGroup
+from octavo.core.step import ScheduledSequence
 from octavo.scheduler.budget import PartialBudget
 from octavo.scheduler.plan import StepPlan, new_sequence, scheduled_row
 from octavo.scheduler.policy import Policy
@@ -16,6 +17,7 @@ class RowPlanner:
     def __init__(self, registry: Registry, preemption: Preemption, policy: Policy, num_lookahead_slots: int) -> None:
         self._registry = registry
         self._block_manager = registry.block_manager
+        self._block_size = registry.block_manager.block_size
         self._preemption = preemption
         self._policy = policy
         self._num_lookahead_slots = num_lookahead_slots
@@ -31,6 +33,31 @@ class RowPlanner:
             if index < len(running) and running[index] is group:
                 index += 1
 
+    def _plan_next_token(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> bool:
+        """The row that nearly all rows are: one more token of a sequence that the worker knows, drawn like the last,
+        into a block that it has. False, and nothing has happened, when it takes more than that.
+
+        It does what `_plan_sequence` does. A thousand of them are planned while a step waits, hence a path of its own.
+        """
+        start, pending = sequence.num_computed_tokens, sequence.num_pending
+        num_tokens = len(sequence.token_ids) + pending
+        num_output_tokens = num_tokens - sequence.num_prompt_tokens
+        if (
+            start + 1 != num_tokens
+            or not sequence.is_resident
+            or not 0 < num_output_tokens < group.max_tokens
+            or self._num_lookahead_slots
+            or not self._block_manager.has_slot(sequence, start)
+        ):
+            return False
+        seq_id = sequence.seq_id
+        plan.rows[seq_id] = ScheduledSequence(seq_id, sequence.epoch, start, 1, 1)
+        sequence.num_computed_tokens = num_tokens
+        sequence.num_pending = pending + 1
+        if num_tokens >= (sequence.num_published_blocks + 1) * self._block_size:
+            self._note_filled(group, sequence, plan)
+        return True
+
     def plan_group(self, group: SequenceGroup, plan: StepPlan, tokens: PartialBudget) -> None:
         """Rows for the group's sequences. When blocks run out, groups are preempted, at last this one."""
         if not group.is_forked and group.live[0].num_pending:
@@ -44,6 +71,9 @@ class RowPlanner:
         for sequence in group.live:
             if is_beam and (sequence.num_pending or sequence.candidates is not None):
                 continue  # the beams grow together: this one has what it needs, or will
+            if not is_beam and tokens.remaining > 0 and self._plan_next_token(group, sequence, plan):
+                tokens.remaining -= 1
+                continue
             if not self._plan_sequence(group, sequence, len(sequence.token_ids) + sequence.num_pending, plan, tokens):
                 return
 
@@ -69,18 +99,25 @@ class RowPlanner:
         tokens.take(num_tokens)
         if num_tokens > 1:
             plan.num_prompt_tokens += num_tokens
-        is_new = not sequence.is_resident
-        message = new_sequence(group, sequence, self._block_manager.table(sequence)) if is_new else None
-        row = scheduled_row(group, sequence, num_tokens, growth, is_new=is_new)
-        copies = growth.copies
-        if sequence.seq_id in plan.prefix_copies:
-            copies = plan.prefix_copies.pop(sequence.seq_id) + copies
-        plan.rows[sequence.seq_id] = group, sequence, row, message, copies
+        seq_id, is_new = sequence.seq_id, not sequence.is_resident
+        if is_new:
+            plan.new[seq_id] = new_sequence(group, sequence, self._block_manager.table(sequence))
+        copies = plan.prefix_copies.pop(seq_id, []) + growth.copies
+        if copies:
+            plan.copies[seq_id] = copies
+        row = plan.rows[seq_id] = scheduled_row(group, sequence, num_tokens, growth, is_new=is_new)
         sequence.is_resident = True
         sequence.num_computed_tokens = start + num_tokens
+        self._note_filled(group, sequence, plan)
         if row.num_samples or row.num_candidates:
             sequence.num_pending = pending + 1
         return True
+
+    def _note_filled(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> None:
+        """Whether its newest row fills a block that the prefix index does not know."""
+        is_full = sequence.num_computed_tokens >= (sequence.num_published_blocks + 1) * self._block_size
+        if is_full and self._block_manager.enable_prefix_caching:
+            plan.filling[sequence.seq_id] = group, sequence
 
     def _refork(self, group: SequenceGroup) -> None:
         """The common prefix is there again: the siblings of the first live sequence take their share of its blocks."""

@@ -207,13 +207,11 @@ class Scheduler:
         self.block_manager.end_planning()
         if not plan.rows and not plan.swap_outs:
             return None
-        block_size = self.block_manager.block_size
-        note_service = self.policy.note_service if self.policy.counts_service else None
-        for group, sequence, row, _, _ in plan.rows.values():
-            if sequence.num_computed_tokens >= (sequence.num_published_blocks + 1) * block_size:
-                self.block_manager.publish(sequence, group.request.cache_key)
-            if note_service is not None:
-                note_service(group, row.num_tokens, row.num_samples)
+        for group, sequence in plan.filling.values():
+            self.block_manager.publish(sequence, group.request.cache_key)
+        if self.policy.counts_service:
+            for row in plan.rows.values():
+                self.policy.note_service(registry.group_of(row.seq_id), row.num_tokens, row.num_samples)
         finished_ids = [sequence.seq_id for sequence in registry.released]
         for sequence in registry.released:
             # one that was preempted may come back in this very step

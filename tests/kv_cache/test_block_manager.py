@@ -112,6 +112,17 @@ class TestGrowth:
         manager = make_manager()
         assert manager.append_slots(allocate(manager, 5), 5, 6) is UNCHANGED
 
+    def test_has_slot_is_where_append_slots_would_do_nothing(self) -> None:
+        manager = make_manager()
+        parent = allocate(manager, 6)
+        assert [manager.has_slot(parent, position) for position in (3, 4, 6, 7, 8)] == [False, True, True, True, False]
+        child = parent.fork(2, 1)
+        manager.fork(parent, child)
+        assert not manager.has_slot(parent, 6)
+        manager.append_slots(child, 6, 7)
+        assert manager.has_slot(child, 6)
+        assert manager.has_slot(parent, 6)
+
     def test_a_full_block_is_followed_by_a_new_one(self) -> None:
         manager = make_manager()
         sequence = allocate(manager, 8)

@@ -1,0 +1,62 @@
+"""The short path of ordinary decode rows plans what the long one plans."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from octavo.core.step import SchedulerOutput
+from octavo.scheduler.rows import RowPlanner
+from tests.fakes.engine import make_core, make_request, run
+from tests.fakes.executor import HashExecutor
+
+KINDS: list[dict[str, object]] = [{}, {"n": 3}, {"n": 2, "use_beam_search": True}, {"prompt_logprobs": 0}]
+
+
+def steps_of_a_busy_run(seed: int) -> list[SchedulerOutput]:
+    """Forks, beams, stops and preemptions in a small pool."""
+    source = random.Random(seed)
+    core = make_core(
+        num_blocks=source.choice([12, 24, 60]),
+        block_size=source.choice([1, 2, 4]),
+        depth=source.choice([1, 2, 3]),
+        num_host_blocks=source.choice([0, 20]),
+        preemption_mode=source.choice(["recompute", "swap"]),
+        enable_prefix_caching=source.random() < 0.7,
+        num_lookahead_slots=source.choice([0, 0, 2]),
+        policy=source.choice(["fcfs", "fair-share"]),
+        enable_chunked_prefill=source.random() < 0.7,
+    )
+    for number in range(16):
+        prompt = [source.randrange(3) for _ in range(source.randrange(1, 12))]
+        core.add_request(
+            make_request(f"r{number}", prompt, max_tokens=source.randrange(1, 12), seed=number, **KINDS[number % 4])
+        )
+        for _ in range(source.randrange(3)):
+            core.step()
+    run(core)
+    assert isinstance(core.executor, HashExecutor)
+    return core.executor.steps
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_short_path_plans_the_same_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = steps_of_a_busy_run(seed)
+    monkeypatch.setattr(RowPlanner, "_plan_next_token", lambda *_: False)
+    assert steps_of_a_busy_run(seed) == steps
+
+
+@pytest.mark.parametrize(("n", "depth"), [(1, 1), (1, 3), (3, 1)])
+def test_decode_rows_take_the_short_path(n: int, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bool] = []
+    short_path = RowPlanner._plan_next_token
+
+    def counted(*arguments: object) -> bool:
+        taken.append(short_path(*arguments))  # type: ignore[arg-type]
+        return taken[-1]
+
+    monkeypatch.setattr(RowPlanner, "_plan_next_token", counted)
+    run(make_core(block_size=16, depth=depth), [make_request("a", range(4), n=n, max_tokens=8)])
+    # of each sequence's seven decode rows the first may come before it is known or copy a shared block
+    assert taken.count(True) >= 6 * n
