@@ -17,7 +17,18 @@ from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest,
 from octavo.core.outputs import RequestError
 from octavo.core.seams import Seam, Seams
 from octavo.core.step import ModelRunnerOutput
-from octavo.engine.recorder import Aborted, Added, CacheReset, Event, Planned, Recorder, Stopped, Updated, step_digest
+from octavo.engine.recorder import (
+    Aborted,
+    Added,
+    CacheReset,
+    Event,
+    Pinned,
+    Planned,
+    Recorder,
+    Stopped,
+    Updated,
+    step_digest,
+)
 from octavo.errors import ConfigError
 from octavo.executor.executor import Executor, make_executor
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
@@ -142,7 +153,9 @@ class EngineCore:
 
     def pin_prefix(self, ttl_s: float, cache_salt: str | None, *token_ids: int) -> int:
         """Keep what is cached of a prefix for `ttl_s` seconds, whatever else wants blocks; answers the tokens kept."""
-        return self.scheduler.pin_prefix(list(token_ids), cache_salt, self._clock() + ttl_s)
+        until = self._clock() + ttl_s
+        self._record(Pinned(list(token_ids), cache_salt, until))
+        return self.scheduler.pin_prefix(list(token_ids), cache_salt, until)
 
     def check_health(self) -> None:
         """Raise EngineDeadError when a worker is gone."""

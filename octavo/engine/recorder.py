@@ -1,8 +1,8 @@
 """Writes down all that goes into a scheduler, so that a replay takes the same decisions (octavo/simulate/replay.py).
 
 The file is a sequence of frames (octavo/engine/frames.py): first the settings, then in their order requests, aborts,
-stops, each time that `schedule` is told with a digest of the step it planned, and each result that `update` is given
-with its time. MessagePack and not JSON, because log-probabilities may be infinite.
+stops, pins, each time that `schedule` is told with a digest of the step it planned, and each result that `update` is
+given with its time. MessagePack and not JSON, because log-probabilities may be infinite.
 """
 
 from __future__ import annotations
@@ -67,7 +67,15 @@ class CacheReset(msgspec.Struct, frozen=True, tag="cache_reset"):
     """`reset_prefix_cache` was called."""
 
 
-Event = Began | Added | Aborted | Stopped | Planned | Updated | CacheReset
+class Pinned(msgspec.Struct, frozen=True, tag="pinned"):
+    """`pin_prefix` was called."""
+
+    token_ids: list[int]
+    cache_key: str | None
+    until: float
+
+
+Event = Began | Added | Aborted | Stopped | Planned | Updated | CacheReset | Pinned
 
 
 def step_digest(step: SchedulerOutput | None) -> str | None:

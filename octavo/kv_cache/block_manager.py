@@ -122,28 +122,35 @@ class BlockManager:
         hit = self.find_prefix(group, leader, len(leader.token_ids))
         return len(hit.blocks) * self.block_size + hit.partial[1]
 
-    def num_required_blocks(self, group: SequenceGroup) -> int:
-        """Blocks that hold all known tokens of the group: the common prefix once, and a tail for each sequence."""
+    def num_required_blocks(self, group: SequenceGroup, num_lookahead: int = 0) -> int:
+        """Blocks that hold all known tokens of the group, with `num_lookahead` slots more for each sequence: the common
+        prefix once, and a tail for each."""
         size = self.block_size
         if group.width > 1 and not group.has_output:
             # the first token of each is written too, unless it is also the last
-            tail_tokens = [group.num_prompt_tokens + min(1, group.max_tokens - 1)] * group.width
+            tail_tokens = [group.num_prompt_tokens + min(1, group.max_tokens - 1) + num_lookahead] * group.width
         else:
-            tail_tokens = [len(sequence.token_ids) for sequence in group.live]
+            tail_tokens = [len(sequence.token_ids) + num_lookahead for sequence in group.live]
         if len(tail_tokens) == 1:
             return num_blocks_for(tail_tokens[0], size)
         num_shared = group.num_prompt_tokens // size
         return num_shared + sum(num_blocks_for(tokens, size) - num_shared for tokens in tail_tokens)
 
     def can_allocate(
-        self, group: SequenceGroup, hit: PrefixHit, *, waive_watermark: bool, is_returning: bool = False
+        self,
+        group: SequenceGroup,
+        hit: PrefixHit,
+        *,
+        waive_watermark: bool,
+        num_lookahead: int = 0,
+        is_returning: bool = False,
     ) -> Admission:
         """May the group come in? The watermark is waived when nothing runs, so that LATER cannot last for ever.
 
         `is_returning`: it was preempted before; beyond the watermark as many blocks stay free as it takes, so that
         others grow by that much before it has to give way again.
         """
-        required = self.num_required_blocks(group)
+        required = self.num_required_blocks(group, num_lookahead)
         if required > self.pool.num_blocks:
             return Admission(
                 AllocStatus.NEVER, f"needs {required} KV blocks, the pool has {self.pool.num_blocks} in all"

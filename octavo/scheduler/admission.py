@@ -28,21 +28,26 @@ class Admission:
         nobody else would ever make room.
         """
         hit = self._block_manager.find_prefix(group, group.live[0], tokens_to_allocate(group))
-        if hit.partial[1] and not self._registry.running:
-            admission = self._block_manager.can_allocate(group, hit, waive_watermark=True)
-            if admission.status is AllocStatus.LATER:
-                return hit._replace(partial=(0, 0), because="no block is left to copy the beginning of the next from")
+        if hit.partial[1] and not self._registry.running and self._ask(group, hit).status is AllocStatus.LATER:
+            return hit._replace(partial=(0, 0), because="no block is left to copy the beginning of the next from")
         return hit
 
     def can_allocate(self, group: SequenceGroup, hit: PrefixHit) -> BlockAdmission:
         """May a waiting group come in?"""
+        admission = self._ask(group, hit)
         is_idle = not self._registry.running
-        admission = self._block_manager.can_allocate(
-            group, hit, waive_watermark=is_idle, is_returning=group.metrics.num_preemptions > 1
-        )
         if admission.status is AllocStatus.LATER and is_idle and self._block_manager.unpin():
-            return self._block_manager.can_allocate(group, hit, waive_watermark=True)
+            return self._ask(group, hit)
         return admission
+
+    def _ask(self, group: SequenceGroup, hit: PrefixHit) -> BlockAdmission:
+        return self._block_manager.can_allocate(
+            group,
+            hit,
+            waive_watermark=not self._registry.running,
+            num_lookahead=self._num_lookahead_slots,
+            is_returning=group.metrics.num_preemptions > 1,
+        )
 
     def allocate(self, group: SequenceGroup, hit: PrefixHit, plan: StepPlan, now: float) -> None:
         """Let a group in that has left the waiting queue."""

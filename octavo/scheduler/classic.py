@@ -110,7 +110,7 @@ class ClassicPlanner:
                 tokens = PartialBudget(num_tokens)
             self._rows.plan_group(group, plan, tokens)
         for group in without_slot:
-            registry.waiting.push(group)
+            registry.waiting.put_back(group)
 
     def _swap_in(self, plan: StepPlan, now: float) -> None:
         registry = self._registry

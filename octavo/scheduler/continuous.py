@@ -80,9 +80,12 @@ class ContinuousPlanner:
                 if status is AllocStatus.LATER:
                     break
                 if status is AllocStatus.OK:
+                    self._note_passed(blocked, swapped)
                     sequences.take(swapped.max_running_sequences)
                     adapters.take(swapped.request.adapter)
                     self._rows.plan_group(swapped, plan, tokens)
+                    if self._must_not_wait(blocked):
+                        break
                 continue
             if group is None:
                 break
@@ -103,6 +106,7 @@ class ContinuousPlanner:
                 if victim is not None:
                     self._preemption.preempt(victim, plan, tokens, because=f"{group.request_id} comes before it")
                     sequences.refund(victim.max_running_sequences)
+                    adapters = AdapterBudget(self._max_loras, (each.request.adapter for each in running))
                     continue
                 self._log.note("blocked", group.request_id, because)
                 if len(blocked) == _MOST_ASIDE:
@@ -112,9 +116,7 @@ class ContinuousPlanner:
                     break
                 continue
             registry.waiting.pop(now)
-            for passed in blocked:
-                passed.num_passed += 1
-                self._log.note("passed", passed.request_id, f"by {group.request_id}, time {passed.num_passed}")
+            self._note_passed(blocked, group)
             sequences.take(group.max_running_sequences)
             adapters.take(group.request.adapter)
             self._admission.allocate(group, hit, plan, now)
@@ -124,7 +126,12 @@ class ContinuousPlanner:
             if self._must_not_wait(blocked):
                 break
         for group in aside + blocked:
-            registry.waiting.push(group)
+            registry.waiting.put_back(group)
+
+    def _note_passed(self, blocked: list[SequenceGroup], group: SequenceGroup) -> None:
+        for passed in blocked:
+            passed.num_passed += 1
+            self._log.note("passed", passed.request_id, f"by {group.request_id}, time {passed.num_passed}")
 
     def _must_not_wait(self, blocked: list[SequenceGroup]) -> bool:
         """Has one of them been passed as often as it may be?"""

@@ -14,7 +14,11 @@ class GroupQueue(Protocol):
     def __len__(self) -> int: ...
 
     def push(self, group: SequenceGroup) -> None:
-        """Take a group in."""
+        """Take a group in that has just arrived."""
+        ...
+
+    def put_back(self, group: SequenceGroup) -> None:
+        """Take a group in that has been here: it was set aside, or let in and preempted."""
         ...
 
     def peek(self, now: float) -> SequenceGroup | None:

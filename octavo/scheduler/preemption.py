@@ -46,6 +46,9 @@ class Preemption:
         copied_from: dict[int, int] = {}
         for sequence in group.live:
             computed[sequence.seq_id] = sequence.num_computed_tokens
+            if plan is not None:
+                prefix_copies = plan.prefix_copies.pop(sequence.seq_id, ())
+                copied_from.update((copy.target, copy.source) for copy in prefix_copies)
             dropped = plan.drop(sequence) if plan is not None else None
             if dropped is not None:
                 row, message, copies = dropped
@@ -64,7 +67,7 @@ class Preemption:
                 sequence.pause(computed[sequence.seq_id])
             moves = manager.swap_out(group.live)
             # a copy that this step would have made is not made: what it would have copied is still at its source
-            plan.swap_outs += [BlockCopy(copied_from.get(move.source, move.source), move.target) for move in moves]
+            plan.swap_outs += [BlockCopy(_origin(move.source, copied_from), move.target) for move in moves]
             registry.stats.num_preemptions_by_swap += 1
             registry.stats.num_swapped_blocks += len(moves)
         else:
@@ -116,3 +119,10 @@ class Preemption:
             f"{num_blocks} blocks {swap_s * 1e3:.3g} ms to move"
         )
         return Decision(swap_s < recompute_s, because)
+
+
+def _origin(block: int, copied_from: dict[int, int]) -> int:
+    """Where the content of a block is before any of these copies is made; a copy may be made of a copy."""
+    while block in copied_from:
+        block = copied_from[block]
+    return block

@@ -84,7 +84,7 @@ class Registry:
         self._set_status(group, status)
         self.running.remove(group)
         self.num_running_sequences -= group.max_running_sequences
-        (self.swapped if status is SequenceStatus.SWAPPED else self.waiting).push(group)
+        (self.swapped if status is SequenceStatus.SWAPPED else self.waiting).put_back(group)
 
     # ---- leaving ----
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import ScheduledSequence
 from octavo.scheduler.budget import PartialBudget
@@ -27,11 +29,12 @@ class RowPlanner:
         running = self._registry.running
         index = 0
         while index < len(running) and tokens.remaining > 0:
-            group = running[index]
+            group, num_running = running[index], len(running)
             self.plan_group(group, plan, tokens)
-            # a group that gave way has left the list, and the next one stands in its place
-            if index < len(running) and running[index] is group:
+            if len(running) == num_running:
                 index += 1
+            else:  # groups gave way, before it in the list or behind, perhaps itself
+                index = bisect_right(running, group.arrival, key=lambda other: other.arrival)
 
     def _plan_next_token(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> bool:
         """The row that nearly all rows are: one more token of a sequence that the worker knows, drawn like the last,
@@ -91,9 +94,7 @@ class RowPlanner:
         append_slots, num_lookahead = self._block_manager.append_slots, self._num_lookahead_slots
         growth = append_slots(sequence, start, start + num_tokens, num_lookahead)
         while growth is None:
-            victim = self._policy.victim(self._registry.running)
-            self._preemption.preempt(victim, plan, tokens, because=f"{group.request_id} needs a block and none is free")
-            if victim is group:
+            if not self._make_room(group, plan, tokens):
                 return False
             growth = append_slots(sequence, start, start + num_tokens, num_lookahead)
         tokens.take(num_tokens)
@@ -118,6 +119,16 @@ class RowPlanner:
         is_full = sequence.num_computed_tokens >= (sequence.num_published_blocks + 1) * self._block_size
         if is_full and self._block_manager.enable_prefix_caching:
             plan.filling[sequence.seq_id] = group, sequence
+
+    def _make_room(self, group: SequenceGroup, plan: StepPlan, tokens: PartialBudget) -> bool:
+        """Free blocks that the group needs: one that runs gives way, or, when no other does, pins go. False when it had
+        to give way itself."""
+        running = self._registry.running
+        if len(running) == 1 and self._block_manager.unpin():
+            return True
+        victim = self._policy.victim(running)
+        self._preemption.preempt(victim, plan, tokens, because=f"{group.request_id} needs a block and none is free")
+        return victim is not group
 
     def _refork(self, group: SequenceGroup) -> None:
         """The common prefix is there again: the siblings of the first live sequence take their share of its blocks."""

@@ -51,7 +51,8 @@ async def test_requests_travel_whole_and_outputs_come_back() -> None:
 async def test_last_word_before_sleep_says_that_nothing_runs() -> None:
     core = ScriptedCore(reply=endless)
     async with served_core(core) as client:
-        client.send(make_request("r", n=2))
+        # more than it can produce meanwhile: nothing but the abort ends it, so nothing is said before that is heard
+        client.send(make_request("r", n=2, max_tokens=10**9))
         await client.receive()
         client.send(StopSequence("r", 0))
         client.send(AbortRequests(["r"]))

@@ -91,6 +91,21 @@ class TestOrder:
         queue.push(registry.add(request("n", tenant="new")))
         assert policy.counters["new"] == 1000.0
 
+    def test_a_tenant_whose_group_does_not_fit_keeps_its_claim(self) -> None:
+        core = make_core(policy="fair-share", num_blocks=8, max_num_batched_tokens=64)
+        core.add_request(request("y0", prompt=13, tenant="y", max_tokens=9))
+        core.step()
+        core.add_request(request("x0", prompt=20, tenant="x"))
+        for number in range(1, 3):
+            core.add_request(request(f"y{number}", prompt=3, tenant="y"))
+        policy = core.scheduler.policy
+        assert isinstance(policy, FairShare)
+        before = policy.counters["x"]
+        for _ in range(3):
+            core.step()
+        assert [group.request_id for group in core.scheduler.running] == ["y0"]
+        assert policy.counters["x"] == before < policy.counters["y"]
+
 
 class TestPreemption:
     def test_a_better_priority_preempts_a_worse_one_that_runs(self) -> None:
@@ -122,6 +137,31 @@ class TestPreemption:
         seen = run(core, requests)
         assert [seen.finals[name].metrics.num_preemptions for name in ("low", "high")] == [1, 0]  # type: ignore[union-attr]
 
+    def test_those_behind_go_on_when_several_before_them_gave_way(self) -> None:
+        core = make_core(num_blocks=7, policy="priority", max_num_batched_tokens=8, enable_prefix_caching=False)
+        for name in "ab":
+            core.add_request(request(name, prompt=1, max_tokens=9, priority=2))
+        core.step()
+        core.add_request(request("c", prompt=8, max_tokens=2, priority=1, n=3))
+        core.step()
+        core.add_request(request("d", prompt=11, max_tokens=6, priority=0))
+        core.step()
+        assert [group.request_id for group in core.scheduler.running] == ["a", "b", "c", "d"]
+        core.step()
+        # three new blocks for c: a and b give two, so c gives way as well
+        assert [group.request_id for group in core.scheduler.running] == ["d"]
+        run(core)
+
+    def test_no_more_give_way_than_one_that_frees_an_adapter_slot(self) -> None:
+        core = make_core(max_loras=1, policy="priority", max_num_batched_tokens=64)
+        for name, adapter in (("a", None), ("b", None), ("c", "x")):
+            core.add_request(request(name, priority=5, max_tokens=9, adapter=adapter))
+        core.step()
+        core.add_request(request("better", priority=0, adapter="y"))
+        core.step()
+        assert [group.request_id for group in core.scheduler.running] == ["a", "b", "better"]
+        run(core)
+
 
 class TestBypass:
     def test_a_head_that_does_not_fit_is_passed_as_often_as_allowed(self) -> None:
@@ -137,6 +177,21 @@ class TestBypass:
         assert kinds.count(("passed", "large")) == 2
         run(core)
 
+    def test_a_group_that_is_swapped_in_passes_too(self) -> None:
+        core = make_core(
+            num_blocks=7, max_bypasses=3, max_num_batched_tokens=64, num_host_blocks=1, preemption_mode="swap",
+            enable_prefix_caching=False,
+        )  # fmt: skip
+        core.add_request(request("forks", prompt=4, n=2, max_tokens=9))
+        core.add_request(request("large", prompt=12, max_tokens=8))
+        core.add_request(request("small", prompt=3, max_tokens=9))
+        while not any(entry.kind == "swapped_in" for entry in core.scheduler.log.entries):
+            core.step()
+        # the host had room for the small one only, and the device has room for it before the large one
+        assert [group.request_id for group in core.scheduler.running] == ["forks", "small"]
+        assert core.scheduler.groups["large"].num_passed == 1
+        run(core)
+
     def test_by_default_nobody_is_passed(self) -> None:
         core = make_core(num_blocks=8, max_num_batched_tokens=64)
         for each in (
@@ -150,9 +205,10 @@ class TestBypass:
 
 
 def request(
-    name: str, prompt: int = 3, tokens: list[int] | None = None, max_tokens: int = 2, **fields: Any
+    name: str, prompt: int = 3, tokens: list[int] | None = None, max_tokens: int = 2, n: int = 1, **fields: Any
 ) -> EngineCoreRequest:
-    found = make_request(name, tokens or [ord(name[0]) % 50 + i % 7 for i in range(prompt)], max_tokens=max_tokens)
+    tokens = tokens or [ord(name[0]) % 50 + i % 7 for i in range(prompt)]
+    found = make_request(name, tokens, max_tokens=max_tokens, n=n)
     for field, value in fields.items():
         setattr(found, field, value)
     return found

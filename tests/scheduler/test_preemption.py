@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from octavo.engine.engine_core import EngineCore
+from octavo.scheduler.admission import Admission
+from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.rates import PreemptionCosts
 from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
 from tests.fakes.executor import HashExecutor
@@ -122,6 +124,25 @@ def test_a_swapped_group_waits_for_a_slot_for_its_adapter() -> None:
     assert len(seen.finals) == 3
     entries = [(each.request_id, each.because) for each in core.scheduler.log.entries if each.kind == "blocked"]
     assert ("b", "adapter x needs a slot, all 1 are in use (max_loras)") in entries
+
+
+def test_what_a_step_would_have_copied_is_swapped_out_from_where_it_is() -> None:
+    core = make_core(num_host_blocks=8, preemption_mode="swap", max_num_batched_tokens=64)
+    run(core, [make_request("first", range(12), max_tokens=1)])
+    request = make_request("second", [*range(10), 40, 41], max_tokens=3)
+    core.add_request(request)
+    scheduler, plan = core.scheduler, StepPlan()
+    group = scheduler.waiting.pop(0.0)
+    admission = Admission(scheduler._registry, scheduler.log, 0)
+    admission.allocate(group, admission.find_prefix(group), plan, now=0.0)
+    ((copy,),) = plan.prefix_copies.values()
+    scheduler._preemption.preempt(group, plan)
+    assert not plan.prefix_copies
+    assert [move.source for move in plan.swap_outs][-1] == copy.source
+    assert isinstance(core.executor, HashExecutor)
+    core.executor.execute(plan.output(0, []))
+    scheduler.block_manager.end_planning()
+    assert run(core).token_ids == run_alone(request).token_ids
 
 
 def test_the_timeline_tells_what_happened() -> None:

@@ -90,6 +90,29 @@ class TestAdmission:
         core.step()
         assert len(core.scheduler.running) == 1
 
+    def test_a_prompt_that_takes_the_whole_pool_does_not_wait_for_a_block_to_copy_from(self) -> None:
+        core = make_core(num_blocks=3)
+        run(core, [make_request("first", range(5), max_tokens=1)])
+        request = make_request("alike", [0, 1, *[9] * 10], max_tokens=1)
+        assert run(core, [request]).token_ids == run_alone(request).token_ids
+
+    def test_lookahead_slots_are_counted_before_a_group_comes_in(self) -> None:
+        core = make_core(num_blocks=3, num_lookahead_slots=3, max_num_batched_tokens=64)
+        core.add_request(make_request("first", range(4), max_tokens=2))
+        core.step()
+        core.add_request(make_request("second", range(20, 24), max_tokens=1))
+        core.step()
+        run(core)
+        assert core.stats().num_preemptions == 0
+
+    def test_pins_go_when_the_only_group_that_runs_needs_their_blocks(self) -> None:
+        core = make_core(num_blocks=8, max_num_batched_tokens=64)
+        run(core, [make_request("first", range(17), max_tokens=1)])
+        assert core.pin_prefix(1e9, None, *range(17)) == 16
+        request = make_request("long", range(30, 39), max_tokens=20)
+        assert run(core, [request]).token_ids == run_alone(request).token_ids
+        assert core.stats().num_preemptions == 0
+
     def test_an_id_in_use_is_refused_and_the_first_request_goes_on(self) -> None:
         core = make_core()
         core.add_request(make_request("a", [1, 2]))

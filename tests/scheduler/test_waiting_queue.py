@@ -48,6 +48,19 @@ def test_a_removed_group_does_not_come_out() -> None:
         queue.remove(groups[0])
 
 
+def test_a_group_that_comes_again_stands_where_its_key_is_then() -> None:
+    queue = make_queue()
+    again, other = make_group(0), make_group(1)
+    again.was_preempted = other.was_preempted = True
+    queue.push(again)
+    queue.push(other)
+    queue.remove(again)
+    again.was_preempted = False
+    queue.push(again)
+    assert [queue.pop(), queue.pop()] == [other, again]
+    assert queue.peek() is None
+
+
 def test_many_removed_groups_take_no_room() -> None:
     queue = make_queue()
     groups = [make_group(i) for i in range(100)]

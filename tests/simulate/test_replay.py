@@ -60,6 +60,8 @@ def record_busy_run(path: Path, depth: int, preemption_mode: str = "auto") -> li
             core.abort_requests([f"r{number - 1}"])
         if number % 7 == 5:
             core.stop_sequence(f"r{number}", 0)
+        if number % 7 == 6:
+            core.pin_prefix(3.0, None, *prompt)
     while core.has_unfinished():
         core.step()
     assert core.reset_prefix_cache()

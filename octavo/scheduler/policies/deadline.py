@@ -54,6 +54,9 @@ class _DeadlineQueue:
     def push(self, group: SequenceGroup) -> None:
         self._feasible.push(group)
 
+    def put_back(self, group: SequenceGroup) -> None:
+        self.push(group)
+
     def peek(self, now: float) -> SequenceGroup | None:
         return self._next(now).peek(now)
 

@@ -61,12 +61,15 @@ class _TenantQueue:
 
     def push(self, group: SequenceGroup) -> None:
         tenant = tenant_of(group)
-        queue = self._queues.get(tenant)
-        if queue is None:
+        if tenant not in self._queues:
             least = min((self._counters.get(other, 0.0) for other in self._queues), default=0.0)
             self._counters[tenant] = max(self._counters.get(tenant, 0.0), least)
-            queue = self._queues[tenant] = WaitingQueue(self._key)
-        queue.push(group)
+        self.put_back(group)
+
+    def put_back(self, group: SequenceGroup) -> None:
+        tenant = tenant_of(group)
+        self._counters.setdefault(tenant, 0.0)
+        self._queues.setdefault(tenant, WaitingQueue(self._key)).push(group)
 
     def peek(self, now: float) -> SequenceGroup | None:
         queue = self._next()

@@ -42,6 +42,9 @@ class _MatchQueue:
         else:
             self._groups[group.request_id] = group
 
+    def put_back(self, group: SequenceGroup) -> None:
+        self.push(group)
+
     def peek(self, now: float) -> SequenceGroup | None:
         best, most = None, -1
         for place, group in enumerate(self._groups.values()):
