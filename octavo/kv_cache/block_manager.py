@@ -6,7 +6,7 @@ Sequences share blocks by reference count; the first to write into a shared bloc
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from octavo.core.arithmetic import num_blocks_for
@@ -82,6 +82,16 @@ class BlockManager:
         self._host_tables: dict[int, list[int]] = {}
         self._held: list[int] = []
         self._pins: list[tuple[float, list[int]]] = []
+
+    @property
+    def tables(self) -> Mapping[int, list[int]]:
+        """Block ids of all sequences on the device, by sequence id. To be looked at only."""
+        return self._tables
+
+    @property
+    def host_tables(self) -> Mapping[int, list[int]]:
+        """The same for sequences that are swapped out: blocks of the host."""
+        return self._host_tables
 
     def table(self, sequence: Sequence) -> list[int]:
         """Block ids of a sequence, in the order of its tokens. Not to be changed by the caller."""

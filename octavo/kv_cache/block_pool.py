@@ -83,6 +83,10 @@ class BlockPool:
     def is_shared(self, block: int) -> bool:
         return self._counts[block] > 1
 
+    def has_content(self, block: int) -> bool:
+        """Does the prefix index know what the block holds?"""
+        return self._contents[block] is not None
+
     def is_cached(self, block: int) -> bool:
         """True for a block with content and without users."""
         return block in self._cached
