@@ -17,7 +17,9 @@ from octavo.simulate.film import Film, film
 from octavo.simulate.raster import Raster, blocks_raster, picture, requests_raster
 
 FOLDER = Path(__file__).parent / "design"
-STORY = "Once upon a time there was a small octopus who lived in a library under the sea, and every day it read a book. "
+STORY = (
+    "Once upon a time there was a small octopus who lived in a library under the sea, and every day it read a book. "
+)
 PROMPTS = [
     STORY * 2,
     STORY * 2 + "One day",
@@ -62,7 +64,9 @@ def draw(name: str, film: Film, *rasters: Raster) -> None:
 
 if __name__ == "__main__":
     continuous = recorded(PLAIN, steps_apart=3)
-    draw("requests-continuous.svg", continuous, requests_raster(continuous, "Default: prompts beside those that decode"))
+    draw(
+        "requests-continuous.svg", continuous, requests_raster(continuous, "Default: prompts beside those that decode")
+    )
     classic = recorded(PLAIN, steps_apart=3, enable_chunked_prefill=False, max_num_batched_tokens=192)
     draw("requests-classic.svg", classic, requests_raster(classic, "Classic: a step is all prompts or all decode"))
     again = recorded(PLAIN, preemption_mode="recompute", **TIGHT)

@@ -17,6 +17,8 @@ from octavo.errors import ConfigError, suggestion
 from octavo.platform import Platform
 from octavo.simulate.cluster import Disaggregation
 from octavo.simulate.cost_model import load_cost_model
+from octavo.simulate.film import film
+from octavo.simulate.raster import whole_picture
 from octavo.simulate.replay import Replay
 from octavo.simulate.report import Run, picture, summarize, table, to_json
 from octavo.simulate.router import ROUTERS
@@ -63,6 +65,8 @@ def simulate(
     ] = None,
     output: Annotated[str | None, word("File that gets the whole report as JSON.", "Simulation")] = None,
     svg: Annotated[str | None, word("File that gets the picture.", "Simulation")] = None,
+    first_step: Annotated[int, count("First step of a recording that its picture shows.", "Simulation")] = 1,
+    num_steps: Annotated[int, count("How many it shows.", "Simulation")] = 400,
     save_trace: Annotated[str | None, word("File that gets the generated trace.", "Simulation")] = None,
     arrivals: Annotated[
         str, word("How requests arrive: poisson, gamma, on-off or at-once.", "Workload")
@@ -94,7 +98,7 @@ def simulate(
 ) -> int:
     """Run the scheduler in simulated time: the same code that serves, over steps that a cost model times."""
     if replay is not None:
-        return _replay(replay)
+        return _replay(replay, svg, first_step, num_steps)
     if router not in ROUTERS:
         raise ConfigError(f"router is {router!r}, must be one of {', '.join(ROUTERS)}{suggestion(router, ROUTERS)}")
     if trace is not None and len(request_rate) > 1:
@@ -169,7 +173,7 @@ def _positive(bytes_per_s: float) -> float:
     return bytes_per_s
 
 
-def _replay(path: str) -> int:
+def _replay(path: str, svg: str | None, first_step: int, num_steps: int) -> int:
     result = Replay(path).run()
     stats = result.stats
     print(
@@ -178,6 +182,8 @@ def _replay(path: str) -> int:
     )
     if result.first_difference is None:
         print("every step is the recorded one")
+        if svg is not None:
+            _write("svg", svg, whole_picture(film(path, first_step, num_steps)).encode())
         return 0
     print(f"step {result.first_difference:,} is another than the recorded one: this version decides otherwise")
     return 1

@@ -89,7 +89,9 @@ def test_what_cannot_be_simulated_is_refused_with_a_reason(
 
 def test_a_recording_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     steps = record_busy_run(tmp_path / "run", depth=2)
-    assert main(["simulate", "--replay", str(tmp_path / "run")]) == 0
+    svg = tmp_path / "run.svg"
+    assert main(["simulate", "--replay", str(tmp_path / "run"), "--svg", str(svg), "--num-steps", "20"]) == 0
+    assert "Blocks of the device" in svg.read_text(encoding="utf-8")
     shown = capsys.readouterr().out
     assert f"25 requests, {len(steps):,} steps" in shown
     assert "every step is the recorded one" in shown
