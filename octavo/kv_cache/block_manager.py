@@ -236,6 +236,28 @@ class BlockManager:
             table.append(self.pool.allocate())
         return Growth(first_index, table[first_index:], copies)
 
+    def roll_back(self, sequence: Sequence, num_tokens: int) -> None:
+        """Tokens from `num_tokens` on are taken back: known ones, and what was computed of them or of guesses.
+
+        Blocks that only they are in are given back. When others share the last block and it is published, the tokens in
+        it are to be computed again. No submitted step may still compute any of them.
+        """
+        table = self._tables[sequence.seq_id]
+        num_full, num_blocks = num_tokens // self.block_size, num_blocks_for(num_tokens, self.block_size)
+        del sequence.token_ids[num_tokens:], sequence.block_hashes[num_full:]
+        sequence.num_computed_tokens = min(sequence.num_computed_tokens, num_tokens)
+        sequence.num_published_blocks = min(sequence.num_published_blocks, num_full)
+        while len(table) > num_blocks:
+            self.pool.release(table.pop())
+        if num_full >= len(table) or not self.pool.has_content(table[num_full]):
+            return
+        # the next token would be written over what the last block is found by
+        if not self.pool.is_shared(table[num_full]):
+            self.pool.withdraw(table[num_full])
+            return
+        self.pool.release(table.pop())
+        sequence.num_computed_tokens = min(sequence.num_computed_tokens, num_full * self.block_size)
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """The child shares all blocks of its parent."""
         assert child.seq_id not in self._tables, f"sequence {child.seq_id} has blocks already"

@@ -131,6 +131,12 @@ class BlockPool:
             self._after.setdefault(content.parent, []).append(block)
             self._evicted.pop(content.digest, None)
 
+    def withdraw(self, block: int) -> None:
+        """A used block's content is about to change: it is found no more."""
+        assert self._counts[block] > 0, f"block {block} withdrawn without a user"
+        if self._contents[block] is not None:
+            self._forget(block)
+
     def reset(self) -> bool:
         """Empty the prefix index. Only when no block is used; answers whether it was done."""
         if self.num_used_blocks:

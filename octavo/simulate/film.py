@@ -51,6 +51,8 @@ def film(path: str | Path, first_step: int = 1, num_steps: int = 400) -> Film:
 
     Raises ConfigError for a file that is no recording, that is decided otherwise by this version, or that ends before.
     """
+    if num_steps < 1:
+        raise ConfigError(f"num_steps is {num_steps}, must be at least 1")
     replay = Replay(path)
     numbers: dict[str, int] = {}
     frames = []
@@ -83,7 +85,7 @@ def _frame(scheduler: Scheduler, numbers: dict[str, int], rows: dict[int, Schedu
 
 def _state(group: SequenceGroup, rows: dict[int, ScheduledSequence]) -> str:
     if group.status is not SequenceStatus.RUNNING:
-        return group.status.value
+        return str(group.status.value)
     own = [rows[sequence.seq_id] for sequence in group.live if sequence.seq_id in rows]
     if not own:
         return "idle"

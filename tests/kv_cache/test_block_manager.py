@@ -168,8 +168,54 @@ class TestGrowth:
         assert growth.copies == []
 
 
+class TestRollBack:
+    def test_tokens_and_the_blocks_that_only_they_are_in_are_taken_back(self) -> None:
+        manager = make_manager()
+        sequence = allocate(manager, 5)
+        sequence.num_computed_tokens = 5
+        growth = manager.append_slots(sequence, 5, 6, 8)
+        assert growth is not None
+        assert len(growth.blocks) == 2
+        sequence.num_computed_tokens = 13  # with guesses, none of which holds
+        manager.roll_back(sequence, 5)
+        assert (sequence.num_computed_tokens, sequence.token_ids) == (5, list(range(5)))
+        assert len(manager.table(sequence)) == 2
+        manager.check([sequence])
+
+    def test_what_is_written_over_is_found_no_more_and_what_stays_is(self) -> None:
+        manager = make_manager()
+        sequence = allocate(manager, 12)
+        sequence.num_computed_tokens = 12
+        manager.publish(sequence, None)
+        manager.roll_back(sequence, 6)
+        sequence.token_ids += [90, 91]
+        sequence.num_computed_tokens = 8
+        manager.publish(sequence, None)
+        old, new = make_group(13), make_group(13)
+        new.live[0].token_ids[6:] = [90, 91, 0, 0]
+        assert manager.find_prefix(old, old.live[0], 13).blocks == manager.table(sequence)[:1]
+        assert manager.find_prefix(new, new.live[0], 10).blocks == manager.table(sequence)
+        manager.check([sequence])
+
+    def test_a_published_block_that_others_share_stays_theirs(self) -> None:
+        manager = make_manager()
+        sequence = allocate(manager, 8)
+        sequence.num_computed_tokens = 8
+        manager.publish(sequence, None)
+        sibling = sequence.fork(2, 1)
+        manager.fork(sequence, sibling)
+        manager.roll_back(sequence, 6)
+        assert (len(sequence.token_ids), sequence.num_computed_tokens) == (6, 4)
+        group = make_group(9)
+        assert manager.find_prefix(group, group.live[0], 9).blocks == manager.table(sibling)
+        growth = manager.append_slots(sequence, 4, 7)
+        assert growth is not None
+        assert not set(growth.blocks) & set(manager.table(sibling))
+        manager.check([sequence, sibling])
+
+
 class Blocks(RuleBasedStateMachine):
-    """Any order of allocate, append, fork, publish and free keeps the accounting, and no written slot is shared."""
+    """Any order of allocate, append, roll back, fork, publish and free keeps the accounting, and no written slot is shared."""
 
     @initialize(num_blocks=st.integers(1, 12), block_size=st.integers(1, 4), caching=st.booleans())
     def build(self, num_blocks: int, block_size: int, caching: bool) -> None:
@@ -211,6 +257,12 @@ class Blocks(RuleBasedStateMachine):
         self.manager.publish(sequence, None)
 
     @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), count=st.integers(1, 6))
+    def roll_back(self, data: st.DataObject, count: int) -> None:
+        sequence = data.draw(st.sampled_from(list(self.sequences.values())))
+        self.manager.roll_back(sequence, max(1, sequence.num_computed_tokens - count))
+
+    @precondition(lambda self: self.sequences)
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
         parent = data.draw(st.sampled_from(list(self.sequences.values())))
@@ -228,6 +280,13 @@ class Blocks(RuleBasedStateMachine):
     def accounts_agree(self) -> None:
         if hasattr(self, "manager"):
             self.manager.check(self.sequences.values())
+            size = self.manager.block_size
+            for sequence in self.sequences.values():
+                for place, block in enumerate(self.manager.table(sequence)):
+                    content = self.manager.pool._contents[block]
+                    if content is not None:
+                        known = tuple(sequence.token_ids[place * size : (place + 1) * size])
+                        assert content.token_ids[: len(known)] == known, "a block is found by what it does not hold"
 
 
 Blocks.TestCase.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)

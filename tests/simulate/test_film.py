@@ -48,6 +48,8 @@ def test_a_film_begins_and_ends_where_it_is_told(tmp_path: Path) -> None:
     whole, part = film(tmp_path / "run"), film(tmp_path / "run", first_step=11, num_steps=5)
     assert part.frames == whole.frames[10:15]
     assert ">12<" in picture(part, [requests_raster(part)])  # a mark of the axis
+    with pytest.raises(ConfigError, match="num_steps is 0, must be at least 1"):
+        film(tmp_path / "run", num_steps=0)
     with pytest.raises(ConfigError, match="has no step 100000"):
         film(tmp_path / "run", first_step=100_000)
 
