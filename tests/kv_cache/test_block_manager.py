@@ -215,7 +215,7 @@ class TestRollBack:
 
 
 class Blocks(RuleBasedStateMachine):
-    """Any order of allocate, append, roll back, fork, publish and free keeps the accounting; no written slot is shared."""
+    """Any order of allocate, append, roll back, fork, publish, free keeps the accounting; no written slot is shared."""
 
     @initialize(num_blocks=st.integers(1, 12), block_size=st.integers(1, 4), caching=st.booleans())
     def build(self, num_blocks: int, block_size: int, caching: bool) -> None:
