@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from octavo.core.cache_key import CacheKey, Placeholder
 from octavo.core.outputs import RequestError, RequestMetrics
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import PromptLogprobs, TokenLogprobs
@@ -22,6 +23,7 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True, tag="add"):
     priority: smaller numbers go first, where the policy looks at them.
     tenant: who is served, for fair shares.
     first_token_deadline: when the first token is due, on the clock of `arrival_time`.
+    placeholders: runs of prompt tokens that stand for other content, such as images, in order and without overlap.
     """
 
     request_id: str
@@ -36,13 +38,12 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True, tag="add"):
     cache_salt: str | None = None
     adapter: str | None = None
     trace_id: str | None = None
+    placeholders: tuple[Placeholder, ...] = ()
 
     @property
-    def cache_key(self) -> str | None:
-        """What changes the keys and values besides the tokens: requests that differ in it share no blocks."""
-        if self.adapter is None:
-            return self.cache_salt
-        return f"{self.cache_salt or ''}\0adapter {self.adapter}"
+    def cache_key(self) -> CacheKey:
+        """What changes the keys and values besides the tokens."""
+        return CacheKey(self.cache_salt, self.adapter, self.placeholders)
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
@@ -63,7 +64,7 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
 
     call_id: int
     method: str
-    arguments: list[str | int | float | bool | None] = []
+    arguments: list[str | int | float | bool | list[int] | None] = []
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
@@ -128,7 +129,7 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
 
 
 class Decision(msgspec.Struct, kw_only=True):
-    """One decision of the scheduler. `kind`: blocked, passed, admitted, swapped_in, preempted, refused.
+    """One decision of the scheduler. `kind`: blocked, passed, admitted, swapped_in, preempted, unpinned, refused.
 
     A group that is blocked for the same kind of reason step after step is one entry: from `step` to `last_step`.
     """

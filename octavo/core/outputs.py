@@ -93,3 +93,16 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: RequestError | None = None
+
+
+class PinnedPrefix(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a prefix a pin keeps in the cache.
+
+    num_tokens: leading tokens that are kept until the pin ends, in whole blocks.
+    num_cached_tokens: those of them that are computed already; the others stay from when a request computes them.
+    because: why it is not all of the prefix, in words; empty when it is.
+    """
+
+    num_tokens: int = 0
+    num_cached_tokens: int = 0
+    because: str = ""

@@ -13,8 +13,9 @@ import msgspec
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.core.arithmetic import max_blocks_of_group
+from octavo.core.cache_key import CacheKey
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest, SchedulerStats, StepOutputs
-from octavo.core.outputs import RequestError
+from octavo.core.outputs import PinnedPrefix, RequestError
 from octavo.core.seams import Seam, Seams
 from octavo.core.step import ModelRunnerOutput
 from octavo.engine.recorder import (
@@ -26,6 +27,7 @@ from octavo.engine.recorder import (
     Planned,
     Recorder,
     Stopped,
+    Unpinned,
     Updated,
     step_digest,
 )
@@ -151,11 +153,17 @@ class EngineCore:
         self._record(CacheReset())
         return self.scheduler.block_manager.reset_prefix_cache()
 
-    def pin_prefix(self, ttl_s: float, cache_salt: str | None, *token_ids: int) -> int:
-        """Keep what is cached of a prefix for `ttl_s` seconds, whatever else wants blocks; answers the tokens kept."""
-        until = self._clock() + ttl_s
-        self._record(Pinned(list(token_ids), cache_salt, until))
-        return self.scheduler.pin_prefix(list(token_ids), cache_salt, until)
+    def pin_prefix(self, token_ids: list[int], ttl_s: float, cache_salt: str | None = None) -> PinnedPrefix:
+        """Keep a prefix in the cache for `ttl_s` seconds from now, whatever else wants blocks; it need not be there."""
+        pinned = Pinned(token_ids, CacheKey(cache_salt), self._clock() + ttl_s)
+        self._record(pinned)
+        return self.scheduler.pin_prefix(pinned.token_ids, pinned.cache_key, pinned.until)
+
+    def unpin_prefix(self, token_ids: list[int], cache_salt: str | None = None) -> bool:
+        """End a pin before its time; False when there is none of exactly this prefix."""
+        key = CacheKey(cache_salt)
+        self._record(Unpinned(token_ids, key))
+        return self.scheduler.unpin_prefix(token_ids, key)
 
     def check_health(self) -> None:
         """Raise EngineDeadError when a worker is gone."""
@@ -166,7 +174,8 @@ class EngineCore:
         calls: dict[str, Callable[..., Any]] = {
             "stats": lambda: msgspec.to_builtins(self.stats()),
             "decisions": lambda: msgspec.to_builtins(list(self.scheduler.log.entries)),
-            "pin_prefix": self.pin_prefix,
+            "pin_prefix": lambda *arguments: msgspec.to_builtins(self.pin_prefix(*arguments)),
+            "unpin_prefix": self.unpin_prefix,
             "reset_prefix_cache": self.reset_prefix_cache,
             "check_health": self.check_health,
         }

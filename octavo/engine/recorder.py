@@ -1,8 +1,8 @@
 """Writes down all that goes into a scheduler, so that a replay takes the same decisions (octavo/simulate/replay.py).
 
 The file is a sequence of frames (octavo/engine/frames.py): first the settings, then in their order requests, aborts,
-stops, pins, each time that `schedule` is told with a digest of the step it planned, and each result that `update` is
-given with its time. MessagePack and not JSON, because log-probabilities may be infinite.
+stops, pins, resets, each time that `schedule` is told with a digest of the step it planned, and each result that
+`update` is given with its time. MessagePack and not JSON, because log-probabilities may be infinite.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from octavo.core.cache_key import CacheKey
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.engine import frames
@@ -68,14 +69,21 @@ class CacheReset(msgspec.Struct, frozen=True, tag="cache_reset"):
 
 
 class Pinned(msgspec.Struct, frozen=True, tag="pinned"):
-    """`pin_prefix` was called."""
+    """`pin_prefix` was called. `until` is on the clock of `Planned`."""
 
     token_ids: list[int]
-    cache_key: str | None
+    cache_key: CacheKey
     until: float
 
 
-Event = Began | Added | Aborted | Stopped | Planned | Updated | CacheReset | Pinned
+class Unpinned(msgspec.Struct, frozen=True, tag="unpinned"):
+    """`unpin_prefix` was called."""
+
+    token_ids: list[int]
+    cache_key: CacheKey
+
+
+Event = Began | Added | Aborted | Stopped | Planned | Updated | CacheReset | Pinned | Unpinned
 
 
 def step_digest(step: SchedulerOutput | None) -> str | None:

@@ -1,32 +1,74 @@
 """Names of KV blocks by content: a chain of SHA-256 digests, one per full block.
 
-A digest covers every token up to the end of its block, and what else changes the keys and values (the salt). It is 256
-bits of a cryptographic hash, so that equal digests are taken as equal prefixes.
+A digest covers every token up to the end of its block, and what else changes the keys and values: salt, adapter, and
+the content that placeholders up to there stand for. It is 256 bits of a cryptographic hash, so that equal digests are
+taken as equal prefixes.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence as SequenceABC
 from hashlib import sha256
 
+from octavo.core.cache_key import CacheKey, Placeholder
 from octavo.core.sequence import Sequence
 
-
-def root_digest(cache_salt: str | None) -> bytes:
-    """The start of a chain. Requests with different salts share nothing."""
-    return sha256(b"octavo block chain\0" + (cache_salt or "").encode()).digest()
+TokenKey = int | tuple[int, int, bytes]
+"""What is compared at one position: the token id; in a placeholder also the place in its content and the digest."""
 
 
-def next_digest(parent: bytes, token_ids: list[int]) -> bytes:
-    """Digest of a full block with these tokens after the prefix that `parent` names."""
-    return sha256(parent + array("q", token_ids).tobytes()).digest()
+def root_digest(cache_key: CacheKey) -> bytes:
+    """The start of a chain. Requests with different salts or adapters share nothing."""
+    # `ascii` tells every pair of texts from every other one, whatever characters they hold
+    return sha256(b"octavo block chain\0" + ascii((cache_key.cache_salt or "", cache_key.adapter)).encode()).digest()
 
 
-def extend_hashes(sequence: Sequence, block_size: int, cache_salt: str | None) -> list[bytes]:
+def next_digest(parent: bytes, token_ids: list[int], content: bytes = b"") -> bytes:
+    """Digest of a full block with these tokens, and what placeholders put in it, after the prefix `parent` names."""
+    return sha256(parent + array("q", token_ids).tobytes() + content).digest()
+
+
+def extend_chain(digests: list[bytes], token_ids: list[int], block_size: int, cache_key: CacheKey) -> list[bytes]:
+    """Digests of all full blocks of these tokens. `digests` are the first of them, and the others are added there."""
+    placeholders = cache_key.placeholders
+    for end in range((len(digests) + 1) * block_size, len(token_ids) + 1, block_size):
+        parent = digests[-1] if digests else root_digest(cache_key)
+        start = end - block_size
+        content = _content(placeholders, start, end) if placeholders else b""
+        digests.append(next_digest(parent, token_ids[start:end], content))
+    return digests
+
+
+def extend_hashes(sequence: Sequence, block_size: int, cache_key: CacheKey) -> list[bytes]:
     """Digests of all full blocks of the sequence's known tokens; kept on the sequence, so each is computed once."""
-    hashes, token_ids = sequence.block_hashes, sequence.token_ids
-    while (len(hashes) + 1) * block_size <= len(token_ids):
-        start = len(hashes) * block_size
-        parent = hashes[-1] if hashes else root_digest(cache_salt)
-        hashes.append(next_digest(parent, token_ids[start : start + block_size]))
-    return hashes
+    return extend_chain(sequence.block_hashes, sequence.token_ids, block_size, cache_key)
+
+
+def token_keys(
+    token_ids: list[int], start: int, end: int, placeholders: SequenceABC[Placeholder]
+) -> list[int] | list[TokenKey]:
+    """What is compared at the positions [start, end), to find how far two blocks after one prefix are alike."""
+    if not placeholders:
+        return token_ids[start:end]
+    keys: list[TokenKey] = [*token_ids[start:end]]
+    for placeholder in placeholders:
+        for position in _overlap(placeholder, start, start + len(keys)):
+            keys[position - start] = (token_ids[position], position - placeholder.offset, placeholder.digest)
+    return keys
+
+
+def _content(placeholders: SequenceABC[Placeholder], start: int, end: int) -> bytes:
+    """What placeholders put into the block [start, end): for each where, which part of it, and its digest."""
+    parts = []
+    for placeholder in placeholders:
+        overlap = _overlap(placeholder, start, end)
+        if overlap:
+            place = [overlap.start - start, len(overlap), overlap.start - placeholder.offset, len(placeholder.digest)]
+            parts.append(array("q", place).tobytes() + placeholder.digest)
+    return b"".join(parts)
+
+
+def _overlap(placeholder: Placeholder, start: int, end: int) -> range:
+    """Positions of [start, end) that belong to the placeholder."""
+    return range(max(start, placeholder.offset), min(end, placeholder.offset + placeholder.length))

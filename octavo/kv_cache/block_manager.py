@@ -10,11 +10,14 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from octavo.core.arithmetic import num_blocks_for
+from octavo.core.cache_key import CacheKey
+from octavo.core.outputs import PinnedPrefix
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy
-from octavo.kv_cache.block_hash import extend_hashes, next_digest, root_digest
+from octavo.kv_cache.block_hash import extend_chain, extend_hashes, root_digest, token_keys
 from octavo.kv_cache.block_pool import BlockPool, Content
 from octavo.kv_cache.eviction import EVICTIONS
+from octavo.kv_cache.pins import Pins
 
 
 class AllocStatus(enum.Enum):
@@ -81,7 +84,7 @@ class BlockManager:
         self._tables: dict[int, list[int]] = {}
         self._host_tables: dict[int, list[int]] = {}
         self._held: list[int] = []
-        self._pins: list[tuple[float, list[int]]] = []
+        self._pins = Pins(self.pool, num_blocks // 2)
 
     @property
     def tables(self) -> Mapping[int, list[int]]:
@@ -104,7 +107,8 @@ class BlockManager:
         when it is the sequence's last: its logits are needed."""
         if not self.enable_prefix_caching:
             return PrefixHit([], because="prefix caching is off")
-        hashes = extend_hashes(sequence, self.block_size, group.request.cache_key)
+        key = group.request.cache_key
+        hashes = extend_hashes(sequence, self.block_size, key)
         if not group.may_read_prefix_cache:
             return PrefixHit([], because="prompt_logprobs needs every position computed")
         size = self.block_size
@@ -118,8 +122,9 @@ class BlockManager:
                 break
             blocks.append(block)
         start = len(blocks) * size
-        parent = hashes[len(blocks) - 1] if blocks else root_digest(group.request.cache_key)
-        partial = self.pool.find_beginning(parent, sequence.token_ids[start : min(usable, start + size)])
+        parent = hashes[len(blocks) - 1] if blocks else root_digest(key)
+        rest = token_keys(sequence.token_ids, start, min(usable, start + size), key.placeholders)
+        partial = self.pool.find_beginning(parent, rest)
         if missing is None:
             because = "the rest fills no block" if start + partial[1] < usable else ""
         else:
@@ -266,51 +271,52 @@ class BlockManager:
             self.pool.acquire(block)
         self._tables[child.seq_id] = list(table)
 
-    def publish(self, sequence: Sequence, cache_salt: str | None) -> None:
+    def publish(self, sequence: Sequence, cache_key: CacheKey) -> None:
         """Tell the prefix index of blocks that are full of known, computed tokens. Steps take effect in order, so a
         block that a submitted step fills may be read by any later step."""
         size = self.block_size
         num_full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // size
         if num_full <= sequence.num_published_blocks or not self.enable_prefix_caching:
             return
-        hashes = extend_hashes(sequence, size, cache_salt)
+        hashes = extend_hashes(sequence, size, cache_key)
         table = self._tables[sequence.seq_id]
         for i in range(sequence.num_published_blocks, num_full):
-            parent = hashes[i - 1] if i else root_digest(cache_salt)
-            self.pool.publish(
-                table[i], Content(hashes[i], parent, tuple(sequence.token_ids[i * size : (i + 1) * size]))
-            )
+            parent = hashes[i - 1] if i else root_digest(cache_key)
+            keys = token_keys(sequence.token_ids, i * size, (i + 1) * size, cache_key.placeholders)
+            self.pool.publish(table[i], Content(hashes[i], parent, tuple(keys)))
+            if self._pins:
+                self._pins.hold(hashes[i])
         sequence.num_published_blocks = num_full
 
     # ---- pins ----
 
-    def pin(self, token_ids: list[int], cache_key: str | None, until: float) -> int:
-        """Keep the cached full blocks of this prefix until then, whatever else wants blocks. Answers the tokens kept.
+    def pin(self, token_ids: list[int], cache_key: CacheKey, until: float) -> PinnedPrefix:
+        """Keep the full blocks of this prefix until then: those that are cached, and the others once they are.
 
         Pins take at most half of the pool together, and go when a request could not run otherwise.
         """
-        blocks: list[int] = []
-        room = self.pool.num_blocks // 2 - sum(len(pinned) for _, pinned in self._pins)
-        digest = root_digest(cache_key)
-        for start in range(0, len(token_ids) - self.block_size + 1, self.block_size):
-            digest = next_digest(digest, token_ids[start : start + self.block_size])
-            block = self.pool.find(digest)
-            if block is None or len(blocks) == room:
-                break
-            self.pool.acquire(block)
-            blocks.append(block)
-        if blocks:
-            self._pins.append((until, blocks))
-        return len(blocks) * self.block_size
+        if not self.enable_prefix_caching:
+            return PinnedPrefix(because="prefix caching is off")
+        digests, size = extend_chain([], token_ids, self.block_size, cache_key), self.block_size
+        num_kept = self._pins.pin(digests, until)
+        num_cached = self._pins.num_held(digests[:num_kept])
+        because = f"only full blocks are kept, of {size} tokens each" if num_kept * size < len(token_ids) else ""
+        if num_kept < len(digests):
+            because = f"pins may take half of the {self.pool.num_blocks} KV blocks, and those are pinned"
+        return PinnedPrefix(num_tokens=num_kept * size, num_cached_tokens=num_cached * size, because=because)
 
-    def unpin(self, now: float | None = None) -> bool:
-        """Let go what was pinned until `now`, or everything. Answers whether there was anything."""
-        due = [pin for pin in self._pins if now is None or pin[0] <= now]
-        for _, blocks in due:
-            for block in reversed(blocks):
-                self.pool.release(block)
-        self._pins = [pin for pin in self._pins if pin not in due]
-        return bool(due)
+    def unpin(self, token_ids: list[int], cache_key: CacheKey) -> bool:
+        """End the pin of exactly this prefix; False when there is none."""
+        return self._pins.unpin(extend_chain([], token_ids, self.block_size, cache_key))
+
+    def expire_pins(self, now: float) -> None:
+        """End the pins whose time is over."""
+        if self._pins:
+            self._pins.expire(now)
+
+    def clear_pins(self) -> int:
+        """End all pins. Answers how many blocks they held."""
+        return self._pins.clear()
 
     # ---- the host tier ----
 
@@ -417,19 +423,19 @@ class BlockManager:
         """Forget all cached content, pinned or not; refused (False) while any request has blocks."""
         if self._tables:
             return False
-        self.unpin()
+        self._pins.clear()
         return self.pool.reset()
 
     def check(self, running: Iterable[Sequence], swapped: Iterable[Sequence] = ()) -> None:
         """Prove the accounting: exactly these sequences hold tables on the device and on the host. AssertionError."""
+        self._pins.check()
         for pool, tables, holders in (
             (self.pool, self._tables, running),
             (self.host_pool, self._host_tables, swapped),
         ):
             counts: dict[int, int] = {}
-            for _, blocks in self._pins if pool is self.pool else ():
-                for block in blocks:
-                    counts[block] = counts.get(block, 0) + 1
+            for block in self._pins.blocks if pool is self.pool else ():
+                counts[block] = counts.get(block, 0) + 1
             for table in tables.values():
                 assert len(set(table)) == len(table), "a table holds a block twice"
                 for block in table:

@@ -7,8 +7,10 @@ Empty blocks are given out first, then the cached block that `eviction` gives up
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from octavo.kv_cache.block_hash import TokenKey
 from octavo.kv_cache.eviction import Eviction, LeastRecentlyUsed
 
 _MOST_SIBLINGS = 16
@@ -18,11 +20,11 @@ _REMEMBERED = 1 << 14
 
 
 class Content(NamedTuple):
-    """What a full block holds: its name, the name of the prefix before it, and its tokens."""
+    """What a full block holds: its name, the name of the prefix before it, and what is compared at each position."""
 
     digest: bytes
     parent: bytes
-    token_ids: tuple[int, ...]
+    token_keys: tuple[TokenKey, ...]
 
 
 class BlockPool:
@@ -97,15 +99,15 @@ class BlockPool:
         """The block with this content, or None."""
         return self._index.get(digest)
 
-    def find_beginning(self, parent: bytes, token_ids: list[int]) -> tuple[int, int]:
-        """Of the blocks that follow the prefix `parent`, the one that begins most like `token_ids`, and how many of its
-        tokens are the same; (0, 0) when none begins alike."""
+    def find_beginning(self, parent: bytes, token_keys: Sequence[TokenKey]) -> tuple[int, int]:
+        """Of the blocks that follow the prefix `parent`, the one that begins most like `token_keys`, and how many of
+        its tokens are the same; (0, 0) when none begins alike."""
         best, most = 0, 0
         for block in self._after.get(parent, ())[:_MOST_SIBLINGS]:
             content = self._contents[block]
             assert content is not None
             same = 0
-            for mine, theirs in zip(token_ids, content.token_ids, strict=False):
+            for mine, theirs in zip(token_keys, content.token_keys, strict=False):
                 if mine != theirs:
                     break
                 same += 1

@@ -9,14 +9,16 @@ from octavo.kv_cache.block_manager import Admission as BlockAdmission
 from octavo.kv_cache.block_manager import AllocStatus, PrefixHit
 from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.plan import StepPlan
+from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.registry import Registry
 
 
 class Admission:
     """Asks the block manager, and carries out its answer. Callers take groups from their queue."""
 
-    def __init__(self, registry: Registry, log: DecisionLog, num_lookahead_slots: int) -> None:
+    def __init__(self, registry: Registry, preemption: Preemption, log: DecisionLog, num_lookahead_slots: int) -> None:
         self._registry = registry
+        self._preemption = preemption
         self._block_manager = registry.block_manager
         self._log = log
         self._num_lookahead_slots = num_lookahead_slots
@@ -36,7 +38,7 @@ class Admission:
         """May a waiting group come in?"""
         admission = self._ask(group, hit)
         is_idle = not self._registry.running
-        if admission.status is AllocStatus.LATER and is_idle and self._block_manager.unpin():
+        if admission.status is AllocStatus.LATER and is_idle and self._preemption.clear_pins(group):
             return self._ask(group, hit)
         return admission
 
@@ -64,12 +66,10 @@ class Admission:
 
     def swap_in(self, group: SequenceGroup, plan: StepPlan, now: float) -> AllocStatus:
         """Bring the head of the swapped queue back. With LATER it stays where it is; with NEVER it has ended."""
-        is_idle = not self._registry.running
-        if is_idle:
-            self._block_manager.unpin()
-        admission = self._block_manager.can_swap_in(
-            group.live, waive_watermark=is_idle, num_lookahead=self._num_lookahead_slots
-        )
+        is_idle, num_lookahead = not self._registry.running, self._num_lookahead_slots
+        admission = self._block_manager.can_swap_in(group.live, waive_watermark=is_idle, num_lookahead=num_lookahead)
+        if admission.status is AllocStatus.LATER and is_idle and self._preemption.clear_pins(group):
+            admission = self._block_manager.can_swap_in(group.live, waive_watermark=True, num_lookahead=num_lookahead)
         if admission.status is AllocStatus.LATER:
             self._log.note("blocked", group.request_id, admission.because)
             return admission.status

@@ -85,6 +85,13 @@ class Preemption:
         group.metrics.note(self._log.now, f"preempted, {how}")
         self._log.note("preempted", group.request_id, f"{because}; {how}: {decision.because}")
 
+    def clear_pins(self, group: SequenceGroup) -> bool:
+        """End all pins for a group that could not run otherwise, even alone. False when they held nothing."""
+        num_held = self._registry.block_manager.clear_pins()
+        if num_held:
+            self._log.note("unpinned", group.request_id, f"pins held {num_held} blocks, and it runs only without them")
+        return num_held > 0
+
     def _decide(self, group: SequenceGroup, plan: StepPlan | None) -> Decision:
         manager = self._registry.block_manager
         if self._mode == "recompute":

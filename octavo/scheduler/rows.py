@@ -124,7 +124,7 @@ class RowPlanner:
         """Free blocks that the group needs: one that runs gives way, or, when no other does, pins go. False when it had
         to give way itself."""
         running = self._registry.running
-        if len(running) == 1 and self._block_manager.unpin():
+        if len(running) == 1 and self._preemption.clear_pins(group):
             return True
         victim = self._policy.victim(running)
         self._preemption.preempt(victim, plan, tokens, because=f"{group.request_id} needs a block and none is free")

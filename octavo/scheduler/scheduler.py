@@ -12,9 +12,10 @@ from collections.abc import Iterable
 import msgspec
 
 from octavo.config.schema import PreemptionMode
+from octavo.core.cache_key import CacheKey
 from octavo.core.limits import check_runs_alone
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, SchedulerStats
-from octavo.core.outputs import RequestError
+from octavo.core.outputs import PinnedPrefix, RequestError
 from octavo.core.sequence import SequenceGroup, SequenceStatus
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import RequestTooLarge
@@ -67,7 +68,7 @@ class Scheduler:
         self._results = Results(registry)
         self._preemption = Preemption(registry, self.log, preemption_mode, self.rates)
         rows = RowPlanner(registry, self._preemption, self.policy, num_lookahead_slots)
-        admission = Admission(registry, self.log, num_lookahead_slots)
+        admission = Admission(registry, self._preemption, self.log, num_lookahead_slots)
         self._planner: ContinuousPlanner | ClassicPlanner
         if enable_chunked_prefill:
             self._planner = ContinuousPlanner(
@@ -192,9 +193,13 @@ class Scheduler:
         self.rates.note_done(now, output.swap_s)
         return self._results.take(output, now)
 
-    def pin_prefix(self, token_ids: list[int], cache_key: str | None, until: float) -> int:
-        """Keep what is cached of this prefix until then; answers the tokens that are kept."""
+    def pin_prefix(self, token_ids: list[int], cache_key: CacheKey, until: float) -> PinnedPrefix:
+        """Keep this prefix in the cache until then, as far as it is there and comes to be there."""
         return self.block_manager.pin(token_ids, cache_key, until)
+
+    def unpin_prefix(self, token_ids: list[int], cache_key: CacheKey) -> bool:
+        """End a pin before its time; False when there is none of exactly this prefix."""
+        return self.block_manager.unpin(token_ids, cache_key)
 
     # ---- planning ----
 
@@ -202,7 +207,7 @@ class Scheduler:
         """Plan the next step at time `now` (seconds, monotonic). None when there is nothing to submit."""
         registry, plan = self._registry, StepPlan()
         self.log.begin(registry.stats.num_steps + 1, now)
-        self.block_manager.unpin(now)
+        self.block_manager.expire_pins(now)
         self._planner.plan(plan, now)
         self.block_manager.end_planning()
         if not plan.rows and not plan.swap_outs:

@@ -21,6 +21,7 @@ from octavo.engine.recorder import (
     Pinned,
     Planned,
     Stopped,
+    Unpinned,
     Updated,
     step_digest,
 )
@@ -116,6 +117,10 @@ class Replay:
                     scheduler.pin_prefix(token_ids, cache_key, until)
                 case CacheReset():
                     scheduler.block_manager.reset_prefix_cache()
+                case Pinned(token_ids, cache_key, until):
+                    scheduler.pin_prefix(token_ids, cache_key, until)
+                case Unpinned(token_ids, cache_key):
+                    scheduler.unpin_prefix(token_ids, cache_key)
                 case Planned(now, digest):
                     step = scheduler.schedule(now)
                     is_same = step_digest(step) == digest

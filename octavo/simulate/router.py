@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from octavo.core.messages import EngineCoreRequest
-from octavo.kv_cache.block_hash import next_digest, root_digest
+from octavo.kv_cache.block_hash import extend_chain
 from octavo.simulate.replica import Replica
 
 
@@ -75,7 +75,7 @@ class PrefixAware:
         self._sent_to: OrderedDict[bytes, int] = OrderedDict()
 
     def choose(self, request: EngineCoreRequest, replicas: Sequence[Replica]) -> int:
-        digests = self._digests(request)
+        digests = extend_chain([], request.prompt_token_ids, self._block_size, request.cache_key)
         least = min(range(len(replicas)), key=lambda place: replicas[place].num_open)
         chosen = least
         for digest in digests:
@@ -92,15 +92,6 @@ class PrefixAware:
         while len(self._sent_to) > self._capacity:
             self._sent_to.popitem(last=False)
         return chosen
-
-    def _digests(self, request: EngineCoreRequest) -> list[bytes]:
-        size, tokens = self._block_size, request.prompt_token_ids
-        digests = []
-        parent = root_digest(request.cache_salt)
-        for start in range(0, len(tokens) - size + 1, size):
-            parent = next_digest(parent, tokens[start : start + size])
-            digests.append(parent)
-        return digests
 
 
 ROUTERS = ("round-robin", "least-loaded", "prefix-aware")

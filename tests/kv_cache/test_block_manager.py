@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from octavo.core.cache_key import PLAIN, CacheKey, Placeholder
+from octavo.core.outputs import PinnedPrefix
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy
+from octavo.kv_cache.block_hash import extend_chain, root_digest
 from octavo.kv_cache.block_manager import NO_HIT, UNCHANGED, AllocStatus, BlockManager
+from octavo.kv_cache.block_pool import Content
 from tests.fakes.engine import make_request
 
 
@@ -61,7 +66,7 @@ class TestAdmission:
         manager = make_manager(4)
         owner = allocate(manager, 8, seq_id=7)
         owner.num_computed_tokens = 8
-        manager.publish(owner, None)
+        manager.publish(owner, PLAIN)
         group = make_group(16)
         hit = manager.find_prefix(group, group.live[0], 16)
         assert len(hit.blocks) == 2
@@ -77,7 +82,7 @@ class TestPrefix:
         manager = make_manager()
         owner = allocate(manager, 8, seq_id=7)
         owner.num_computed_tokens = 8
-        manager.publish(owner, None)
+        manager.publish(owner, PLAIN)
         group = make_group(8)
         assert len(manager.find_prefix(group, group.live[0], 8).blocks) == 1
 
@@ -91,7 +96,7 @@ class TestPrefix:
         manager = make_manager()
         owner = allocate(manager, 8, seq_id=7)
         owner.num_computed_tokens = 7
-        manager.publish(owner, None)
+        manager.publish(owner, PLAIN)
         group = make_group(12)
         assert len(manager.find_prefix(group, group.live[0], 12).blocks) == 1
 
@@ -99,7 +104,7 @@ class TestPrefix:
         manager = BlockManager(10, 4, 0.0, enable_prefix_caching=False)
         owner = allocate(manager, 8, seq_id=7)
         owner.num_computed_tokens = 8
-        manager.publish(owner, None)
+        manager.publish(owner, PLAIN)
         group = make_group(12)
         hit = manager.find_prefix(group, group.live[0], 12)
         assert (hit.blocks, hit.because) == ([], "prefix caching is off")
@@ -232,7 +237,7 @@ class Blocks(RuleBasedStateMachine):
             self.manager.allocate(sequence, len(token_ids), hit)
             self.manager.end_planning()
             sequence.num_computed_tokens = len(token_ids)
-            self.manager.publish(sequence, None)
+            self.manager.publish(sequence, PLAIN)
             self.sequences[sequence.seq_id] = sequence
             self.next_id += 1
 
@@ -254,7 +259,7 @@ class Blocks(RuleBasedStateMachine):
         assert not others & set(written)
         sequence.token_ids += [0] * count
         sequence.num_computed_tokens += count
-        self.manager.publish(sequence, None)
+        self.manager.publish(sequence, PLAIN)
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), count=st.integers(1, 6))
@@ -276,6 +281,19 @@ class Blocks(RuleBasedStateMachine):
     def free(self, data: st.DataObject) -> None:
         self.manager.free(self.sequences.pop(data.draw(st.sampled_from(list(self.sequences)))))
 
+    @rule(token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=10), until=st.integers(0, 9))
+    def pin(self, token_ids: list[int], until: int) -> None:
+        pinned = self.manager.pin(token_ids, PLAIN, until)
+        assert pinned.num_cached_tokens <= pinned.num_tokens <= len(token_ids)
+
+    @rule(token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=10))
+    def unpin(self, token_ids: list[int]) -> None:
+        self.manager.unpin(token_ids, PLAIN)
+
+    @rule(now=st.integers(0, 9))
+    def expire_pins(self, now: int) -> None:
+        self.manager.expire_pins(now)
+
     @invariant()
     def accounts_agree(self) -> None:
         if hasattr(self, "manager"):
@@ -294,7 +312,7 @@ TestBlocks = Blocks.TestCase
 
 
 class TestPrefixCacheByToken:
-    """What begins alike is copied; what is pinned stays."""
+    """What begins alike is copied."""
 
     def cached(self, tokens: list[int], num_blocks: int = 8) -> BlockManager:
         manager = make_manager(num_blocks)
@@ -302,7 +320,7 @@ class TestPrefixCacheByToken:
         owner = group.live[0]
         manager.allocate(owner, len(tokens), NO_HIT)
         owner.num_computed_tokens = len(tokens)
-        manager.publish(owner, None)
+        manager.publish(owner, PLAIN)
         manager.free(owner)
         return manager
 
@@ -339,25 +357,201 @@ class TestPrefixCacheByToken:
         manager.allocate(thief, 1, NO_HIT)
         assert reason([1, 2, 3, 4, 5, 6, 7, 8, 9]) == "its next block was evicted"
 
+    def test_a_sequence_that_was_freed_loses_its_tail_first(self) -> None:
+        manager = self.cached(list(range(16)), num_blocks=4)
+        for num_left in (3, 2, 1, 0):
+            allocate(manager, 1, seq_id=10 + num_left)
+            group = SequenceGroup(make_request("r", [*range(16), 1]), 0, 2)
+            assert len(manager.find_prefix(group, group.live[0], 17).blocks) == num_left
+
+
+CAT, DOG = b"c" * 32, b"d" * 32
+TOKENS = list(range(14))
+
+
+class TestKeys:
+    """What salts, adapters and images keep apart, in whole blocks and in beginnings of blocks."""
+
+    def group(self, tokens: list[int], key: CacheKey, seq_id: int = 2) -> SequenceGroup:
+        request = make_request("r", tokens)
+        request.cache_salt, request.adapter, request.placeholders = key.cache_salt, key.adapter, key.placeholders
+        return SequenceGroup(request, 0, seq_id)
+
+    def cached(self, *keys: CacheKey) -> BlockManager:
+        """A manager whose cache has TOKENS under each of these keys: three full blocks of four."""
+        manager = make_manager(20)
+        for number, key in enumerate(keys):
+            group = self.group(TOKENS, key, seq_id=10 + number)
+            sequence = group.live[0]
+            manager.allocate(sequence, len(TOKENS), NO_HIT)
+            sequence.num_computed_tokens = len(TOKENS)
+            manager.publish(sequence, group.request.cache_key)
+            manager.free(sequence)
+            manager.check([])
+        return manager
+
+    def num_cached(self, manager: BlockManager, tokens: list[int], key: CacheKey) -> int:
+        return manager.num_cached_tokens(self.group(tokens, key))
+
+    @pytest.mark.parametrize("other", [CacheKey("t"), CacheKey("s", "b"), CacheKey(None, "a"), CacheKey("s"), PLAIN])
+    def test_other_salts_and_adapters_share_neither_blocks_nor_parts_of_them(self, other: CacheKey) -> None:
+        manager = self.cached(CacheKey("s", "a"))
+        group = self.group(TOKENS, other)
+        hit = manager.find_prefix(group, group.live[0], len(TOKENS))
+        assert (hit.blocks, hit.partial) == ([], (0, 0))
+        assert self.num_cached(manager, TOKENS, CacheKey("s", "a")) == 12
+        assert self.num_cached(manager, [*TOKENS[:6], 99], CacheKey("s", "a")) == 6
+
+    @pytest.mark.parametrize("offset", range(12))
+    @pytest.mark.parametrize("other", [DOG, None])
+    def test_another_image_is_no_hit_from_its_first_token_on(self, offset: int, other: bytes | None) -> None:
+        cat = CacheKey(placeholders=(Placeholder(offset, 3, CAT),))
+        manager = self.cached(cat)
+        key = CacheKey(placeholders=(Placeholder(offset, 3, other),)) if other else PLAIN
+        assert self.num_cached(manager, TOKENS, key) == offset
+        assert self.num_cached(manager, TOKENS, cat) == 12
+        mine = self.group(TOKENS, cat)
+        hit = manager.find_prefix(mine, mine.live[0], len(TOKENS))
+        theirs = self.group(TOKENS, key)
+        assert manager.find_prefix(theirs, theirs.live[0], len(TOKENS)).blocks == hit.blocks[: offset // 4]
+
+    def test_a_longer_image_with_the_same_beginning_is_another_one_by_its_digest(self) -> None:
+        manager = self.cached(CacheKey(placeholders=(Placeholder(2, 3, CAT),)))
+        assert self.num_cached(manager, TOKENS, CacheKey(placeholders=(Placeholder(2, 5, DOG),))) == 2
+
+    def test_both_images_are_found_beside_each_other(self) -> None:
+        keys = [CacheKey(placeholders=(Placeholder(5, 4, digest),)) for digest in (CAT, DOG)]
+        manager = self.cached(*keys)
+        blocks = []
+        for key in keys:
+            group = self.group(TOKENS, key)
+            blocks.append(manager.find_prefix(group, group.live[0], len(TOKENS)).blocks)
+        # the second one computed its first block again, and the one that was there first is found
+        assert blocks[0][0] == blocks[1][0]
+        assert len({*blocks[0], *blocks[1]}) == 5
+
+    def test_a_pin_holds_the_blocks_of_its_own_image_and_salt(self) -> None:
+        cat, dog = (CacheKey("s", None, (Placeholder(5, 4, digest),)) for digest in (CAT, DOG))
+        manager = self.cached(cat)
+        assert manager.pin(TOKENS, dog, until=1.0).num_cached_tokens == 4
+        assert manager.pin(TOKENS, cat, until=1.0).num_cached_tokens == 12
+        assert manager.pin(TOKENS, PLAIN, until=1.0).num_cached_tokens == 0
+        manager.check([])
+        assert manager.unpin(TOKENS, dog)
+        assert not manager.unpin(TOKENS, dog)
+        assert manager.pool.num_used_blocks == 3
+
+
+class TestPins:
+    """What is pinned stays, from when it is computed until its time is over."""
+
+    def compute(self, manager: BlockManager, tokens: list[int], seq_id: int = 1) -> Sequence:
+        """A sequence with these tokens in its blocks, and the prefix index told of them."""
+        group = SequenceGroup(make_request("owner", tokens), 0, seq_id)
+        sequence = group.live[0]
+        manager.allocate(sequence, len(tokens), manager.find_prefix(group, sequence, len(tokens)))
+        manager.end_planning()
+        sequence.num_computed_tokens = len(tokens)
+        manager.publish(sequence, PLAIN)
+        return sequence
+
+    def cached(self, tokens: list[int], num_blocks: int = 8) -> BlockManager:
+        manager = make_manager(num_blocks)
+        manager.free(self.compute(manager, tokens))
+        return manager
+
     def test_a_pinned_prefix_outlives_the_demand_until_its_time_is_over(self) -> None:
         manager = self.cached([1, 2, 3, 4, 5, 6, 7, 8])
-        assert manager.pin([1, 2, 3, 4, 5, 6, 7, 8, 9], None, until=10.0) == 8
+        pinned = manager.pin([1, 2, 3, 4, 5, 6, 7, 8, 9], PLAIN, until=10.0)
+        assert pinned == PinnedPrefix(
+            num_tokens=8, num_cached_tokens=8, because="only full blocks are kept, of 4 tokens each"
+        )
         thief = SequenceGroup(make_request("thief", [7] * 24), 0, 3).live[0]
         manager.allocate(thief, 24, NO_HIT)
         assert manager.pool.num_free_blocks == 0
         manager.check([thief])
-        assert not manager.unpin(9.0)
-        assert manager.unpin(10.0)
+        manager.expire_pins(9.0)
+        assert manager.pool.num_free_blocks == 0
+        manager.expire_pins(10.0)
         assert manager.pool.num_free_blocks == 2
         manager.check([thief])
 
+    def test_a_pin_before_the_first_request_holds_what_it_computes(self) -> None:
+        manager = make_manager(8)
+        assert manager.pin(list(range(8)), PLAIN, until=10.0) == PinnedPrefix(num_tokens=8)
+        assert manager.pool.num_used_blocks == 0
+        sequence = self.compute(manager, [*range(8), 50])
+        manager.check([sequence])
+        manager.free(sequence)
+        assert manager.pool.num_used_blocks == 2
+        manager.check([])
+        thief = allocate(manager, 24, seq_id=7)
+        assert manager.pool.num_free_blocks == 0
+        manager.free(thief)
+        assert manager.pin(list(range(8)), PLAIN, until=10.0).num_cached_tokens == 8
+
+    def test_a_block_that_was_evicted_is_held_again_when_it_is_computed_again(self) -> None:
+        manager = self.cached(list(range(8)), num_blocks=4)
+        manager.free(allocate(manager, 12, seq_id=7))
+        assert manager.pin(list(range(8)), PLAIN, until=10.0) == PinnedPrefix(num_tokens=8, num_cached_tokens=4)
+        manager.free(self.compute(manager, list(range(8)), seq_id=8))
+        manager.check([])
+        assert manager.pool.num_used_blocks == 2
+
+    def test_pins_that_begin_alike_share_and_each_ends_by_itself(self) -> None:
+        manager = self.cached(list(range(16)), num_blocks=10)
+        manager.pin(list(range(16)), PLAIN, until=10.0)
+        manager.pin(list(range(8)), PLAIN, until=20.0)
+        assert manager.pool.num_used_blocks == 4
+        manager.expire_pins(10.0)
+        assert manager.pool.num_used_blocks == 2
+        manager.check([])
+        assert manager.unpin(list(range(8)), PLAIN)
+        assert not manager.unpin(list(range(8)), PLAIN)
+        assert manager.pool.num_used_blocks == 0
+
+    def test_the_same_prefix_again_has_its_new_time(self) -> None:
+        manager = self.cached(list(range(8)))
+        manager.pin(list(range(8)), PLAIN, until=10.0)
+        manager.pin(list(range(8)), PLAIN, until=20.0)
+        manager.expire_pins(19.0)
+        assert manager.pool.num_used_blocks == 2
+        manager.expire_pins(20.0)
+        assert manager.pool.num_used_blocks == 0
+
     def test_pins_take_at_most_half_of_the_pool(self) -> None:
         manager = self.cached(list(range(32)))
-        assert manager.pin(list(range(32)), None, until=1.0) == 16
-        assert manager.pin(list(range(32)), None, until=1.0) == 0
+        assert manager.pin(list(range(32)), PLAIN, until=1.0) == PinnedPrefix(
+            num_tokens=16,
+            num_cached_tokens=16,
+            because="pins may take half of the 8 KV blocks, and those are pinned",
+        )
+        assert manager.pin([9] * 8, PLAIN, until=1.0).num_tokens == 0
+        assert manager.pin(list(range(16)), PLAIN, until=1.0).num_tokens == 16
+        manager.check([])
+
+    def test_what_is_shorter_than_a_block_cannot_be_pinned(self) -> None:
+        manager = make_manager()
+        assert manager.pin([1, 2, 3], PLAIN, until=1.0).because == "only full blocks are kept, of 4 tokens each"
+        assert not manager.unpin([1, 2, 3], PLAIN)
+
+    def test_without_prefix_caching_there_is_nothing_to_pin(self) -> None:
+        manager = BlockManager(8, 4, 0.0, enable_prefix_caching=False)
+        assert manager.pin(list(range(8)), PLAIN, until=1.0) == PinnedPrefix(because="prefix caching is off")
 
     def test_a_reset_takes_pins_too(self) -> None:
         manager = self.cached([1, 2, 3, 4])
-        assert manager.pin([1, 2, 3, 4], None, until=1.0) == 4
+        assert manager.pin([1, 2, 3, 4], PLAIN, until=1.0).num_cached_tokens == 4
         assert manager.reset_prefix_cache()
-        assert manager.pin([1, 2, 3, 4], None, until=1.0) == 0
+        assert not manager.unpin([1, 2, 3, 4], PLAIN)
+        assert manager.pool.num_free_blocks == 8
+
+    def test_check_sees_a_pinned_block_that_is_not_held(self) -> None:
+        manager = make_manager()
+        manager.pin([1, 2, 3, 4], PLAIN, until=1.0)
+        sequence = allocate(manager, 4)
+        sequence.token_ids = [1, 2, 3, 4]
+        digest = extend_chain([], [1, 2, 3, 4], 4, PLAIN)[0]
+        manager.pool.publish(manager.table(sequence)[0], Content(digest, root_digest(PLAIN), (1, 2, 3, 4)))
+        with pytest.raises(AssertionError, match="something is pinned and cached but not held"):
+            manager.check([sequence])

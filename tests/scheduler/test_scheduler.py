@@ -108,7 +108,7 @@ class TestAdmission:
     def test_pins_go_when_the_only_group_that_runs_needs_their_blocks(self) -> None:
         core = make_core(num_blocks=8, max_num_batched_tokens=64)
         run(core, [make_request("first", range(17), max_tokens=1)])
-        assert core.pin_prefix(1e9, None, *range(17)) == 16
+        assert core.pin_prefix(list(range(17)), 1e9).num_tokens == 16
         request = make_request("long", range(30, 39), max_tokens=20)
         assert run(core, [request]).token_ids == run_alone(request).token_ids
         assert core.stats().num_preemptions == 0
@@ -150,6 +150,28 @@ class TestPrefixCache:
         request = make_request("b", range(12), max_tokens=1)
         request.cache_salt = "other"
         assert run(core, [request]).finals["b"].num_cached_tokens == 0
+
+    def test_a_pin_outlives_the_demand_and_ends_when_it_stands_in_the_way(self) -> None:
+        core = make_core(num_blocks=8, max_num_batched_tokens=64)
+        pinned = core.call("pin_prefix", list(range(8)), 1e9, None)
+        assert pinned == {"num_tokens": 8, "num_cached_tokens": 0, "because": ""}
+        collected = Collected()
+
+        def num_cached(name: str, prompt: list[int]) -> int:
+            core.add_request(make_request(name, prompt, max_tokens=1))
+            while core.has_unfinished():
+                collected.add(core.step().outputs)
+                core.scheduler.check()
+            return collected.finals[name].num_cached_tokens
+
+        assert num_cached("first", [*range(8), 40]) == 0
+        assert num_cached("large", [30] * 24) == 0
+        assert num_cached("again", [*range(8), 41]) == 8
+        assert num_cached("whole", [31] * 32) == 0
+        (entry,) = [entry for entry in core.scheduler.log.entries if entry.kind == "unpinned"]
+        assert (entry.request_id, entry.because) == ("whole", "pins held 2 blocks, and it runs only without them")
+        assert num_cached("last", [*range(8), 42]) == 0
+        assert core.call("unpin_prefix", list(range(8))) is False
 
     def test_prompt_logprobs_do_not_read_the_cache(self) -> None:
         core = make_core(block_size=4, max_num_batched_tokens=64)

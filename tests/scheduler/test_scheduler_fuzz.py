@@ -97,6 +97,10 @@ class Schedules(RuleBasedStateMachine):
             if request.request_id not in self.core.scheduler.groups:
                 self.expected.pop(request.request_id)
 
+    @rule(prompt=prompts(), ttl_s=st.sampled_from([3.0, 1e9]), salt=st.sampled_from([None, None, "a"]))
+    def pin(self, prompt: list[int], ttl_s: float, salt: str | None) -> None:
+        self.core.pin_prefix(prompt, ttl_s, salt)
+
     @rule(num_steps=st.integers(1, 6))
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -115,6 +119,7 @@ class Schedules(RuleBasedStateMachine):
                 break
             self.seen.add(self.core.step().outputs)
         assert not self.core.has_unfinished()
+        self.core.scheduler.block_manager.clear_pins()
         assert self.core.scheduler.block_manager.pool.num_used_blocks == 0
         self.core.scheduler.check()
         for name, request in self.expected.items():

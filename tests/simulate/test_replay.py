@@ -12,7 +12,7 @@ from octavo.core.messages import CoreReady
 from octavo.core.step import SchedulerOutput
 from octavo.engine import frames
 from octavo.engine.engine_core import EngineCore
-from octavo.engine.recorder import Began, Planned, Recorder
+from octavo.engine.recorder import Began, Pinned, Planned, Recorder, Unpinned
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.scheduler.rates import PreemptionCosts
@@ -36,8 +36,13 @@ def settings(preemption_mode: str = "auto") -> SchedulerSettings:
     )
 
 
-def record_busy_run(path: Path, depth: int, preemption_mode: str = "auto") -> list[SchedulerOutput]:
-    """Forks, beams, aborts, stops and a pool that is too small, recorded to `path`. Answers the steps."""
+def record_busy_run(
+    path: Path, depth: int, preemption_mode: str = "auto", *, pins: bool = False
+) -> list[SchedulerOutput]:
+    """Forks, beams, aborts, stops and a pool that is too small, recorded to `path`. Answers the steps.
+
+    With pins, prefixes are pinned before and after they are computed, and one is given up before its time.
+    """
     chosen = settings(preemption_mode)
     readings = iter(range(10**9))
     executor = HashExecutor(4)
@@ -60,15 +65,19 @@ def record_busy_run(path: Path, depth: int, preemption_mode: str = "auto") -> li
             core.abort_requests([f"r{number - 1}"])
         if number % 7 == 5:
             core.stop_sequence(f"r{number}", 0)
-        if number % 7 == 6:
-            core.pin_prefix(3.0, None, *prompt)
+        if pins and number % 5 == 2:
+            core.pin_prefix(prompt, 60.0, "other" if number == 7 else None)
+        if pins and number in (3, 15):
+            core.pin_prefix([0] * 8, 1e9)
+        if pins and number == 9:
+            assert core.unpin_prefix([0] * 8)
     while core.has_unfinished():
         core.step()
     assert core.reset_prefix_cache()
     core.add_request(make_request("last", range(9)))
     while core.has_unfinished():
         core.step()
-    assert core.stats().num_preemptions > 0
+    assert pins or core.stats().num_preemptions > 0
     core.shutdown()
     return executor.steps
 
@@ -81,6 +90,20 @@ def test_a_replay_plans_the_same_steps(tmp_path: Path, depth: int, preemption_mo
     assert [step.step for step in replay.steps()] == recorded
     assert replay.num_requests == 25
     replay.scheduler.check()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_replay_heeds_pins(tmp_path: Path, depth: int) -> None:
+    without = record_busy_run(tmp_path / "without", depth)
+    recorded = record_busy_run(tmp_path / "run", depth, pins=True)
+    assert recorded != without, "the pins of this run change nothing"
+    replay = Replay(tmp_path / "run")
+    assert [step.step for step in replay.steps()] == recorded
+    replay.scheduler.check()
+    # without the pins it goes another way
+    events = [event for event in read_recording(tmp_path / "run") if not isinstance(event, Pinned | Unpinned)]
+    (tmp_path / "other").write_bytes(b"".join(map(frames.pack, events)))
+    assert Replay(tmp_path / "other").run().first_difference is not None
 
 
 def test_a_replay_says_that_all_steps_are_the_same(tmp_path: Path) -> None:
