@@ -191,11 +191,11 @@ class TestRollBack:
         manager = make_manager()
         sequence = allocate(manager, 12)
         sequence.num_computed_tokens = 12
-        manager.publish(sequence, None)
+        manager.publish(sequence, PLAIN)
         manager.roll_back(sequence, 6)
         sequence.token_ids += [90, 91]
         sequence.num_computed_tokens = 8
-        manager.publish(sequence, None)
+        manager.publish(sequence, PLAIN)
         old, new = make_group(13), make_group(13)
         new.live[0].token_ids[6:] = [90, 91, 0, 0]
         assert manager.find_prefix(old, old.live[0], 13).blocks == manager.table(sequence)[:1]
@@ -206,7 +206,7 @@ class TestRollBack:
         manager = make_manager()
         sequence = allocate(manager, 8)
         sequence.num_computed_tokens = 8
-        manager.publish(sequence, None)
+        manager.publish(sequence, PLAIN)
         sibling = sequence.fork(2, 1)
         manager.fork(sequence, sibling)
         manager.roll_back(sequence, 6)

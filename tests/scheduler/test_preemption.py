@@ -133,7 +133,7 @@ def test_what_a_step_would_have_copied_is_swapped_out_from_where_it_is() -> None
     core.add_request(request)
     scheduler, plan = core.scheduler, StepPlan()
     group = scheduler.waiting.pop(0.0)
-    admission = Admission(scheduler._registry, scheduler.log, 0)
+    admission = Admission(scheduler._registry, scheduler._preemption, scheduler.log, 0)
     admission.allocate(group, admission.find_prefix(group), plan, now=0.0)
     ((copy,),) = plan.prefix_copies.values()
     scheduler._preemption.preempt(group, plan)
@@ -157,3 +157,24 @@ def test_the_timeline_tells_what_happened() -> None:
     assert events[-1] == "finished"
     times = [time for time, _ in metrics.timeline]
     assert times == sorted(times)
+
+
+def test_log_probabilities_of_a_prompt_that_was_swapped_out_on_its_way_are_computed_again() -> None:
+    core = make_core(
+        max_num_batched_tokens=8,
+        max_num_seqs=1,
+        depth=3,
+        policy="priority",
+        preemption_mode="swap",
+        num_host_blocks=40,
+        enable_prefix_caching=False,
+    )
+    low = make_request("low", range(30), max_tokens=3, prompt_logprobs=0)
+    low.priority = 5
+    core.add_request(low)
+    seen = Collected()
+    seen.add(core.step().outputs)
+    core.add_request(make_request("high", range(5), max_tokens=3))
+    run(core, collected=seen)
+    assert core.stats().num_preemptions_by_swap == 1
+    assert seen.prompt_logprobs["low"] == run_alone(low).prompt_logprobs["low"]
