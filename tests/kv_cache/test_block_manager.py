@@ -304,7 +304,7 @@ class Blocks(RuleBasedStateMachine):
                     content = self.manager.pool._contents[block]
                     if content is not None:
                         known = tuple(sequence.token_ids[place * size : (place + 1) * size])
-                        assert content.token_ids[: len(known)] == known, "a block is found by what it does not hold"
+                        assert content.token_keys[: len(known)] == known, "a block is found by what it does not hold"
 
 
 Blocks.TestCase.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)
