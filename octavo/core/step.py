@@ -89,7 +89,7 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
         return sum(row.num_tokens for row in self.rows)
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Log-probabilities at one position. `logprob` and `rank` (1 is the likeliest) are of `token_id`;
     `top_ids` and `top_logprobs` are the likeliest tokens in falling order. `logprob` is None where nobody asked."""
 
@@ -114,7 +114,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     token: TokenLogprobs
 
 
-class RowOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class RowOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Results of one row, in the order of the step's rows. A row with an `error` ends its request; others go on.
 
     `candidates` is for a row that asked for them: the likeliest tokens; its own `token_id` is the first.
