@@ -14,14 +14,30 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
 
 
+class Path(NamedTuple):
+    """Output tokens of a beam, as the last one and the path before it: beams that part share what they have in common,
+    and growing by a token costs the same at any length."""
+
+    before: Path | None
+    token: TokenLogprobs
+
+
 class FinishedBeam(NamedTuple):
-    """A sequence that ended: its output tokens, the log-probability at each, its score, and why it ended."""
+    """A sequence that ended: its score, its output tokens, and why it ended."""
 
     score: float
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs]
+    path: Path
     is_capped: bool
     """It reached max_tokens without an end token."""
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """Output tokens with the log-probability at each."""
+        return _tokens_of(self.path)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token.token_id for token in self.logprobs]
 
 
 class Survivor(NamedTuple):
@@ -37,9 +53,12 @@ class Beam(NamedTuple):
     """A running beam as the search sees it."""
 
     logprob: float
-    token_ids: list[int]
-    """Output tokens."""
-    logprobs: list[TokenLogprobs]
+    path: Path | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Output tokens."""
+        return [token.token_id for token in _tokens_of(self.path)]
 
 
 class BeamSearch:
@@ -49,13 +68,14 @@ class BeamSearch:
         self.width = params.width
         self.num_candidates = max(2, 1 + len(end_token_ids)) * self.width
         """Per beam and in all: so many that `width` of them do not end, whatever ends."""
-        self.running = [Beam(0.0, [], [])]
+        self.running = [Beam(0.0)]
         self.finished: list[FinishedBeam] = []
         self._num_logprobs = params.logprobs or 0
         self._length_penalty = params.length_penalty
         self._early_stopping = params.early_stopping
         self._max_tokens = max_tokens
         self._end_token_ids = end_token_ids
+        self._length = 0
         self._may_improve = True
 
     def step(self, candidates: Sequence[TokenLogprobs]) -> list[Survivor]:
@@ -68,7 +88,8 @@ class BeamSearch:
             ),
             reverse=True,
         )[: self.num_candidates]
-        length = len(self.running[0].token_ids) + 1
+        self._length += 1
+        length = self._length
         survivors: list[Survivor] = []
         ended: list[FinishedBeam] = []
         for rank, (logprob, number, place) in enumerate(ranked):
@@ -78,11 +99,8 @@ class BeamSearch:
                 if len(survivors) < self.width:
                     survivors.append(Survivor(-number, token, logprob))
             elif rank < self.width:
-                beam = self.running[-number]
                 score = logprob / length**self._length_penalty
-                ended.append(
-                    FinishedBeam(score, [*beam.token_ids, token.token_id], [*beam.logprobs, token], not is_end)
-                )
+                ended.append(FinishedBeam(score, Path(self.running[-number].path, token), not is_end))
         if self._may_improve and not (self._early_stopping is True and self._is_full):
             merged = sorted(self.finished + ended, key=lambda each: each.score, reverse=True)
             self.finished = merged[: self.width]
@@ -90,12 +108,7 @@ class BeamSearch:
             self.running = []
             return []
         self.running = [
-            Beam(
-                survivor.logprob,
-                [*self.running[survivor.beam].token_ids, survivor.token.token_id],
-                [*self.running[survivor.beam].logprobs, survivor.token],
-            )
-            for survivor in survivors
+            Beam(survivor.logprob, Path(self.running[survivor.beam].path, survivor.token)) for survivor in survivors
         ]
         return survivors
 
@@ -121,3 +134,12 @@ class BeamSearch:
             top_ids=found.top_ids[: self._num_logprobs],
             top_logprobs=found.top_logprobs[: self._num_logprobs],
         )
+
+
+def _tokens_of(path: Path | None) -> list[TokenLogprobs]:
+    tokens: list[TokenLogprobs] = []
+    while path is not None:
+        tokens.append(path.token)
+        path = path.before
+    tokens.reverse()
+    return tokens

@@ -102,33 +102,44 @@ class NativeSampler:
 
     def rank(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
         """See `Sampler.rank`."""
-        errors = self._reference.process(logits, rows)
+        errors: dict[int, str] = {}
+        if any(self._reference.has_processors(row.sequence) for row in rows):
+            errors = self._reference.process(logits, rows)
+        listed = min(max(counts), logits.shape[1])
+        read = self._describe(logits, [0] * len(rows), listed)
         results = []
-        for row, found in enumerate(self.describe(logits, [0] * len(rows), max(counts))):
-            ids, values = found.top_ids[: counts[row]], found.top_logprobs[: counts[row]]
-            if row in errors:
-                results.append(RowSamples([], errors[row]))
+        for place, (row, status) in enumerate(zip(rows, read.statuses, strict=True)):
+            error = errors.get(place)
+            if error is None and status != _DRAWN:
+                error = refusal(row.position, row.sequence.params, *_LARGEST_BY_STATUS[status])
+            if error is not None:
+                results.append(RowSamples([], error))
                 continue
+            ids, values = read.listed(place * listed, min(counts[place], listed))
             candidates = TokenLogprobs(token_id=ids[0], logprob=values[0], rank=1, top_ids=ids, top_logprobs=values)
             results.append(RowSamples([], candidates=candidates))
         return results
 
     def describe(self, logits: Tensor, token_ids: Sequence[int], num_logprobs: int) -> list[TokenLogprobs]:
         """See `Sampler.describe`."""
-        logits = logits.contiguous()
-        num_rows, vocab_size = logits.shape
-        listed = min(num_logprobs, vocab_size)
-        answer = self._answer_of(num_rows, num_rows, num_rows * listed)
-        answer.tokens[:] = token_ids
-        scratch = self._scratch.reserve(self._kernels.sampling_scratch_bytes(num_rows, vocab_size))
-        self._kernels.describe_tokens(logits.data_ptr(), num_rows, vocab_size, listed, *answer.addresses, scratch)
-        read = answer.read()
+        listed = min(num_logprobs, logits.shape[1])
+        read = self._describe(logits, token_ids, listed)
         results = []
         for row, status in enumerate(read.statuses):
             _check_vocabulary(status)
             token = read.described(row, row * listed, listed)
             results.append(token if status == _DRAWN else TokenLogprobs(token_id=token.token_id, logprob=math.nan))
         return results
+
+    def _describe(self, logits: Tensor, token_ids: Sequence[int], listed: int) -> _Read:
+        """`listed` tokens of each row lie one after the other."""
+        logits = logits.contiguous()
+        num_rows, vocab_size = logits.shape
+        answer = self._answer_of(num_rows, num_rows, num_rows * listed)
+        answer.tokens[:] = token_ids
+        scratch = self._scratch.reserve(self._kernels.sampling_scratch_bytes(num_rows, vocab_size))
+        self._kernels.describe_tokens(logits.data_ptr(), num_rows, vocab_size, listed, *answer.addresses, scratch)
+        return answer.read()
 
     def _request_of(self, sequence: SampledSequence, vocab_size: int) -> PackedRequest:
         request = self._requests.get(sequence)
@@ -245,14 +256,18 @@ class _Read:
 
     def described(self, draw: int, first_listed: int, num_listed: int) -> TokenLogprobs:
         """Draw number `draw`, with `num_listed` likeliest tokens."""
-        listed = slice(first_listed, first_listed + num_listed)
+        top_ids, top_logprobs = self.listed(first_listed, num_listed)
         return TokenLogprobs(
             token_id=self.tokens[draw],
             logprob=float(self._logprobs[draw]),
             rank=self._ranks[draw],
-            top_ids=self._top_ids[listed].tolist(),
-            top_logprobs=self._top_logprobs[listed].tolist(),
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
         )
+
+    def listed(self, first: int, count: int) -> tuple[list[int], list[float]]:
+        """Ids and log-probabilities of listed tokens."""
+        return self._top_ids[first : first + count].tolist(), self._top_logprobs[first : first + count].tolist()
 
 
 class _Memory:

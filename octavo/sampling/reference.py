@@ -105,6 +105,10 @@ class ReferenceSampler:
             )
         return traits
 
+    def has_processors(self, sequence: SampledSequence) -> bool:
+        """Whether `process` would change this sequence's logits."""
+        return bool(self._traits_of(sequence).processors)
+
     def process(self, logits: Tensor, rows: Sequence[SamplingRow]) -> dict[int, str]:
         """Apply the processors to `logits` [rows, vocab]; sentences for the rows from which nothing can be drawn."""
         traits = [self._traits_of(row.sequence) for row in rows]

@@ -50,12 +50,13 @@ def extend_beams(registry: Registry, group: SequenceGroup) -> list[SequenceDelta
 
 
 def _told(group: SequenceGroup, index: int, beam: FinishedBeam) -> SequenceDelta:
+    token_ids = beam.token_ids
     status = SequenceStatus.FINISHED_LENGTH_CAPPED if beam.is_capped else SequenceStatus.FINISHED_STOPPED
-    is_stop_id = not beam.is_capped and beam.token_ids[-1] not in group.request.end_token_ids
+    is_stop_id = not beam.is_capped and token_ids[-1] not in group.request.end_token_ids
     return SequenceDelta(
         index=index,
-        token_ids=beam.token_ids,
+        token_ids=token_ids,
         logprobs=beam.logprobs,
         finish_reason=status.value,
-        stop_reason=beam.token_ids[-1] if is_stop_id else None,
+        stop_reason=token_ids[-1] if is_stop_id else None,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,57 +35,67 @@ class CacheEngine:
         self._runtime = runtime
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
-        self.caches: Sequence[Tensor] = tuple(zeroed(shape, dtype, device) for _ in range(num_layers))
-        self._host_caches: Sequence[Tensor] = ()
+        self._device = _tier(shape, num_layers, dtype, device)
+        self._host: _Tier | None = None
+
+    @property
+    def caches(self) -> Sequence[Tensor]:
+        """One per layer."""
+        return self._device.caches
 
     def apply(self, ops: BlockOps) -> float:
         """Swap out, swap in, copy: in this order, and within a list in the list's order. Answers the swaps' seconds."""
         swap_s = self._swap(ops) if ops.swap_outs or ops.swap_ins else 0.0
         if ops.copies:
-            self._move(self.caches, self.caches, ops.copies)
+            self._move(self._device, self._device, ops.copies)
         return swap_s
 
     def _swap(self, ops: BlockOps) -> float:
-        host = self._host()  # making it is no part of moving
+        host = self._host_tier()  # making it is no part of moving
         began = time.perf_counter()
         if ops.swap_outs:
-            self._move(self.caches, host, ops.swap_outs)
+            self._move(self._device, host, ops.swap_outs)
         if ops.swap_ins:
-            self._move(host, self.caches, ops.swap_ins)
+            self._move(host, self._device, ops.swap_ins)
         return time.perf_counter() - began
 
-    def _move(self, sources: Sequence[Tensor], targets: Sequence[Tensor], copies: Sequence[BlockCopy]) -> None:
+    def _move(self, sources: _Tier, targets: _Tier, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks in all layers: in one call where there are compiled kernels."""
         if self._runtime is None:
-            _move_by_torch(sources, targets, copies)
+            _move_by_torch(sources.caches, targets.caches, copies)
         else:
             _move_by_kernel(self._runtime, sources, targets, copies)
 
-    def _host(self) -> Sequence[Tensor]:
-        if not self._host_caches:
+    def _host_tier(self) -> _Tier:
+        if self._host is None:
             assert self.num_host_blocks > 0, "a step swaps, but there is no swap space"
             first = self.caches[0]
             shape = (first.shape[0], self.num_host_blocks + 1, *first.shape[2:])
-            self._host_caches = tuple(zeroed(shape, first.dtype) for _ in self.caches)
-        return self._host_caches
+            self._host = _tier(shape, len(self.caches), first.dtype)
+        return self._host
 
 
-def _move_by_kernel(
-    runtime: Runtime, sources: Sequence[Tensor], targets: Sequence[Tensor], copies: Sequence[BlockCopy]
-) -> None:
-    first = sources[0]
+class _Tier(NamedTuple):
+    """The caches of all layers in one kind of memory. `planes`, int64: where blocks lie one after the other."""
+
+    caches: Sequence[Tensor]
+    planes: Tensor
+
+
+def _tier(shape: tuple[int, ...], num_layers: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> _Tier:
+    caches = tuple(zeroed(shape, dtype, device) for _ in range(num_layers))
+    assert all(cache.is_contiguous() for cache in caches)
+    return _Tier(caches, torch.tensor([plane.data_ptr() for cache in caches for plane in cache]))
+
+
+def _move_by_kernel(runtime: Runtime, sources: _Tier, targets: _Tier, copies: Sequence[BlockCopy]) -> None:
+    first = sources.caches[0]
     block_bytes = first.stride(1) * first.element_size()
-    from_planes, to_planes = _planes(sources), _planes(targets)
     pairs = torch.tensor([(copy.source, copy.target) for copy in copies])
+    from_planes, to_planes = sources.planes, targets.planes
     runtime.cpu.copy_blocks(
         from_planes.data_ptr(), to_planes.data_ptr(), pairs.data_ptr(), len(from_planes), len(copies), block_bytes
     )
-
-
-def _planes(caches: Sequence[Tensor]) -> Tensor:
-    """int64: where blocks lie one after the other."""
-    assert all(cache.is_contiguous() for cache in caches)
-    return torch.tensor([plane.data_ptr() for cache in caches for plane in cache])
 
 
 def _move_by_torch(sources: Sequence[Tensor], targets: Sequence[Tensor], copies: Sequence[BlockCopy]) -> None:

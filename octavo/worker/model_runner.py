@@ -150,6 +150,8 @@ class ModelRunner:
         """Draw for the rows; those with a count, which belong to beams, get their likeliest tokens instead."""
         if not any(counts):
             return self._sampler.sample(logits, rows)
+        if all(counts):
+            return self._sampler.rank(logits, rows, counts)
         beams = [i for i, count in enumerate(counts) if count]
         others = [i for i, count in enumerate(counts) if not count]
         ranked = self._sampler.rank(logits[beams], [rows[i] for i in beams], [counts[i] for i in beams])
