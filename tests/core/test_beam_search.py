@@ -96,10 +96,10 @@ def test_early_stopping_may_come_as_a_word() -> None:
 
 def test_a_long_search_costs_and_ends_like_a_short_one() -> None:
     """Paths are chains: a search of many steps neither copies them nor recurses through them."""
-    given = SamplingParams(use_beam_search=True, best_of=2, max_tokens=20_000)
-    beams = BeamSearch(given, 20_000, frozenset())
+    given = SamplingParams(use_beam_search=True, best_of=2, max_tokens=5000)
+    beams = BeamSearch(given, 5000, frozenset())
     found = TokenLogprobs(token_id=1, logprob=-0.5, top_ids=[1, 2, 3, 4], top_logprobs=[-0.5, -1.5, -2.5, -3.5])
     while beams.running:
         beams.step([found] * len(beams.running))
-    assert beams.finished[0].token_ids == [1] * 20_000
+    assert beams.finished[0].token_ids == [1] * 5000
     assert beams.finished[1].token_ids.count(2) == 1
