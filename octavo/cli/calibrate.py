@@ -21,8 +21,9 @@ from octavo.cli.report import report
 from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.core.step import SchedulerOutput
+from octavo.engine.block_moves import BlockMoveRates
 from octavo.errors import ConfigError
-from octavo.simulate.cost_model import Check, Fitted, MeasuredStep, fit, work_of
+from octavo.simulate.cost_model import FEATURES, Check, Fitted, MeasuredStep, StepWork, fit, work_of
 from octavo.simulate.settings import offline_seconds
 from octavo.simulate.traces import Workload, generate
 
@@ -38,6 +39,10 @@ _CHECK = Workload(arrivals="at-once", num_requests=48, input_len=96, output_len=
 def calibrate(
     *,
     output: Annotated[str | None, word("File that gets the cost model.", "Benchmark")] = None,
+    engine_config: Annotated[
+        str | None,
+        word("File (YAML) that gets the measured rates as engine arguments, for octavo serve --config.", "Benchmark"),
+    ] = None,
     batch_sizes: Annotated[tuple[int, ...], counts("Requests that run together, one grid point each.", "Benchmark")] = (
         1,
         4,
@@ -52,14 +57,40 @@ def calibrate(
     """Fit a cost model for octavo simulate to steps of the engine on this machine."""
     positive(batch_sizes=min(batch_sizes), input_lens=min(input_lens), repetitions=repetitions)
     llm = load(given)
-    engine = llm.engine
-    longest = engine.ready.max_model_len - _OUTPUT_LEN
+    model, num_steps = fitted(llm, batch_sizes, input_lens, repetitions)
+    assert model.check is not None
+    if output is not None:
+        write("output", output, msgspec.json.format(msgspec.json.encode(model)) + b"\n")
+    rates = {"prefill_tokens_per_s": model.prefill_tokens_per_s, "swap_bytes_per_s": model.swap_bytes_per_s}
+    if engine_config is not None:
+        write("engine_config", engine_config, "".join(f"{name}: {rate:.6g}\n" for name, rate in rates.items()).encode())
+    report(
+        "calibrate",
+        {"model": llm.config.model.name, "batch_sizes": list(batch_sizes), "input_lens": list(input_lens)},
+        {
+            "num_steps": num_steps,
+            **{name: getattr(model, name) for name in FEATURES},
+            "copy_bytes_per_s": model.copy_bytes_per_s,
+            **rates,
+            "fit_error": model.fit_error,
+            "measured_tokens_per_s": model.check.measured_tokens_per_s,
+            "predicted_tokens_per_s": model.check.predicted_tokens_per_s,
+            "prediction_error": model.check.error,
+        },
+    )
+    return 0
+
+
+def fitted(llm: LLM, batch_sizes: Sequence[int], input_lens: Sequence[int], repetitions: int) -> tuple[Fitted, int]:
+    """A cost model of this engine, and the number of steps that it was fitted to. Raises ConfigError."""
+    ready, config = llm.engine.ready, llm.config
+    longest = ready.max_model_len - _OUTPUT_LEN
     if longest < 4:
         raise ConfigError(
-            f"max_model_len is {engine.ready.max_model_len}, must be at least {_OUTPUT_LEN + 4} here: prompts of a few "
+            f"max_model_len is {ready.max_model_len}, must be at least {_OUTPUT_LEN + 4} here: prompts of a few "
             f"tokens are followed by {_OUTPUT_LEN}"
         )
-    widest = llm.config.scheduler.max_num_seqs
+    widest = config.scheduler.max_num_seqs
     grid = dict.fromkeys((min(size, widest), min(length, longest)) for length in input_lens for size in batch_sizes)
     mixed = _mixed_batch(longest)
     *batches, checked = measure(
@@ -69,11 +100,14 @@ def calibrate(
     )
     steps = [step for batch in batches for step in batch.steps]
     coefficients, fit_error = fit(steps)
-    ready = engine.ready
+    moves = msgspec.convert(llm.engine.call("measure_block_moves"), BlockMoveRates)
     model = Fitted(
-        name=f"{llm.config.model.name} on this machine",
+        name=f"{config.model.name} on this machine",
         kv_bytes_per_token=ready.kv_block_bytes / ready.block_size,
         num_kv_tokens=ready.num_blocks * ready.block_size,
+        # where there is no swap space nothing is swapped
+        swap_bytes_per_s=moves.swap_bytes_per_s or moves.copy_bytes_per_s,
+        copy_bytes_per_s=moves.copy_bytes_per_s,
         fit_error=fit_error,
         step_s=coefficients["step_s"],
         sequence_s=coefficients["sequence_s"],
@@ -81,23 +115,11 @@ def calibrate(
         context_token_s=coefficients["context_token_s"],
         pair_s=coefficients["pair_s"],
     )
-    model = msgspec.structs.replace(model, check=check(llm, model, mixed, checked))
-    assert model.check is not None
-    if output is not None:
-        _write(output, model)
-    report(
-        "calibrate",
-        {"model": llm.config.model.name, "batch_sizes": list(batch_sizes), "input_lens": list(input_lens)},
-        {
-            "num_steps": len(steps),
-            **coefficients,
-            "fit_error": fit_error,
-            "measured_tokens_per_s": model.check.measured_tokens_per_s,
-            "predicted_tokens_per_s": model.check.predicted_tokens_per_s,
-            "prediction_error": model.check.error,
-        },
-    )
-    return 0
+    num_tokens = min(max(input_lens), longest, config.scheduler.max_num_batched_tokens)
+    prompt = StepWork(1, num_tokens, num_tokens, 0, num_tokens * (num_tokens + 1) // 2)
+    rate = num_tokens / model.step_seconds(prompt, ready.block_size)
+    model = msgspec.structs.replace(model, prefill_tokens_per_s=rate)
+    return msgspec.structs.replace(model, check=check(llm, model, mixed, checked)), len(steps)
 
 
 class Batch(NamedTuple):
@@ -211,8 +233,9 @@ def _watched(engine: LLMEngine) -> Iterator[list[MeasuredStep]]:
         delattr(engine, "step")
 
 
-def _write(path: str, model: Fitted) -> None:
+def write(name: str, path: str, body: bytes) -> None:
+    """Write the file that option `name` asked for. Raises ConfigError."""
     try:
-        Path(path).expanduser().write_bytes(msgspec.json.format(msgspec.json.encode(model)) + b"\n")
+        Path(path).expanduser().write_bytes(body)
     except OSError as error:
-        raise ConfigError(f"output is {path!r}, which cannot be written: {error.strerror}") from error
+        raise ConfigError(f"{name} is {path!r}, which cannot be written: {error.strerror}") from error

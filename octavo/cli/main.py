@@ -25,6 +25,7 @@ _BENCHMARKS = (
     ("throughput", "octavo.cli.bench:throughput", "Tokens per second of many requests at once."),
     ("latency", "octavo.cli.bench:latency", "Seconds of one batch, and per token."),
     ("calibrate", "octavo.cli.calibrate:calibrate", "Fit a cost model for octavo simulate to steps on this machine."),
+    ("validate", "octavo.cli.validate:validate", "Compare loads on this machine with their simulation."),
     ("startup", "octavo.cli.bench:startup", "Seconds from nothing to the first token."),
 )
 
@@ -43,7 +44,9 @@ def build_app() -> App:
     for position, (name, target, text) in enumerate(_COMMANDS):
         app.command(target, name=name, help=text, sort_key=position)
     bench = App(
-        name="bench", help="Measure throughput, latency or start-up; fit a cost model.", sort_key=len(_COMMANDS)
+        name="bench",
+        help="Measure throughput, latency or start-up; fit a cost model and check it.",
+        sort_key=len(_COMMANDS),
     )
     for position, (name, target, text) in enumerate(_BENCHMARKS):
         bench.command(target, name=name, help=text, sort_key=position)

@@ -232,6 +232,16 @@ class EngineArgs:
             le=1e9,
         ),
     ] = None
+    swap_bytes_per_s: Annotated[
+        float | None,
+        Arg(
+            "Bytes of keys and values moved per second between device and host, as preemption_mode auto reckons; "
+            "measured while running unless it is given.",
+            group=_SCHEDULING,
+            gt=0,
+            le=1e13,
+        ),
+    ] = None
     num_lookahead_slots: Annotated[
         int,
         Arg(

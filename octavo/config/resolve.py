@@ -143,6 +143,7 @@ def scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
         max_queued_requests=args.max_queued_requests,
         max_queued_tokens=args.max_queued_tokens,
         prefill_tokens_per_s=args.prefill_tokens_per_s,
+        swap_bytes_per_s=args.swap_bytes_per_s,
         num_lookahead_slots=args.num_lookahead_slots,
         enable_chunked_prefill=args.enable_chunked_prefill,
         max_steps_in_flight=args.max_steps_in_flight,

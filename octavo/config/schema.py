@@ -87,6 +87,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens_per_s: float | None = None
     """What waiting is reckoned with: by the deadline policy, by admission control, and by preemption_mode auto.
     None: it is measured."""
+    swap_bytes_per_s: float | None = None
+    """Of keys and values between device and host, one way. None: it is measured."""
     num_lookahead_slots: int = 0
     """Token slots that each running sequence has beyond its next token."""
     max_loras: int = 0

@@ -173,6 +173,8 @@ class CoreReady(msgspec.Struct, kw_only=True, tag="ready"):
     """Size of a block over all layers; 0 where there is no model."""
     num_lookahead_slots: int = 0
     """Slots that each sequence has beyond its tokens: a request needs room for them too."""
+    num_host_blocks: int = 0
+    """Blocks of the swap space."""
 
 
 class CoreFailed(msgspec.Struct, kw_only=True, tag="failed"):

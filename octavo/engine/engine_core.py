@@ -18,6 +18,7 @@ from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest,
 from octavo.core.outputs import PinnedPrefix, RequestError
 from octavo.core.seams import Seam, Seams
 from octavo.core.step import ModelRunnerOutput
+from octavo.engine.block_moves import BlockMoveRates, measure_block_moves
 from octavo.engine.recorder import (
     Aborted,
     Added,
@@ -82,6 +83,7 @@ class EngineCore:
                 plan_summary=plan.summarize(),
                 kv_block_bytes=plan.kv_block_bytes,
                 num_lookahead_slots=config.scheduler.num_lookahead_slots,
+                num_host_blocks=plan.host_blocks,
             )
             settings = SchedulerSettings(
                 cache=config.cache,
@@ -165,6 +167,13 @@ class EngineCore:
         self._record(Unpinned(token_ids, key))
         return self.scheduler.unpin_prefix(token_ids, key)
 
+    def measure_block_moves(self) -> BlockMoveRates:
+        """How fast blocks are swapped and copied; cached prefixes are lost. Raises ConfigError while requests run."""
+        if not self.reset_prefix_cache():
+            raise ConfigError("block moves cannot be measured while requests run")
+        ready = self.ready
+        return measure_block_moves(self.executor, ready.num_blocks, ready.num_host_blocks, ready.kv_block_bytes)
+
     def check_health(self) -> None:
         """Raise EngineDeadError when a worker is gone."""
         self.executor.check_health()
@@ -177,6 +186,7 @@ class EngineCore:
             "pin_prefix": lambda *arguments: msgspec.to_builtins(self.pin_prefix(*arguments)),
             "unpin_prefix": self.unpin_prefix,
             "reset_prefix_cache": self.reset_prefix_cache,
+            "measure_block_moves": lambda: msgspec.to_builtins(self.measure_block_moves()),
             "check_health": self.check_health,
         }
         if method not in calls:

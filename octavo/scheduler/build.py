@@ -36,7 +36,7 @@ def build_scheduler(settings: SchedulerSettings) -> Scheduler:
         num_host_blocks=settings.num_host_blocks,
         eviction=cache.prefix_cache_eviction,
     )
-    rates = Rates(settings.preemption_costs, scheduler.prefill_tokens_per_s)
+    rates = Rates(settings.preemption_costs, scheduler.prefill_tokens_per_s, scheduler.swap_bytes_per_s)
     return Scheduler(
         block_manager,
         max_num_seqs=scheduler.max_num_seqs,

@@ -51,11 +51,17 @@ class _Planned(NamedTuple):
 
 
 class Rates:
-    """`prefill_tokens_per_s` set by whoever knows it is taken as it is; None has it measured."""
+    """A rate set by whoever knows it is taken as it is; None has it measured."""
 
-    def __init__(self, costs: PreemptionCosts | None = None, prefill_tokens_per_s: float | None = None) -> None:
+    def __init__(
+        self,
+        costs: PreemptionCosts | None = None,
+        prefill_tokens_per_s: float | None = None,
+        swap_bytes_per_s: float | None = None,
+    ) -> None:
         self._costs = costs or PreemptionCosts()
         self._fixed_prefill = prefill_tokens_per_s
+        self._fixed_swap = swap_bytes_per_s
         self._prefill = _Mean()
         self._swap = _Mean()
         self._planned: deque[_Planned] = deque()
@@ -73,8 +79,8 @@ class Rates:
 
     @property
     def swap_bytes_per_s(self) -> float:
-        """One way, measured or assumed."""
-        return self._swap.value or self._costs.swap_bytes_per_s
+        """One way: set, measured or assumed."""
+        return self._fixed_swap or self._swap.value or self._costs.swap_bytes_per_s
 
     @property
     def block_bytes(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,7 +22,8 @@ class StepWork(NamedTuple):
 
     num_sequences: rows. num_tokens: tokens that are computed. num_prefill_tokens: those in rows of more than one.
     num_context_tokens: tokens whose keys and values rows of one token read. num_pairs: pairs of a query and a key in
-    the rows of more than one token. num_moved_blocks: blocks copied, or moved between device and host.
+    the rows of more than one token. num_swapped_blocks: blocks moved between device and host. num_copied_blocks: those
+    copied within the device.
     """
 
     num_sequences: int
@@ -30,7 +31,8 @@ class StepWork(NamedTuple):
     num_prefill_tokens: int = 0
     num_context_tokens: int = 0
     num_pairs: int = 0
-    num_moved_blocks: int = 0
+    num_swapped_blocks: int = 0
+    num_copied_blocks: int = 0
 
 
 def work_of(step: SchedulerOutput) -> StepWork:
@@ -43,8 +45,8 @@ def work_of(step: SchedulerOutput) -> StepWork:
         else:
             num_context += row.start + 1
     ops = step.block_ops
-    num_moved = len(ops.swap_outs) + len(ops.swap_ins) + len(ops.copies)
-    return StepWork(len(step.rows), step.num_tokens, num_prefill, num_context, num_pairs, num_moved)
+    num_swapped = len(ops.swap_outs) + len(ops.swap_ins)
+    return StepWork(len(step.rows), step.num_tokens, num_prefill, num_context, num_pairs, num_swapped, len(ops.copies))
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,8 +65,8 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A model on a device. Sizes are bytes, times seconds; rates are those that are reached, not those of data sheets.
 
     kv_bytes_per_token: keys and values of one token over all layers. flops_per_pair: attention over all layers for one
-    query and one key. swap_bytes_per_s: between device and host. step_s, sequence_s: what a step, and each of its
-    rows, costs besides.
+    query and one key. swap_bytes_per_s: between device and host; within the device a copy reads and writes at
+    bytes_per_s. step_s, sequence_s: what a step, and each of its rows, costs besides.
     """
 
     name: str
@@ -83,20 +85,26 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bytes_read = self.weight_bytes + self.kv_bytes_per_token * work.num_context_tokens
         pairs = work.num_pairs + work.num_context_tokens
         flops = self.flops_per_token * work.num_tokens + self.flops_per_pair * pairs
-        moved = work.num_moved_blocks * block_size * self.kv_bytes_per_token
-        return (
+        seconds = (
             self.step_s
             + self.sequence_s * work.num_sequences
             + max(bytes_read / self.bytes_per_s, flops / self.flops_per_s)
-            + moved / self.swap_bytes_per_s
         )
+        if work.num_swapped_blocks or work.num_copied_blocks:
+            seconds += self.swap_seconds(work.num_swapped_blocks, block_size)
+            seconds += 2 * work.num_copied_blocks * block_size * self.kv_bytes_per_token / self.bytes_per_s
+        return seconds
+
+    def swap_seconds(self, num_blocks: int, block_size: int) -> float:
+        """What moving blocks between device and host takes."""
+        return num_blocks * block_size * self.kv_bytes_per_token / self.swap_bytes_per_s
 
     def kv_tokens(self, memory_utilization: float) -> int:
         """Tokens whose keys and values fit beside the weights into this share of the device's memory."""
         return max(0, int((memory_utilization * self.device_bytes - self.weight_bytes) / self.kv_bytes_per_token))
 
     @property
-    def recompute_tokens_per_s(self) -> float:
+    def prefill_tokens_per_s(self) -> float:
         """The rate of a long prefill."""
         return self.flops_per_s / self.flops_per_token
 
@@ -115,8 +123,10 @@ FEATURES = ("step_s", "sequence_s", "prefill_token_s", "context_token_s", "pair_
 class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="fitted"):
     """Seconds per step, row, prefill token, token of context of a decoding row, and query-key pair of a prefill.
 
-    Made by `octavo bench calibrate`. num_kv_tokens: what the measured engine's cache holds. fit_error: median of
-    |predicted - measured| / measured over the measured steps. check: a whole batch, run and simulated.
+    Made by `octavo bench calibrate`. num_kv_tokens: what the measured engine's cache holds. swap_bytes_per_s,
+    copy_bytes_per_s: of keys and values that are moved between device and host, and copied within the device.
+    prefill_tokens_per_s: of a long prompt. fit_error: median of |predicted - measured| / measured over the measured
+    steps. check: a whole batch, run and simulated.
     """
 
     name: str
@@ -128,28 +138,31 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kv_bytes_per_token: float
     num_kv_tokens: int
     swap_bytes_per_s: float = 4e9
+    copy_bytes_per_s: float = 4e9
+    prefill_tokens_per_s: float = 2000.0
     fit_error: float = 0.0
     check: Check | None = None
 
     def step_seconds(self, work: StepWork, block_size: int) -> float:
-        moved = work.num_moved_blocks * block_size * self.kv_bytes_per_token
-        return (
+        seconds = (
             self.step_s
             + self.sequence_s * work.num_sequences
             + self.prefill_token_s * work.num_prefill_tokens
             + self.context_token_s * work.num_context_tokens
             + self.pair_s * work.num_pairs
-            + moved / self.swap_bytes_per_s
         )
+        if work.num_swapped_blocks or work.num_copied_blocks:
+            seconds += self.swap_seconds(work.num_swapped_blocks, block_size)
+            seconds += work.num_copied_blocks * block_size * self.kv_bytes_per_token / self.copy_bytes_per_s
+        return seconds
+
+    def swap_seconds(self, num_blocks: int, block_size: int) -> float:
+        """What moving blocks between device and host takes."""
+        return num_blocks * block_size * self.kv_bytes_per_token / self.swap_bytes_per_s
 
     def kv_tokens(self, memory_utilization: float) -> int:
         """Tokens that the measured engine's cache holds."""
         return self.num_kv_tokens
-
-    @property
-    def recompute_tokens_per_s(self) -> float:
-        """The rate of a long prefill."""
-        return 1 / max(self.prefill_token_s, 1e-9)
 
     def describe(self) -> str:
         """One line for the report."""
@@ -246,11 +259,24 @@ def load_cost_model(source: str) -> CostModel:
     return model
 
 
+_POSITIVE = frozenset(
+    {
+        "bytes_per_s",
+        "flops_per_s",
+        "swap_bytes_per_s",
+        "copy_bytes_per_s",
+        "prefill_tokens_per_s",
+        "kv_bytes_per_token",
+    }
+)
+
+
 def _check_numbers(source: str, model: CostModel) -> None:
-    positive = ("bytes_per_s", "flops_per_s", "swap_bytes_per_s", "kv_bytes_per_token")
     for name, value in msgspec.structs.asdict(model).items():
-        if isinstance(value, int | float) and (value < 0 or (name in positive and value == 0)):
-            raise ConfigError(f"{source}: {name} is {value}, must be {'positive' if name in positive else '0 or more'}")
+        if isinstance(value, int | float) and (value < 0 or (name in _POSITIVE and value == 0)):
+            raise ConfigError(
+                f"{source}: {name} is {value}, must be {'positive' if name in _POSITIVE else '0 or more'}"
+            )
 
 
 # ---- fitting ----
@@ -309,9 +335,3 @@ def _dot(a: Sequence[float], b: Sequence[float]) -> float:
 
 def _product(a: float, b: float) -> float:
     return a * b
-
-
-def to_json(model: CostModel) -> dict[str, Any]:
-    """What a file holds, as plain values."""
-    values: dict[str, Any] = msgspec.to_builtins(model)
-    return values

@@ -149,9 +149,10 @@ class SimulatedExecutor:
             elif count:
                 num_context += end
         ops = step.block_ops
-        num_moved = len(ops.swap_outs) + len(ops.swap_ins) + len(ops.copies)
-        work = StepWork(len(results), num_tokens, num_prefill, num_context, num_pairs, num_moved)
-        return ModelRunnerOutput(step_id=step.step_id, rows=results), work
+        num_swapped = len(ops.swap_outs) + len(ops.swap_ins)
+        work = StepWork(len(results), num_tokens, num_prefill, num_context, num_pairs, num_swapped, len(ops.copies))
+        swap_s = self._cost_model.swap_seconds(num_swapped, self._block_size) if num_swapped else 0.0
+        return ModelRunnerOutput(step_id=step.step_id, rows=results, swap_s=swap_s), work
 
     def _add(self, new: NewSequence) -> None:
         seed = new.params.seed

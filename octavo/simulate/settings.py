@@ -33,7 +33,7 @@ def engine_settings(args: EngineArgs, model: CostModel, *, max_model_len: int) -
         num_blocks=num_blocks,
         num_host_blocks=int(args.swap_space * _GIB / block_bytes),
         preemption_costs=PreemptionCosts(
-            prefill_tokens_per_s=model.recompute_tokens_per_s,
+            prefill_tokens_per_s=model.prefill_tokens_per_s,
             swap_bytes_per_s=model.swap_bytes_per_s,
             block_bytes=block_bytes,
         ),

@@ -22,6 +22,12 @@ def test_before_the_first_step_rates_are_assumed_and_not_known() -> None:
     assert rates.known_prefill_tokens_per_s is None
 
 
+def test_a_rate_that_is_set_is_not_measured() -> None:
+    rates = Rates(ASSUMED, prefill_tokens_per_s=7.0, swap_bytes_per_s=9.0)
+    step(rates, 5.0, 5.5, tokens=200, swap_s=0.1)
+    assert (rates.prefill_tokens_per_s, rates.swap_bytes_per_s) == (7.0, 9.0)
+
+
 def test_a_step_of_prompts_is_a_measurement() -> None:
     rates = Rates(ASSUMED)
     step(rates, 5.0, 5.5, tokens=200)

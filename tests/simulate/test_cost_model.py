@@ -53,7 +53,7 @@ def test_work_counts_rows_tokens_context_and_pairs() -> None:
         block_ops=BlockOps(copies=[BlockCopy(1, 2)], swap_ins=[BlockCopy(1, 3)]),
     )
     # three queries after four tokens see 5 + 6 + 7 keys
-    assert work_of(step) == StepWork(2, 4, 3, 10, 18, 2)
+    assert work_of(step) == StepWork(2, 4, 3, 10, 18, 1, 1)
 
 
 def test_a_roofline_takes_the_longer_of_bytes_and_arithmetic() -> None:
@@ -61,8 +61,10 @@ def test_a_roofline_takes_the_longer_of_bytes_and_arithmetic() -> None:
     many = StepWork(num_sequences=1, num_tokens=200, num_prefill_tokens=200)
     assert roofline().step_seconds(few, 4) == 1.5 + (1000 + 1000) / 100
     assert roofline().step_seconds(many, 4) == 1.5 + 200 * 200 / 1000
-    moved = few._replace(num_moved_blocks=5)
-    assert roofline().step_seconds(moved, 4) - roofline().step_seconds(few, 4) == pytest.approx(5 * 4 * 10 / 50)
+    swapped, copied = few._replace(num_swapped_blocks=5), few._replace(num_copied_blocks=5)
+    assert roofline().step_seconds(swapped, 4) - roofline().step_seconds(few, 4) == pytest.approx(5 * 4 * 10 / 50)
+    # within the device a block is read and written
+    assert roofline().step_seconds(copied, 4) - roofline().step_seconds(few, 4) == pytest.approx(5 * 4 * 10 * 2 / 100)
 
 
 def test_the_cache_gets_what_the_weights_leave() -> None:

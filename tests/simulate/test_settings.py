@@ -18,7 +18,7 @@ def test_blocks_and_costs_come_from_the_device() -> None:
     assert settings.num_host_blocks == (1 << 30) // (16 * 131_072)
     assert (settings.scheduler.max_num_seqs, settings.scheduler.max_model_len) == (7, 999)
     assert settings.preemption_costs.block_bytes == 16 * 131_072
-    assert settings.preemption_costs.prefill_tokens_per_s == model.recompute_tokens_per_s > 10_000
+    assert settings.preemption_costs.prefill_tokens_per_s == model.prefill_tokens_per_s > 10_000
 
 
 def test_arguments_win_over_the_device() -> None:

@@ -1,0 +1,53 @@
+"""How fast an executor moves blocks: measured by steps that do nothing else."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import msgspec
+
+from octavo.core.step import BlockCopy, BlockOps, SchedulerOutput
+from octavo.executor.executor import Executor
+
+_REPETITIONS: Final = 7
+_MOST_BLOCKS: Final = 256
+
+
+class BlockMoveRates(msgspec.Struct, frozen=True):
+    """Bytes of keys and values per second: between device and host (None without swap space), and within the device."""
+
+    swap_bytes_per_s: float | None
+    copy_bytes_per_s: float
+
+
+def measure_block_moves(executor: Executor, num_blocks: int, num_host_blocks: int, block_bytes: int) -> BlockMoveRates:
+    """Rates of the cache engine behind `executor`, without what a step costs besides. What the blocks hold is lost."""
+    copied = max(1, min(num_blocks // 2, _MOST_BLOCKS))
+    copies = [BlockCopy(1 + i, 1 + (copied + i) % num_blocks) for i in range(copied)]
+    swapped = min(num_blocks, num_host_blocks, _MOST_BLOCKS)
+    moves = [BlockCopy(1 + i, 1 + i) for i in range(swapped)]
+    idle, copy, swap = (
+        _least_seconds(executor, ops)
+        for ops in (BlockOps(), BlockOps(copies=copies), BlockOps(swap_outs=moves, swap_ins=moves))
+    )
+    return BlockMoveRates(
+        swap_bytes_per_s=_rate(2 * swapped * block_bytes, swap - idle) if swapped else None,
+        copy_bytes_per_s=_rate(copied * block_bytes, copy - idle),
+    )
+
+
+def _rate(num_bytes: int, seconds: float) -> float:
+    # the clock cannot see less than this
+    return num_bytes / max(seconds, 1e-7)
+
+
+def _least_seconds(executor: Executor, ops: BlockOps) -> float:
+    """Whatever else runs on the machine only adds to it; the first time also touches memory that is new."""
+    step = SchedulerOutput(step_id=-1, new_sequences=[], rows=[], finished_ids=[], block_ops=ops)
+    seconds = []
+    for _ in range(_REPETITIONS):
+        began = time.perf_counter()
+        executor.submit(step).result()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
