@@ -1,13 +1,17 @@
 """`octavo bench calibrate`: a cost model for `octavo simulate`, fitted to steps of the engine on this machine.
 
-The engine runs a grid of batches; every step's work and time are kept, the coefficients are those of the least squared
-relative error. Then a batch of mixed lengths, which is not in the grid, is run and simulated.
+The engine runs a grid of batches, and requests that come one after the other; every step's work and time are kept, the
+coefficients are those of the least squared relative error. Then a batch of mixed lengths, which was not fitted to, is
+run and simulated.
 """
 
 from __future__ import annotations
 
 import random
+import resource
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +28,7 @@ from octavo.core.step import SchedulerOutput
 from octavo.engine.block_moves import BlockMoveRates
 from octavo.errors import ConfigError
 from octavo.simulate.cost_model import FEATURES, Check, Fitted, MeasuredStep, StepWork, fit, work_of
-from octavo.simulate.settings import offline_seconds
+from octavo.simulate.settings import offline_seconds, served_settings
 from octavo.simulate.traces import Workload, generate
 
 if TYPE_CHECKING:
@@ -32,6 +36,9 @@ if TYPE_CHECKING:
     from octavo.llm import LLM
 
 _OUTPUT_LEN = 24
+_MOST_PROMPT_TOKENS = 1 << 14
+"""Of a batch of the grid: larger ones take long and tell nothing that the others do not."""
+BATCH_SIZES, INPUT_LENS = (1, 4, 16, 64, 256), (16, 128, 512)
 _CHECK = Workload(arrivals="at-once", num_requests=48, input_len=96, output_len=48, length_spread=0.6)
 
 
@@ -43,15 +50,11 @@ def calibrate(
         str | None,
         word("File (YAML) that gets the measured rates as engine arguments, for octavo serve --config.", "Benchmark"),
     ] = None,
-    batch_sizes: Annotated[tuple[int, ...], counts("Requests that run together, one grid point each.", "Benchmark")] = (
-        1,
-        4,
-        16,
-        32,
-        64,
-    ),
-    input_lens: Annotated[tuple[int, ...], counts("Tokens of their prompts.", "Benchmark")] = (16, 128, 512),
-    repetitions: Annotated[int, count("Times to measure; the least time of each step counts.", "Benchmark")] = 5,
+    batch_sizes: Annotated[tuple[int, ...], counts("Requests that run together.", "Benchmark")] = BATCH_SIZES,
+    input_lens: Annotated[tuple[int, ...], counts("Tokens of their prompts.", "Benchmark")] = INPUT_LENS,
+    repetitions: Annotated[
+        int, count("Times to measure; the median of each step counts, interruptions left out.", "Benchmark")
+    ] = 5,
     given: Given,
 ) -> int:
     """Fit a cost model for octavo simulate to steps of the engine on this machine."""
@@ -91,13 +94,15 @@ def fitted(llm: LLM, batch_sizes: Sequence[int], input_lens: Sequence[int], repe
             f"tokens are followed by {_OUTPUT_LEN}"
         )
     widest = config.scheduler.max_num_seqs
-    grid = dict.fromkeys((min(size, widest), min(length, longest)) for length in input_lens for size in batch_sizes)
     mixed = _mixed_batch(longest)
-    *batches, checked = measure(
-        llm,
-        [*(Batch([length] * size, [_OUTPUT_LEN] * size) for size, length in grid), mixed],
-        repetitions,
+    grid = dict.fromkeys(
+        (min(size, widest), min(length, longest))
+        for length in input_lens
+        for size in batch_sizes
+        if size * length <= max(_MOST_PROMPT_TOKENS, min(batch_sizes) * min(input_lens))
     )
+    at_once = [Batch([length] * size, [_OUTPUT_LEN] * size) for size, length in grid]
+    *batches, checked = measure(llm, [*at_once, _one_by_one(longest), mixed], repetitions)
     steps = [step for batch in batches for step in batch.steps]
     coefficients, fit_error = fit(steps)
     moves = msgspec.convert(llm.engine.call("measure_block_moves"), BlockMoveRates)
@@ -110,6 +115,7 @@ def fitted(llm: LLM, batch_sizes: Sequence[int], input_lens: Sequence[int], repe
         copy_bytes_per_s=moves.copy_bytes_per_s,
         fit_error=fit_error,
         step_s=coefficients["step_s"],
+        prefill_step_s=coefficients["prefill_step_s"],
         sequence_s=coefficients["sequence_s"],
         prefill_token_s=coefficients["prefill_token_s"],
         context_token_s=coefficients["context_token_s"],
@@ -123,62 +129,96 @@ def fitted(llm: LLM, batch_sizes: Sequence[int], input_lens: Sequence[int], repe
 
 
 class Batch(NamedTuple):
-    """Requests that are handed in at once, by their lengths."""
+    """Requests by their lengths. They are handed in at once, or `steps_between` steps after one another."""
 
     input_lens: Sequence[int]
     output_lens: Sequence[int]
+    steps_between: int = 0
+
+
+class TimedStep(NamedTuple):
+    """A step, and whether another program got the processor meanwhile."""
+
+    step: MeasuredStep
+    was_interrupted: bool
 
 
 class MeasuredBatch(NamedTuple):
     """A batch's steps, and the seconds that it took besides them."""
 
+    steps: list[TimedStep]
+    besides_s: float
+
+
+class TypicalBatch(NamedTuple):
+    """A batch over all its repetitions."""
+
     steps: list[MeasuredStep]
     besides_s: float
 
 
-def measure(llm: LLM, batches: Sequence[Batch], repetitions: int) -> list[MeasuredBatch]:
-    """Every repetition of a batch has the same steps, so each one's time is the least: whatever else runs on the
-    machine only adds to it. Batches take turns, so that a busy moment does not meet all repetitions of one."""
-    found: list[MeasuredBatch | None] = [None] * len(batches)
+def measure(llm: LLM, batches: Sequence[Batch], repetitions: int) -> list[TypicalBatch]:
+    """Every repetition of a batch has the same steps, so each one's time is the median over those in which it was not
+    interrupted. Batches take turns, so that a busy moment of the machine does not meet all repetitions of one."""
+    found: list[list[MeasuredBatch]] = [[] for _ in batches]
     for repetition in range(repetitions + 1):
         for place, batch in enumerate(batches):
             llm.engine.call("reset_prefix_cache")
             run = _run(llm, batch, place)
             if repetition > 0:  # the first does not count
-                found[place] = _lesser(found[place], run)
-    return [batch for batch in found if batch is not None]
+                found[place].append(run)
+    return [_typical(runs) for runs in found]
 
 
 def _run(llm: LLM, batch: Batch, seed: int) -> MeasuredBatch:
-    prompts = _prompts(llm, batch.input_lens, seed)
-    params = [_greedy(output_len) for output_len in batch.output_lens]
-    with _watched(llm.engine) as steps:
+    engine = llm.engine
+    waiting = deque(zip(_prompts(llm, batch.input_lens, seed), map(_greedy, batch.output_lens), strict=True))
+    num_steps = 0
+    with _watched(engine) as steps:
         began = time.perf_counter()
-        llm.generate(prompts, params, use_tqdm=False)
+        while waiting or engine.has_unfinished_requests():
+            while waiting and num_steps >= batch.steps_between * (len(batch.input_lens) - len(waiting)):
+                prompt, params = waiting.popleft()
+                engine.add_request(str(len(waiting)), prompt, params)
+            engine.step()
+            num_steps += 1
         elapsed = time.perf_counter() - began
-    return MeasuredBatch(steps, elapsed - sum(step.seconds for step in steps))
+    return MeasuredBatch(steps, elapsed - sum(each.step.seconds for each in steps))
 
 
-def _lesser(one: MeasuredBatch | None, other: MeasuredBatch) -> MeasuredBatch:
-    if one is None:
-        return other
-    if [step.work for step in one.steps] != [step.work for step in other.steps]:
+def _typical(runs: Sequence[MeasuredBatch]) -> TypicalBatch:
+    works = [each.step.work for each in runs[0].steps]
+    if any([each.step.work for each in run.steps] != works for run in runs):
         raise ConfigError("the same batch ran in different steps; calibrate with a cache that is large enough for it")
-    steps = [MeasuredStep(a.work, min(a.seconds, b.seconds)) for a, b in zip(one.steps, other.steps, strict=True)]
-    return MeasuredBatch(steps, min(one.besides_s, other.besides_s))
+    steps = [
+        MeasuredStep(work, _typical_seconds([run.steps[place] for run in runs])) for place, work in enumerate(works)
+    ]
+    return TypicalBatch(steps, statistics.median(run.besides_s for run in runs))
 
 
-def _mixed_batch(longest: int) -> Batch:
-    requests = generate(msgspec.structs.replace(_CHECK, max_len=min(longest, _CHECK.max_len)), seed=1)
+def _typical_seconds(repetitions: Sequence[TimedStep]) -> float:
+    """The median of those that ran through; where all were interrupted the least, to which that added fewest."""
+    whole = [each.step.seconds for each in repetitions if not each.was_interrupted]
+    return statistics.median(whole) if whole else min(each.step.seconds for each in repetitions)
+
+
+def _one_by_one(longest: int) -> Batch:
+    """Steps of few rows, and such that compute a prompt while others decode."""
+    return _mixed_batch(longest, seed=2)._replace(steps_between=5)
+
+
+def _mixed_batch(longest: int, seed: int = 1) -> Batch:
+    requests = generate(msgspec.structs.replace(_CHECK, max_len=min(longest, _CHECK.max_len)), seed)
     return Batch([request.prompt_len for request in requests], [request.output_len for request in requests])
 
 
-def check(llm: LLM, model: Fitted, batch: Batch, measured: MeasuredBatch) -> Check:
+def check(llm: LLM, model: Fitted, batch: Batch, measured: TypicalBatch) -> Check:
     """Tokens per second of a batch as measured, and as the simulation of it says."""
     measured_s = sum(step.seconds for step in measured.steps) + measured.besides_s
     lengths = list(zip(batch.input_lens, batch.output_lens, strict=True))
-    config = llm.config
-    predicted_s = offline_seconds(model, config.cache, config.scheduler, llm.engine.ready.num_blocks, lengths)
+    predicted_s = offline_seconds(
+        model, served_settings(llm.config.cache, llm.config.scheduler, llm.engine.ready), lengths
+    )
     num_tokens = sum(batch.output_lens)
     return Check(measured_tokens_per_s=num_tokens / measured_s, predicted_tokens_per_s=num_tokens / predicted_s)
 
@@ -199,10 +239,15 @@ def _greedy(output_len: int) -> SamplingParams:
     )
 
 
+def _num_interruptions() -> int:
+    """How often a thread of this process had to leave its processor to another program."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
 @contextmanager
-def _watched(engine: LLMEngine) -> Iterator[list[MeasuredStep]]:
+def _watched(engine: LLMEngine) -> Iterator[list[TimedStep]]:
     """Inside, the work and the time of every step that computes something are written down."""
-    steps: list[MeasuredStep] = []
+    steps: list[TimedStep] = []
     planned: list[SchedulerOutput] = []
     scheduler = next(seam.owner for seam in engine.seams().parts if seam.method == "schedule")
     schedule: Callable[[float], SchedulerOutput | None] = scheduler.schedule  # type: ignore[attr-defined]
@@ -215,12 +260,14 @@ def _watched(engine: LLMEngine) -> Iterator[list[MeasuredStep]]:
         return plan
 
     def timed_step() -> object:
+        interruptions = _num_interruptions()
         began = time.perf_counter()
         outputs = step()
         seconds = time.perf_counter() - began
         # with steps in flight one begins what another ends: only a step that did both by itself has a time
         if len(planned) == 1:
-            steps.append(MeasuredStep(work_of(planned[0]), seconds))
+            was_interrupted = _num_interruptions() > interruptions
+            steps.append(TimedStep(MeasuredStep(work_of(planned[0]), seconds), was_interrupted))
         planned.clear()
         return outputs
 

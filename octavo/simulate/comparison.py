@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -19,30 +18,40 @@ _FIGURES: Final = (
 )
 """Label, field of `Summary`, what of its spread, and the factor to the label's unit."""
 
+_UNDISTURBED: Final = 0.95
+"""A process that has a processor for this share of its time was hardly disturbed."""
+
+
+class Measured(NamedTuple):
+    """A load on a real engine. processor_share: of the time in which it computed, that in which it had a processor;
+    other programs had the rest."""
+
+    summary: Summary
+    processor_share: float
+
 
 class Comparison(NamedTuple):
-    """One load: several measurements of it, and what the simulation of it says."""
+    """One load as it was measured and as its simulation says."""
 
     load: str
-    measured: Sequence[Summary]
+    measured: Measured
     predicted: Summary
 
+    @classmethod
+    def of(cls, load: str, measured: Sequence[Measured], predicted: Summary) -> Comparison:
+        """Of several measurements the one with the shortest requests counts: what else runs on a machine only adds."""
+        return cls(load, min(measured, key=lambda each: each.summary.latency_s.mean), predicted)
+
     def rows(self) -> list[tuple[str, float, float]]:
-        """Label, the median of the measurements, and the prediction."""
+        """Label, measured and predicted value."""
         return [
-            (
-                label,
-                statistics.median(_figure(summary, field, part, scale) for summary in self.measured),
-                _figure(self.predicted, field, part, scale),
-            )
-            for label, field, part, scale in _FIGURES
+            (label, _figure(self.measured.summary, *how), _figure(self.predicted, *how)) for label, *how in _FIGURES
         ]
 
     @property
     def throughput_error(self) -> float:
         """(predicted - measured) / measured output tokens per second."""
-        _, measured, predicted = self.rows()[0]
-        return predicted / measured - 1
+        return self.predicted.output_tokens_per_s / self.measured.summary.output_tokens_per_s - 1
 
 
 def _figure(summary: Summary, field: str, part: str | None, scale: float) -> float:
@@ -55,15 +64,26 @@ def table(comparisons: Sequence[Comparison]) -> str:
     lines = [f"{'':36}{'measured':>12}{'predicted':>12}{'error':>9}"]
     for comparison in comparisons:
         summary = comparison.predicted
-        lines.append(f"{comparison.load}: {summary.num_requests:,} requests")
+        share = comparison.measured.processor_share
+        lines.append(f"{comparison.load}: {summary.num_requests:,} requests, had a processor {share:.0%} of the time")
         for label, measured, predicted in comparison.rows():
             error = f"{predicted / measured - 1:+9.1%}" if measured > 0 and "preemptions" not in label else ""
             lines.append(f"  {label:34}{measured:12,.4g}{predicted:12,.4g}{error}")
     worst = max(comparisons, key=lambda each: abs(each.throughput_error))
-    lines.append(f"throughput is predicted within {abs(worst.throughput_error):.1%} ({worst.load})")
+    lines.append(f"throughput is predicted within {abs(worst.throughput_error):.1%} (worst: {worst.load})")
+    share = min(each.measured.processor_share for each in comparisons)
+    if share < _UNDISTURBED:
+        lines.append(
+            f"other programs had the processor for up to {1 - share:.0%} of the measured time, so the engine was "
+            "slower than it is by itself; repeat this when the machine is idle"
+        )
     return "\n".join(lines)
 
 
 def to_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """The same as plain values: load → figure → [measured, predicted]."""
-    return {each.load: {label: list(values) for label, *values in each.rows()} for each in comparisons}
+    return {
+        each.load: {label: list(values) for label, *values in each.rows()}
+        | {"processor_share": each.measured.processor_share}
+        for each in comparisons
+    }

@@ -116,12 +116,13 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
 
-FEATURES = ("step_s", "sequence_s", "prefill_token_s", "context_token_s", "pair_s")
+FEATURES = ("step_s", "prefill_step_s", "sequence_s", "prefill_token_s", "context_token_s", "pair_s")
 """The coefficients of `Fitted` in the order of `_features`."""
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="fitted"):
-    """Seconds per step, row, prefill token, token of context of a decoding row, and query-key pair of a prefill.
+    """Seconds per step, and more per step with a prefill; per row, prefill token, token of context of a decoding row,
+    and query-key pair of a prefill.
 
     Made by `octavo bench calibrate`. num_kv_tokens: what the measured engine's cache holds. swap_bytes_per_s,
     copy_bytes_per_s: of keys and values that are moved between device and host, and copied within the device.
@@ -131,6 +132,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     name: str
     step_s: float
+    prefill_step_s: float = 0.0
     sequence_s: float
     prefill_token_s: float
     context_token_s: float
@@ -151,6 +153,8 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             + self.context_token_s * work.num_context_tokens
             + self.pair_s * work.num_pairs
         )
+        if work.num_prefill_tokens:
+            seconds += self.prefill_step_s
         if work.num_swapped_blocks or work.num_copied_blocks:
             seconds += self.swap_seconds(work.num_swapped_blocks, block_size)
             seconds += work.num_copied_blocks * block_size * self.kv_bytes_per_token / self.copy_bytes_per_s
@@ -303,7 +307,8 @@ def fit(steps: Sequence[MeasuredStep]) -> tuple[dict[str, float], float]:
 
 
 def _features(work: StepWork) -> tuple[float, ...]:
-    return 1.0, work.num_sequences, work.num_prefill_tokens, work.num_context_tokens, work.num_pairs
+    has_prefill = float(work.num_prefill_tokens > 0)
+    return 1.0, has_prefill, work.num_sequences, work.num_prefill_tokens, work.num_context_tokens, work.num_pairs
 
 
 def non_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:

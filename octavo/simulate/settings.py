@@ -8,6 +8,7 @@ from typing import Final
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import cache_config, scheduler_config
 from octavo.config.schema import CacheConfig, SchedulerConfig
+from octavo.core.messages import CoreReady
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.scheduler.rates import PreemptionCosts
@@ -40,15 +41,19 @@ def engine_settings(args: EngineArgs, model: CostModel, *, max_model_len: int) -
     )
 
 
-def offline_seconds(
-    cost_model: CostModel,
-    cache: CacheConfig,
-    scheduler: SchedulerConfig,
-    num_blocks: int,
-    lengths: Sequence[tuple[int, int]],
-) -> float:
-    """How long an engine with this configuration takes for requests of (prompt, output) tokens, handed in at once."""
-    settings = SchedulerSettings(cache=cache, scheduler=scheduler, num_blocks=num_blocks)
+def served_settings(cache: CacheConfig, scheduler: SchedulerConfig, ready: CoreReady) -> SchedulerSettings:
+    """Settings of an engine that is there."""
+    return SchedulerSettings(
+        cache=cache,
+        scheduler=scheduler,
+        num_blocks=ready.num_blocks,
+        num_host_blocks=ready.num_host_blocks,
+        preemption_costs=PreemptionCosts(block_bytes=ready.kv_block_bytes),
+    )
+
+
+def offline_seconds(cost_model: CostModel, settings: SchedulerSettings, lengths: Sequence[tuple[int, int]]) -> float:
+    """How long an engine with these settings takes for requests of (prompt, output) tokens, handed in at once."""
     trace = Trace([TraceRequest(num_prompt_tokens=prompt, output_len=output) for prompt, output in lengths])
     outcome = simulate(trace, Simulation(settings=settings, cost_model=cost_model))
     return max(record.finished_s for record in outcome.records)

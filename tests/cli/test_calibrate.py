@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from octavo.cli.calibrate import TimedStep, _typical_seconds
 from octavo.cli.main import main
-from octavo.simulate.cost_model import Fitted, load_cost_model
+from octavo.config.args import EngineArgs
+from octavo.config.resolve import configure
+from octavo.config.sources import gather
+from octavo.simulate.cost_model import Fitted, MeasuredStep, StepWork, load_cost_model
 
 GRID = ("--batch-sizes", "1,3", "--input-lens", "4,20")
 SMALL = ("--repetitions", "2", "--max-num-seqs", "4")
@@ -18,11 +22,18 @@ def test_a_cost_model_is_fitted_checked_and_written(
     tiny_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "costs.json"
-    assert main(["bench", "calibrate", "--model", tiny_model, *GRID, *SMALL, "--output", str(file)]) == 0
+    config = tmp_path / "engine.yaml"
+    files = ("--output", str(file), "--engine-config", str(config))
+    assert main(["bench", "calibrate", "--model", tiny_model, *GRID, *SMALL, *files]) == 0
     line = json.loads(capsys.readouterr().out)
     model = load_cost_model(str(file))
     assert isinstance(model, Fitted)
-    assert line["num_steps"] == 4 * 24
+    assert line["num_steps"] > 4 * 24
+    assert min(model.swap_bytes_per_s, model.copy_bytes_per_s, model.prefill_tokens_per_s) > 0
+    # an engine takes the rates
+    scheduler = configure(gather(EngineArgs, {"model": tiny_model}, config_file=str(config))).scheduler
+    assert scheduler.swap_bytes_per_s == pytest.approx(model.swap_bytes_per_s, rel=1e-4)
+    assert scheduler.prefill_tokens_per_s == pytest.approx(model.prefill_tokens_per_s, rel=1e-4)
     assert model.step_s + model.sequence_s > 0
     assert model.kv_bytes_per_token >= 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, head size, float32
     assert model.check is not None
@@ -46,3 +57,11 @@ def test_what_cannot_be_measured_is_refused(
 ) -> None:
     assert main(["bench", "calibrate", "--model", tiny_model, *SMALL, *arguments]) != 0
     assert message in capsys.readouterr().err
+
+
+def test_interrupted_steps_count_only_where_there_are_no_others() -> None:
+    def step(seconds: float, *, was_interrupted: bool = False) -> TimedStep:
+        return TimedStep(MeasuredStep(StepWork(1, 1), seconds), was_interrupted)
+
+    assert _typical_seconds([step(9.0, was_interrupted=True), step(3.0), step(1.0), step(2.0)]) == 2.0
+    assert _typical_seconds([step(9.0, was_interrupted=True), step(8.0, was_interrupted=True)]) == 8.0

@@ -36,5 +36,5 @@ def test_a_batch_takes_the_time_of_its_steps() -> None:
     settings = make_settings(max_num_batched_tokens=8)
     costs = make_costs(step_s=1.0, prefill_token_s=0.25)
     # two steps for twelve tokens of prompt, then the longer output
-    seconds = offline_seconds(costs, settings.cache, settings.scheduler, 64, [(8, 1), (4, 3)])
+    seconds = offline_seconds(costs, settings, [(8, 1), (4, 3)])
     assert seconds == 2 + 12 * 0.25 + 2

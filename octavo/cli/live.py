@@ -1,0 +1,126 @@
+"""A trace on the engine of this process, on the clock: what `octavo bench validate` puts beside a simulation."""
+
+from __future__ import annotations
+
+import heapq
+import random
+import time
+from typing import TYPE_CHECKING
+
+from octavo.core.outputs import RequestOutput
+from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.errors import ConfigError
+from octavo.simulate.cluster import Outcome, RequestRecord
+from octavo.simulate.comparison import Measured
+from octavo.simulate.report import summarize
+from octavo.simulate.traces import Trace, TraceRequest
+
+if TYPE_CHECKING:
+    from octavo.llm import LLM
+
+
+class Live:
+    """A trace on an engine, at the times that it says. `run` may be called once."""
+
+    def __init__(self, llm: LLM, trace: Trace) -> None:
+        self._engine = llm.engine
+        self._trace = trace
+        self._vocab_size = llm.config.model.vocab_size
+        self._histories: dict[str, list[int]] = {}
+        self._numbers = {name: number for number, name in enumerate(trace.ids)}
+        self._records: dict[int, RequestRecord] = {}
+        self._due = [(each.arrival_s, number) for number, each in enumerate(trace.requests) if each.follows is None]
+        heapq.heapify(self._due)
+
+    def run(self) -> Measured:
+        """Until every request has ended."""
+        engine = self._engine
+        began, steps_before = time.monotonic(), engine.stats.num_steps
+        preemptions_before = engine.stats.num_preemptions
+        busy_s = cpu_s = 0.0
+        while self._due or engine.has_unfinished_requests():
+            now = time.monotonic() - began
+            while self._due and self._due[0][0] <= now:
+                self._submit(*heapq.heappop(self._due))
+            if engine.has_unfinished_requests():
+                before, cpu_before = time.monotonic(), time.process_time()
+                outputs = engine.step()
+                busy_s += time.monotonic() - before
+                cpu_s += time.process_time() - cpu_before
+                for output in outputs:
+                    self._finish(output, began)
+            else:
+                time.sleep(max(0.0, self._due[0][0] - now))
+        stats = engine.stats
+        outcome = Outcome(
+            records=sorted(self._records.values(), key=lambda record: record.number),
+            samples=[],
+            num_replicas=1,
+            num_steps=stats.num_steps - steps_before,
+            busy_s=busy_s,
+            num_preemptions=stats.num_preemptions - preemptions_before,
+            num_swapped_blocks=0,
+            num_recomputed_tokens=0,
+        )
+        return Measured(summarize(outcome), min(1.0, cpu_s / max(busy_s, 1e-9)))
+
+    def _submit(self, arrival_s: float, number: int) -> None:
+        traced = self._trace.requests[number]
+        prompt = self._prompt(number, traced)
+        params = SamplingParams(
+            max_tokens=min(traced.output_len, traced.max_tokens or traced.output_len),
+            n=traced.n,
+            best_of=traced.best_of,
+            use_beam_search=traced.use_beam_search,
+            temperature=0.0 if traced.use_beam_search or traced.width == 1 else 1.0,
+            seed=number,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=OutputKind.FINAL_ONLY,
+        )
+        self._records[number] = RequestRecord(
+            number=number, arrival_s=arrival_s, num_sequences=traced.width, num_prompt_tokens=len(prompt)
+        )
+        self._engine.add_request(
+            self._trace.ids[number],
+            prompt,
+            params,
+            priority=traced.priority,
+            first_token_deadline_s=traced.first_token_deadline_s,
+            tenant=traced.tenant,
+        )
+
+    def _prompt(self, number: int, traced: TraceRequest) -> list[int]:
+        """Random tokens; what has the same name has the same ones, and a later turn begins with all before it."""
+        if traced.prompt_token_ids is not None:
+            return traced.prompt_token_ids
+        prompt = list(self._histories.get(traced.conversation or "", ()))
+        if not prompt:
+            for name, length in traced.prefixes:
+                prompt += self._random(f"prefix {name}", length)
+        prompt = prompt[: traced.prompt_len]
+        prompt += self._random(f"request {number}", traced.prompt_len - len(prompt))
+        return prompt
+
+    def _random(self, name: str, length: int) -> list[int]:
+        source = random.Random(name)
+        return [source.randrange(self._vocab_size) for _ in range(length)]
+
+    def _finish(self, output: RequestOutput, began: float) -> None:
+        number = self._numbers[output.request_id]
+        record, traced, metrics = self._records[number], self._trace.requests[number], output.metrics
+        if output.error is not None:
+            raise ConfigError(f"request {output.request_id!r} was refused: {output.error.message}")
+        assert metrics is not None, "a served request has its times"
+        assert metrics.first_scheduled_time is not None, "it ran"
+        assert metrics.first_token_time is not None, "it has at least one token"
+        assert metrics.finished_time is not None, "it has ended"
+        record.first_scheduled_s = metrics.first_scheduled_time - began
+        record.first_token_s = metrics.first_token_time - began
+        record.finished_s = metrics.finished_time - began
+        record.num_output_tokens = record.num_sequences * len(output.outputs[0].token_ids)
+        record.num_cached_tokens = output.num_cached_tokens or 0
+        if traced.conversation is not None:
+            self._histories[traced.conversation] = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+        for follower in self._trace.followers.get(number, ()):
+            heapq.heappush(self._due, (record.finished_s + self._trace.requests[follower].arrival_s, follower))

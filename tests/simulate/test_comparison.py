@@ -1,0 +1,45 @@
+"""A load that was measured beside its simulation: which measurement counts, and what is said of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.simulate.comparison import Comparison, Measured, table, to_json
+from octavo.simulate.report import Summary, summarize
+from tests.simulate.test_report import outcome
+
+
+def slower(factor: float) -> Summary:
+    """The summary of an outcome in which everything takes `factor` times as long."""
+    made = outcome()
+    for record in made.records:
+        record.arrival_s *= factor
+        record.finished_s *= factor
+        if record.first_token_s is not None:
+            record.first_token_s *= factor
+    return summarize(made)
+
+
+def test_the_measurement_with_the_shortest_requests_counts() -> None:
+    undisturbed = Measured(slower(1.0), 1.0)
+    assert Comparison.of("load", [Measured(slower(2.0), 0.5), undisturbed], slower(1.25)).measured is undisturbed
+
+
+def test_the_error_of_the_throughput_and_its_load_are_told() -> None:
+    comparisons = [
+        Comparison("one", Measured(slower(1.0), 1.0), slower(1.1)),
+        Comparison("two", Measured(slower(1.0), 0.99), slower(0.8)),
+    ]
+    assert comparisons[1].throughput_error == pytest.approx(0.25)
+    text = table(comparisons)
+    assert "throughput is predicted within 25.0% (worst: two)" in text
+    assert "+25.0%" in text
+    assert "repeat this" not in text
+    label, measured, predicted = comparisons[1].rows()[0]
+    assert to_json(comparisons)["two"] | {"processor_share": 0.99} == to_json(comparisons)["two"]
+    assert to_json(comparisons)["two"][label] == [measured, predicted]
+
+
+def test_a_disturbed_measurement_is_called_one() -> None:
+    text = table([Comparison("one", Measured(slower(1.0), 0.6), slower(1.0))])
+    assert "other programs had the processor for up to 40% of the measured time" in text
