@@ -1,6 +1,9 @@
-"""Microseconds that planning a decode step and taking in its results cost: `python -m benchmarks.scheduler`.
+"""What the control plane costs: `python -m benchmarks.scheduler`. Medians over the steps, forks or swaps.
 
-The executor answers a constant token at once, so only the control plane is timed. Medians over the steps.
+Steps: microseconds to plan a decode step and to take its results in; the executor answers a constant token at once.
+Forks: microseconds to fork a sequence by the number of its blocks, and to make the fork's next token writable. Swaps:
+microseconds to plan a group's way to the host and back, and GB/s at which the cache engine moves its blocks (of the
+Qwen3-0.6B's size in bfloat16).
 """
 
 from __future__ import annotations
@@ -8,14 +11,39 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from typing import Any
+
+import torch
 
 from octavo.cli.report import report
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput, SequenceOutput, TokenLogprobs
-from octavo.kv_cache.block_manager import BlockManager
+from octavo.core.sequence import SequenceGroup, SequenceStatus
+from octavo.core.step import (
+    BlockCopy,
+    BlockOps,
+    ModelRunnerOutput,
+    RowOutput,
+    SchedulerOutput,
+    SequenceOutput,
+    TokenLogprobs,
+)
+from octavo.kv_cache.block_manager import AllocStatus, BlockManager
+from octavo.ops.registry import open_runtime
+from octavo.platform import Platform
+from octavo.scheduler.admission import Admission
+from octavo.scheduler.decisions import DecisionLog
+from octavo.scheduler.plan import StepPlan
+from octavo.scheduler.policies.first_come import FirstComeFirstServed
+from octavo.scheduler.preemption import Preemption
+from octavo.scheduler.rates import Rates
+from octavo.scheduler.registry import Registry
 from octavo.scheduler.scheduler import Scheduler
+from octavo.worker.cache_engine import CacheEngine
 
+BLOCK_SIZE = 16
+NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM = 28, 8, 128
+"""Those of the Qwen3-0.6B."""
 TOKEN = SequenceOutput(index=0, token=TokenLogprobs(token_id=1, logprob=-1.0))
 
 
@@ -26,13 +54,12 @@ def answer(step: SchedulerOutput) -> ModelRunnerOutput:
     return ModelRunnerOutput(step_id=step.step_id, rows=rows)
 
 
-def measure(num_sequences: int, num_waiting: int, num_steps: int, prompt_len: int) -> dict[str, float]:
+def measure_steps(num_sequences: int, num_waiting: int, num_steps: int, prompt_len: int) -> dict[str, float]:
     """Medians in µs per step with `num_sequences` decoding, and `num_waiting` groups that do not fit behind them."""
-    block_size = 16
     max_tokens = 2 * num_steps  # filling the batch takes steps of its own
-    blocks_each = (prompt_len + max_tokens) // block_size + 2
+    blocks_each = (prompt_len + max_tokens) // BLOCK_SIZE + 2
     scheduler = Scheduler(
-        BlockManager(num_sequences * blocks_each, block_size, 0.01, enable_prefix_caching=True),
+        BlockManager(num_sequences * blocks_each, BLOCK_SIZE, 0.01, enable_prefix_caching=True),
         max_num_seqs=num_sequences,
         max_num_batched_tokens=max(8192, num_sequences),
     )
@@ -67,17 +94,123 @@ def measure(num_sequences: int, num_waiting: int, num_steps: int, prompt_len: in
     }
 
 
+def running_group(registry: Registry, num_blocks: int, max_tokens: int = 1) -> SequenceGroup:
+    """A group with a computed prompt of so many full blocks but one token, on the device."""
+    params = SamplingParams(max_tokens=max_tokens, seed=0)
+    prompt = list(range(num_blocks * BLOCK_SIZE - 1))
+    registry.add(EngineCoreRequest(request_id="a", prompt_token_ids=prompt, params=params, arrival_time=0.0))
+    group = registry.waiting.pop(0.0)
+    sequence = group.live[0]
+    registry.block_manager.allocate(sequence, len(prompt), registry.block_manager.find_prefix(group, sequence, 0))
+    registry.start(group)
+    sequence.num_computed_tokens = len(prompt)
+    return group
+
+
+def measure_forks(num_blocks: int, repetitions: int) -> dict[str, float]:
+    """Medians in µs for a sequence of `num_blocks`: its fork, the copy of the last block, to which the fork writes, and
+    the fork's end."""
+    manager = BlockManager(num_blocks + 8, BLOCK_SIZE, 0.01, enable_prefix_caching=False)
+    registry = Registry(manager, FirstComeFirstServed())
+    group = running_group(registry, num_blocks)
+    parent = group.live[0]
+    end = len(parent.token_ids)
+    fork_us, write_us, end_us = [], [], []
+    for index in range(1, repetitions + 1):
+        began = time.perf_counter()
+        child = registry.fork(group, parent, index)
+        forked = time.perf_counter()
+        growth = manager.append_slots(child, end, end + 1)
+        written = time.perf_counter()
+        assert growth is not None
+        assert len(growth.copies) == 1
+        registry.drop_sequence(group, child)
+        ended = time.perf_counter()
+        fork_us.append(1e6 * (forked - began))
+        write_us.append(1e6 * (written - forked))
+        end_us.append(1e6 * (ended - written))
+    return {
+        "fork_us": round(statistics.median(fork_us), 2),
+        "first_write_us": round(statistics.median(write_us), 2),
+        "drop_us": round(statistics.median(end_us), 2),
+    }
+
+
+def measure_swaps(num_blocks: int, repetitions: int) -> dict[str, float]:
+    """Medians in µs to plan the way of a group of `num_blocks` to the host, and back."""
+    manager = BlockManager(num_blocks + 8, BLOCK_SIZE, 0.01, enable_prefix_caching=False, num_host_blocks=num_blocks)
+    registry, log = Registry(manager, FirstComeFirstServed()), DecisionLog()
+    preemption = Preemption(registry, log, "swap", Rates())
+    admission = Admission(registry, preemption, log, 0)
+    group = running_group(registry, num_blocks)
+    out_us, in_us = [], []
+    for _ in range(repetitions):
+        plan = StepPlan()
+        began = time.perf_counter()
+        preemption.preempt(group, plan)
+        done = time.perf_counter()
+        assert group.status is SequenceStatus.SWAPPED
+        assert len(plan.swap_outs) == num_blocks
+        out_us.append(1e6 * (done - began))
+        plan = StepPlan()
+        began = time.perf_counter()
+        status = admission.swap_in(group, plan, 0.0)
+        done = time.perf_counter()
+        assert status is AllocStatus.OK
+        in_us.append(1e6 * (done - began))
+    return {
+        "swap_out_us": round(statistics.median(out_us), 1),
+        "swap_in_us": round(statistics.median(in_us), 1),
+    }
+
+
+def measure_cache_engine(num_blocks: int, threads: int, repetitions: int) -> dict[str, float]:
+    """Medians in GB/s of keys and values that a cache engine moves out and in, `num_blocks` at a time."""
+    runtime = open_runtime(Platform.detect(), threads)
+    shape = (2, num_blocks + 1, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    device = torch.device("cpu")
+    engine = CacheEngine(shape, NUM_LAYERS, num_blocks, num_blocks, torch.bfloat16, device, runtime)
+    moves = [BlockCopy(source, target) for source, target in enumerate(range(num_blocks, 0, -1), 1)]
+    num_bytes = num_blocks * NUM_LAYERS * 2 * NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM * 2
+
+    def gb_per_s(ops: BlockOps) -> float:
+        engine.apply(ops)  # memory is there from its first write on
+        seconds = []
+        for _ in range(repetitions):
+            began = time.perf_counter()
+            engine.apply(ops)
+            seconds.append(time.perf_counter() - began)
+        return round(num_bytes / statistics.median(seconds) / 1e9, 2)
+
+    return {"out_gb_per_s": gb_per_s(BlockOps(swap_outs=moves)), "in_gb_per_s": gb_per_s(BlockOps(swap_ins=moves))}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 64, 256, 1000])
     parser.add_argument("--waiting", type=int, default=0, help="groups that wait behind the running ones")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--prompt-len", type=int, default=100)
+    parser.add_argument("--blocks", type=int, nargs="*", default=[8, 64, 512], help="of sequences that fork and swap")
+    parser.add_argument("--moved-blocks", type=int, default=256, help="that the cache engine moves at once; 0: none")
+    parser.add_argument("--threads", type=int, default=1, help="of the cache engine")
     args = parser.parse_args()
-    figures = {str(n): measure(n, args.waiting, args.steps, args.prompt_len) for n in args.sequences}
+    figures = {str(n): measure_steps(n, args.waiting, args.steps, args.prompt_len) for n in args.sequences}
     for n, figure in figures.items():
         print(f"{n:>6} sequences: schedule {figure['schedule_us']:8.1f} µs, update {figure['update_us']:8.1f} µs")
-    report("scheduler", {"arguments": vars(args)}, {"us_per_step": figures})
+    result: dict[str, Any] = {"us_per_step": figures}
+    result["us_per_fork"] = {str(k): measure_forks(k, 1000) for k in args.blocks}
+    result["us_per_swap"] = {str(k): measure_swaps(k, 300) for k in args.blocks}
+    for k in map(str, args.blocks):
+        fork, swap = result["us_per_fork"][k], result["us_per_swap"][k]
+        print(
+            f"{k:>6} blocks: fork {fork['fork_us']:.1f} µs, first write {fork['first_write_us']:.1f} µs, "
+            f"drop {fork['drop_us']:.1f} µs; swap out {swap['swap_out_us']:.0f} µs, in {swap['swap_in_us']:.0f} µs"
+        )
+    if args.moved_blocks:
+        result["cache_engine"] = moved = measure_cache_engine(args.moved_blocks, args.threads, 9)
+        print(f"cache engine: swap out {moved['out_gb_per_s']:.1f} GB/s, in {moved['in_gb_per_s']:.1f} GB/s")
+    report("scheduler", {"arguments": vars(args)}, result)
 
 
 if __name__ == "__main__":

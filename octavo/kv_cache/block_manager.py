@@ -267,8 +267,7 @@ class BlockManager:
         """The child shares all blocks of its parent."""
         assert child.seq_id not in self._tables, f"sequence {child.seq_id} has blocks already"
         table = self._tables[parent.seq_id]
-        for block in table:
-            self.pool.acquire(block)
+        self.pool.share(table)
         self._tables[child.seq_id] = list(table)
 
     def publish(self, sequence: Sequence, cache_key: CacheKey) -> None:

@@ -7,7 +7,7 @@ Empty blocks are given out first, then the cached block that `eviction` gives up
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from octavo.kv_cache.block_hash import TokenKey
@@ -65,6 +65,12 @@ class BlockPool:
         if self._counts[block] == 0:
             self._cached.remove(block)
         self._counts[block] += 1
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more user of each of these, which are used already."""
+        counts = self._counts
+        for block in blocks:
+            counts[block] += 1
 
     def release(self, block: int) -> None:
         """One user less. Release the tail of a sequence first: among equals the longest prefix is evicted first."""
