@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
     from octavo.config.args import EngineArgs, ServerArgs
-    from octavo.core.outputs import CompletionOutput, RequestOutput
+    from octavo.core.outputs import CompletionOutput, PinnedPrefix, RequestOutput
     from octavo.core.prompt import Prompt
     from octavo.core.sampling_params import OutputKind, SamplingParams
     from octavo.engine.llm_engine import LLMEngine
@@ -33,6 +33,7 @@ __all__ = [
     "LLMEngine",
     "OctavoError",
     "OutputKind",
+    "PinnedPrefix",
     "Prompt",
     "RequestOutput",
     "SamplingParams",
@@ -47,6 +48,7 @@ _HOME = {
     "EngineArgs": "octavo.config.args",
     "LLMEngine": "octavo.engine.llm_engine",
     "OctavoError": "octavo.errors",
+    "PinnedPrefix": "octavo.core.outputs",
     "Prompt": "octavo.core.prompt",
     "RequestOutput": "octavo.core.outputs",
     "OutputKind": "octavo.core.sampling_params",

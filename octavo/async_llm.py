@@ -8,16 +8,18 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
+import msgspec
+
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
 from octavo.config.schema import EngineConfig
 from octavo.core.messages import AbortRequests, CoreReady, EngineCoreRequest, SchedulerStats
-from octavo.core.outputs import RequestOutput
+from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.prompt import Prompt, PromptLike
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.chat_template import ChatTemplate, Message
 from octavo.engine.core_client import ProcessClient
-from octavo.engine.input_processor import InputProcessor, open_tokenizer
+from octavo.engine.input_processor import InputProcessor, PrefixLike, checked_ttl_s, open_tokenizer
 from octavo.engine.metrics import Metrics
 from octavo.engine.output_processor import OutputProcessor, merge_deltas
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
@@ -49,6 +51,7 @@ class AsyncLLM:
             config.model,
             client.ready,
             max_num_seqs=config.scheduler.max_num_seqs,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
             tokenizer=tokenizer,
             chat_template=chat_template,
         )
@@ -155,6 +158,20 @@ class AsyncLLM:
         if self._client.is_running:
             self._client.send(AbortRequests([request_id]))
 
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes and end all pins. False, and nothing happens, while requests have KV blocks."""
+        return bool(await self.call("reset_prefix_cache"))
+
+    async def pin_prefix(self, prompt: PrefixLike, ttl_s: float, cache_salt: str | None = None) -> PinnedPrefix:
+        """Keep a prefix in the cache for `ttl_s` seconds, as `LLM.pin_prefix` does. Raises InvalidRequest."""
+        ttl_s = checked_ttl_s(ttl_s)
+        token_ids, salt = await self._prefix(prompt, cache_salt)
+        return msgspec.convert(await self.call("pin_prefix", token_ids, ttl_s, salt), PinnedPrefix)
+
+    async def unpin_prefix(self, prompt: PrefixLike, cache_salt: str | None = None) -> bool:
+        """End the pin of exactly this prefix before its time; False when there is none."""
+        return bool(await self.call("unpin_prefix", *await self._prefix(prompt, cache_salt)))
+
     async def call(self, method: str, *arguments: Any) -> Any:
         """A named control call to the core (`stats`, `reset_prefix_cache`, `check_health`); built-in types return."""
         return await self._client.call(method, *arguments)
@@ -169,6 +186,12 @@ class AsyncLLM:
         await asyncio.gather(self._receiver, return_exceptions=True)
         self._die(EngineDeadError("the engine has been shut down"))
         await self._client.shutdown()
+
+    async def _prefix(self, prompt: PrefixLike, cache_salt: str | None) -> tuple[list[int], str | None]:
+        read = self._input.read_prefix(prompt)
+        if read.text is not None and len(read.text) >= LONG_TEXT_CHARS:
+            return await asyncio.to_thread(self._input.process_prefix, read, cache_salt)
+        return self._input.process_prefix(read, cache_salt)
 
     def _open(self, request: EngineCoreRequest, prompt: str | None) -> _Stream:
         if self._dead.done():

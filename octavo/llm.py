@@ -12,10 +12,11 @@ import msgspec
 
 from octavo.config.schema import EngineConfig
 from octavo.config.sources import engine_args
-from octavo.core.outputs import RequestOutput
+from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.prompt import Prompt, PromptLike, is_single_prompt
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.chat_template import Message
+from octavo.engine.input_processor import PrefixLike
 from octavo.engine.interrupt import deferred_interrupt
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.output_processor import refused_output
@@ -67,7 +68,8 @@ class LLM:
         sampling_params: ParamsLike = None,
         use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
-        """Continue one prompt or a list of them: text, token ids, or mappings with `prompt` or `prompt_token_ids`.
+        """Continue one prompt or a list of them: text, token ids, or mappings with `prompt` or `prompt_token_ids` and,
+        if you like, `cache_salt`.
 
         sampling_params: for all prompts, or a list with one for each; None takes the model's defaults. use_tqdm: show a
         progress bar on stderr; None shows it on a terminal.
@@ -131,6 +133,22 @@ class LLM:
             **others,
         )
         return self.generate(prompts, params, use_tqdm)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes and end all pins. False, and nothing happens, while requests run."""
+        return self.engine.reset_prefix_cache()
+
+    def pin_prefix(self, prompt: PrefixLike, ttl_s: float, cache_salt: str | None = None) -> PinnedPrefix:
+        """Keep a prefix (text, token ids, or the first messages of conversations) in the cache for `ttl_s` seconds.
+
+        It may be pinned before it is computed. At most half of the KV blocks are pinned at once, whole blocks only, and
+        pins end before their time when a request could not run otherwise. Raises InvalidRequest.
+        """
+        return self.engine.pin_prefix(prompt, ttl_s, cache_salt)
+
+    def unpin_prefix(self, prompt: PrefixLike, cache_salt: str | None = None) -> bool:
+        """End the pin of exactly this prefix before its time; False when there is none."""
+        return self.engine.unpin_prefix(prompt, cache_salt)
 
     def close(self) -> None:
         """Give the model's memory back. Idempotent."""

@@ -13,7 +13,7 @@ import pytest
 
 from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
-from octavo.core.outputs import RequestError, RequestOutput
+from octavo.core.outputs import PinnedPrefix, RequestError, RequestOutput
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.core_client import Core
@@ -252,3 +252,31 @@ async def test_core_process_ends_by_itself_when_its_front_is_gone() -> None:
     llm._client._writer.transport.abort()
     assert await asyncio.to_thread(process.wait, 30) == 0
     await llm.shutdown()
+
+
+async def test_prefixes_are_pinned_unpinned_and_forgotten_over_the_wire(tmp_path: Path) -> None:
+    async with serving(tmp_path, make_core(num_blocks=12)) as llm:
+        prefix, params = list(range(10)), SamplingParams(max_tokens=1)
+        pinned = await llm.pin_prefix(prefix, 1e6, "s")
+        assert pinned == PinnedPrefix(num_tokens=8, because="only full blocks are kept, of 4 tokens each")
+        (output,) = await collect(llm, [*prefix, *range(20, 24)], params, cache_salt="s")
+        assert (output.num_cached_tokens, output.cache_miss_reason) == (0, "the next block is new")
+        await collect(llm, [30] * 40, params)
+        (output,) = await collect(llm, {"prompt_token_ids": [*prefix, *range(20, 24)], "cache_salt": "s"}, params)
+        assert (output.num_cached_tokens, output.cache_miss_reason) == (8, "the next block was evicted")
+        assert not await llm.unpin_prefix(prefix)
+        assert await llm.unpin_prefix(prefix, "s")
+        assert await llm.reset_prefix_cache()
+        (output,) = await collect(llm, [*prefix, 20], params, cache_salt="s")
+        assert output.num_cached_tokens == 0
+        with pytest.raises(InvalidRequest, match="ttl_s is 0"):
+            await llm.pin_prefix(prefix, 0)
+        with pytest.raises(InvalidRequest, match="the prompt is empty"):
+            await llm.pin_prefix("", 1.0)
+
+
+async def test_a_long_prefix_is_tokenised_aside(tmp_path: Path) -> None:
+    core = make_core(num_blocks=8192)
+    core.ready = core_ready(max_model_len=10**5)
+    async with serving(tmp_path, core) as llm:
+        assert (await llm.pin_prefix("a" * LONG_TEXT_CHARS, 60.0)).num_tokens == LONG_TEXT_CHARS

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from octavo.config.schema import CacheConfig
 from octavo.core.messages import EngineCoreRequest, StepOutputs
+from octavo.core.outputs import PinnedPrefix
 from octavo.core.prompt import Prompt
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.chat_template import ChatTemplate
@@ -19,6 +23,7 @@ from octavo.errors import CheckpointError, ConfigError, EngineDeadError, Invalid
 from octavo.llm import LLM
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
 from tests.fakes.core import ScriptedCore, engine_config
+from tests.fakes.engine import make_core
 
 
 def make_llm(tmp_path: Path, core: ScriptedCore | None = None, **model: Any) -> LLM:
@@ -190,3 +195,91 @@ def test_model_may_come_from_a_variable_and_a_keyword_wins(monkeypatch: pytest.M
         LLM()
     with pytest.raises(CheckpointError, match="/from/keyword"):
         LLM(model="/from/keyword")
+
+
+def real_llm(tmp_path: Path, **options: Any) -> LLM:
+    """Over the real scheduler: 64 blocks of four tokens, and bytes as tokens."""
+    core = make_core(**options)
+    core.ready = msgspec.structs.replace(core.ready, vocab_size=260, max_model_len=100)
+    turn = "{% if add_generation_prompt %}!{% endif %}"
+    tokenizer = byte_tokenizer(
+        tmp_path, chat_template="{% for message in messages %}<{{ message.content }}>{% endfor %}" + turn
+    )
+    config = engine_config(str(tmp_path))
+    config = msgspec.structs.replace(
+        config, cache=CacheConfig(dtype="float32", enable_prefix_caching=options.get("enable_prefix_caching", True))
+    )
+    return LLM.from_engine(LLMEngine(config, core, tokenizer, ChatTemplate.find(tmp_path, tokenizer)))
+
+
+GREEDY = SamplingParams(max_tokens=1, temperature=0)
+
+
+def test_a_prefix_is_pinned_before_it_is_computed_in_all_forms_of_a_prompt(tmp_path: Path) -> None:
+    for prefix, prompt in (
+        ("0123456789", "0123456789 and more"),
+        ([*b"0123456789"], [*b"0123456789 and more"]),
+        ({"prompt": "0123456789", "cache_salt": "s"}, {"prompt": "0123456789 and more", "cache_salt": "s"}),
+        ([{"role": "system", "content": "01234567"}], "<01234567><user's turn>!"),
+    ):
+        llm = real_llm(tmp_path, num_blocks=12)
+        pinned = llm.pin_prefix(prefix, ttl_s=1e6)  # type: ignore[arg-type]
+        assert pinned == PinnedPrefix(num_tokens=8, because="only full blocks are kept, of 4 tokens each")
+        (output,) = llm.generate(prompt, GREEDY)  # type: ignore[arg-type]
+        assert (output.num_cached_tokens, output.cache_miss_reason) == (0, "the next block is new")
+        llm.generate("z" * 40, GREEDY)  # wants all the other blocks
+        assert llm.generate(prompt, GREEDY)[0].num_cached_tokens == 8  # type: ignore[arg-type]
+        assert llm.unpin_prefix(prefix)  # type: ignore[arg-type]
+        assert not llm.unpin_prefix(prefix)  # type: ignore[arg-type]
+        llm.generate("y" * 47, GREEDY)
+        assert llm.generate(prompt, GREEDY)[0].num_cached_tokens < 8  # type: ignore[arg-type]
+
+
+def test_an_output_says_why_it_found_no_more_in_the_cache(tmp_path: Path) -> None:
+    llm = real_llm(tmp_path)
+
+    def found(prompt: Any) -> tuple[int, str | None]:
+        (output,) = llm.generate(prompt, GREEDY)
+        return output.num_cached_tokens, output.cache_miss_reason
+
+    assert found("0123456789") == (0, "the next block is new")
+    assert found("0123456789") == (8, "the rest fills no block")
+    assert found("01234567") == (7, None)
+    assert found({"prompt": "0123456789", "cache_salt": "s"}) == (0, "the next block is new")
+    assert llm.reset_prefix_cache()
+    assert found("0123456789") == (0, "the next block is new")
+    (output,) = llm.generate("0123456789", SamplingParams(max_tokens=1, prompt_logprobs=0))
+    assert output.cache_miss_reason == "prompt_logprobs needs every position computed"
+    (output,) = real_llm(tmp_path, enable_prefix_caching=False).generate("0123456789", GREEDY)
+    assert output.cache_miss_reason == "prefix caching is off"
+
+
+@pytest.mark.parametrize("ttl_s", [0, -1.0, float("nan"), float("inf"), 1e9, "5", None, True])
+def test_a_time_that_is_none_is_refused(ttl_s: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="ttl_s is .*, must be a number of seconds above 0 and at most 31,536,000"):
+        real_llm(tmp_path).pin_prefix("0123456789", ttl_s)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "salt", "message"),
+    [
+        ("", None, "the prompt is empty"),
+        ([1, 400], None, "prompt_token_ids contains 400; the model's token ids go from 0 to 259"),
+        ("a" * 100, None, "the prompt has 100 tokens, but the context holds 100"),
+        ("0123", 5, "cache_salt is 5; give text"),
+        ({"prompt": "0123", "cache_salt": "s"}, "t", "cache_salt is 't', and 's' in the prompt; give one"),
+        (5, None, "prompt_token_ids is not a list of integers"),
+        ([{"role": "user"}, 3], None, "messages"),
+    ],
+)
+def test_a_prefix_that_is_none_is_refused(prefix: Any, salt: Any, message: str, tmp_path: Path) -> None:
+    llm = real_llm(tmp_path)
+    with pytest.raises(InvalidRequest, match=re.escape(message)):
+        llm.pin_prefix(prefix, 60.0, salt)
+    with pytest.raises(InvalidRequest, match=re.escape(message)):
+        llm.unpin_prefix(prefix, salt)
+
+
+def test_without_the_prefix_cache_nothing_can_be_pinned(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="the prefix cache is off; start the engine with enable_prefix_caching"):
+        real_llm(tmp_path, enable_prefix_caching=False).pin_prefix("0123", 60.0)

@@ -88,7 +88,8 @@ class SequenceDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 class EngineCoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """What one step produced for one request. `finished` is True in exactly one output of every accepted request.
 
-    `metrics` come with the first token, since the front may end the request by a stop string, and with the last output.
+    `metrics` come with the first token, since the front may end the request by a stop string, and with the last output;
+    so does `cache_miss_reason`: why not more of the prompt was in the prefix cache, empty when nothing more could be.
     """
 
     request_id: str
@@ -96,6 +97,7 @@ class EngineCoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=Fals
     finished: bool
     prompt_logprobs: PromptLogprobs | None = None
     num_cached_tokens: int = 0
+    cache_miss_reason: str = ""
     error: RequestError | None = None
     metrics: RequestMetrics | None = None
 

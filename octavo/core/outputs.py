@@ -82,6 +82,9 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     """State of one request: outputs in the order of their index. With OutputKind.DELTA they hold only what is new.
 
     prompt_logprobs: None for the first position, then a mapping from token id to Logprob for each further one.
+    num_cached_tokens: prompt tokens whose keys and values were found in the prefix cache.
+    cache_miss_reason: why it were not more, in words; None when it were all that can be: the last token of a prompt is
+        always computed.
     """
 
     request_id: str
@@ -91,6 +94,7 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     finished: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
+    cache_miss_reason: str | None = None
     metrics: RequestMetrics | None = None
     error: RequestError | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
@@ -14,23 +14,29 @@ class TextPrompt(TypedDict):
     """`{"prompt": "text"}`, as vLLM users write it."""
 
     prompt: str
+    cache_salt: NotRequired[str]
 
 
 class TokensPrompt(TypedDict):
     """`{"prompt_token_ids": [1, 2, 3]}`."""
 
     prompt_token_ids: list[int]
+    cache_salt: NotRequired[str]
 
 
 PromptLike = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """Text or token ids, exactly one of the two. `add_special_tokens`: BOS still has to be added to the text."""
+    """Text or token ids, exactly one of the two. `add_special_tokens`: BOS still has to be added to the text.
+
+    `cache_salt`: only prompts with the same salt share cached prefixes.
+    """
 
     text: str | None = None
     token_ids: list[int] | None = None
     add_special_tokens: bool = True
+    cache_salt: str | None = None
 
     @classmethod
     def read(cls, value: PromptLike | Prompt) -> Prompt:
@@ -40,16 +46,17 @@ class Prompt(msgspec.Struct, frozen=True):
         if isinstance(value, str):
             return cls(text=value)
         if isinstance(value, Mapping):
-            unknown = set(value) - {"prompt", "prompt_token_ids"}
-            if unknown or len(value) != 1:
+            if set(value) - {"cache_salt"} not in ({"prompt"}, {"prompt_token_ids"}):
                 raise InvalidRequest(
-                    f"a prompt given as a mapping has exactly one key, prompt or prompt_token_ids; got {sorted(value)}",
+                    "a prompt given as a mapping has one of the keys prompt and prompt_token_ids, and perhaps "
+                    f"cache_salt; got {sorted(value)}",
                     field="prompt",
                 )
             items: Mapping[str, Any] = value
+            salt = checked_cache_salt(items.get("cache_salt"))
             if "prompt" in items:
-                return cls(text=_text(items["prompt"]))
-            return cls(token_ids=_token_ids(items["prompt_token_ids"]))
+                return cls(text=_text(items["prompt"]), cache_salt=salt)
+            return cls(token_ids=_token_ids(items["prompt_token_ids"]), cache_salt=salt)
         return cls(token_ids=_token_ids(value))
 
 
@@ -58,6 +65,13 @@ def is_single_prompt(value: Any) -> bool:
     if isinstance(value, str | Mapping | Prompt):
         return True
     return isinstance(value, Sequence) and len(value) > 0 and all(_is_int(item) for item in value)
+
+
+def checked_cache_salt(value: Any) -> str | None:
+    """A salt, or None for none. Raises InvalidRequest for what is not text."""
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequest(f"cache_salt is {value!r}; give text, or leave it out", field="cache_salt")
+    return value
 
 
 def _is_int(value: Any) -> bool:

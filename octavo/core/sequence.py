@@ -141,6 +141,7 @@ class SequenceGroup:
     __slots__ = (
         "arrival",
         "beams",
+        "cache_miss_reason",
         "end_token_ids",
         "is_forked",
         "live",
@@ -174,6 +175,7 @@ class SequenceGroup:
         self.refork_at: int | None = None
         self.was_preempted = False
         self.num_cached_tokens = 0
+        self.cache_miss_reason = ""
         self.num_passed = 0
         self.num_prompt_logprobs_sent = 1
         self.beams: BeamSearch | None = None

@@ -7,18 +7,24 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from octavo.config.schema import ModelConfig
 from octavo.core.limits import check_runs_alone
 from octavo.core.messages import CoreReady, EngineCoreRequest
-from octavo.core.prompt import Prompt, PromptLike
+from octavo.core.prompt import Prompt, PromptLike, checked_cache_salt
 from octavo.core.sampling_params import MAX_SEED, SamplingParams
 from octavo.engine.chat_template import ChatTemplate, Message, no_template
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ContextTooLong, InvalidRequest
+
+PrefixLike = PromptLike | Prompt | Sequence[Message]
+"""What may be pinned: a prompt's beginning in any form of a prompt, or the first messages of conversations."""
+
+MAX_TTL_S: Final = 365 * 86400
+"""Longest life of a pin."""
 
 
 class InputProcessor:
@@ -33,6 +39,7 @@ class InputProcessor:
         ready: CoreReady,
         *,
         max_num_seqs: int,
+        enable_prefix_caching: bool = True,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -42,6 +49,7 @@ class InputProcessor:
         self._model = model
         self._ready = ready
         self._max_num_seqs = max_num_seqs
+        self._enable_prefix_caching = enable_prefix_caching
         self._clock = clock
         self._counter = itertools.count()
         ends = model.eos_token_ids or (() if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,))
@@ -89,7 +97,8 @@ class InputProcessor:
         arrival_time: float | None = None,
     ) -> EngineCoreRequest:
         """A request within all limits. Raises InvalidRequest (ContextTooLong, RequestTooLarge)."""
-        token_ids = self._token_ids(Prompt.read(prompt))
+        prompt = Prompt.read(prompt)
+        token_ids = self._token_ids(prompt)
         self._check_params(params)
         if first_token_deadline_s is not None and not 0 < first_token_deadline_s < math.inf:
             raise InvalidRequest(
@@ -110,9 +119,25 @@ class InputProcessor:
             priority=priority,
             first_token_deadline=None if first_token_deadline_s is None else arrival_time + first_token_deadline_s,
             tenant=tenant,
-            cache_salt=cache_salt,
+            cache_salt=_one_salt(prompt, cache_salt),
             trace_id=trace_id,
         )
+
+    def read_prefix(self, prompt: PrefixLike) -> Prompt:
+        """A prefix of prompts: text, token ids, or messages, behind which no turn of the model is opened."""
+        given: Any = prompt
+        if isinstance(given, list | tuple) and given and isinstance(given[0], Mapping):
+            return self.render_chat(given, add_generation_prompt=False)
+        return Prompt.read(given)
+
+    def process_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> tuple[list[int], str | None]:
+        """Token ids and salt of a prefix that is to be pinned or unpinned. Raises InvalidRequest."""
+        if not self._enable_prefix_caching:
+            raise InvalidRequest(
+                "prefixes cannot be pinned: the prefix cache is off; start the engine with enable_prefix_caching",
+                code="unsupported_parameter",
+            )
+        return self._token_ids(prompt), _one_salt(prompt, cache_salt)
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if prompt.token_ids is not None:
@@ -250,6 +275,28 @@ def open_tokenizer(model: ModelConfig) -> tuple[Tokenizer, ChatTemplate | None]:
     if template is None and model.path != model.tokenizer_path:
         template = ChatTemplate.find(model.path, tokenizer)
     return tokenizer, template
+
+
+def checked_ttl_s(ttl_s: Any) -> float:
+    """How long a pin lives, in seconds. Raises InvalidRequest."""
+    is_number = isinstance(ttl_s, int | float) and not isinstance(ttl_s, bool)
+    if not is_number or not 0 < ttl_s <= MAX_TTL_S:
+        raise InvalidRequest(
+            f"ttl_s is {ttl_s!r}, must be a number of seconds above 0 and at most {MAX_TTL_S:,} (a year); unpin_prefix "
+            "ends a pin before its time",
+            field="ttl_s",
+        )
+    return float(ttl_s)
+
+
+def _one_salt(prompt: Prompt, cache_salt: str | None) -> str | None:
+    """The salt that a prompt brings, or the one given beside it."""
+    checked_cache_salt(cache_salt)
+    if None not in (prompt.cache_salt, cache_salt) and prompt.cache_salt != cache_salt:
+        raise InvalidRequest(
+            f"cache_salt is {cache_salt!r}, and {prompt.cache_salt!r} in the prompt; give one", field="cache_salt"
+        )
+    return prompt.cache_salt if cache_salt is None else cache_salt
 
 
 def request_seed(engine_seed: int, number: int) -> int:

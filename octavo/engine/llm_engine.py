@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
 from octavo.config.schema import EngineConfig, GenerationDefault
 from octavo.core.messages import CoreReady, SchedulerStats
-from octavo.core.outputs import RequestOutput
+from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.prompt import Prompt, PromptLike
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.seams import Seam, Seams
 from octavo.engine.chat_template import ChatTemplate, Message
 from octavo.engine.core_client import Core
-from octavo.engine.input_processor import InputProcessor, open_tokenizer
+from octavo.engine.input_processor import InputProcessor, PrefixLike, checked_ttl_s, open_tokenizer
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import EngineDeadError
@@ -44,6 +46,7 @@ class LLMEngine:
             config.model,
             core.ready,
             max_num_seqs=config.scheduler.max_num_seqs,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
             tokenizer=tokenizer,
             chat_template=chat_template,
         )
@@ -154,6 +157,24 @@ class LLMEngine:
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to do."""
         return self._error is None and bool(self._aborted or len(self._output) or self._core.has_unfinished())
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes and end all pins. False, and nothing happens, while requests have KV blocks."""
+        return bool(self.call("reset_prefix_cache"))
+
+    def pin_prefix(self, prompt: PrefixLike, ttl_s: float, cache_salt: str | None = None) -> PinnedPrefix:
+        """Keep a prefix in the cache for `ttl_s` seconds from now, whatever else wants its blocks.
+
+        It need not be there yet: what is not stays from when a request computes it. The same prefix again has its new
+        time. Pins hold at most half of the KV blocks, and end before their time when a request could not run otherwise,
+        even alone. Raises InvalidRequest.
+        """
+        token_ids, salt = self._input.process_prefix(self._input.read_prefix(prompt), cache_salt)
+        return msgspec.convert(self.call("pin_prefix", token_ids, checked_ttl_s(ttl_s), salt), PinnedPrefix)
+
+    def unpin_prefix(self, prompt: PrefixLike, cache_salt: str | None = None) -> bool:
+        """End the pin of exactly this prefix; False when there is none. It stays cached until its blocks are wanted."""
+        return bool(self.call("unpin_prefix", *self._input.process_prefix(self._input.read_prefix(prompt), cache_salt)))
 
     def call(self, method: str, *arguments: Any) -> Any:
         """A named control call, such as `reset_prefix_cache`. Raises ConfigError for a name that is none."""

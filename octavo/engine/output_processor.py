@@ -128,6 +128,7 @@ class _Request:
         self._tokenizer = tokenizer
         self._kind = params.output_kind
         self._num_cached_tokens = 0
+        self._cache_miss_reason: str | None = None
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if params.prompt_logprobs is not None:
             self._prompt_logprobs = [None] * len(request.prompt_token_ids)
@@ -155,6 +156,7 @@ class _Request:
         if output.metrics is not None:
             self.metrics = msgspec.structs.replace(output.metrics)  # in one process it is the scheduler's own
         self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        self._cache_miss_reason = output.cache_miss_reason or self._cache_miss_reason
         if output.prompt_logprobs is not None:
             self._take_prompt_logprobs(output.prompt_logprobs)
         stops: list[StopSequence] = []
@@ -227,6 +229,7 @@ class _Request:
             finished=finished,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self._num_cached_tokens,
+            cache_miss_reason=self._cache_miss_reason,
             metrics=self.metrics,
             error=self.error,
         )
@@ -350,6 +353,7 @@ def merge_deltas(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
         finished=later.finished,
         prompt_logprobs=earlier.prompt_logprobs or later.prompt_logprobs,
         num_cached_tokens=later.num_cached_tokens,
+        cache_miss_reason=later.cache_miss_reason,
         metrics=later.metrics,
         error=later.error,
     )

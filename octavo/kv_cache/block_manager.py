@@ -128,7 +128,7 @@ class BlockManager:
         if missing is None:
             because = "the rest fills no block" if start + partial[1] < usable else ""
         else:
-            because = "its next block was evicted" if self.pool.was_evicted(missing) else "its next block is new"
+            because = "the next block was evicted" if self.pool.was_evicted(missing) else "the next block is new"
         return PrefixHit(blocks, missing, partial, because)
 
     def num_cached_tokens(self, group: SequenceGroup) -> int:

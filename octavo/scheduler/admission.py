@@ -59,7 +59,7 @@ class Admission:
             plan.prefix_copies[group.live[0].seq_id] = copies
         group.refork_at = num_tokens if len(group.live) > 1 else None
         self._registry.start(group)
-        self._count(group, now)
+        self._count(group, hit.because, now)
         because = f"; {hit.because}" if hit.because else ""
         cached = group.live[0].num_computed_tokens
         self._log.note("admitted", group.request_id, f"{cached} of {num_tokens} tokens were in the cache{because}")
@@ -90,7 +90,7 @@ class Admission:
         self._log.note("refused", group.request_id, because)
         self._registry.refuse(group, because, now)
 
-    def _count(self, group: SequenceGroup, now: float) -> None:
+    def _count(self, group: SequenceGroup, because: str, now: float) -> None:
         cached, stats = group.live[0].num_computed_tokens, self._registry.stats
         if group.was_preempted:
             # of each sequence the newest token was not computed yet
@@ -102,7 +102,7 @@ class Admission:
         stats.num_cached_tokens += cached
         if group.metrics.first_scheduled_time is None:
             group.metrics.first_scheduled_time = now
-            group.num_cached_tokens = cached
+            group.num_cached_tokens, group.cache_miss_reason = cached, because
             group.metrics.note(now, "scheduled")
         else:
             group.metrics.note(now, "scheduled again")

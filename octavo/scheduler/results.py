@@ -42,6 +42,7 @@ class Results:
             if row.samples:
                 if group.metrics.first_token_time is None:
                     result.metrics = group.metrics  # the front may end the request by a stop string before we do
+                    result.cache_miss_reason = group.cache_miss_reason
                 self._note_tokens(group, len(row.samples), now)
                 sequence.num_pending -= 1
                 if group.is_forked:
@@ -53,6 +54,7 @@ class Results:
             if not group.live:
                 result.finished = True
                 result.metrics = group.metrics
+                result.cache_miss_reason = group.cache_miss_reason
                 registry.end_group(group, SequenceStatus.FINISHED_STOPPED)
         return [each for each in outputs.values() if each.deltas or each.finished or each.prompt_logprobs is not None]
 

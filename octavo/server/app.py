@@ -15,13 +15,13 @@ from octavo.server.context import ServerContext
 from octavo.server.errors import answer_error
 from octavo.server.middleware import LimitBody, RequestContext, RequireKey
 from octavo.server.open_requests import OpenRequests
-from octavo.server.routes import chat, completions, health, models, scheduler, tokens
+from octavo.server.routes import chat, completions, health, models, prefix_cache, scheduler, tokens
 from octavo.server.serving import run
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
 
-_FAMILIES = (health, models, completions, chat, tokens, scheduler)
+_FAMILIES = (health, models, completions, chat, tokens, prefix_cache, scheduler)
 
 
 def build_app(llm: AsyncLLM, args: ServerArgs, open_requests: OpenRequests | None = None) -> Starlette:

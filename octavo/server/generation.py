@@ -10,6 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,7 +21,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError, ended_with_error
-from octavo.server.responses import Usage
+from octavo.server.responses import CacheInfo, PromptTokensDetails, Usage
 from octavo.server.schema import GenerationRequest
 from octavo.server.streaming import Outputs, merge
 
@@ -51,19 +52,24 @@ class Frame:
 class TokenCounts:
     """Adds up the usage of one answer over the outputs of its prompts."""
 
-    def __init__(self, num_prompts: int) -> None:
-        self._prompt = [0] * num_prompts
-        self._cached = [0] * num_prompts
+    def __init__(self, num_prompts: int, asked: GenerationRequest) -> None:
+        self._prompts = [CacheInfo(0, 0, None)] * num_prompts
         self._completion = 0
+        self._with_cache_info = bool(asked.return_cache_info)
 
     def add(self, index: int, output: RequestOutput) -> None:
         """Count an output of prompt `index` that holds what is new since the last one, or everything at once."""
-        self._prompt[index] = len(output.prompt_token_ids)
-        self._cached[index] = output.num_cached_tokens
+        num_tokens = len(output.prompt_token_ids)
+        self._prompts[index] = CacheInfo(num_tokens, output.num_cached_tokens, output.cache_miss_reason)
         self._completion += sum(len(completion.token_ids) for completion in output.outputs)
 
     def usage(self, *, without_completion: bool = False) -> Usage:
-        return Usage.of(sum(self._prompt), 0 if without_completion else self._completion, sum(self._cached))
+        details = PromptTokensDetails(
+            sum(prompt.cached_tokens for prompt in self._prompts),
+            list(self._prompts) if self._with_cache_info else UNSET,
+        )
+        num_tokens = sum(prompt.prompt_tokens for prompt in self._prompts)
+        return Usage.of(num_tokens, 0 if without_completion else self._completion, details)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from octavo import __version__
 from octavo.server.decode import refused_fields
 from octavo.server.errors import ErrorBody
 from octavo.server.responses import (
+    CacheReset,
     ChatCompletionResponse,
     CompletionResponse,
     DecisionList,
@@ -18,7 +19,9 @@ from octavo.server.responses import (
     Index,
     Model,
     ModelList,
+    PinPrefixResponse,
     TokenizeResponse,
+    UnpinPrefixResponse,
     Version,
 )
 from octavo.server.schema import (
@@ -26,6 +29,8 @@ from octavo.server.schema import (
     CompletionRequest,
     DetokenizeRequest,
     Message,
+    PinPrefixRequest,
+    PrefixRequest,
     TokenizeRequest,
 )
 
@@ -49,6 +54,9 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/models/{model_id}", "one of them", None, Model),
     Endpoint("POST", "/tokenize", "token ids of a text or a conversation", TokenizeRequest, TokenizeResponse),
     Endpoint("POST", "/detokenize", "the text of token ids", DetokenizeRequest, DetokenizeResponse),
+    Endpoint("POST", "/pin_prefix", "keep a prefix in the cache for a time", PinPrefixRequest, PinPrefixResponse),
+    Endpoint("POST", "/unpin_prefix", "keep it no longer", PrefixRequest, UnpinPrefixResponse),
+    Endpoint("POST", "/reset_prefix_cache", "forget all cached prefixes", None, CacheReset),
     Endpoint("GET", "/health", "200 while the engine runs"),
     Endpoint("GET", "/metrics", "counters and gauges for Prometheus"),
     Endpoint("GET", "/scheduler/decisions", "why requests had to wait or give way", None, DecisionList),

@@ -13,10 +13,19 @@ from octavo.core.messages import Decision
 from octavo.core.outputs import Logprob
 
 
+class CacheInfo(Struct, frozen=True):
+    """What of one prompt was in the prefix cache. `miss_reason`: why not more; None when nothing more could be."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    miss_reason: str | None
+
+
 class PromptTokensDetails(Struct, frozen=True):
-    """Prompt tokens whose KV was found in the prefix cache."""
+    """Prompt tokens whose KV was found in the prefix cache; with `return_cache_info` also by prompt."""
 
     cached_tokens: int
+    cache_info: list[CacheInfo] | UnsetType = UNSET
 
 
 class Usage(Struct, frozen=True):
@@ -28,10 +37,8 @@ class Usage(Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
     @classmethod
-    def of(cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
-        return cls(
-            prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, PromptTokensDetails(cached_tokens)
-        )
+    def of(cls, prompt_tokens: int, completion_tokens: int, details: PromptTokensDetails) -> Usage:
+        return cls(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)
 
 
 class TokenLogprob(Struct, frozen=True):
@@ -191,6 +198,27 @@ class DetokenizeResponse(Struct, kw_only=True):
     """Answer of `POST /detokenize`."""
 
     prompt: str
+
+
+class CacheReset(Struct, frozen=True):
+    """Answer of `POST /reset_prefix_cache`: it was done, else there is an error."""
+
+    reset: bool = True
+
+
+class PinPrefixResponse(Struct, frozen=True):
+    """Answer of `POST /pin_prefix`: leading tokens that stay, those of them that are cached already, and why it is not
+    the whole prefix (empty when it is)."""
+
+    pinned_tokens: int
+    cached_tokens: int
+    because: str
+
+
+class UnpinPrefixResponse(Struct, frozen=True):
+    """Answer of `POST /unpin_prefix`: whether exactly this prefix was pinned."""
+
+    unpinned: bool
 
 
 class Version(Struct):

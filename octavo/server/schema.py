@@ -72,6 +72,7 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
+    return_cache_info: bool | None = None
     cache_salt: str | None = None
     priority: Int | None = None
     first_token_deadline_s: float | None = None
@@ -320,6 +321,26 @@ class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class PrefixRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /unpin_prefix`: text, token ids, or the first messages of conversations."""
+
+    model: str | None = None
+    prompt: str | list[TokenId] | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    cache_salt: str | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class PinPrefixRequest(PrefixRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /pin_prefix`: the same, and for how many seconds it stays."""
+
+    ttl_s: float
 
 
 class DetokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):

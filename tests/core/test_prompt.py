@@ -16,6 +16,8 @@ from octavo.errors import InvalidRequest
         ((1, 2), Prompt(token_ids=[1, 2])),
         ({"prompt": "text"}, Prompt(text="text")),
         ({"prompt_token_ids": [3]}, Prompt(token_ids=[3])),
+        ({"prompt": "text", "cache_salt": "s"}, Prompt(text="text", cache_salt="s")),
+        ({"prompt_token_ids": [3], "cache_salt": None}, Prompt(token_ids=[3])),
         (Prompt(text="a", add_special_tokens=False), Prompt(text="a", add_special_tokens=False)),
     ],
 )
@@ -34,6 +36,8 @@ def test_a_prompt_has_one_normal_form(given: object, expected: Prompt) -> None:
         {"prompt": 3},
         {"prompt": "a", "prompt_token_ids": [1]},
         {"text": "a"},
+        {"cache_salt": "s"},
+        {"prompt": "a", "cache_salt": 3},
         {},
         b"bytes",
     ],

@@ -134,7 +134,7 @@ def test_model_without_a_template_says_what_to_do(tmp_path: Path) -> None:
         ([1, 260], {}, InvalidRequest, "prompt_token_ids", "contains 260; .* from 0 to 259"),
         ([-1], {}, InvalidRequest, "prompt_token_ids", "contains -1"),
         ([1.5], {}, InvalidRequest, "prompt_token_ids", "not a list of integers"),
-        ({"text": "hi"}, {}, InvalidRequest, "prompt", "exactly one key"),
+        ({"text": "hi"}, {}, InvalidRequest, "prompt", "one of the keys prompt and prompt_token_ids"),
         ("x" * 256, {}, ContextTooLong, "prompt", "256 tokens, but the context holds 256 .* shorten the prompt to 255"),
         ("x" * 100_000, {}, ContextTooLong, "prompt", "100000 characters"),
         (

@@ -352,10 +352,10 @@ class TestPrefixCacheByToken:
             group = SequenceGroup(make_request("r", tokens), 0, 2)
             return manager.find_prefix(group, group.live[0], len(tokens)).because
 
-        assert reason([1, 2, 3, 4, 9, 9, 9, 9, 9]) == "its next block is new"
+        assert reason([1, 2, 3, 4, 9, 9, 9, 9, 9]) == "the next block is new"
         thief = SequenceGroup(make_request("thief", [7]), 0, 3).live[0]
         manager.allocate(thief, 1, NO_HIT)
-        assert reason([1, 2, 3, 4, 5, 6, 7, 8, 9]) == "its next block was evicted"
+        assert reason([1, 2, 3, 4, 5, 6, 7, 8, 9]) == "the next block was evicted"
 
     def test_a_sequence_that_was_freed_loses_its_tail_first(self) -> None:
         manager = self.cached(list(range(16)), num_blocks=4)

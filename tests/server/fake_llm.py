@@ -15,7 +15,7 @@ import msgspec
 
 from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.core.messages import CoreReady, Decision, SchedulerStats
-from octavo.core.outputs import CompletionOutput, Logprob, RequestError, RequestMetrics, RequestOutput
+from octavo.core.outputs import CompletionOutput, Logprob, PinnedPrefix, RequestError, RequestMetrics, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.metrics import Metrics
@@ -81,6 +81,8 @@ class FakeAsyncLLM:
         self.error_after = self.hold_after = 10**9
         self.token_interval_s = 0.0
         self.endless = False
+        self.is_busy = False
+        self.pinned: list[tuple[Prompt, float, str | None]] = []
         self.requests.clear()
         self.aborted.clear()
         self.num_outputs = 0
@@ -123,6 +125,27 @@ class FakeAsyncLLM:
         entry = Decision(step=1, last_step=4, time=0.5, kind="blocked", request_id="x-0", because="no blocks")
         return [msgspec.to_builtins(entry)]
 
+    async def pin_prefix(self, prompt: Prompt, ttl_s: float, cache_salt: str | None = None) -> PinnedPrefix:
+        """All but the last token are kept, and half of those are cached."""
+        num_tokens = len(self._prefix(prompt)) - 1
+        if ttl_s <= 0:
+            raise InvalidRequest(f"ttl_s is {ttl_s}, must be above 0", field="ttl_s")
+        self.pinned.append((prompt, ttl_s, cache_salt))
+        return PinnedPrefix(num_tokens=num_tokens, num_cached_tokens=num_tokens // 2, because="all but the last")
+
+    async def unpin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> bool:
+        self._prefix(prompt)
+        left = [pin for pin in self.pinned if (pin[0], pin[2]) != (prompt, cache_salt)]
+        was_pinned, self.pinned = len(left) < len(self.pinned), left
+        return was_pinned
+
+    async def reset_prefix_cache(self) -> bool:
+        self.pinned.clear()
+        return not self.is_busy
+
+    def _prefix(self, prompt: Prompt) -> list[int]:
+        return self._accept(prompt, SamplingParams())
+
     async def generate(
         self, prompt: Prompt, params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -141,6 +164,7 @@ class FakeAsyncLLM:
             finished=False,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=len(prompt_ids) // 2,
+            cache_miss_reason="the next block is new" if len(prompt_ids) > 3 else None,
             metrics=RequestMetrics(arrival_time=0.0),
         )
         ended = False

@@ -87,7 +87,7 @@ class _Answer:
     async def whole(self) -> ChatCompletionResponse:
         """The answer in one piece."""
         (output,) = await self.generation.final_outputs()
-        counts = TokenCounts(1)
+        counts = TokenCounts(1, self.asked)
         counts.add(0, output)
         choices = [
             ChatChoice(
@@ -110,7 +110,7 @@ class _Answer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer in pieces: the role, text as it comes, an empty delta with the finish reason, the usage."""
         encoder = msgspec.json.Encoder()
-        counts = TokenCounts(1)
+        counts = TokenCounts(1, self.asked)
         is_first = True
 
         def chunk(choice: ChatChunkChoice, prompt_token_ids: list[int] | UnsetType = UNSET) -> bytes:

@@ -83,7 +83,7 @@ class _Answer:
     async def whole(self) -> CompletionResponse:
         """The answer in one piece."""
         outputs = await self.generation.final_outputs()
-        counts = TokenCounts(len(outputs))
+        counts = TokenCounts(len(outputs), self.asked)
         choices = []
         for index, output in enumerate(outputs):
             counts.add(index, output)
@@ -99,7 +99,7 @@ class _Answer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer in pieces: text as it comes, for each choice an empty one with the finish reason, the usage."""
         encoder = msgspec.json.Encoder()
-        counts = TokenCounts(len(self.generation.prompts))
+        counts = TokenCounts(len(self.generation.prompts), self.asked)
         sent: dict[int, _Sent] = {}
 
         def chunk(choice: CompletionChoice) -> bytes:

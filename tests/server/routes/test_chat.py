@@ -273,3 +273,19 @@ def test_template_of_a_request_is_used_where_the_server_allows_it(start_server: 
     trusting = start_server(trust_request_chat_template=True)
     assert chat(trusting, max_tokens=1, chat_template="T:").status == 200
     assert trusting.llm.requests[0][1].text.startswith("T:user: hi")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("wanted", [False, True])
+def test_usage_has_the_cached_tokens_and_on_request_the_reason_of_a_miss(
+    server: Served, stream: bool, wanted: bool
+) -> None:
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer = chat(server, max_tokens=2, return_cache_info=wanted, **options)
+    usage = (events(answer.body)[-2] if stream else answer.json)["usage"]
+    num_tokens = usage["prompt_tokens"]
+    details = {"cached_tokens": num_tokens // 2}
+    if wanted:
+        info = {"prompt_tokens": num_tokens, "cached_tokens": num_tokens // 2, "miss_reason": "the next block is new"}
+        details["cache_info"] = [info]
+    assert usage["prompt_tokens_details"] == details

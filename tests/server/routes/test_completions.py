@@ -187,3 +187,18 @@ def test_the_best_of_several_and_the_best_beams_come_in_the_order_of_their_score
 def test_best_of_equal_to_n_is_accepted(server: Served) -> None:
     assert complete(server, n=2, best_of=2, max_tokens=1).status == 200
     assert complete(server, best_of=1, suffix="", max_tokens=1).status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_was_cached_is_told_by_prompt_when_asked_for(server: Served, stream: bool) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer = complete(server, prompt=["ab", "abcde"], max_tokens=2, return_cache_info=True, **options)
+    usage = (events(answer.body)[-2] if stream else answer.json)["usage"]
+    assert usage["prompt_tokens"] == 9
+    assert usage["prompt_tokens_details"] == {
+        "cached_tokens": 4,
+        "cache_info": [
+            {"prompt_tokens": 3, "cached_tokens": 1, "miss_reason": None},
+            {"prompt_tokens": 6, "cached_tokens": 3, "miss_reason": "the next block is new"},
+        ],
+    }
