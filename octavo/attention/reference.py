@@ -152,7 +152,7 @@ def _pieces(
         for start, stop, first_key, end_key in _spans(context, length, window):
             whole = stop - start == starts[-1]
             here = None if whole else slice(starts[row] + start - context, starts[row] + stop - context)
-            keys = torch.arange(first_key, end_key, device=device).clamp_(max=length - 1)
+            keys = torch.arange(first_key, end_key, device=device).clamp_(_first_seen(start, window), length - 1)
             slots = _slots(metadata.block_tables[row : row + 1], keys[None], metadata.block_size)
             distance = partial(_distance, first_key, end_key, start, stop, device)
             mask: Callable[[], Tensor] = partial(_row_mask, distance, window, dtype)
@@ -175,7 +175,8 @@ def _decode_piece(
     ends = torch.tensor([[metadata.lengths[row]] for row in rows], device=device)
     first = torch.tensor([[_key_range(metadata.lengths[row], window)[0]] for row in rows], device=device)
     positions = first + torch.arange(num_keys, device=device)
-    slots = _slots(tables, torch.minimum(positions, ends - 1), metadata.block_size)
+    seen = torch.tensor([[_first_seen(metadata.lengths[row] - 1, window)] for row in rows], device=device)
+    slots = _slots(tables, positions.clamp(seen, ends - 1), metadata.block_size)
     distance = (positions - ends + 1)[:, None, None]
     hidden = distance > 0
     if window is not None:
@@ -206,6 +207,12 @@ def _key_range(length: int, window: int | None) -> tuple[int, int]:
         return 0, ceil_div(length, grid) * grid
     grid = max(_KEY_TILE, 1 << max(0, window.bit_length() - 4))
     return (length - window) // grid * grid, ceil_div(length, grid) * grid
+
+
+def _first_seen(position: int, window: int | None) -> int:
+    """First key that the query at `position` sees. What lies before is not read: its block may be gone, and NaN there
+    would not be hidden by a weight of zero."""
+    return 0 if window is None else max(0, position - window + 1)
 
 
 def _spans(start: int, end: int, window: int | None) -> Iterator[tuple[int, int, int, int]]:

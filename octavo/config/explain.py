@@ -12,6 +12,7 @@ import msgspec
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.schema import EngineConfig
+from octavo.core.arithmetic import max_blocks_of_group
 from octavo.platform import Platform
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -71,6 +72,10 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     host_bytes: int
     """Swap space. It is counted against `limit` where host and device share the memory."""
     max_model_len: int
+    sliding_window: int | None = None
+    """Tokens that a query sees in every layer; None where a layer sees all."""
+    max_live_tokens: int | None = None
+    """Most tokens of one request that are in blocks at once (`SchedulerConfig.max_live_tokens`)."""
 
     @property
     def kv_tokens(self) -> int:
@@ -84,8 +89,18 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def max_concurrency(self) -> float:
         """How many requests of `max_model_len` tokens fit into the device blocks at once."""
-        blocks_each = -(-self.max_model_len // self.block_size)
+        blocks_each = max_blocks_of_group(self.max_model_len, 1, 1, self.block_size, self.max_live_tokens)
         return self.num_blocks / blocks_each if blocks_each else 0.0
+
+    @property
+    def window_note(self) -> str:
+        """What the sliding window changes: how little of the longest request is in the cache. Empty where nothing."""
+        if self.max_live_tokens is None or self.max_live_tokens >= self.max_model_len:
+            return ""
+        return (
+            f"a request keeps at most {self.max_live_tokens:,} tokens: a sliding window of {self.sliding_window:,}, "
+            "and what a step computes"
+        )
 
     def summarize(self) -> str:
         """The plan in one line."""
@@ -93,6 +108,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             f"weights {render_bytes(self.weights_bytes)}, activations {render_bytes(self.activation_bytes)}, "
             f"KV cache {render_bytes(self.kv_bytes)} ({self.num_blocks:,} blocks of {self.block_size} tokens), "
             f"{self.planned_bytes / max(self.limit, 1):.0%} of {render_bytes(self.limit)}"
+            + (f"; {self.window_note}" if self.window_note else "")
         )
 
     def render(self) -> str:
@@ -122,6 +138,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             f"room for {self.kv_tokens:,} tokens: {self.max_concurrency:.1f} requests of {self.max_model_len:,} tokens "
             "at once"
         )
+        room += f"; {self.window_note}" if self.window_note else ""
         return f"memory plan ({self.device})\n{render_table(rows)}\n  {room}"
 
 

@@ -96,6 +96,17 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_chunked_prefill: bool = True
     max_steps_in_flight: int = 1
 
+    def max_live_tokens(self, sliding_window: int | None) -> int | None:
+        """Most tokens of one sequence that are in KV blocks at once under a sliding window: those that the first token
+        of a step sees, and those that the step computes. None: all of them, as also where prompts are computed whole.
+
+        Behind a sequence that decodes stay one token and one for each step in flight: what those draw may be dropped.
+        """
+        if sliding_window is None or not self.enable_chunked_prefill:
+            return None
+        most_new = max(self.max_num_batched_tokens, self.max_steps_in_flight + 1)
+        return sliding_window - 1 + most_new + self.num_lookahead_slots
+
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where and how the model runs."""

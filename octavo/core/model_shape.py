@@ -17,3 +17,4 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_position_embeddings: int
     sliding_window: int | None = None
+    """Tokens that a query sees in every layer, itself included. None where a layer sees all: then all are kept."""

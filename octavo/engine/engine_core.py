@@ -72,11 +72,16 @@ class EngineCore:
         executor = make_executor(config)
         try:
             plan = executor.call("memory_plan")
+            max_live_tokens = config.scheduler.max_live_tokens(plan.sliding_window)
             ready = CoreReady(
                 num_blocks=plan.num_blocks,
                 block_size=config.cache.block_size,
                 max_model_len=_fitting_max_model_len(
-                    config.model, config.cache.block_size, plan.num_blocks, config.scheduler.num_lookahead_slots
+                    config.model,
+                    config.cache.block_size,
+                    plan.num_blocks,
+                    config.scheduler.num_lookahead_slots,
+                    max_live_tokens,
                 ),
                 vocab_size=config.model.vocab_size,
                 plan=plan.render(),
@@ -84,6 +89,7 @@ class EngineCore:
                 kv_block_bytes=plan.kv_block_bytes,
                 num_lookahead_slots=config.scheduler.num_lookahead_slots,
                 num_host_blocks=plan.host_blocks,
+                max_live_tokens=max_live_tokens,
             )
             settings = SchedulerSettings(
                 cache=config.cache,
@@ -91,6 +97,7 @@ class EngineCore:
                 num_blocks=plan.num_blocks,
                 num_host_blocks=plan.host_blocks,
                 preemption_costs=PreemptionCosts(block_bytes=plan.kv_block_bytes),
+                sliding_window=plan.sliding_window,
             )
             depth, record_to = config.scheduler.max_steps_in_flight, config.observability.record_trace
             recorder = Recorder(record_to, settings, depth) if record_to is not None else None
@@ -212,17 +219,19 @@ class EngineCore:
             self._recorder.write(event)
 
 
-def _fitting_max_model_len(model: ModelConfig, block_size: int, num_blocks: int, num_lookahead_slots: int) -> int:
+def _fitting_max_model_len(
+    model: ModelConfig, block_size: int, num_blocks: int, num_lookahead_slots: int, max_live_tokens: int | None
+) -> int:
     """The context length that one request can have in this cache. Lowered only when nobody asked for a length."""
     wanted = model.max_model_len
-    needed = max_blocks_of_group(wanted, 1 + num_lookahead_slots, 1, block_size)
+    needed = max_blocks_of_group(wanted, 1 + num_lookahead_slots, 1, block_size, max_live_tokens)
     if needed <= num_blocks:
         return wanted
     fitting = num_blocks * block_size - num_lookahead_slots
     if model.user_set_max_model_len:
+        shorter_steps = "" if max_live_tokens is None else "lower max_num_batched_tokens, "
         raise ConfigError(
-            f"max_model_len = {wanted} needs {needed} KV blocks of {block_size} "
-            f"tokens, the cache has {num_blocks}; lower max_model_len to {fitting} or less, or give the cache more "
-            "memory"
+            f"max_model_len = {wanted} needs {needed} KV blocks of {block_size} tokens, the cache has {num_blocks}; "
+            f"lower max_model_len to {fitting} or less, {shorter_steps}or give the cache more memory"
         )
     return fitting

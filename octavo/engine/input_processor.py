@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -12,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from octavo.config.schema import ModelConfig
+from octavo.core.arithmetic import num_blocks_touched
 from octavo.core.limits import check_runs_alone
 from octavo.core.messages import CoreReady, EngineCoreRequest
 from octavo.core.prompt import Prompt, PromptLike, checked_cache_salt
@@ -230,7 +232,13 @@ class InputProcessor:
         self._check_fits(num_prompt_tokens, 1, params)
         max_tokens = min(
             context_left,
-            tokens_that_fit(num_prompt_tokens, params.width, self._ready.num_blocks, self._ready.block_size)
+            tokens_that_fit(
+                num_prompt_tokens,
+                params.width,
+                self._ready.num_blocks,
+                self._ready.block_size,
+                self._ready.max_live_tokens,
+            )
             - self._ready.num_lookahead_slots,
         )
         if max_tokens < max(1, params.min_tokens):
@@ -252,6 +260,7 @@ class InputProcessor:
             max_num_seqs=self._max_num_seqs,
             num_blocks=self._ready.num_blocks,
             block_size=self._ready.block_size,
+            max_live_tokens=self._ready.max_live_tokens,
             width_field=params.width_field,
         )
 
@@ -305,11 +314,18 @@ def request_seed(engine_seed: int, number: int) -> int:
     return int.from_bytes(digest, "little") & MAX_SEED
 
 
-def tokens_that_fit(num_prompt_tokens: int, num_sequences: int, num_blocks: int, block_size: int) -> int:
-    """Largest `max_tokens` with which a group fits `num_blocks`, at most 0 when none does.
+def tokens_that_fit(
+    num_prompt_tokens: int, num_sequences: int, num_blocks: int, block_size: int, max_live_tokens: int | None = None
+) -> int:
+    """Largest `max_tokens` with which a group fits `num_blocks`, at most 0 when none does, `sys.maxsize` when any does.
 
     The inverse of `max_blocks_of_group`.
     """
-    num_shared = num_prompt_tokens // block_size if num_sequences > 1 else 0
-    blocks_per_tail = (num_blocks - num_shared) // num_sequences
+    num_shared = num_live = num_prompt_tokens // block_size if num_sequences > 1 else 0
+    if max_live_tokens is not None:
+        most = num_blocks_touched(max_live_tokens, block_size)
+        if num_sequences * most <= num_blocks:
+            return sys.maxsize
+        num_live = min(num_shared, most)
+    blocks_per_tail = (num_blocks - num_live) // num_sequences
     return blocks_per_tail * block_size - (num_prompt_tokens - num_shared * block_size) + 1

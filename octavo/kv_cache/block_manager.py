@@ -1,6 +1,7 @@
 """Block tables of all sequences, and the decisions that need them: may a group come in, may a sequence grow.
 
-Sequences share blocks by reference count; the first to write into a shared block copies it.
+Sequences share blocks by reference count; the first to write into a shared block copies it. Under a sliding window a
+table begins with null blocks: those that no later step reads have been let go.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from octavo.core.outputs import PinnedPrefix
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy
 from octavo.kv_cache.block_hash import extend_chain, extend_hashes, root_digest, token_keys
-from octavo.kv_cache.block_pool import BlockPool, Content
+from octavo.kv_cache.block_pool import NULL_BLOCK, BlockPool, Content
 from octavo.kv_cache.eviction import EVICTIONS
 from octavo.kv_cache.pins import Pins
+from octavo.kv_cache.sliding_window import SlidingWindow
 
 
 class AllocStatus(enum.Enum):
@@ -38,6 +40,7 @@ class Admission(NamedTuple):
 class PrefixHit(NamedTuple):
     """Leading blocks that are in the cache already, and the digest of the first that is not (None: none is missing).
 
+    Blocks that the token behind them does not see (sliding window) are null blocks, cached or not.
     `partial`: a cached block that begins like the next one, and how many tokens are the same: they are copied instead
     of computed. `because` says in words why it is not more.
     """
@@ -46,6 +49,11 @@ class PrefixHit(NamedTuple):
     missing: bytes | None = None
     partial: tuple[int, int] = (0, 0)
     because: str = ""
+
+    @property
+    def num_unseen(self) -> int:
+        """Leading blocks that are not needed."""
+        return self.blocks.count(NULL_BLOCK)
 
 
 class Growth(NamedTuple):
@@ -63,6 +71,9 @@ NO_HIT = PrefixHit([])
 class BlockManager:
     """Owns the pools of device and host and the tables. `watermark` is the share of blocks kept free at admission.
 
+    `sliding_window`: tokens that a query sees in every layer; blocks that no later step reads are released.
+    `max_live_tokens`: see `SlidingWindow`.
+
     A sequence has a table on the device or, while its group is swapped out, one on the host. The host tier holds
     swapped groups only: nothing there is shared between groups or found by content.
     """
@@ -75,12 +86,15 @@ class BlockManager:
         enable_prefix_caching: bool,
         num_host_blocks: int = 0,
         eviction: str = "lru",
+        sliding_window: int | None = None,
+        max_live_tokens: int | None = None,
     ) -> None:
         self.pool = BlockPool(num_blocks, EVICTIONS[eviction]())
         self.host_pool = BlockPool(num_host_blocks)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.num_watermark_blocks = int(watermark * num_blocks)
+        self.window = None if sliding_window is None else SlidingWindow(sliding_window, block_size, max_live_tokens)
         self._tables: dict[int, list[int]] = {}
         self._host_tables: dict[int, list[int]] = {}
         self._held: list[int] = []
@@ -95,6 +109,11 @@ class BlockManager:
     def host_tables(self) -> Mapping[int, list[int]]:
         """The same for sequences that are swapped out: blocks of the host."""
         return self._host_tables
+
+    @property
+    def max_live_tokens(self) -> int | None:
+        """Most tokens of one sequence that are in blocks at once; None for all."""
+        return None if self.window is None else self.window.max_live_tokens
 
     def table(self, sequence: Sequence) -> list[int]:
         """Block ids of a sequence, in the order of its tokens. Not to be changed by the caller."""
@@ -113,14 +132,17 @@ class BlockManager:
             return PrefixHit([], because="prompt_logprobs needs every position computed")
         size = self.block_size
         usable = min(num_tokens, len(sequence.token_ids) - 1)
+        digests = hashes[: usable // size]
         blocks: list[int] = []
-        missing = None
-        for digest in hashes[: usable // size]:
-            block = self.pool.find(digest)
-            if block is None:
-                missing = digest
-                break
-            blocks.append(block)
+        if self.window is not None:
+            blocks = self.window.find_prefix(digests, self.pool.find)
+        else:
+            for digest in digests:
+                block = self.pool.find(digest)
+                if block is None:
+                    break
+                blocks.append(block)
+        missing = digests[len(blocks)] if len(blocks) < len(digests) else None
         start = len(blocks) * size
         parent = hashes[len(blocks) - 1] if blocks else root_digest(key)
         rest = token_keys(sequence.token_ids, start, min(usable, start + size), key.placeholders)
@@ -137,19 +159,22 @@ class BlockManager:
         hit = self.find_prefix(group, leader, len(leader.token_ids))
         return len(hit.blocks) * self.block_size + hit.partial[1]
 
-    def num_required_blocks(self, group: SequenceGroup, num_lookahead: int = 0) -> int:
-        """Blocks that hold all known tokens of the group, with `num_lookahead` slots more for each sequence: the common
-        prefix once, and a tail for each."""
+    def num_required_blocks(self, group: SequenceGroup, num_lookahead: int = 0, num_unseen: int = 0) -> int:
+        """Blocks that the group needs at once for all its known tokens, with `num_lookahead` slots more for each
+        sequence: the common prefix, from block `num_unseen` on, once, and a tail for each."""
         size = self.block_size
         if group.width > 1 and not group.has_output:
             # the first token of each is written too, unless it is also the last
             tail_tokens = [group.num_prompt_tokens + min(1, group.max_tokens - 1) + num_lookahead] * group.width
         else:
             tail_tokens = [len(sequence.token_ids) + num_lookahead for sequence in group.live]
+        at_once = self._at_once
         if len(tail_tokens) == 1:
-            return num_blocks_for(tail_tokens[0], size)
-        num_shared = group.num_prompt_tokens // size
-        return num_shared + sum(num_blocks_for(tokens, size) - num_shared for tokens in tail_tokens)
+            return at_once(num_blocks_for(tail_tokens[0], size) - num_unseen)
+        num_shared = max(group.num_prompt_tokens // size, num_unseen)
+        tails = sum(at_once(num_blocks_for(tokens, size) - num_shared) for tokens in tail_tokens)
+        required = at_once(num_shared - num_unseen) + tails
+        return min(required, len(tail_tokens) * at_once(required))
 
     def can_allocate(
         self,
@@ -165,13 +190,14 @@ class BlockManager:
         `is_returning`: it was preempted before; beyond the watermark as many blocks stay free as it takes, so that
         others grow by that much before it has to give way again.
         """
-        required = self.num_required_blocks(group, num_lookahead)
+        num_unseen = hit.num_unseen
+        required = self.num_required_blocks(group, num_lookahead, num_unseen)
         if required > self.pool.num_blocks:
             return Admission(
                 AllocStatus.NEVER, f"needs {required} KV blocks, the pool has {self.pool.num_blocks} in all"
             )
         # a hit that has users costs nothing; one that is only cached leaves the free blocks like a new one
-        from_free = required - len(hit.blocks) + sum(map(self.pool.is_cached, hit.blocks))
+        from_free = required - (len(hit.blocks) - num_unseen) + sum(map(self.pool.is_cached, hit.blocks))
         # the source of a copy stays until the step is planned
         from_free += self.pool.is_cached(hit.partial[0])
         kept = 0 if waive_watermark else max(self.num_watermark_blocks, from_free if is_returning else 0)
@@ -181,7 +207,8 @@ class BlockManager:
         return Admission(AllocStatus.OK)
 
     def allocate(self, sequence: Sequence, num_tokens: int, hit: PrefixHit) -> list[BlockCopy]:
-        """Give a sequence blocks for its first `num_tokens` tokens, the cached ones first.
+        """Give a sequence blocks for its first `num_tokens` tokens, the cached ones first; where a sliding window lets
+        go of blocks, no more than it holds at once: its table grows with the steps.
 
         Answers the copy that brings the beginning of the block after those. Its source is held until `end_planning`.
         """
@@ -191,10 +218,12 @@ class BlockManager:
             self.pool.acquire(source)
             self.pool.note_hit(source)
             self._held.append(source)
-        for block in hit.blocks:
+        num_unseen = hit.num_unseen
+        for block in hit.blocks[num_unseen:]:
             self.pool.acquire(block)
             self.pool.note_hit(block)
-        num_new = num_blocks_for(num_tokens, self.block_size) - len(hit.blocks)
+        num_live = self._at_once(num_blocks_for(num_tokens, self.block_size) - num_unseen)
+        num_new = num_unseen + num_live - len(hit.blocks)
         self._tables[sequence.seq_id] = hit.blocks + [self.pool.allocate() for _ in range(num_new)]
         sequence.num_computed_tokens = len(hit.blocks) * self.block_size + num_same
         sequence.num_published_blocks = len(hit.blocks)
@@ -245,7 +274,8 @@ class BlockManager:
         """Tokens from `num_tokens` on are taken back: known ones, and what was computed of them or of guesses.
 
         Blocks that only they are in are given back. When others share the last block and it is published, the tokens in
-        it are to be computed again. No submitted step may still compute any of them.
+        it are to be computed again. No submitted step may still compute any of them, and under a sliding window the
+        next token to be computed sees none that were let go.
         """
         table = self._tables[sequence.seq_id]
         num_full, num_blocks = num_tokens // self.block_size, num_blocks_for(num_tokens, self.block_size)
@@ -254,21 +284,44 @@ class BlockManager:
         sequence.num_published_blocks = min(sequence.num_published_blocks, num_full)
         while len(table) > num_blocks:
             self.pool.release(table.pop())
-        if num_full >= len(table) or not self.pool.has_content(table[num_full]):
-            return
-        # the next token would be written over what the last block is found by
-        if not self.pool.is_shared(table[num_full]):
-            self.pool.withdraw(table[num_full])
-            return
-        self.pool.release(table.pop())
-        sequence.num_computed_tokens = min(sequence.num_computed_tokens, num_full * self.block_size)
+        if num_full < len(table) and self.pool.has_content(table[num_full]):
+            # the next token would be written over what the last block is found by
+            if self.pool.is_shared(table[num_full]):
+                self.pool.release(table.pop())
+                sequence.num_computed_tokens = min(sequence.num_computed_tokens, num_full * self.block_size)
+            else:
+                self.pool.withdraw(table[num_full])
+        unseen = 0 if self.window is None else self.window.num_unseen_blocks(sequence.num_computed_tokens)
+        assert NULL_BLOCK not in table[unseen:], "the next token would see blocks that left the window"
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """The child shares all blocks of its parent."""
         assert child.seq_id not in self._tables, f"sequence {child.seq_id} has blocks already"
         table = self._tables[parent.seq_id]
-        self.pool.share(table)
+        self.pool.share(table[table.count(NULL_BLOCK) :])
         self._tables[child.seq_id] = list(table)
+
+    def release_unseen(self, sequence: Sequence) -> None:
+        """Let go of the blocks that no later step reads, when a step with a row of the sequence has been planned: they
+        stay findable, and their entries become null. Nothing happens without a sliding window.
+
+        The next row of the sequence starts at `num_computed_tokens`, or, when what submitted steps draw is dropped
+        (`Sequence.pause`), at the last known token; of what lies before its start it reads `window.num_tokens - 1`
+        tokens. Submitted steps, the one just planned among them, may read more. But who gets a block from here on
+        writes to it in a later step, and steps take effect in order: by then those have run. That is why this comes
+        after all of a step is planned, and not while it is.
+        """
+        if self.window is None:
+            return
+        table = self._tables[sequence.seq_id]
+        end = self.window.num_unseen_blocks(min(sequence.num_computed_tokens, len(sequence.token_ids) - 1))
+        first = end
+        while first and table[first - 1] != NULL_BLOCK:
+            first -= 1
+        # the head first: hits need the blocks next to where they end, so those nearest to the window are worth most
+        for i in range(first, end):
+            self.pool.release(table[i])
+            table[i] = NULL_BLOCK
 
     def publish(self, sequence: Sequence, cache_key: CacheKey) -> None:
         """Tell the prefix index of blocks that are full of known, computed tokens. Steps take effect in order, so a
@@ -280,6 +333,8 @@ class BlockManager:
         hashes = extend_hashes(sequence, size, cache_key)
         table = self._tables[sequence.seq_id]
         for i in range(sequence.num_published_blocks, num_full):
+            if table[i] == NULL_BLOCK:
+                continue  # it was swapped in without what it no longer sees
             parent = hashes[i - 1] if i else root_digest(cache_key)
             keys = token_keys(sequence.token_ids, i * size, (i + 1) * size, cache_key.placeholders)
             self.pool.publish(table[i], Content(hashes[i], parent, tuple(keys)))
@@ -322,13 +377,16 @@ class BlockManager:
     def num_computed_blocks(self, sequences: Iterable[Sequence]) -> int:
         """Different device blocks that hold the computed tokens of these sequences: what a swap moves."""
         size = self.block_size
-        return len({b for s in sequences for b in self._tables[s.seq_id][: -(-s.num_computed_tokens // size)]})
+        blocks = {b for s in sequences for b in self._tables[s.seq_id][: -(-s.num_computed_tokens // size)]}
+        return len(blocks - {NULL_BLOCK})
 
     def num_blocks_used_by_others(self, sequences: Iterable[Sequence]) -> int:
         """Leading blocks of the first of these sequences that other sequences than these use as well."""
         own = [self._tables[sequence.seq_id] for sequence in sequences]
         count = 0
         for place, block in enumerate(own[0]):
+            if block == NULL_BLOCK:
+                continue
             if self.pool.num_users(block) <= sum(len(table) > place and table[place] == block for table in own):
                 break
             count += 1
@@ -349,16 +407,9 @@ class BlockManager:
         places: dict[int, int] = {}
         for sequence in sequences:
             table = self._tables.pop(sequence.seq_id)
-            moved = []
-            for block in table[: -(-sequence.num_computed_tokens // self.block_size)]:
-                if block in places:
-                    self.host_pool.acquire(places[block])
-                else:
-                    places[block] = self.host_pool.allocate()
-                moved.append(places[block])
-            self._host_tables[sequence.seq_id] = moved
-            for block in reversed(table):
-                self.pool.release(block)
+            num_computed = -(-sequence.num_computed_tokens // self.block_size)
+            self._host_tables[sequence.seq_id] = _moved(table[:num_computed], self.host_pool, places)
+            self._release(self.pool, table)
         return [BlockCopy(block, place) for block, place in places.items()]
 
     def num_blocks_to_swap_in(self, sequences: Iterable[Sequence], num_lookahead: int = 0) -> int:
@@ -370,8 +421,10 @@ class BlockManager:
         num_more = 0
         for sequence in sequences:
             table = self._host_tables[sequence.seq_id]
-            distinct.update(table)
-            num_more += max(0, num_blocks_for(len(sequence.token_ids) + num_lookahead, size) - len(table))
+            num_unseen = table.count(NULL_BLOCK)
+            distinct.update(table[num_unseen:])
+            num_live = self._at_once(num_blocks_for(len(sequence.token_ids) + num_lookahead, size) - num_unseen)
+            num_more += max(0, num_live - (len(table) - num_unseen))
             for block in table[sequence.num_computed_tokens // size :]:
                 num_more += block in writers
                 writers.add(block)
@@ -395,28 +448,18 @@ class BlockManager:
         places: dict[int, int] = {}
         for sequence in sequences:
             table = self._host_tables.pop(sequence.seq_id)
-            moved = []
-            for block in table:
-                if block in places:
-                    self.pool.acquire(places[block])
-                else:
-                    places[block] = self.pool.allocate()
-                moved.append(places[block])
-            self._tables[sequence.seq_id] = moved
+            self._tables[sequence.seq_id] = _moved(table, self.pool, places)
             # they are new blocks: what the index knows are others, or none
             sequence.num_published_blocks = 0
-            for block in table:
-                self.host_pool.release(block)
+            self._release(self.host_pool, table)
         return [BlockCopy(block, place) for block, place in places.items()]
 
     # ---- the end ----
 
     def free(self, sequence: Sequence) -> None:
         """Give back a sequence's blocks, the last first; without blocks nothing happens."""
-        for block in reversed(self._tables.pop(sequence.seq_id, ())):
-            self.pool.release(block)
-        for block in reversed(self._host_tables.pop(sequence.seq_id, ())):
-            self.host_pool.release(block)
+        self._release(self.pool, self._tables.pop(sequence.seq_id, []))
+        self._release(self.host_pool, self._host_tables.pop(sequence.seq_id, []))
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content, pinned or not; refused (False) while any request has blocks."""
@@ -435,9 +478,39 @@ class BlockManager:
             counts: dict[int, int] = {}
             for block in self._pins.blocks if pool is self.pool else ():
                 counts[block] = counts.get(block, 0) + 1
-            for table in tables.values():
+            for whole in tables.values():
+                table = whole[whole.count(NULL_BLOCK) :]
+                assert NULL_BLOCK not in table, "a table has a gap"
                 assert len(set(table)) == len(table), "a table holds a block twice"
                 for block in table:
                     counts[block] = counts.get(block, 0) + 1
             pool.check(counts)
             assert {s.seq_id for s in holders} == set(tables), "tables of other sequences than those that have blocks"
+
+    # ---- inside ----
+
+    def _at_once(self, num_blocks: int) -> int:
+        """How many of these blocks of a sequence are needed at the same time."""
+        return num_blocks if self.window is None else self.window.at_once(num_blocks)
+
+    @staticmethod
+    def _release(pool: BlockPool, table: list[int]) -> None:
+        """One user less for each block of a table, the last first."""
+        for block in reversed(table):
+            if block != NULL_BLOCK:
+                pool.release(block)
+
+
+def _moved(table: list[int], pool: BlockPool, places: dict[int, int]) -> list[int]:
+    """The table of a sequence that moves to `pool`; `places` says where each block went, and grows."""
+    moved = []
+    for block in table:
+        if block == NULL_BLOCK:
+            moved.append(NULL_BLOCK)
+            continue
+        if block in places:
+            pool.acquire(places[block])
+        else:
+            places[block] = pool.allocate()
+        moved.append(places[block])
+    return moved

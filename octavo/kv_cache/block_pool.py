@@ -13,6 +13,8 @@ from typing import NamedTuple
 from octavo.kv_cache.block_hash import TokenKey
 from octavo.kv_cache.eviction import Eviction, LeastRecentlyUsed
 
+NULL_BLOCK = 0
+"""The id of no block: what padding points to, and what stands for blocks that nobody reads."""
 _MOST_SIBLINGS = 16
 """Blocks after one prefix that are compared token by token for the longest common beginning."""
 _REMEMBERED = 1 << 14

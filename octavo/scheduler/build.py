@@ -15,7 +15,8 @@ from octavo.scheduler.scheduler import Scheduler
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a scheduler's decisions depend on besides requests, results and the time it is told.
 
-    num_blocks, num_host_blocks: usable blocks on the device and in the swap space.
+    num_blocks, num_host_blocks: usable blocks on the device and in the swap space. sliding_window: tokens that a query
+    sees in every layer of the model; None where a layer sees all.
     """
 
     cache: CacheConfig
@@ -23,6 +24,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     num_host_blocks: int = 0
     preemption_costs: PreemptionCosts = PreemptionCosts()
+    sliding_window: int | None = None
 
 
 def build_scheduler(settings: SchedulerSettings) -> Scheduler:
@@ -35,6 +37,8 @@ def build_scheduler(settings: SchedulerSettings) -> Scheduler:
         cache.enable_prefix_caching,
         num_host_blocks=settings.num_host_blocks,
         eviction=cache.prefix_cache_eviction,
+        sliding_window=settings.sliding_window,
+        max_live_tokens=scheduler.max_live_tokens(settings.sliding_window),
     )
     rates = Rates(settings.preemption_costs, scheduler.prefill_tokens_per_s, scheduler.swap_bytes_per_s)
     return Scheduler(

@@ -106,6 +106,8 @@ class Preemption:
             return Decision(False, "this step swaps in, and a step swaps out before it swaps in")
         if group.refork_at is not None:
             return Decision(False, "it is computing its common prefix")
+        if manager.window is not None and not group.may_read_prefix_cache:
+            return Decision(False, "prompt_logprobs that are on their way may need tokens that left the window")
         room = manager.can_swap_out(group.live)
         if room.status is not AllocStatus.OK:
             return Decision(False, f"the swap space {room.because}")

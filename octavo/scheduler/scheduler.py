@@ -127,6 +127,7 @@ class Scheduler:
                 max_num_seqs=self.max_num_seqs,
                 num_blocks=self.block_manager.pool.num_blocks,
                 block_size=self.block_manager.block_size,
+                max_live_tokens=self.block_manager.max_live_tokens,
                 width_field=request.params.width_field,
             )
         except RequestTooLarge as error:
@@ -217,6 +218,9 @@ class Scheduler:
         if self.policy.counts_service:
             for row in plan.rows.values():
                 self.policy.note_service(registry.group_of(row.seq_id), row.num_tokens, row.num_samples)
+        if self.block_manager.window is not None:
+            for sequence in registry.sequences_on_device():
+                self.block_manager.release_unseen(sequence)
         finished_ids = [sequence.seq_id for sequence in registry.released]
         for sequence in registry.released:
             # one that was preempted may come back in this very step

@@ -12,7 +12,7 @@ from octavo.attention.backend import AttentionBackend
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import MemoryPlan, render_bytes
 from octavo.config.schema import CacheConfig, ModelConfig, SchedulerConfig
-from octavo.core.arithmetic import num_blocks_for
+from octavo.core.arithmetic import max_blocks_of_group, num_blocks_for
 from octavo.core.model_shape import ModelShape
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
@@ -131,13 +131,15 @@ def divide_memory(
             f"of one step {render_bytes(activations)} leave too little of {render_bytes(limit)} ({limit_because}); "
             "lower max_num_batched_tokens or max_num_seqs, choose a smaller model or dtype, or free memory"
         )
-    num_blocks, because = _num_blocks(most, per_block, cache, scheduler)
-    needed = num_blocks_for(scheduler.max_model_len, cache.block_size)
+    max_live_tokens = scheduler.max_live_tokens(shape.sliding_window)
+    needed = max_blocks_of_group(scheduler.max_model_len, 1, 1, cache.block_size, max_live_tokens)
+    num_blocks, because = _num_blocks(most, per_block, cache, scheduler, needed)
     if num_blocks < needed and user_set_max_model_len:
+        shorter_steps = "" if max_live_tokens is None else "lower max_num_batched_tokens, "
         raise ConfigError(
             f"max_model_len {scheduler.max_model_len:,} needs {needed:,} KV blocks of {cache.block_size} tokens "
             f"({render_bytes(needed * per_block)}), there are {num_blocks:,} ({because}); "
-            f"lower max_model_len to {num_blocks * cache.block_size:,}, or give the cache more memory"
+            f"lower max_model_len to {num_blocks * cache.block_size:,}, {shorter_steps}or give the cache more memory"
         )
     kv_bytes = (num_blocks + 1) * per_block
     # on a CPU swap space is the same memory, so it gets what is left at most
@@ -158,11 +160,16 @@ def divide_memory(
         host_blocks=host_blocks,
         host_bytes=(host_blocks + 1) * per_block if host_blocks else 0,
         max_model_len=scheduler.max_model_len,
+        sliding_window=shape.sliding_window,
+        max_live_tokens=max_live_tokens,
     )
 
 
-def _num_blocks(most: int, per_block: int, cache: CacheConfig, scheduler: SchedulerConfig) -> tuple[int, str]:
-    """Usable blocks and the reason for their number, where at most `most` fit the memory."""
+def _num_blocks(
+    most: int, per_block: int, cache: CacheConfig, scheduler: SchedulerConfig, blocks_each: int
+) -> tuple[int, str]:
+    """Usable blocks and the reason for their number, where at most `most` fit the memory and a sequence of full length
+    needs `blocks_each`."""
     wanted = cache.num_gpu_blocks_override
     if wanted is not None:
         if wanted > most:
@@ -188,7 +195,7 @@ def _num_blocks(most: int, per_block: int, cache: CacheConfig, scheduler: Schedu
         (most, "memory left"),
         (KV_BYTES_ON_CPU // per_block - 1, f"at most {render_bytes(KV_BYTES_ON_CPU)} on a CPU"),
         (
-            scheduler.max_num_seqs * num_blocks_for(scheduler.max_model_len, cache.block_size),
+            scheduler.max_num_seqs * blocks_each,
             f"room for max_num_seqs = {scheduler.max_num_seqs:,} sequences of full length",
         ),
     )

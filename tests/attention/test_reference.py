@@ -9,6 +9,7 @@ from octavo.attention import reference
 from octavo.attention.metadata import AttentionMetadata
 from octavo.attention.reference import ReferenceBackend
 from tests.attention.rows import Rows, attend_slowly, make_rows
+from tests.conformance.paged import Heads, Sequences
 from tests.fakes.exact_products import need_exact_products
 
 MIXED = [(0, 7), (9, 1), (5, 6), (31, 1), (0, 1), (0, 16), (16, 3)]
@@ -80,6 +81,20 @@ def test_a_token_has_the_same_bits_in_a_whole_prefill_in_any_piece_and_in_a_deco
                 rows.q[here], rows.k[here], rows.v[here], rows.cache, piece, 0.3, sliding_window=window
             )
             assert torch.equal(found, whole[here])
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+def test_nothing_is_read_of_blocks_that_left_the_window(cache_dtype: torch.dtype, soft_cap: float | None) -> None:
+    """They are full of NaN, the null block in their place too: a weight of zero would not hide it."""
+    backend = ReferenceBackend(cache_dtype)
+    for window, block_size in ((1, 4), (4, 16), (17, 4), (37, 8), (64, 16)):
+        shape = Heads(dim=16, window=window, soft_cap=soft_cap, block_size=block_size)
+        sequences = Sequences.make(shape, [150, 90], torch.float32)
+        steps = [[(0, 0, 70), (1, 0, 1)], [(0, 70, 71), (1, 1, 60)], [(0, 71, 149)], [(0, 149, 150), (1, 60, 90)]]
+        kept, found = (sequences.compute(backend, steps, forgets=forgets) for forgets in (False, True))
+        assert all(map(torch.equal, found, kept))
+        assert not any(each.isnan().any() for each in found)
 
 
 def test_this_steps_keys_and_values_are_in_the_cache_afterwards() -> None:

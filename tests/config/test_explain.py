@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from octavo.config.explain import MemoryPlan, render_bytes, render_table
@@ -52,6 +53,17 @@ def test_plan_fits_into_one_line() -> None:
         "weights 1.00 GiB, activations 512.00 MiB, KV cache 513.00 MiB (512 blocks of 16 tokens), "
         f"{PLAN.planned_bytes / PLAN.limit:.0%} of 7.00 GiB"
     )
+
+
+def test_plan_says_what_a_sliding_window_changes() -> None:
+    note = "a request keeps at most 60 tokens: a sliding window of 45, and what a step computes"
+    plan = msgspec.structs.replace(PLAN, sliding_window=45, max_live_tokens=60)
+    # 60 tokens touch five blocks
+    assert plan.max_concurrency == pytest.approx(512 / 5)
+    assert f"102.4 requests of 100 tokens at once; {note}" in plan.render()
+    assert plan.summarize().endswith(f"of 7.00 GiB; {note}")
+    wide = msgspec.structs.replace(PLAN, sliding_window=4096, max_live_tokens=6143)
+    assert (wide.render(), wide.summarize()) == (PLAN.render(), PLAN.summarize())
 
 
 def test_columns_are_aligned_and_the_last_one_is_not_padded() -> None:

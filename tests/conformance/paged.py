@@ -62,9 +62,14 @@ class Sequences:
         """All sequences in one prefill."""
         return [[(i, 0, n) for i, n in enumerate(self.lengths())]]
 
-    def compute(self, backend: AttentionBackend, steps: list[Step], poison: int = 0xFF) -> list[Tensor]:
-        """The answers [tokens, heads, dim] of all sequences, from an empty cache full of `poison` bytes (NaN)."""
-        shape = self.shape
+    def compute(
+        self, backend: AttentionBackend, steps: list[Step], poison: int = 0xFF, *, forgets: bool = False
+    ) -> list[Tensor]:
+        """The answers [tokens, heads, dim] of all sequences, from an empty cache full of `poison` bytes (NaN).
+
+        `forgets`: blocks that left the window are full of poison again, and tables have the null block in their place.
+        """
+        shape, tables = self.shape, [list(table) for table in self.tables]
         num_blocks = sum(map(len, self.tables)) + 1
         cache = torch.zeros(
             backend.cache_shape(num_blocks, shape.block_size, shape.kv_heads, shape.dim), dtype=backend.element_type
@@ -72,10 +77,14 @@ class Sequences:
         cache.view(torch.uint8).fill_(poison)
         answers = [torch.full_like(q, float("nan")) for q in self.q]
         for step in steps:
+            for i, start, _ in step if forgets and shape.window is not None else ():
+                for place in range(max(0, start - shape.window + 1) // shape.block_size):
+                    cache.view(torch.uint8)[:, tables[i][place]] = poison
+                    tables[i][place] = 0
             metadata = AttentionMetadata.build(
                 [stop - start for _, start, stop in step],
                 [stop for _, _, stop in step],
-                [self.tables[i] for i, _, _ in step],
+                [tables[i] for i, _, _ in step],
                 shape.block_size,
             )
             q, k, v = (torch.cat([each[i][start:stop] for i, start, stop in step]) for each in (self.q, self.k, self.v))

@@ -109,7 +109,7 @@ def mixtures(draw: st.DrawFn) -> tuple[Sequences, list[Step]]:
         kv_heads=kv_heads,
         dim=8 * draw(st.integers(1, 10)),
         block_size=draw(st.sampled_from([16, 48])),
-        window=draw(st.sampled_from([None, 1, 20])),
+        window=draw(st.sampled_from([None, 1, 20, 64])),
         soft_cap=draw(st.sampled_from([None, 2.0])),
         alibi=draw(st.booleans()),
     )
@@ -135,9 +135,24 @@ def test_random_mixtures_leave_no_trace(
 ) -> None:
     sequences, steps = mixture
     whole = sequences.compute(backend(level, cache_dtype), sequences.whole())
-    found = sequences.compute(backend(level, cache_dtype, 2), steps)
+    found = sequences.compute(backend(level, cache_dtype, 2), steps, forgets=True)
     assert all(map(torch.equal, found, whole))
     assert not any(each.isnan().any() for each in whole)
+
+
+@pytest.mark.parametrize("cache_dtype", CACHE_TYPES, ids=str)
+@pytest.mark.parametrize("level", LEVELS)
+def test_nothing_is_read_of_blocks_that_left_the_window(level: str, cache_dtype: torch.dtype) -> None:
+    """Neither by what a step computes nor across the splits and chunks of long contexts."""
+    for window in (1, 4, 17, 64, 65, 900):
+        for dtype in TYPES:
+            shape = Heads(heads=4, kv_heads=2, dim=16, window=window)
+            sequences = Sequences.make(shape, [2100, 70], dtype)
+            sizes = [1030, 1, 1, 16, 65, 1]
+            whole = sequences.compute(backend(level, cache_dtype), sequences.whole())
+            found = sequences.compute(backend(level, cache_dtype, 2), side_by_side(sequences, sizes), forgets=True)
+            assert all(map(torch.equal, found, whole))
+            assert not any(each.isnan().any() for each in found)
 
 
 @pytest.mark.parametrize("cache_dtype", CACHE_TYPES, ids=str)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.core.arithmetic import ceil_div, max_blocks_of_group, num_blocks_for
+from octavo.core.arithmetic import ceil_div, max_blocks_of_group, num_blocks_for, num_blocks_touched
 
 
 def test_division_rounds_up() -> None:
@@ -28,3 +28,23 @@ def test_a_group_needs_its_prompt_once_and_a_tail_for_each_sequence(
     prompt: int, max_tokens: int, n: int, blocks: int
 ) -> None:
     assert max_blocks_of_group(prompt, max_tokens, n, 16) == blocks
+
+
+def test_tokens_in_a_row_touch_one_block_more_than_they_fill() -> None:
+    for block_size in (1, 2, 5):
+        for count in range(1, 20):
+            most = max(len({(first + i) // block_size for i in range(count)}) for first in range(block_size))
+            assert num_blocks_touched(count, block_size) == most
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "n", "blocks"),
+    [
+        (16, 1, 1, 1),
+        (1000, 500, 1, 5),  # 50 tokens touch five blocks
+        (1000, 1, 3, 5 + 3 * 1),
+        (1000, 500, 3, 3 * 5),  # none holds more, whatever they share
+    ],
+)
+def test_a_window_bounds_what_each_sequence_holds(prompt: int, max_tokens: int, n: int, blocks: int) -> None:
+    assert max_blocks_of_group(prompt, max_tokens, n, 16, max_live_tokens=50) == blocks

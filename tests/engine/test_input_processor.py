@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +96,16 @@ def test_rest_of_the_cache_is_granted_when_it_is_less_than_the_context(tmp_path:
     n=st.integers(1, 5),
     num_blocks=st.integers(1, 60),
     block_size=st.sampled_from([1, 4, 16]),
+    max_live_tokens=st.sampled_from([None, 2, 30, 100]),
 )
-def test_granted_tokens_fit_and_one_more_would_not(prompt: int, n: int, num_blocks: int, block_size: int) -> None:
-    fitting = tokens_that_fit(prompt, n, num_blocks, block_size)
+def test_granted_tokens_fit_and_one_more_would_not(
+    prompt: int, n: int, num_blocks: int, block_size: int, max_live_tokens: int | None
+) -> None:
+    fitting = tokens_that_fit(prompt, n, num_blocks, block_size, max_live_tokens)
     if fitting >= 1:
-        assert max_blocks_of_group(prompt, fitting, n, block_size) <= num_blocks
-    assert max_blocks_of_group(prompt, max(fitting, 0) + 1, n, block_size) > num_blocks
+        assert max_blocks_of_group(prompt, fitting, n, block_size, max_live_tokens) <= num_blocks
+    if fitting < sys.maxsize:
+        assert max_blocks_of_group(prompt, max(fitting, 0) + 1, n, block_size, max_live_tokens) > num_blocks
 
 
 def test_defaults_of_the_checkpoint_lie_under_explicit_values(tmp_path: Path) -> None:

@@ -31,13 +31,28 @@ def make_core(
     num_lookahead_slots: int = 0,
     policy: str = "fcfs",
     costs: PreemptionCosts | None = None,
+    sliding_window: int | None = None,
+    keeps_unseen: bool = False,
     **scheduling: Any,
 ) -> EngineCore:
-    """A core whose clock counts its readings."""
-    block_manager = BlockManager(num_blocks, block_size, watermark, enable_prefix_caching, num_host_blocks)
+    """A core whose clock counts its readings. `keeps_unseen`: blocks that left the window are not released."""
     names = SchedulerConfig.__struct_fields__
     config = SchedulerConfig(
-        max_model_len=512, policy=policy, **{name: scheduling.pop(name) for name in list(scheduling) if name in names}
+        max_model_len=512,
+        policy=policy,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_steps_in_flight=depth,
+        num_lookahead_slots=num_lookahead_slots,
+        **{name: scheduling.pop(name) for name in list(scheduling) if name in names},
+    )
+    block_manager = BlockManager(
+        num_blocks,
+        block_size,
+        watermark,
+        enable_prefix_caching,
+        num_host_blocks,
+        sliding_window=None if keeps_unseen else sliding_window,
+        max_live_tokens=None if keeps_unseen else config.max_live_tokens(sliding_window),
     )
     costs = costs or PreemptionCosts(prefill_tokens_per_s=10.0, swap_bytes_per_s=8.0, block_bytes=10)
     rates = Rates(costs, config.prefill_tokens_per_s)
@@ -58,7 +73,7 @@ def make_core(
     ready = CoreReady(num_blocks=num_blocks, block_size=block_size, max_model_len=512, vocab_size=50, plan="")
     readings = iter(range(10**9))
     return EngineCore(
-        HashExecutor(block_size, fail_token=fail_token),
+        HashExecutor(block_size, fail_token=fail_token, sliding_window=sliding_window),
         scheduler,
         ready,
         max_steps_in_flight=depth,
@@ -129,6 +144,9 @@ def run(
     return collected
 
 
-def run_alone(request: EngineCoreRequest) -> Collected:
-    """What the request gives by itself: a roomy core, no prefix cache, one step at a time."""
-    return run(make_core(num_blocks=512, max_num_seqs=64, enable_prefix_caching=False), [request])
+def run_alone(request: EngineCoreRequest, sliding_window: int | None = None) -> Collected:
+    """What the request gives by itself: a roomy core, no prefix cache, one step at a time, every block kept."""
+    core = make_core(
+        num_blocks=512, max_num_seqs=64, enable_prefix_caching=False, sliding_window=sliding_window, keeps_unseen=True
+    )
+    return run(core, [request])

@@ -38,6 +38,14 @@ class State:
     table: list[int]
     params: SamplingParams
     epoch: int
+    hashes: list[int] = field(default_factory=list)
+
+    def chain(self, position: int, sliding_window: int) -> int:
+        """What the slot of a token holds: with a window of one, a hash of the token; else one of all tokens so far."""
+        for token_id in self.token_ids[len(self.hashes) : position + 1]:
+            before = self.hashes[-1] if self.hashes and sliding_window > 1 else 0
+            self.hashes.append(digest(before, token_id))
+        return self.hashes[position]
 
 
 @dataclass
@@ -45,11 +53,13 @@ class HashExecutor:
     """Tokens are `hash(everything that attention reads, seed, index, position) % vocab_size`.
 
     fail_token: a row that computes this token answers with an error, as a row with NaN logits would.
+    sliding_window: what attention reads is the last tokens only. Each of them must be there, and right.
     """
 
     block_size: int
     vocab_size: int = 50
     fail_token: int | None = None
+    sliding_window: int | None = None
     slots: Slots = field(default_factory=dict)
     host_slots: Slots = field(default_factory=dict)
     states: dict[int, State] = field(default_factory=dict)
@@ -103,6 +113,24 @@ class HashExecutor:
     def _slot(self, state: State, position: int) -> tuple[int, int]:
         return state.table[position // self.block_size], position % self.block_size
 
+    def _first_seen(self, position: int) -> int:
+        return 0 if self.sliding_window is None else max(0, position - self.sliding_window + 1)
+
+    def _seen(self, state: State, position: int) -> list[int]:
+        """What the query at `position` reads."""
+        return [self.slots.get(self._slot(state, p), -1) for p in range(self._first_seen(position), position + 1)]
+
+    def _check_window(self, state: State, row: ScheduledSequence, written: dict[tuple[int, int], int]) -> None:
+        """The row reads nothing that another row of its step writes, and under a window all that it should."""
+        for position in range(self._first_seen(row.start), row.start + row.num_tokens):
+            slot = self._slot(state, position)
+            assert written.get(slot, row.seq_id) == row.seq_id, "a row reads what another row of its step writes"
+            assert slot[0] != 0, f"a row from {row.start} on reads the null block at {position}"
+            if self.sliding_window is not None:
+                assert self.slots.get(slot, -1) == state.chain(position, self.sliding_window), (
+                    f"a row from {row.start} on reads something else than its token {position}"
+                )
+
     def _write(self, row: ScheduledSequence, written: dict[tuple[int, int], int]) -> None:
         state = self.states[row.seq_id]
         assert state.epoch == row.epoch
@@ -111,7 +139,9 @@ class HashExecutor:
             state.table[row.first_block_index :] = row.block_ids
         self.num_computed_tokens += row.num_tokens
         for position in range(row.start, row.start + row.num_tokens):
-            before = 0 if position == 0 else self.slots.get(self._slot(state, position - 1), -1)
+            before = (
+                0 if self._first_seen(position) == position else self.slots.get(self._slot(state, position - 1), -1)
+            )
             slot = self._slot(state, position)
             assert slot[0] != 0, "the null block is written"
             assert slot not in written, "two rows write one slot"
@@ -121,12 +151,10 @@ class HashExecutor:
     def _read(self, row: ScheduledSequence, written: dict[tuple[int, int], int]) -> RowOutput:
         state = self.states[row.seq_id]
         end = row.start + row.num_tokens
-        slots = [self._slot(state, position) for position in range(end)]
-        for slot in slots:
-            assert written.get(slot, row.seq_id) == row.seq_id, "a row reads what another row of its step writes"
+        self._check_window(state, row, written)
         if self.fail_token is not None and self.fail_token in state.token_ids[row.start : end]:
             return RowOutput(seq_id=row.seq_id, epoch=row.epoch, samples=[], error="the logits hold NaN")
-        read = [self.slots.get(slot, -1) for slot in slots]
+        read = self._seen(state, end - 1)
         samples = []
         for i in range(row.num_samples):
             index = i if row.num_samples > 1 else state.index
@@ -137,7 +165,7 @@ class HashExecutor:
         prompt = None
         if row.num_prompt_logprobs:
             tokens = [
-                self._describe(read[: p + 1], state.token_ids[p + 1])
+                self._describe(self._seen(state, p), state.token_ids[p + 1])
                 for p in range(row.start, row.start + row.num_prompt_logprobs)
             ]
             prompt = PromptLogprobs(first_position=row.start + 1, tokens=tokens)

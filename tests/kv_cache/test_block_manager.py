@@ -222,9 +222,14 @@ class TestRollBack:
 class Blocks(RuleBasedStateMachine):
     """Any order of allocate, append, roll back, fork, publish, free keeps the accounting; no written slot is shared."""
 
-    @initialize(num_blocks=st.integers(1, 12), block_size=st.integers(1, 4), caching=st.booleans())
-    def build(self, num_blocks: int, block_size: int, caching: bool) -> None:
-        self.manager = BlockManager(num_blocks, block_size, 0.0, caching)
+    @initialize(
+        num_blocks=st.integers(1, 12),
+        block_size=st.integers(1, 4),
+        caching=st.booleans(),
+        window=st.sampled_from([None, None, 1, 3, 7]),
+    )
+    def build(self, num_blocks: int, block_size: int, caching: bool, window: int | None) -> None:
+        self.manager = BlockManager(num_blocks, block_size, 0.0, caching, sliding_window=window)
         self.sequences: dict[int, Sequence] = {}
         self.next_id = 1
 
@@ -260,8 +265,9 @@ class Blocks(RuleBasedStateMachine):
         sequence.token_ids += [0] * count
         sequence.num_computed_tokens += count
         self.manager.publish(sequence, PLAIN)
+        self.manager.release_unseen(sequence)
 
-    @precondition(lambda self: self.sequences)
+    @precondition(lambda self: self.sequences and self.manager.window is None)
     @rule(data=st.data(), count=st.integers(1, 6))
     def roll_back(self, data: st.DataObject, count: int) -> None:
         sequence = data.draw(st.sampled_from(list(self.sequences.values())))

@@ -42,9 +42,16 @@ class Schedules(RuleBasedStateMachine):
         delay_factor=st.sampled_from([0.0, 0.5]),
         max_bypasses=st.sampled_from([0, 2]),
         priority_ageing_s=st.sampled_from([0.0, 5.0]),
+        sliding_window=st.sampled_from([None, None, 1, 2, 4, 5, 11]),
     )
-    def build(self, block_size: int, num_blocks: int, **options: object) -> None:
-        self.core = make_core(num_blocks=num_blocks * 4 // block_size, block_size=block_size, **options)  # type: ignore[arg-type]
+    def build(self, block_size: int, num_blocks: int, sliding_window: int | None, **options: object) -> None:
+        self.sliding_window = sliding_window
+        self.core = make_core(
+            num_blocks=num_blocks * 4 // block_size,
+            block_size=block_size,
+            sliding_window=sliding_window,
+            **options,  # type: ignore[arg-type]
+        )
         self.seen = Collected()
         self.expected: dict[str, EngineCoreRequest] = {}
         self.cut: dict[str, set[int]] = {}
@@ -132,7 +139,7 @@ class Schedules(RuleBasedStateMachine):
             assert final.error == refusal
             return
         assert final.error is None
-        alone = run_alone(request)
+        alone = run_alone(request, self.sliding_window)
         cut = self.cut.get(name, set())
         for index, token_ids in alone.token_ids[name].items():
             have = self.seen.token_ids[name][index]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -44,10 +45,11 @@ def make_plan(
     max_num_seqs: int = 256,
     max_num_batched_tokens: int = 2048,
     weights_bytes: int = 1_192_000_000,
+    sliding_window: int | None = None,
     **cache: Any,
 ) -> MemoryPlan:
     return divide_memory(
-        ModelSizes(QWEN3_06B, weights_bytes, 2),
+        ModelSizes(msgspec.structs.replace(QWEN3_06B, sliding_window=sliding_window), weights_bytes, 2),
         NoWorkspace(),
         Memory(total=64 * GIB, available=available, source="cgroup"),
         cache=CacheConfig(dtype="bfloat16", **cache),
@@ -127,3 +129,14 @@ def test_a_context_that_was_asked_for_and_does_not_fit_is_refused() -> None:
 def test_activations_grow_with_what_a_step_may_hold() -> None:
     small, large = make_plan(max_num_batched_tokens=256), make_plan(max_num_batched_tokens=8192)
     assert small.activation_bytes < large.activation_bytes < 2 * GIB
+
+
+def test_a_sliding_window_lets_a_long_context_into_a_small_cache() -> None:
+    small = {"max_model_len": 40_960, "user_set_max_model_len": True, "max_num_batched_tokens": 512}
+    plan = make_plan(num_gpu_blocks_override=97, sliding_window=1024, **small)
+    # 1,535 tokens touch 97 blocks of 16
+    assert (plan.sliding_window, plan.max_live_tokens, plan.max_concurrency) == (1024, 1535, 1.0)
+    with pytest.raises(ConfigError, match="needs 97 KV blocks .* lower max_num_batched_tokens"):
+        make_plan(num_gpu_blocks_override=96, sliding_window=1024, **small)
+    with pytest.raises(ConfigError, match="needs 2,560 KV blocks"):
+        make_plan(num_gpu_blocks_override=97, **small)
