@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from octavo.core.messages import EngineCoreRequest
@@ -33,19 +33,6 @@ class RoundRobin:
         chosen = self._next % len(replicas)
         self._next = chosen + 1
         return chosen
-
-
-class Assigned:
-    """As it was decided before, by the seed of the request."""
-
-    needs_feedback = False
-
-    def __init__(self, places: Mapping[int, int]) -> None:
-        self._places = places
-
-    def choose(self, request: EngineCoreRequest, replicas: Sequence[Replica]) -> int:
-        assert request.params.seed is not None, "requests of a trace have seeds"
-        return self._places[request.params.seed]
 
 
 class LeastLoaded:

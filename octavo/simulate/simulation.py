@@ -13,7 +13,7 @@ from octavo.scheduler.build import SchedulerSettings
 from octavo.simulate.cluster import Cluster, Disaggregation, Outcome, Sample
 from octavo.simulate.cost_model import CostModel
 from octavo.simulate.replica import Replica
-from octavo.simulate.router import Assigned, make_router
+from octavo.simulate.router import RoundRobin, make_router
 from octavo.simulate.traces import Trace, TraceRequest
 
 _UNBOUNDED_TOKENS = 1 << 24
@@ -126,17 +126,19 @@ def _in_processes(trace: Trace, simulation: Simulation, num_shards: int) -> Outc
 
 
 def run_shard(shard: Shard) -> Outcome:
-    """The requests that go to this shard's replicas, in turn by arrival."""
-    trace, num_replicas = Trace(shard.requests), shard.simulation.num_replicas
+    """This shard's replicas, with the requests that come to each in turn by arrival.
+
+    One after the other, since none depends on another: what a single one works on stays in the processor's caches.
+    """
+    simulation, trace = shard.simulation, Trace(shard.requests)
+    num_replicas = simulation.num_replicas
     order = sorted(range(len(trace)), key=lambda number: trace.requests[number].arrival_s)
-    mine = list(range(shard.first, num_replicas, shard.num_shards))
-    places = {
-        number: turn % num_replicas // shard.num_shards
-        for turn, number in enumerate(order)
-        if turn % num_replicas % shard.num_shards == shard.first
-    }
-    replicas = _replicas(shard.simulation, mine)
-    return Cluster(trace, replicas, Assigned(places), numbers=sorted(places)).run()
+    outcomes = []
+    for number in range(shard.first, num_replicas, shard.num_shards):
+        replica = _replica(simulation, number, simulation.settings)
+        requests = sorted(order[number::num_replicas])
+        outcomes.append(Cluster(trace, [replica], RoundRobin(), numbers=requests).run())
+    return merged(outcomes)
 
 
 def merged(outcomes: Sequence[Outcome]) -> Outcome:
