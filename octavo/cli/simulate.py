@@ -147,7 +147,7 @@ def simulate(
         body = {"cost_model": msgspec.to_builtins(model), "elapsed_s": elapsed, "runs": [to_json(run) for run in runs]}
         _write("output", output, msgspec.json.format(msgspec.json.encode(body)))
     if svg is not None:
-        title = f"{runs[-1].summary.num_requests:,} requests, {replicas} × {model.name}"
+        title = f"{runs[-1].summary.num_requests:,} requests, {f'{replicas} × ' if replicas > 1 else ''}{model.name}"
         _write("svg", svg, picture(title, runs).encode())
     return 0
 

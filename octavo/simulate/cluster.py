@@ -48,11 +48,13 @@ class RequestRecord(msgspec.Struct, gc=False):
 
 
 class Sample(msgspec.Struct, gc=False, array_like=True):
-    """State at one time, added up over replicas. `kv_usage` is a sum of shares too."""
+    """State at one time, added up over replicas; `kv_usage` is a sum of shares too. Those that are swapped out do not
+    count as waiting."""
 
     time_s: float
     num_running: int
     num_waiting: int
+    num_swapped: int
     kv_usage: float
     max_kv_usage: float
 
@@ -236,6 +238,7 @@ class Cluster:
                 now,
                 sum(replica.num_running for replica in self._replicas),
                 sum(replica.num_waiting for replica in self._replicas),
+                sum(replica.num_swapped for replica in self._replicas),
                 sum(usages),
                 max(usages),
             )

@@ -76,8 +76,13 @@ class Replica:
 
     @property
     def num_waiting(self) -> int:
-        """Those that wait for blocks or for their first step, on the device or swapped out."""
-        return len(self._inbox) + len(self.scheduler.waiting) + len(self.scheduler.swapped)
+        """Those that wait for blocks or for their first step."""
+        return len(self._inbox) + len(self.scheduler.waiting)
+
+    @property
+    def num_swapped(self) -> int:
+        """Those that wait on the host."""
+        return len(self.scheduler.swapped)
 
     @property
     def kv_usage(self) -> float:

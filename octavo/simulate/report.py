@@ -91,7 +91,7 @@ def summarize(outcome: Outcome) -> Summary:
         cached_share=sum(record.num_cached_tokens for record in served) / max(num_prompt, 1),
         mean_kv_usage=math.fsum(s.kv_usage for s in samples) / max(len(samples) * outcome.num_replicas, 1),
         max_kv_usage=max((sample.max_kv_usage for sample in samples), default=0.0),
-        max_waiting=max((sample.num_waiting for sample in samples), default=0),
+        max_waiting=max((sample.num_waiting + sample.num_swapped for sample in samples), default=0),
         utilization=outcome.busy_s / (duration * outcome.num_replicas),
         num_steps=outcome.num_steps,
         num_preemptions=outcome.num_preemptions,
@@ -158,6 +158,7 @@ def to_json(run: Run) -> dict[str, Any]:
             "time_s": sample.time_s,
             "num_running": sample.num_running,
             "num_waiting": sample.num_waiting,
+            "num_swapped": sample.num_swapped,
             "kv_usage": sample.kv_usage / run.outcome.num_replicas,
             "max_kv_usage": sample.max_kv_usage,
         }
@@ -173,13 +174,15 @@ def picture(title: str, runs: Sequence[Run]) -> str:
     panels = _against_load(runs) if len(runs) > 1 else _distributions(last)
     suffix = f" at {last.offered:g} requests/s" if len(runs) > 1 and last.offered is not None else ""
     samples, num_replicas = last.outcome.samples, last.outcome.num_replicas
+    swapped = [(s.time_s, s.num_swapped) for s in samples]
+    in_use = [(s.time_s, 100 * s.kv_usage / num_replicas) for s in samples]
     panels.append(
         Panel(
             f"KV cache over time{suffix}",
             "simulated seconds",
             "% of blocks in use",
             [
-                Series("mean of replicas", [(s.time_s, 100 * s.kv_usage / num_replicas) for s in samples]),
+                Series("mean of replicas" if num_replicas > 1 else "in use", in_use),
                 *([Series("fullest replica", _fullest(samples))] if num_replicas > 1 else []),
             ],
             y_max=100.0,
@@ -193,6 +196,7 @@ def picture(title: str, runs: Sequence[Run]) -> str:
             [
                 Series("running", [(s.time_s, s.num_running) for s in samples]),
                 Series("waiting", [(s.time_s, s.num_waiting) for s in samples]),
+                *([Series("swapped out", swapped)] if any(count for _, count in swapped) else []),
             ],
         )
     )
@@ -204,24 +208,36 @@ def _fullest(samples: Sequence[Sample]) -> list[tuple[float, float]]:
 
 
 def _against_load(runs: Sequence[Run]) -> list[Panel]:
-    by_rate = sorted(((run.offered or run.summary.offered_requests_per_s), run.summary) for run in runs)
+    by_rate = sorted(
+        (((run.offered or run.summary.offered_requests_per_s), run.summary) for run in runs), key=lambda pair: pair[0]
+    )
 
-    def series(field: str, scale: float) -> list[Series]:
+    def spreads(field: str, scale: float) -> list[Series]:
         return [
             Series(name, [(rate, scale * getattr(getattr(summary, field), name)) for rate, summary in by_rate])
-            for name in ("p50", "p99")
+            for name in ("p50", "p90", "p99")
+        ]
+
+    def shares(**fields: str) -> list[Series]:
+        return [
+            Series(name.replace("_", " "), [(rate, 100 * getattr(summary, field)) for rate, summary in by_rate])
+            for name, field in fields.items()
         ]
 
     label = "requests a second offered"
-    return [
-        Panel("Time to first token against load", label, "seconds", series("time_to_first_token_s", 1), has_marks=True),
-        Panel(
-            "Time per output token against load",
-            label,
-            "milliseconds",
-            series("time_per_output_token_s", 1e3),
-            has_marks=True,
+    first, token = spreads("time_to_first_token_s", 1), spreads("time_per_output_token_s", 1e3)
+    produced = [
+        Series("output", [(rate, s.output_tokens_per_s) for rate, s in by_rate]),
+        Series(
+            "asked for", [(rate, rate * s.output_tokens_per_s / max(s.requests_per_s, 1e-9)) for rate, s in by_rate]
         ),
+    ]
+    usage = shares(busy="utilization", KV_blocks_in_use="mean_kv_usage", found_in_cache="cached_share")
+    return [
+        Panel("Time to first token against load", label, "seconds", first, has_marks=True, is_wide=True),
+        Panel("Time per output token against load", label, "milliseconds", token, has_marks=True, is_wide=True),
+        Panel("Throughput against load", label, "tokens per second", produced, has_marks=True),
+        Panel("Replicas against load, on average", label, "%", usage, y_max=100.0, has_marks=True),
     ]
 
 

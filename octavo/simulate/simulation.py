@@ -162,13 +162,14 @@ def _merged_samples(parts: Sequence[list[Sample]]) -> list[Sample]:
         end = part[-1].time_s if part else -1.0
         have = {sample.time_s for sample in part}
         times = {time for time in times if time in have or time > end}
-    sums = {time: Sample(time, 0, 0, 0.0, 0.0) for time in sorted(times)}
+    sums = {time: Sample(time, 0, 0, 0, 0.0, 0.0) for time in sorted(times)}
     for part in parts:
         for sample in part:
             total = sums.get(sample.time_s)
             if total is not None:
                 total.num_running += sample.num_running
                 total.num_waiting += sample.num_waiting
+                total.num_swapped += sample.num_swapped
                 total.kv_usage += sample.kv_usage
                 total.max_kv_usage = max(total.max_kv_usage, sample.max_kv_usage)
     return list(sums.values())

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
-import pytest
-
-from octavo.simulate.chart import Panel, Series, render, ticks
 from octavo.simulate.cluster import Outcome, RequestRecord, Sample
 from octavo.simulate.report import Run, Spread, picture, summarize, table, to_json
 
@@ -27,7 +24,7 @@ def outcome() -> Outcome:
         for i in range(4)
     ]
     records.append(RequestRecord(number=4, arrival_s=4.0, finished_s=4.0, num_prompt_tokens=99, error="too large"))
-    samples = [Sample(0.0, 0, 0, 0.0, 0.0), Sample(3.0, 2, 7, 1.0, 0.8), Sample(9.0, 5, 9, 2.0, 1.0)]
+    samples = [Sample(0.0, 0, 0, 0, 0.0, 0.0), Sample(3.0, 2, 4, 3, 1.0, 0.8), Sample(9.0, 5, 9, 0, 2.0, 1.0)]
     return Outcome(
         records, samples, 2, num_steps=9, busy_s=6.0, num_preemptions=1, num_swapped_blocks=2, num_recomputed_tokens=3
     )
@@ -66,7 +63,8 @@ def test_json_holds_the_summary_and_the_state_over_time() -> None:
     assert values["over_time"][1] == {
         "time_s": 3.0,
         "num_running": 2,
-        "num_waiting": 7,
+        "num_waiting": 4,
+        "num_swapped": 3,
         "kv_usage": 0.5,
         "max_kv_usage": 0.8,
     }
@@ -78,7 +76,7 @@ def texts(svg: str) -> list[str]:
 
 def test_one_run_is_drawn_as_distributions_and_over_time() -> None:
     shown = texts(picture("A & B", [Run(summarize(outcome()), outcome())]))
-    assert shown[0] == "A & B"
+    assert "A & B" in shown
     for text in ("How long requests take", "KV cache over time", "Queues over time", "% of blocks in use", "waiting"):
         assert text in shown
 
@@ -89,26 +87,11 @@ def test_several_runs_are_drawn_against_load() -> None:
     for text in (
         "Time to first token against load",
         "requests a second offered",
-        "p99",
+        "p90",
+        "Throughput against load",
+        "asked for",
+        "KV blocks in use",
+        "swapped out",
         "Queues over time at 4 requests/s",
     ):
         assert text in shown
-
-
-@pytest.mark.parametrize(
-    ("high", "expected"),
-    [(1.0, [0, 0.2, 0.4, 0.6, 0.8, 1.0]), (7.3, [0, 2, 4, 6, 8]), (100.0, [0, 20, 40, 60, 80, 100]), (0.0, [0, 1])],
-)
-def test_ticks_are_round_and_reach_the_end(high: float, expected: list[float]) -> None:
-    assert ticks(0.0, high) == pytest.approx(expected)
-
-
-def test_lines_lie_within_their_axes() -> None:
-    panel = Panel("p", "x", "y", [Series("s", [(0.0, 0.0), (5.0, 250.0), (10.0, 90.0)])], y_max=100.0)
-    line = next(e for e in ET.fromstring(render("t", [panel])).iter() if e.tag.endswith("polyline"))
-    points = [tuple(map(float, pair.split(","))) for pair in line.attrib["points"].split()]
-    assert points == [(62.0, 226.0), (252.0, 58.0), (442.0, 74.8)]  # what is above the axis is cut off at its end
-
-
-def test_a_panel_without_points_is_drawn() -> None:
-    assert "empty" in texts(render("t", [Panel("empty", "x", "y", [Series("s", [])])]))
