@@ -1,6 +1,6 @@
 """Any schedule gives a request the bits of a lonely run: tokens, log-probabilities, finish reasons, all `==`.
 
-On the compiled kernels, for every format of weights and cache.
+On the compiled kernels, for every format of weights and cache, and under a sliding window.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "fp8 cache": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
     "int8 weights": {"dtype": "bfloat16", "quantization": "int8"},
     "int4 weights": {"dtype": "bfloat16", "quantization": "int4"},
+    "sliding window": {"dtype": "bfloat16", "model": "mistral"},
 }
 VOCABULARY = 300
 PREFIX = [7 * i % VOCABULARY for i in range(40)]
@@ -70,18 +71,23 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("exact")
-    make_checkpoint("qwen3", path, vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128)
-    return write_byte_tokenizer(path)
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By family: one that sees everything, and one that sees the last 20 tokens."""
+    paths = {}
+    for family, own in (("qwen3", {}), ("mistral", {"head_dim": 16, "sliding_window": 20})):
+        path = tmp_path_factory.mktemp(family)
+        sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, **own}
+        make_checkpoint(family, path, **sizes)
+        paths[family] = write_byte_tokenizer(path)
+    return paths
 
 
 @pytest.fixture(scope="module", params=FORMATS)
-def alone(request: pytest.FixtureRequest, checkpoint: Path) -> Any:
+def alone(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Any:
     """The format, and a function that answers what a request gives by itself: no cache, one step at a time."""
     known: dict[tuple[Any, ...], list[CompletionOutput]] = {}
     keywords = FORMATS[request.param]
-    with load(checkpoint, keywords, enable_prefix_caching=False, threads=1, enforce_eager=True) as llm:
+    with load(checkpoints, keywords, enable_prefix_caching=False, threads=1, enforce_eager=True) as llm:
 
         def run(prompt: list[int], params: SamplingParams) -> list[CompletionOutput]:
             key = (*prompt, str(params))
@@ -92,8 +98,9 @@ def alone(request: pytest.FixtureRequest, checkpoint: Path) -> Any:
         yield keywords, run
 
 
-def load(checkpoint: Path, keywords: dict[str, Any], **more: Any) -> LLM:
-    return LLM(**({"model": str(checkpoint), "max_model_len": 128, "num_gpu_blocks_override": 200} | keywords | more))
+def load(checkpoints: dict[str, Path], keywords: dict[str, Any], **more: Any) -> LLM:
+    own = {"model": str(checkpoints[keywords.get("model", "qwen3")])}
+    return LLM(**({"max_model_len": 128, "num_gpu_blocks_override": 200} | keywords | own | more))
 
 
 # a smaller failing batch is seldom worth the minutes that shrinking takes
@@ -103,13 +110,13 @@ def load(checkpoint: Path, keywords: dict[str, Any], **more: Any) -> LLM:
 @given(batch=requests(), options=engines(), arrivals=st.lists(st.integers(0, 3), min_size=7, max_size=7))
 def test_any_schedule_gives_the_bits_of_a_lonely_run(
     alone: Any,
-    checkpoint: Path,
+    checkpoints: dict[str, Path],
     batch: list[tuple[list[int], SamplingParams]],
     options: dict[str, Any],
     arrivals: list[int],
 ) -> None:
     keywords, run_alone = alone
-    with load(checkpoint, keywords, **options) as llm:
+    with load(checkpoints, keywords, **options) as llm:
         outputs = {}
         for number, (prompt, params) in enumerate(batch):
             llm.engine.add_request(str(number), prompt, params)
@@ -123,12 +130,12 @@ def test_any_schedule_gives_the_bits_of_a_lonely_run(
         assert found.outputs == run_alone(prompt, params), (number, options)
 
 
-def test_the_formats_differ(checkpoint: Path) -> None:
+def test_the_formats_differ(checkpoints: dict[str, Path]) -> None:
     """Otherwise the runs above would all test the same numbers."""
     params = SamplingParams(temperature=0, max_tokens=4, logprobs=5, ignore_eos=True)
     found = {}
     for name, keywords in FORMATS.items():
-        with load(checkpoint, keywords, threads=1) as llm:
+        with load(checkpoints, keywords, threads=1) as llm:
             found[name] = llm.generate(PREFIX, params)[0].outputs[0].cumulative_logprob
     for (one, first), (other, second) in itertools.combinations(found.items(), 2):
         assert first != second, (one, other)

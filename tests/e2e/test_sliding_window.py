@@ -1,0 +1,155 @@
+"""Whole models that see a window of tokens: every schedule gives, `==`, what an engine gives that keeps every block.
+
+Blocks that are free, and the null block, are full of NaN from one step to the next: whoever reads one is found out.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from octavo import LLM, SamplingParams
+from octavo.core.arithmetic import max_blocks_of_group
+from octavo.core.outputs import CompletionOutput
+from octavo.core.step import ModelRunnerOutput, SchedulerOutput
+from octavo.engine.engine_core import EngineCore
+from tests.conformance.runtimes import LEVELS
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.exact_products import need_exact_products
+
+pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")
+
+VOCABULARY = 300
+SHARED = [7 * i % VOCABULARY for i in range(90)]
+CHUNK = 16
+
+
+def requests() -> list[tuple[list[int], SamplingParams]]:
+    """Long and short prompts, some of which begin alike, with every way of choosing tokens."""
+    ways: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"seed": 1, "n": 2},
+        {"seed": 2, "top_p": 0.9},
+        {"n": 2, "best_of": 2, "use_beam_search": True},
+        {"seed": 3, "best_of": 3, "prompt_logprobs": 0},
+        {"temperature": 0.0, "repetition_penalty": 1.2},
+    ]
+    return [
+        (
+            SHARED[: (0, 37, 90, 64, 90, 9)[number]] + [(number + 11 * i) % VOCABULARY for i in range(5 + 9 * number)],
+            SamplingParams(max_tokens=(60, 33, 40, 25, 18, 70)[number], logprobs=2, ignore_eos=True, **way),
+        )
+        for number, way in enumerate(ways)
+    ]
+
+
+def load(path: Path, block_size: int, **options: Any) -> LLM:
+    common: dict[str, Any] = {
+        "model": str(path),
+        "dtype": "float32" if block_size < 16 else "bfloat16",
+        "block_size": block_size,
+        "max_model_len": 256,
+        "max_num_batched_tokens": CHUNK,
+        "max_num_seqs": 12,
+        "swap_space": 0.01,
+    }
+    return LLM(**common | options)
+
+
+def core_of(llm: LLM) -> EngineCore:
+    core = llm.engine._core
+    assert isinstance(core, EngineCore)
+    return core
+
+
+def spoil_free_blocks(llm: LLM) -> None:
+    """From one step to the next nothing can be read in blocks without users and content."""
+    executor: Any = core_of(llm).executor
+    pool = core_of(llm).scheduler.block_manager.pool
+    caches: list[torch.Tensor] = executor._worker._runner._cache.caches
+    submit = executor.submit
+
+    def submit_and_spoil(step: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        future: Future[ModelRunnerOutput] = submit(step)
+        free = [block for block in range(1, pool.num_blocks + 1) if not pool.num_users(block)]
+        spoilt = torch.tensor([0, *(block for block in free if not pool.has_content(block))])
+        for cache in caches:
+            cache.view(torch.uint8)[:, spoilt] = 0xFF
+        return future
+
+    executor.submit = submit_and_spoil
+
+
+@pytest.fixture(scope="module", params=[(4, 4), (13, 4), (7, 8), (40, 8), (4, 16), (16, 16), (37, 16), (64, 16)])
+def windowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A model, its window, a block size, and the answers of an engine that keeps every block, one request at a time."""
+    window, block_size = request.param
+    if block_size < 16:  # the kernels take multiples of 16: plain torch attends
+        need_exact_products(torch.float32)
+    path = tmp_path_factory.mktemp("windowed")
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+    make_checkpoint("mistral", path, sliding_window=window, **sizes)
+    write_byte_tokenizer(path)
+    with load(path, block_size, num_gpu_blocks_override=512, enable_prefix_caching=False) as llm:
+        core_of(llm).scheduler.block_manager.window = None
+        answers = [llm.generate(prompt, params, use_tqdm=False)[0].outputs for prompt, params in requests()]
+        backend = {each[0]: each[1] for each in core_of(llm).executor.call("op_choices")}["attention"]
+    assert backend == ("native" if block_size == 16 else "reference")
+    return path, window, block_size, answers
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"preemption_mode": "recompute", "enable_prefix_caching": False},
+        {"preemption_mode": "swap", "max_steps_in_flight": 3},
+        {"preemption_mode": "swap", "enable_prefix_caching": False, "threads": 2, "max_steps_in_flight": 2},
+        {"preemption_mode": "recompute", "max_num_batched_tokens": 40, "enforce_eager": True},
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 256, "num_gpu_blocks_override": 160},
+    ],
+    ids=["recompute", "swap, prefixes, 3 in flight", "swap, 2 threads", "prefixes, longer steps", "classic"],
+)
+def test_any_schedule_in_the_least_blocks_gives_the_bits_of_an_engine_that_keeps_all(
+    windowed: Any, options: dict[str, Any]
+) -> None:
+    path, window, block_size, answers = windowed
+    chunk = options.get("max_num_batched_tokens", CHUNK)
+    least = max(
+        max_blocks_of_group(len(prompt), params.max_tokens or 1, params.width, block_size, window - 1 + chunk)
+        for prompt, params in requests()
+    )
+    with load(path, block_size, **{"num_gpu_blocks_override": least, **options}) as llm:
+        spoil_free_blocks(llm)
+        # twice: the second time prefixes are in the cache
+        for _ in range(2):
+            found: dict[int, list[CompletionOutput]] = {}
+            for number, (prompt, params) in enumerate(requests()):
+                llm.engine.add_request(str(number), prompt, params)
+                for _ in range(number % 2):
+                    found.update({int(each.request_id): each.outputs for each in llm.engine.step()})
+            while llm.engine.has_unfinished_requests():
+                found.update({int(each.request_id): each.outputs for each in llm.engine.step()})
+            core_of(llm).scheduler.check()
+            for number, expected in enumerate(answers):
+                assert found[number] == expected, number
+
+
+def test_a_request_of_ten_windows_runs_in_a_pool_of_a_window_and_a_step(tmp_path: Path) -> None:
+    make_checkpoint("mistral", tmp_path, sliding_window=16, vocab_size=VOCABULARY)
+    write_byte_tokenizer(tmp_path)
+    prompt, params = (
+        SHARED[:90] + SHARED[:20],
+        SamplingParams(max_tokens=50, temperature=0, ignore_eos=True, logprobs=1),
+    )
+    with load(tmp_path, 16, num_gpu_blocks_override=64) as llm:
+        expected = llm.generate(prompt, params, use_tqdm=False)[0].outputs
+    with load(tmp_path, 16, num_gpu_blocks_override=3, max_model_len=160) as llm:
+        assert "a request keeps at most 31 tokens: a sliding window of 16" in llm.engine.ready.plan
+        spoil_free_blocks(llm)
+        assert llm.generate(prompt, params, use_tqdm=False)[0].outputs == expected
+        assert llm.engine.ready.max_model_len == 160
