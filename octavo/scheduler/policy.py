@@ -59,3 +59,7 @@ class Policy(Protocol):
     def note_service(self, group: SequenceGroup, num_tokens: int, num_draws: int) -> None:
         """A step computes `num_tokens` tokens of the group and draws `num_draws` times."""
         ...
+
+    def note_end(self, group: SequenceGroup) -> None:
+        """The group has left for good: it has ended, was aborted or refused."""
+        ...

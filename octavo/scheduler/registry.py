@@ -27,6 +27,7 @@ class Registry:
     def __init__(self, block_manager: BlockManager, policy: Policy) -> None:
         self.block_manager = block_manager
         self.groups: dict[str, SequenceGroup] = {}
+        self._policy = policy
         self.waiting = policy.make_queue()
         self.running: list[SequenceGroup] = []
         self.num_running_sequences = 0
@@ -144,6 +145,7 @@ class Registry:
     def _forget(self, group: SequenceGroup, status: SequenceStatus) -> None:
         group.status = status
         del self.groups[group.request_id]
+        self._policy.note_end(group)
         for sequence in group.sequences:
             del self._by_sequence[sequence.seq_id]
 

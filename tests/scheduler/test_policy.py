@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
+
+import pytest
 
 from octavo.config.args import EngineArgs
 from octavo.config.fields import arguments
@@ -13,6 +16,7 @@ from octavo.scheduler.policies.fair_share import FairShare
 from octavo.scheduler.policies.first_come import FirstComeFirstServed
 from octavo.scheduler.policies.prefix_match import MOST_PASSES
 from octavo.scheduler.registry import Registry
+from octavo.scheduler.scheduler import Scheduler
 from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
 
 
@@ -90,6 +94,60 @@ class TestOrder:
         queue.push(registry.add(request("b", tenant="busy")))
         queue.push(registry.add(request("n", tenant="new")))
         assert policy.counters["new"] == 1000.0
+
+    def test_who_comes_when_nobody_waits_has_saved_nothing_up_either(self) -> None:
+        core = make_core(max_num_seqs=1, policy="fair-share")
+        run(core, [request(f"x{i}", tenant="x", max_tokens=8) for i in range(20)])
+        core.add_request(request("x", tenant="x", max_tokens=8))
+        core.step()
+        for i in range(3):
+            core.add_request(request(f"y{i}", tenant="y", max_tokens=8))
+            core.add_request(request(f"x{i}", tenant="x", max_tokens=8))
+        order = []
+        while core.has_unfinished():
+            order += [output.request_id for output in core.step().outputs if output.finished]
+        assert order == ["x", "y0", "x0", "y1", "x1", "y2", "x2"]
+
+    def test_tenants_that_come_once_are_forgotten(self) -> None:
+        core = make_core(max_num_seqs=2, policy="fair-share")
+        policy = core.scheduler.policy
+        assert isinstance(policy, FairShare)
+        for number in range(3000):
+            core.add_request(request(f"{number}", tenant=f"t{number}", max_tokens=1))
+            core.step()
+            if number % 50 == 0:
+                run(core)
+            assert len(policy.counters) <= 300
+        run(core)
+        assert len(policy.counters) <= 300
+
+    @pytest.mark.parametrize("seed", range(12))
+    def test_who_is_forgotten_is_served_as_if_it_were_not(self, seed: int) -> None:
+        def served(max_idle: int) -> tuple[list[tuple[str, int]], int]:
+            """When each of 120 requests ended, and the most counters that were kept."""
+            source = random.Random(seed)
+            policy = FairShare({"t1": 3.0}, max_idle=max_idle)
+            core = make_core(num_blocks=16, max_num_seqs=3)
+            core.scheduler = Scheduler(
+                BlockManager(16, 4, 0.0, True), max_num_seqs=3, max_num_batched_tokens=16, policy=policy
+            )
+            ended: list[tuple[str, int]] = []
+            most = 0
+            for number in range(120):
+                tenant = f"t{source.randrange(4)}" if source.random() < 0.6 else f"once{number}"
+                prompt, tokens = source.randrange(1, 20), source.randrange(1, 9)
+                core.add_request(request(f"r{number}", prompt=prompt, tenant=tenant, max_tokens=tokens))
+                for _ in range(source.randrange(0, 12) if source.random() < 0.5 else 1):
+                    ended += [(output.request_id, number) for output in core.step().outputs if output.finished]
+                if number % 17 == 5:
+                    core.abort_requests([f"r{number - 2}"])
+                most = max(most, len(policy.counters))
+            run(core)
+            return ended, most
+
+        forgetful, keeping = served(0), served(10**9)
+        assert forgetful[0] == keeping[0]
+        assert forgetful[1] < keeping[1]
 
     def test_a_tenant_whose_group_does_not_fit_keeps_its_claim(self) -> None:
         core = make_core(policy="fair-share", num_blocks=8, max_num_batched_tokens=64)

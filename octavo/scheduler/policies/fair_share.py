@@ -22,18 +22,25 @@ class FairShare(FirstComeFirstServed):
     """The tenant that has been served least, by its weight, is next; within a tenant, first come first served.
 
     The difference of two backlogged tenants' counters stays within what the largest batch serves. A tenant that was
-    away comes back with the smallest counter of those who wait: idleness saves nothing up. Requests without a tenant
-    are one tenant together. The most served tenant's youngest group gives way.
+    away comes back with the smallest counter of those who wait, or, when nobody does, with that of the last who did:
+    idleness saves nothing up. Requests without a tenant are one tenant together. The most served tenant's youngest
+    group gives way.
+
+    A tenant without requests whose counter is not above what it would come back with is forgotten: it comes back with
+    the same counter. That is looked after when `max_idle` more are kept than after the last look.
     """
 
     counts_service = True
 
-    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(self, weights: Mapping[str, float] | None = None, max_idle: int = 256) -> None:
         self._weights = dict(weights or {})
+        self._max_idle = max_idle
+        self._num_kept = 0
         self.counters: dict[str, float] = {}
+        self._queue = _TenantQueue(self.counters, self.key)
 
     def make_queue(self) -> GroupQueue:
-        return _TenantQueue(self.counters, self.key)
+        return self._queue
 
     def victim(self, running: SequenceABC[SequenceGroup]) -> SequenceGroup:
         return max(running, key=lambda group: (self.counters.get(tenant_of(group), 0.0), group.arrival))
@@ -42,6 +49,11 @@ class FairShare(FirstComeFirstServed):
         tenant = tenant_of(group)
         cost = (num_tokens + DRAW_COST * num_draws) / self._weights.get(tenant, 1.0)
         self.counters[tenant] = self.counters.get(tenant, 0.0) + cost
+
+    def note_end(self, group: SequenceGroup) -> None:
+        self._queue.note_end(tenant_of(group))
+        if len(self.counters) > 2 * self._num_kept + self._max_idle:
+            self._num_kept = self._queue.forget_idle()
 
 
 def tenant_of(group: SequenceGroup) -> str:
@@ -55,15 +67,18 @@ class _TenantQueue:
         self._counters = counters
         self._key = key
         self._queues: dict[str, WaitingQueue] = {}
+        self._num_open: dict[str, int] = {}
+        self._last: str | None = None
+        self._floor = 0.0
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
     def push(self, group: SequenceGroup) -> None:
         tenant = tenant_of(group)
+        self._num_open[tenant] = self._num_open.get(tenant, 0) + 1
         if tenant not in self._queues:
-            least = min((self._counters.get(other, 0.0) for other in self._queues), default=0.0)
-            self._counters[tenant] = max(self._counters.get(tenant, 0.0), least)
+            self._counters[tenant] = max(self._counters.get(tenant, 0.0), self._raise_floor())
         self.put_back(group)
 
     def put_back(self, group: SequenceGroup) -> None:
@@ -87,11 +102,34 @@ class _TenantQueue:
         self._queues[tenant_of(group)].remove(group)
         self._tidy(group)
 
+    def note_end(self, tenant: str) -> None:
+        """A group of this tenant has left for good."""
+        self._num_open[tenant] -= 1
+        if self._num_open[tenant] == 0:
+            del self._num_open[tenant]
+
+    def forget_idle(self) -> int:
+        """Drop the counters of tenants without groups that come back with the same. Answers how many are left."""
+        floor = self._raise_floor()
+        for tenant in [name for name, counter in self._counters.items() if counter <= floor]:
+            if tenant not in self._num_open:
+                del self._counters[tenant]
+        return len(self._counters)
+
+    def _raise_floor(self) -> float:
+        """The smallest counter that a tenant comes with now. It never falls: nobody who waits is below it."""
+        tenants = self._queues or ([] if self._last is None else [self._last])
+        least = min((self._counters.get(tenant, 0.0) for tenant in tenants), default=0.0)
+        self._floor = max(self._floor, least)
+        return self._floor
+
     def _next(self) -> WaitingQueue | None:
         if not self._queues:
             return None
         return self._queues[min(self._queues, key=lambda tenant: self._counters[tenant])]
 
     def _tidy(self, group: SequenceGroup) -> None:
-        if not len(self._queues[tenant_of(group)]):
-            del self._queues[tenant_of(group)]
+        tenant = tenant_of(group)
+        if not len(self._queues[tenant]):
+            del self._queues[tenant]
+            self._last = tenant

@@ -29,3 +29,6 @@ class FirstComeFirstServed:
 
     def note_service(self, group: SequenceGroup, num_tokens: int, num_draws: int) -> None:
         """Not called: who was served how much does not matter here."""
+
+    def note_end(self, group: SequenceGroup) -> None:
+        """Nothing is kept about groups."""
