@@ -13,6 +13,7 @@ PROMISES = {
     "logprobs.py": "(rank 1)",
     "offline.py": "Once upon a time",
     "parallel_sampling.py": "[3]",
+    "prefix_cache.py": "tokens were there (the next block is new)",
     "streaming.py": "2: ",
 }
 
