@@ -12,8 +12,8 @@ def main() -> None:
         print(f"{pinned.num_tokens} tokens stay for ten minutes from when they are computed ({pinned.because})")
         for question in QUESTIONS:
             [output] = llm.chat([SYSTEM, {"role": "user", "content": question}], SamplingParams(max_tokens=24))
-            cached, because = output.num_cached_tokens, output.cache_miss_reason
-            print(f"{cached} of {len(output.prompt_token_ids)} tokens were there ({because}): {output.outputs[0].text!r}")
+            found = f"{output.num_cached_tokens} of {len(output.prompt_token_ids)} tokens were there"
+            print(f"{found} ({output.cache_miss_reason}): {output.outputs[0].text!r}")
         llm.unpin_prefix([SYSTEM])
 
 

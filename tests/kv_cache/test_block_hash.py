@@ -75,10 +75,3 @@ def test_what_is_compared_at_a_position_is_the_token_and_the_place_in_its_image(
     assert token_keys([5, 6, 7, 8, 9, 10], 2, 6, placeholders) == [7, (8, 0, CAT), (9, 1, CAT), 10]
     assert token_keys([5, 6, 7, 8], 2, 6, placeholders) == [7, (8, 0, CAT)]
     assert token_keys([5, 6, 7, 8], 0, 2, placeholders) == token_keys([5, 6, 7, 8], 0, 2, ()) == [5, 6]
-
-
-def test_a_placeholder_has_tokens() -> None:
-    with pytest.raises(AssertionError, match="a placeholder has 0 tokens"):
-        Placeholder(0, 0, CAT)
-    with pytest.raises(AssertionError, match="a placeholder begins at -1"):
-        Placeholder(-1, 1, CAT)

@@ -1,0 +1,78 @@
+"""Content that is held, now or from when it is there. What that does to requests is in test_block_manager.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.kv_cache.block_pool import BlockPool, Content
+from octavo.kv_cache.pins import Pins
+
+
+def published(pool: BlockPool, digest: bytes) -> int:
+    """A cached block with this content."""
+    block = pool.allocate()
+    pool.publish(block, Content(digest, b"parent", ()))
+    pool.release(block)
+    return block
+
+
+def checked(pool: BlockPool, pins: Pins) -> None:
+    pins.check()
+    pool.check(dict.fromkeys(pins.blocks, 1))
+
+
+def test_what_is_cached_is_held_at_once_and_the_rest_when_it_comes() -> None:
+    pool = BlockPool(6)
+    first = published(pool, b"1")
+    pins = Pins(pool, max_blocks=3)
+    assert pins.pin([b"1", b"12"], until=5.0) == 2
+    assert (list(pins.blocks), pins.num_held([b"1", b"12"])) == ([first], 1)
+    second = published(pool, b"12")
+    with pytest.raises(AssertionError, match="not held"):
+        pins.check()
+    pins.hold(b"12")
+    pins.hold(b"13")  # nobody wants it
+    assert (list(pins.blocks), pins.num_held([b"1", b"12"])) == ([first, second], 2)
+    checked(pool, pins)
+
+
+def test_there_is_room_for_so_many_different_blocks() -> None:
+    pool = BlockPool(6)
+    pins = Pins(pool, max_blocks=3)
+    assert pins.pin([b"1", b"12"], until=5.0) == 2
+    assert pins.pin([b"1", b"12", b"123", b"1234"], until=6.0) == 3
+    assert pins.pin([b"2"], until=7.0) == 0
+    assert len(pins) == 2
+    assert pins.unpin([b"1", b"12", b"123", b"1234"])  # by its whole name, of which only a part was kept
+    assert pins.pin([b"2"], until=7.0) == 1
+    checked(pool, pins)
+
+
+def test_what_two_pins_hold_is_let_go_by_the_last() -> None:
+    pool = BlockPool(6)
+    published(pool, b"1")
+    pins = Pins(pool, max_blocks=3)
+    pins.pin([b"1"], until=5.0)
+    pins.pin([b"1", b"12"], until=6.0)
+    assert pool.num_used_blocks == 1
+    pins.expire(5.0)
+    assert (len(pins), pool.num_used_blocks) == (1, 1)
+    pins.expire(6.0)
+    assert (len(pins), pool.num_used_blocks) == (0, 0)
+    checked(pool, pins)
+
+
+def test_the_tail_is_let_go_before_its_head() -> None:
+    pool = BlockPool(2)
+    head, tail = published(pool, b"1"), published(pool, b"12")
+    pins = Pins(pool, max_blocks=2)
+    pins.pin([b"1", b"12"], until=5.0)
+    assert pins.clear() == 2
+    assert [pool.allocate(), pool.allocate()] == [tail, head]
+
+
+def test_nothing_is_a_prefix_that_cannot_be_pinned() -> None:
+    pins = Pins(BlockPool(2), max_blocks=1)
+    assert pins.pin([], until=5.0) == 0
+    assert not pins.unpin([])
+    assert pins.clear() == 0
