@@ -153,6 +153,7 @@ class SequenceGroup:
         "num_prompt_tokens",
         "refork_at",
         "request",
+        "request_id",
         "sequences",
         "status",
         "was_preempted",
@@ -162,6 +163,7 @@ class SequenceGroup:
     def __init__(self, request: EngineCoreRequest, arrival: int, first_seq_id: int) -> None:
         assert request.params.max_tokens is not None, "max_tokens is resolved before a request is accepted"
         self.request = request
+        self.request_id = request.request_id
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.max_tokens = request.params.max_tokens
         self.arrival = arrival
@@ -183,10 +185,6 @@ class SequenceGroup:
             self.beams = BeamSearch(request.params, self.max_tokens, self.end_token_ids)
             self.is_forked = True  # beams fork whenever they branch, not once
         self.metrics = RequestMetrics(arrival_time=request.arrival_time, timeline=[(request.arrival_time, "queued")])
-
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
 
     @property
     def max_running_sequences(self) -> int:

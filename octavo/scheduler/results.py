@@ -31,11 +31,10 @@ class Results:
             prompt_logprobs = row.prompt_logprobs and _owed_prompt_logprobs(group, row.prompt_logprobs)
             if not row.samples and row.candidates is None and prompt_logprobs is None:
                 continue
-            request_id = group.request.request_id
-            result = outputs.get(request_id)
+            result = outputs.get(group.request_id)
             if result is None:
-                result = outputs[request_id] = EngineCoreOutput(
-                    request_id=request_id, deltas=[], finished=False, num_cached_tokens=group.num_cached_tokens
+                result = outputs[group.request_id] = EngineCoreOutput(
+                    request_id=group.request_id, deltas=[], finished=False, num_cached_tokens=group.num_cached_tokens
                 )
             if prompt_logprobs is not None:
                 result.prompt_logprobs = prompt_logprobs
