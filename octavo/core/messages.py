@@ -110,6 +110,7 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     num_swapped: int = 0
     num_blocks: int = 0
     num_used_blocks: int = 0
+    num_pinned_blocks: int = 0
     num_host_blocks: int = 0
     num_used_host_blocks: int = 0
     num_steps: int = 0

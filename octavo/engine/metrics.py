@@ -24,6 +24,7 @@ _GAUGES = {
     "num_requests_waiting": ("Requests that wait to be admitted.", "num_waiting"),
     "num_requests_swapped": ("Requests whose blocks are in host memory.", "num_swapped"),
     "host_cache_usage_perc": ("Share of the host's KV blocks in use, from 0 to 1.", "host_cache_usage"),
+    "num_pinned_blocks": ("KV blocks that pinned prefixes hold.", "num_pinned_blocks"),
     "kv_cache_usage_perc": ("Share of the KV blocks in use, from 0 to 1.", "kv_cache_usage"),
 }
 _COUNTERS = {

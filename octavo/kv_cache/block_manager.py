@@ -344,6 +344,11 @@ class BlockManager:
 
     # ---- pins ----
 
+    @property
+    def num_pinned_blocks(self) -> int:
+        """Device blocks that pins hold, whoever else uses them."""
+        return len(self._pins.blocks)
+
     def pin(self, token_ids: list[int], cache_key: CacheKey, until: float) -> PinnedPrefix:
         """Keep the full blocks of this prefix until then: those that are cached, and the others once they are.
 

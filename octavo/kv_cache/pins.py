@@ -7,7 +7,7 @@ that a request has computed it. Two pins that begin alike share what they hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from octavo.kv_cache.block_pool import BlockPool
@@ -32,7 +32,7 @@ class Pins:
         return len(self._pins)
 
     @property
-    def blocks(self) -> Iterable[int]:
+    def blocks(self) -> Collection[int]:
         """The blocks that are held."""
         return self._blocks.values()
 

@@ -241,6 +241,7 @@ class Scheduler:
             num_waiting=len(self.waiting),
             num_swapped=len(self.swapped),
             num_used_blocks=self.block_manager.pool.num_used_blocks,
+            num_pinned_blocks=self.block_manager.num_pinned_blocks,
             num_used_host_blocks=self.block_manager.host_pool.num_used_blocks,
         )
 

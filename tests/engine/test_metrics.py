@@ -19,13 +19,16 @@ def test_totals_of_the_core_become_counters_and_the_rest_gauges() -> None:
     metrics = Metrics("m")
     stats = SchedulerStats(num_running=3, num_waiting=2, num_blocks=8, num_used_blocks=2, num_generated_tokens=10)
     metrics.observe_stats(stats)
-    metrics.observe_stats(SchedulerStats(num_running=1, num_blocks=8, num_generated_tokens=15, num_prompt_tokens=7))
+    metrics.observe_stats(
+        SchedulerStats(num_running=1, num_blocks=8, num_generated_tokens=15, num_prompt_tokens=7, num_pinned_blocks=4)
+    )
     found = values(metrics)
     assert found["octavo:generation_tokens_total"] == 15
     assert found["octavo:prompt_tokens_total"] == 7
     assert found["octavo:num_requests_running"] == 1
     assert found["octavo:num_requests_waiting"] == 0
     assert found["octavo:kv_cache_usage_perc"] == 0
+    assert found["octavo:num_pinned_blocks"] == 4
 
 
 def test_request_that_ended_is_in_every_histogram() -> None:

@@ -167,6 +167,7 @@ class TestPrefixCache:
         assert num_cached("first", [*range(8), 40]) == 0
         assert num_cached("large", [30] * 24) == 0
         assert num_cached("again", [*range(8), 41]) == 8
+        assert core.stats().num_pinned_blocks == 2
         assert num_cached("whole", [31] * 32) == 0
         (entry,) = [entry for entry in core.scheduler.log.entries if entry.kind == "unpinned"]
         assert (entry.request_id, entry.because) == ("whole", "pins held 2 blocks, and it runs only without them")
