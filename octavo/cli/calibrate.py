@@ -27,7 +27,7 @@ from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.core.step import SchedulerOutput
 from octavo.engine.block_moves import BlockMoveRates
 from octavo.errors import ConfigError
-from octavo.simulate.cost_model import FEATURES, Check, Fitted, MeasuredStep, StepWork, fit, work_of
+from octavo.simulate.cost_model import FEATURES, Check, Fitted, MeasuredStep, StepWork, fit, num_pairs_of, work_of
 from octavo.simulate.settings import offline_seconds, served_settings
 from octavo.simulate.traces import Workload, generate
 
@@ -113,6 +113,7 @@ def fitted(llm: LLM, batch_sizes: Sequence[int], input_lens: Sequence[int], repe
         # where there is no swap space nothing is swapped
         swap_bytes_per_s=moves.swap_bytes_per_s or moves.copy_bytes_per_s,
         copy_bytes_per_s=moves.copy_bytes_per_s,
+        sliding_window=ready.sliding_window,
         fit_error=fit_error,
         step_s=coefficients["step_s"],
         prefill_step_s=coefficients["prefill_step_s"],
@@ -122,7 +123,7 @@ def fitted(llm: LLM, batch_sizes: Sequence[int], input_lens: Sequence[int], repe
         pair_s=coefficients["pair_s"],
     )
     num_tokens = min(max(input_lens), longest, config.scheduler.max_num_batched_tokens)
-    prompt = StepWork(1, num_tokens, num_tokens, 0, num_tokens * (num_tokens + 1) // 2)
+    prompt = StepWork(1, num_tokens, num_tokens, 0, num_pairs_of(0, num_tokens, ready.sliding_window))
     rate = num_tokens / model.step_seconds(prompt, ready.block_size)
     model = msgspec.structs.replace(model, prefill_tokens_per_s=rate)
     return msgspec.structs.replace(model, check=check(llm, model, mixed, checked)), len(steps)
@@ -267,7 +268,8 @@ def _watched(engine: LLMEngine) -> Iterator[list[TimedStep]]:
         # with steps in flight one begins what another ends: only a step that did both by itself has a time
         if len(planned) == 1:
             was_interrupted = _num_interruptions() > interruptions
-            steps.append(TimedStep(MeasuredStep(work_of(planned[0]), seconds), was_interrupted))
+            work = work_of(planned[0], engine.ready.sliding_window)
+            steps.append(TimedStep(MeasuredStep(work, seconds), was_interrupted))
         planned.clear()
         return outputs
 

@@ -178,6 +178,8 @@ class CoreReady(msgspec.Struct, kw_only=True, tag="ready"):
     """Slots that each sequence has beyond its tokens: a request needs room for them too."""
     num_host_blocks: int = 0
     """Blocks of the swap space."""
+    sliding_window: int | None = None
+    """Tokens that a query sees in every layer; None where a layer sees all."""
     max_live_tokens: int | None = None
     """Most tokens of one sequence that are in blocks at once (`SchedulerConfig.max_live_tokens`)."""
 

@@ -89,6 +89,7 @@ class EngineCore:
                 kv_block_bytes=plan.kv_block_bytes,
                 num_lookahead_slots=config.scheduler.num_lookahead_slots,
                 num_host_blocks=plan.host_blocks,
+                sliding_window=plan.sliding_window,
                 max_live_tokens=max_live_tokens,
             )
             settings = SchedulerSettings(

@@ -21,9 +21,9 @@ class StepWork(NamedTuple):
     """What a step does, as far as its time depends on it.
 
     num_sequences: rows. num_tokens: tokens that are computed. num_prefill_tokens: those in rows of more than one.
-    num_context_tokens: tokens whose keys and values rows of one token read. num_pairs: pairs of a query and a key in
-    the rows of more than one token. num_swapped_blocks: blocks moved between device and host. num_copied_blocks: those
-    copied within the device.
+    num_context_tokens: tokens whose keys and values rows of one token read. num_pairs: pairs of a query and a key that
+    it sees, in the rows of more than one token. num_swapped_blocks: blocks moved between device and host.
+    num_copied_blocks: those copied within the device.
     """
 
     num_sequences: int
@@ -35,15 +35,25 @@ class StepWork(NamedTuple):
     num_copied_blocks: int = 0
 
 
-def work_of(step: SchedulerOutput) -> StepWork:
-    """The work of a step that the engine carries out."""
+def num_pairs_of(start: int, num_tokens: int, sliding_window: int | None) -> int:
+    """Pairs of a query and a key that it sees, for the queries at `num_tokens` positions from `start` on."""
+    num_pairs = num_tokens * start + num_tokens * (num_tokens + 1) // 2
+    if sliding_window is not None:
+        # what lies before the window of the first query and of the one behind the last
+        before, behind = (max(0, position - sliding_window) for position in (start, start + num_tokens))
+        num_pairs -= (behind * (behind + 1) - before * (before + 1)) // 2
+    return num_pairs
+
+
+def work_of(step: SchedulerOutput, sliding_window: int | None = None) -> StepWork:
+    """The work of a step that the engine carries out. `sliding_window`: tokens that a query sees in every layer."""
     num_prefill = num_context = num_pairs = 0
     for row in step.rows:
         if row.num_tokens > 1:
             num_prefill += row.num_tokens
-            num_pairs += row.num_tokens * row.start + row.num_tokens * (row.num_tokens + 1) // 2
+            num_pairs += num_pairs_of(row.start, row.num_tokens, sliding_window)
         else:
-            num_context += row.start + 1
+            num_context += num_pairs_of(row.start, 1, sliding_window)
     ops = step.block_ops
     num_swapped = len(ops.swap_outs) + len(ops.swap_ins)
     return StepWork(len(step.rows), step.num_tokens, num_prefill, num_context, num_pairs, num_swapped, len(ops.copies))
@@ -66,7 +76,8 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     kv_bytes_per_token: keys and values of one token over all layers. flops_per_pair: attention over all layers for one
     query and one key. swap_bytes_per_s: between device and host; within the device a copy reads and writes at
-    bytes_per_s. step_s, sequence_s: what a step, and each of its rows, costs besides.
+    bytes_per_s. step_s, sequence_s: what a step, and each of its rows, costs besides. sliding_window: tokens that a
+    query sees in every layer; leave it out where a layer sees all.
     """
 
     name: str
@@ -80,6 +91,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     swap_bytes_per_s: float = 20e9
     step_s: float = 2e-3
     sequence_s: float = 10e-6
+    sliding_window: int | None = None
 
     def step_seconds(self, work: StepWork, block_size: int) -> float:
         bytes_read = self.weight_bytes + self.kv_bytes_per_token * work.num_context_tokens
@@ -126,8 +138,8 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Made by `octavo bench calibrate`. num_kv_tokens: what the measured engine's cache holds. swap_bytes_per_s,
     copy_bytes_per_s: of keys and values that are moved between device and host, and copied within the device.
-    prefill_tokens_per_s: of a long prompt. fit_error: median of |predicted - measured| / measured over the measured
-    steps. check: a whole batch, run and simulated.
+    prefill_tokens_per_s: of a long prompt. sliding_window: see `Roofline`. fit_error: median of
+    |predicted - measured| / measured over the measured steps. check: a whole batch, run and simulated.
     """
 
     name: str
@@ -142,6 +154,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     swap_bytes_per_s: float = 4e9
     copy_bytes_per_s: float = 4e9
     prefill_tokens_per_s: float = 2000.0
+    sliding_window: int | None = None
     fit_error: float = 0.0
     check: Check | None = None
 
@@ -212,12 +225,14 @@ class _Model(NamedTuple):
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    sliding_window: int | None = None
 
 
 _MODELS = {
     "opt-13b": _Model(12.9, 40, 40, 40, 128),
     "llama-2-13b": _Model(13.0, 40, 40, 40, 128),
     "llama-3.1-8b": _Model(8.03, 32, 32, 8, 128),
+    "mistral-7b-v0.1": _Model(7.24, 32, 32, 8, 128, sliding_window=4096),
     "qwen3-0.6b": _Model(0.6, 28, 16, 8, 128),
     "qwen3-4b": _Model(4.02, 36, 32, 8, 128),
     "qwen3-14b": _Model(14.8, 40, 40, 8, 128),
@@ -243,6 +258,7 @@ def preset(name: str) -> Roofline:
         device_bytes=device.memory_gb * 1e9,
         bytes_per_s=_BANDWIDTH_REACHED * device.tera_bytes_per_s * 1e12,
         flops_per_s=_ARITHMETIC_REACHED * device.bf16_tera_flops_per_s * 1e12,
+        sliding_window=model.sliding_window,
     )
 
 
@@ -271,6 +287,7 @@ _POSITIVE = frozenset(
         "copy_bytes_per_s",
         "prefill_tokens_per_s",
         "kv_bytes_per_token",
+        "sliding_window",
     }
 )
 

@@ -5,6 +5,7 @@ Its time is a cost model's. Steps run one after the other, as on a device; waiti
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from hashlib import blake2b
@@ -21,7 +22,7 @@ from octavo.core.step import (
     TokenLogprobs,
 )
 from octavo.errors import ConfigError
-from octavo.simulate.cost_model import CostModel, StepWork
+from octavo.simulate.cost_model import CostModel, StepWork, num_pairs_of
 
 END_TOKEN: Final = 1 << 40
 """Ends a sequence. Larger than any real token id; streams are numbered from here on."""
@@ -126,6 +127,8 @@ class SimulatedExecutor:
                 if seq_id not in added:
                     del states[seq_id]
         results: list[RowOutput] = []
+        window = self._cost_model.sliding_window
+        most_context = sys.maxsize if window is None else window
         num_tokens = num_prefill = num_context = num_pairs = 0
         for row in step.rows:
             state = states[row.seq_id]
@@ -133,7 +136,7 @@ class SimulatedExecutor:
             end = start + count
             if count == 1 and row.num_samples == 1 and end != state.end and start >= state.free_until:
                 num_tokens += 1
-                num_context += end
+                num_context += end if end < most_context else most_context
                 results.append(state.result)
                 continue
             if row.token_ids:
@@ -145,9 +148,9 @@ class SimulatedExecutor:
             num_tokens += count
             if count > 1:
                 num_prefill += count
-                num_pairs += count * start + count * (count + 1) // 2
+                num_pairs += num_pairs_of(start, count, window)
             elif count:
-                num_context += end
+                num_context += min(end, most_context)
         ops = step.block_ops
         num_swapped = len(ops.swap_outs) + len(ops.swap_ins)
         work = StepWork(len(results), num_tokens, num_prefill, num_context, num_pairs, num_swapped, len(ops.copies))

@@ -38,6 +38,7 @@ def engine_settings(args: EngineArgs, model: CostModel, *, max_model_len: int) -
             swap_bytes_per_s=model.swap_bytes_per_s,
             block_bytes=block_bytes,
         ),
+        sliding_window=model.sliding_window,
     )
 
 
@@ -49,6 +50,7 @@ def served_settings(cache: CacheConfig, scheduler: SchedulerConfig, ready: CoreR
         num_blocks=ready.num_blocks,
         num_host_blocks=ready.num_host_blocks,
         preemption_costs=PreemptionCosts(block_bytes=ready.kv_block_bytes),
+        sliding_window=ready.sliding_window,
     )
 
 

@@ -15,6 +15,7 @@ def make_settings(
     max_num_batched_tokens: int = 16,
     depth: int = 1,
     preemption_mode: PreemptionMode = "recompute",
+    sliding_window: int | None = None,
 ) -> SchedulerSettings:
     return SchedulerSettings(
         cache=CacheConfig(dtype="float32", block_size=4, watermark=0.0),
@@ -27,11 +28,17 @@ def make_settings(
         ),
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
+        sliding_window=sliding_window,
     )
 
 
 def make_costs(
-    *, step_s: float = 1.0, sequence_s: float = 0.0, prefill_token_s: float = 0.0, kv_bytes_per_token: float = 8.0
+    *,
+    step_s: float = 1.0,
+    sequence_s: float = 0.0,
+    prefill_token_s: float = 0.0,
+    kv_bytes_per_token: float = 8.0,
+    sliding_window: int | None = None,
 ) -> Fitted:
     """By default every step takes a second."""
     return Fitted(
@@ -43,4 +50,5 @@ def make_costs(
         pair_s=0.0,
         kv_bytes_per_token=kv_bytes_per_token,
         num_kv_tokens=256,
+        sliding_window=sliding_window,
     )

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo.core.step import BlockCopy, BlockOps, ScheduledSequence, SchedulerOutput
 from octavo.errors import ConfigError
@@ -19,6 +21,7 @@ from octavo.simulate.cost_model import (
     fit,
     load_cost_model,
     non_negative_least_squares,
+    num_pairs_of,
     preset,
     work_of,
 )
@@ -54,6 +57,15 @@ def test_work_counts_rows_tokens_context_and_pairs() -> None:
     )
     # three queries after four tokens see 5 + 6 + 7 keys
     assert work_of(step) == StepWork(2, 4, 3, 10, 18, 1, 1)
+
+    # under a window of three: 3, and 3 + 3 + 3
+    assert work_of(step, 3) == StepWork(2, 4, 3, 3, 9, 1, 1)
+
+
+@given(start=st.integers(0, 30), num_tokens=st.integers(1, 30), window=st.none() | st.integers(1, 40))
+def test_pairs_are_those_that_are_seen(start: int, num_tokens: int, window: int | None) -> None:
+    seen = [min(position + 1, window or 1000) for position in range(start, start + num_tokens)]
+    assert num_pairs_of(start, num_tokens, window) == sum(seen)
 
 
 def test_a_roofline_takes_the_longer_of_bytes_and_arithmetic() -> None:

@@ -66,13 +66,21 @@ def test_every_sequence_ends_where_its_script_says(depth: int) -> None:
     assert collected.token_ids["1"][1][:-1] == [STREAM + 101] * 8
 
 
-def test_work_is_that_of_the_step() -> None:
-    core, executor = make_core(make_settings(num_blocks=14, num_host_blocks=9, preemption_mode="swap"))
+@pytest.mark.parametrize(("window", "num_blocks"), [(None, 14), (6, 8)])
+def test_work_is_that_of_the_step(window: int | None, num_blocks: int) -> None:
+    settings = make_settings(
+        num_blocks=num_blocks,
+        num_host_blocks=9,
+        preemption_mode="swap",
+        sliding_window=window,
+        max_num_batched_tokens=9,
+    )
+    core, executor = make_core(settings, make_costs(sliding_window=window))
     for seed in range(5):
         executor.expect(seed, Script(11, STREAM + 100 * seed))
     run(core, [make_request(f"{seed}", range(9), n=1 + seed % 2, max_tokens=11, seed=seed) for seed in range(5)])
     assert core.stats().num_preemptions_by_swap > 0
-    assert executor.works == [work_of(step) for step in executor.steps]
+    assert executor.works == [work_of(step, window) for step in executor.steps]
 
 
 def test_a_step_takes_what_the_model_says_and_steps_do_not_overlap() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from octavo.config.args import EngineArgs
 from octavo.errors import ConfigError
+from octavo.scheduler.build import build_scheduler
 from octavo.simulate.cost_model import preset
 from octavo.simulate.settings import engine_settings, offline_seconds
+from tests.fakes.engine import make_request
 from tests.simulate.parts import make_costs, make_settings
 
 
@@ -25,6 +28,14 @@ def test_arguments_win_over_the_device() -> None:
     args = EngineArgs(num_gpu_blocks_override=12, prefill_tokens_per_s=5.0)
     settings = engine_settings(args, preset("h100/llama-3.1-8b"), max_model_len=99)
     assert (settings.num_blocks, settings.scheduler.prefill_tokens_per_s) == (12, 5.0)
+
+
+def test_a_windowed_model_takes_requests_that_are_longer_than_its_cache() -> None:
+    args = EngineArgs(num_gpu_blocks_override=97, max_num_batched_tokens=1024, max_model_len=8192)
+    windowed = msgspec.structs.replace(preset("h100/mistral-7b-v0.1"), sliding_window=512)
+    for model, is_refused in ((preset("h100/llama-3.1-8b"), True), (windowed, False)):
+        scheduler = build_scheduler(engine_settings(args, model, max_model_len=8192))
+        assert (scheduler.refusal(make_request("a", range(8000))) is not None) == is_refused
 
 
 def test_a_device_without_room_is_refused() -> None:
