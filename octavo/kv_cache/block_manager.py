@@ -301,11 +301,11 @@ class BlockManager:
         self.pool.share(table[table.count(NULL_BLOCK) :])
         self._tables[child.seq_id] = list(table)
 
-    def release_unseen(self, sequence: Sequence) -> None:
-        """Let go of the blocks that no later step reads, when a step with a row of the sequence has been planned: they
-        stay findable, and their entries become null. Nothing happens without a sliding window.
+    def release_unseen(self, sequences: Iterable[Sequence]) -> None:
+        """Let go of the blocks of these sequences that no later step reads, when a step has been planned: they stay
+        findable, and their entries become null. Nothing happens without a sliding window.
 
-        The next row of the sequence starts at `num_computed_tokens`, or, when what submitted steps draw is dropped
+        The next row of a sequence starts at `num_computed_tokens`, or, when what submitted steps draw is dropped
         (`Sequence.pause`), at the last known token; of what lies before its start it reads `window.num_tokens - 1`
         tokens. Submitted steps, the one just planned among them, may read more. But who gets a block from here on
         writes to it in a later step, and steps take effect in order: by then those have run. That is why this comes
@@ -313,15 +313,19 @@ class BlockManager:
         """
         if self.window is None:
             return
-        table = self._tables[sequence.seq_id]
-        end = self.window.num_unseen_blocks(min(sequence.num_computed_tokens, len(sequence.token_ids) - 1))
-        first = end
-        while first and table[first - 1] != NULL_BLOCK:
-            first -= 1
-        # the head first: hits need the blocks next to where they end, so those nearest to the window are worth most
-        for i in range(first, end):
-            self.pool.release(table[i])
-            table[i] = NULL_BLOCK
+        num_before, size, tables = self.window.num_tokens - 1, self.block_size, self._tables
+        for sequence in sequences:
+            start, last_known = sequence.num_computed_tokens, len(sequence.token_ids) - 1
+            end = ((start if start < last_known else last_known) - num_before) // size
+            if end <= 0:
+                continue
+            table, first = tables[sequence.seq_id], end
+            while first and table[first - 1] != NULL_BLOCK:
+                first -= 1
+            # the head first: hits need the blocks next to where they end, so those nearest to the window are worth most
+            for i in range(first, end):
+                self.pool.release(table[i])
+                table[i] = NULL_BLOCK
 
     def publish(self, sequence: Sequence, cache_key: CacheKey) -> None:
         """Tell the prefix index of blocks that are full of known, computed tokens. Steps take effect in order, so a

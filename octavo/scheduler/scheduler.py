@@ -218,9 +218,7 @@ class Scheduler:
         if self.policy.counts_service:
             for row in plan.rows.values():
                 self.policy.note_service(registry.group_of(row.seq_id), row.num_tokens, row.num_samples)
-        if self.block_manager.window is not None:
-            for sequence in registry.sequences_on_device():
-                self.block_manager.release_unseen(sequence)
+        self.block_manager.release_unseen(registry.sequences_on_device())
         finished_ids = [sequence.seq_id for sequence in registry.released]
         for sequence in registry.released:
             # one that was preempted may come back in this very step

@@ -265,7 +265,7 @@ class Blocks(RuleBasedStateMachine):
         sequence.token_ids += [0] * count
         sequence.num_computed_tokens += count
         self.manager.publish(sequence, PLAIN)
-        self.manager.release_unseen(sequence)
+        self.manager.release_unseen([sequence])
 
     @precondition(lambda self: self.sequences and self.manager.window is None)
     @rule(data=st.data(), count=st.integers(1, 6))

@@ -30,7 +30,7 @@ def computed(manager: BlockManager, num_tokens: int, seq_id: int = 1) -> tuple[S
         assert manager.append_slots(sequence, end - 1, end) is not None
         sequence.num_computed_tokens = end
         manager.publish(sequence, group.request.cache_key)
-        manager.release_unseen(sequence)
+        manager.release_unseen([sequence])
     return group, sequence
 
 
@@ -66,7 +66,7 @@ def test_blocks_go_when_their_last_token_leaves_the_window() -> None:
     sequence.token_ids += [0, 0]
     for end in (10, 11):
         sequence.num_computed_tokens = end
-        manager.release_unseen(sequence)
+        manager.release_unseen([sequence])
         assert manager.table(sequence).count(0) == (1 if end - 1 - 6 + 1 >= BLOCK else 0)
     manager.check([sequence])
 
