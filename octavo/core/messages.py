@@ -135,7 +135,7 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
 class Decision(msgspec.Struct, kw_only=True):
     """One decision of the scheduler. `kind`: blocked, passed, admitted, swapped_in, preempted, unpinned, refused.
 
-    A group that is blocked for the same kind of reason step after step is one entry: from `step` to `last_step`.
+    A group that is blocked, or passed, step after step is one entry: from `step` to `last_step`, with the last reason.
     """
 
     step: int

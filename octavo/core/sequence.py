@@ -134,6 +134,7 @@ class SequenceGroup:
         for all before the others fork from it again; None otherwise.
     width: sequences that are computed at once, `best_of` or n.
     beams: the state of the beam search; None for requests that draw.
+    num_dropped_tokens: tokens that had been computed when it was last preempted to be recomputed.
     num_passed: how often a later group was let in before this one while it stood first.
     num_prompt_logprobs_sent: prompt positions whose log-probabilities have gone out (the first has none).
     """
@@ -148,6 +149,7 @@ class SequenceGroup:
         "max_tokens",
         "metrics",
         "num_cached_tokens",
+        "num_dropped_tokens",
         "num_passed",
         "num_prompt_logprobs_sent",
         "num_prompt_tokens",
@@ -178,6 +180,7 @@ class SequenceGroup:
         self.was_preempted = False
         self.num_cached_tokens = 0
         self.cache_miss_reason = ""
+        self.num_dropped_tokens = 0
         self.num_passed = 0
         self.num_prompt_logprobs_sent = 1
         self.beams: BeamSearch | None = None

@@ -7,6 +7,7 @@ table begins with null blocks: those that no later step reads have been let go.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -30,11 +31,12 @@ class AllocStatus(enum.Enum):
     NEVER = "never"
 
 
-class Admission(NamedTuple):
-    """The decision, and the reason in words (empty for OK)."""
+class Allocation(NamedTuple):
+    """May blocks be had? With the reason in words (empty for OK), and for LATER how many more would have to be free."""
 
     status: AllocStatus
     because: str = ""
+    num_missing: int = 0
 
 
 class PrefixHit(NamedTuple):
@@ -184,7 +186,7 @@ class BlockManager:
         waive_watermark: bool,
         num_lookahead: int = 0,
         is_returning: bool = False,
-    ) -> Admission:
+    ) -> Allocation:
         """May the group come in? The watermark is waived when nothing runs, so that LATER cannot last for ever.
 
         `is_returning`: it was preempted before; beyond the watermark as many blocks stay free as it takes, so that
@@ -193,7 +195,7 @@ class BlockManager:
         num_unseen = hit.num_unseen
         required = self.num_required_blocks(group, num_lookahead, num_unseen)
         if required > self.pool.num_blocks:
-            return Admission(
+            return Allocation(
                 AllocStatus.NEVER, f"needs {required} KV blocks, the pool has {self.pool.num_blocks} in all"
             )
         # a hit that has users costs nothing; one that is only cached leaves the free blocks like a new one
@@ -203,8 +205,9 @@ class BlockManager:
         kept = 0 if waive_watermark else max(self.num_watermark_blocks, from_free if is_returning else 0)
         free = self.pool.num_free_blocks
         if free - from_free < kept:
-            return Admission(AllocStatus.LATER, f"needs {from_free} free KV blocks, {free} are free, {kept} stay free")
-        return Admission(AllocStatus.OK)
+            because = f"needs {from_free} free KV blocks, {free} are free, {kept} stay free"
+            return Allocation(AllocStatus.LATER, because, kept + from_free - free)
+        return Allocation(AllocStatus.OK)
 
     def allocate(self, sequence: Sequence, num_tokens: int, hit: PrefixHit) -> list[BlockCopy]:
         """Give a sequence blocks for its first `num_tokens` tokens, the cached ones first; where a sliding window lets
@@ -381,6 +384,11 @@ class BlockManager:
         """End all pins. Answers how many blocks they held."""
         return self._pins.clear()
 
+    def num_blocks_only_used_by(self, sequences: Iterable[Sequence]) -> int:
+        """Device blocks that would be free without these sequences."""
+        users = Counter(block for s in sequences for block in self._tables.get(s.seq_id, ()) if block)
+        return sum(self.pool.num_users(block) == count for block, count in users.items())
+
     # ---- the host tier ----
 
     def num_computed_blocks(self, sequences: Iterable[Sequence]) -> int:
@@ -401,12 +409,12 @@ class BlockManager:
             count += 1
         return count
 
-    def can_swap_out(self, sequences: Iterable[Sequence]) -> Admission:
+    def can_swap_out(self, sequences: Iterable[Sequence]) -> Allocation:
         """Has the host tier room for the sequences' computed blocks? OK or LATER."""
         required, free = self.num_computed_blocks(sequences), self.host_pool.num_free_blocks
         if required > free:
-            return Admission(AllocStatus.LATER, f"needs {required} host blocks, {free} are free")
-        return Admission(AllocStatus.OK)
+            return Allocation(AllocStatus.LATER, f"needs {required} host blocks, {free} are free")
+        return Allocation(AllocStatus.OK)
 
     def swap_out(self, sequences: Iterable[Sequence]) -> list[BlockCopy]:
         """Move the sequences' computed blocks to the host, each once; who shared a block shares its new place.
@@ -439,18 +447,20 @@ class BlockManager:
                 writers.add(block)
         return len(distinct) + num_more
 
-    def can_swap_in(self, sequences: Iterable[Sequence], *, waive_watermark: bool, num_lookahead: int = 0) -> Admission:
+    def can_swap_in(
+        self, sequences: Iterable[Sequence], *, waive_watermark: bool, num_lookahead: int = 0
+    ) -> Allocation:
         """May the sequences come back? As for `can_allocate`; nothing of the device's prefix cache is used."""
         required = self.num_blocks_to_swap_in(sequences, num_lookahead)
         if required > self.pool.num_blocks:
-            return Admission(
+            return Allocation(
                 AllocStatus.NEVER, f"needs {required} KV blocks, the pool has {self.pool.num_blocks} in all"
             )
         kept = 0 if waive_watermark else self.num_watermark_blocks
         free = self.pool.num_free_blocks
         if free - required < kept:
-            return Admission(AllocStatus.LATER, f"needs {required} free KV blocks, {free} are free, {kept} stay free")
-        return Admission(AllocStatus.OK)
+            return Allocation(AllocStatus.LATER, f"needs {required} free KV blocks, {free} are free, {kept} stay free")
+        return Allocation(AllocStatus.OK)
 
     def swap_in(self, sequences: Iterable[Sequence]) -> list[BlockCopy]:
         """Move the sequences' blocks back to the device, each once. The copies are (host block, device block)."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceABC
 
 from octavo.core.sequence import Sequence, SequenceGroup
-from octavo.kv_cache.block_manager import Admission as BlockAdmission
-from octavo.kv_cache.block_manager import AllocStatus, PrefixHit
+from octavo.kv_cache.block_manager import Allocation, AllocStatus, PrefixHit
 from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.preemption import Preemption
@@ -34,15 +33,15 @@ class Admission:
             return hit._replace(partial=(0, 0), because="no block is left to copy the beginning of the next from")
         return hit
 
-    def can_allocate(self, group: SequenceGroup, hit: PrefixHit) -> BlockAdmission:
+    def can_allocate(self, group: SequenceGroup, hit: PrefixHit) -> Allocation:
         """May a waiting group come in?"""
-        admission = self._ask(group, hit)
+        allocation = self._ask(group, hit)
         is_idle = not self._registry.running
-        if admission.status is AllocStatus.LATER and is_idle and self._preemption.clear_pins(group):
+        if allocation.status is AllocStatus.LATER and is_idle and self._preemption.clear_pins(group):
             return self._ask(group, hit)
-        return admission
+        return allocation
 
-    def _ask(self, group: SequenceGroup, hit: PrefixHit) -> BlockAdmission:
+    def _ask(self, group: SequenceGroup, hit: PrefixHit) -> Allocation:
         return self._block_manager.can_allocate(
             group,
             hit,
@@ -67,23 +66,23 @@ class Admission:
     def swap_in(self, group: SequenceGroup, plan: StepPlan, now: float) -> AllocStatus:
         """Bring the head of the swapped queue back. With LATER it stays where it is; with NEVER it has ended."""
         is_idle, num_lookahead = not self._registry.running, self._num_lookahead_slots
-        admission = self._block_manager.can_swap_in(group.live, waive_watermark=is_idle, num_lookahead=num_lookahead)
-        if admission.status is AllocStatus.LATER and is_idle and self._preemption.clear_pins(group):
-            admission = self._block_manager.can_swap_in(group.live, waive_watermark=True, num_lookahead=num_lookahead)
-        if admission.status is AllocStatus.LATER:
-            self._log.note("blocked", group.request_id, admission.because)
-            return admission.status
+        allocation = self._block_manager.can_swap_in(group.live, waive_watermark=is_idle, num_lookahead=num_lookahead)
+        if allocation.status is AllocStatus.LATER and is_idle and self._preemption.clear_pins(group):
+            allocation = self._block_manager.can_swap_in(group.live, waive_watermark=True, num_lookahead=num_lookahead)
+        if allocation.status is AllocStatus.LATER:
+            self._log.note("blocked", group.request_id, allocation.because)
+            return allocation.status
         self._registry.swapped.remove(group)
-        if admission.status is AllocStatus.NEVER:
-            self.refuse(group, admission.because, now)
-            return admission.status
+        if allocation.status is AllocStatus.NEVER:
+            self.refuse(group, allocation.because, now)
+            return allocation.status
         moves = self._block_manager.swap_in(group.live)
         plan.swap_ins += moves
         self._registry.stats.num_swapped_blocks += len(moves)
         self._registry.start(group)
         group.metrics.note(now, "swapped in")
         self._log.note("swapped_in", group.request_id, f"{len(moves)} blocks")
-        return admission.status
+        return allocation.status
 
     def refuse(self, group: SequenceGroup, because: str, now: float) -> None:
         """End a group that has left its queue and can never run. The door refuses such requests first."""
@@ -93,9 +92,7 @@ class Admission:
     def _count(self, group: SequenceGroup, because: str, now: float) -> None:
         cached, stats = group.live[0].num_computed_tokens, self._registry.stats
         if group.was_preempted:
-            # of each sequence the newest token was not computed yet
-            tails = sum(sequence.num_output_tokens - 1 for sequence in group.live)
-            stats.num_recomputed_tokens += group.num_prompt_tokens + tails - cached
+            stats.num_recomputed_tokens += max(0, group.num_dropped_tokens - cached)
         else:
             stats.num_prompt_tokens += group.num_prompt_tokens
         stats.num_queried_tokens += len(group.live[0].token_ids)

@@ -34,6 +34,10 @@ class WholeBudget(PartialBudget):
     def grant(self, want: int) -> int:
         return want if want <= self.remaining else 0
 
+    def num_missing(self, want: int) -> int:
+        """How many of `want` sequences are too many."""
+        return max(0, want - self.remaining)
+
     def refusal(self, want: int) -> str:
         """Why `want` sequences are too many; empty when they are not."""
         return "" if want <= self.remaining else f"needs {want} sequences, {self.remaining} more may run"

@@ -1,7 +1,8 @@
 """The policy of vLLM's first engine: a step is all prefill or all decode, and prompts are computed whole.
 
-Swapped groups come before waiting ones; recomputed groups wait in front; nothing is swapped in by a step that
-preempted; `delay_factor` lets prompts gather. One difference: a request that has produced a token is never ignored.
+Swapped groups come before waiting ones; recomputed groups wait in front (where the policy of the queue lets them);
+nothing is swapped in by a step that preempted; `delay_factor` lets prompts gather. Two differences: a request that has
+produced a token is never ignored, and one that is computed again and exceeds the budget by now takes several steps.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from octavo.scheduler.admission import Admission
 from octavo.scheduler.budget import AdapterBudget, PartialBudget, WholeBudget
 from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.plan import StepPlan
+from octavo.scheduler.preemption import Preemption, Shortage
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.rows import RowPlanner
 
@@ -24,6 +26,7 @@ class ClassicPlanner:
         registry: Registry,
         rows: RowPlanner,
         admission: Admission,
+        preemption: Preemption,
         log: DecisionLog,
         *,
         max_num_seqs: int,
@@ -34,6 +37,7 @@ class ClassicPlanner:
         self._registry = registry
         self._rows = rows
         self._admission = admission
+        self._preemption = preemption
         self._log = log
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -59,13 +63,14 @@ class ClassicPlanner:
             self._swap_in(plan, now)
 
     def _has_gathered(self, now: float) -> bool:
-        head = self._registry.waiting.peek(now)
-        if not self._delay_factor or head is None or not self._registry.running:
+        if not self._delay_factor or not self._registry.running:
             return True
-        return now - head.request.arrival_time > self._delay_factor * self._last_prefill_s
+        oldest = self._registry.oldest_waiting()
+        return oldest is None or now - oldest.request.arrival_time > self._delay_factor * self._last_prefill_s
 
     def _go_on_with_prompts(self, plan: StepPlan) -> None:
-        """Groups that were let in and are not decoding yet: several sequences that compute their own tails again."""
+        """Groups that were let in and are not decoding yet: sequences that compute their own tails again, and known
+        tokens beyond the budget of a step."""
         tokens = PartialBudget(self._max_num_batched_tokens)
         for group in list(self._registry.running):
             if group.status is not SequenceStatus.RUNNING:
@@ -83,22 +88,29 @@ class ClassicPlanner:
         without_slot: list[SequenceGroup] = []
         while (group := registry.waiting.peek(now)) is not None:
             hit = self._admission.find_prefix(group)
-            admission = self._admission.can_allocate(group, hit)
-            if admission.status is AllocStatus.NEVER:
+            allocation = self._admission.can_allocate(group, hit)
+            if allocation.status is AllocStatus.NEVER:
                 registry.waiting.pop(now)
                 assert not group.has_output, "a request that has produced a token is never ignored"
-                self._admission.refuse(group, admission.because, now)
+                self._admission.refuse(group, allocation.because, now)
                 continue
-            if because := admission.because or sequences.refusal(group.max_running_sequences):
+            no_slot = adapters.refusal(group.request.adapter)
+            if because := no_slot or allocation.because or sequences.refusal(group.max_running_sequences):
+                num_missing = sequences.num_missing(group.max_running_sequences)
+                shortage = Shortage(allocation.num_missing, num_missing, bool(no_slot))
+                victims = self._preemption.displace(group, shortage, plan, tokens)
+                if victims:
+                    sequences.refund(sum(victim.max_running_sequences for victim in victims))
+                    adapters = AdapterBudget(self._max_loras, (each.request.adapter for each in running))
+                    continue
                 self._log.note("blocked", group.request_id, because)
-                break
-            if because := adapters.refusal(group.request.adapter):
-                self._log.note("blocked", group.request_id, because)
-                without_slot.append(registry.waiting.pop(now))  # it waits for a slot; others may pass
+                if not no_slot:
+                    break
+                without_slot.append(registry.waiting.set_aside(now))  # it waits for a slot; others may pass
                 continue
             num_cached = len(hit.blocks) * registry.block_manager.block_size + hit.partial[1]
             num_tokens = len(group.live[0].token_ids) - num_cached
-            # known tokens of a preempted group may exceed the budget: then it has a step of its own
+            # known tokens of a preempted group may exceed the budget: then its steps are its own
             if num_tokens > tokens.remaining and (plan.rows or not group.was_preempted):
                 self._log.note("blocked", group.request_id, f"{num_tokens} tokens, {tokens.remaining} are left")
                 break
@@ -106,8 +118,6 @@ class ClassicPlanner:
             sequences.take(group.max_running_sequences)
             adapters.take(group.request.adapter)
             self._admission.allocate(group, hit, plan, now)
-            if num_tokens > tokens.remaining:
-                tokens = PartialBudget(num_tokens)
             self._rows.plan_group(group, plan, tokens)
         for group in without_slot:
             registry.waiting.put_back(group)
@@ -117,18 +127,24 @@ class ClassicPlanner:
         tokens = PartialBudget(self._max_num_batched_tokens - sum(row.num_tokens for row in plan.rows.values()))
         sequences = WholeBudget(self._max_num_seqs - registry.num_running_sequences)
         adapters = AdapterBudget(self._max_loras, (group.request.adapter for group in registry.running))
+        without_slot: list[SequenceGroup] = []
         while tokens.remaining > 0 and (group := registry.swapped.peek(now)) is not None:
-            because = sequences.refusal(group.max_running_sequences) or adapters.refusal(group.request.adapter)
-            if because:
+            if because := adapters.refusal(group.request.adapter):
                 self._log.note("blocked", group.request_id, because)
-                return
+                without_slot.append(registry.swapped.set_aside(now))
+                continue
+            if because := sequences.refusal(group.max_running_sequences):
+                self._log.note("blocked", group.request_id, because)
+                break
             status = self._admission.swap_in(group, plan, now)
             if status is AllocStatus.LATER:
-                return
+                break
             if status is AllocStatus.OK:
                 sequences.take(group.max_running_sequences)
                 adapters.take(group.request.adapter)
                 self._rows.plan_group(group, plan, tokens)
+        for group in without_slot:
+            registry.swapped.put_back(group)
 
 
 def _gap(group: SequenceGroup, index: int) -> int:

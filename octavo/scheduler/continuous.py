@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceABC
+
 from octavo.core.sequence import SequenceGroup
 from octavo.kv_cache.block_manager import AllocStatus
 from octavo.scheduler.admission import Admission
@@ -9,7 +11,7 @@ from octavo.scheduler.budget import AdapterBudget, PartialBudget, WholeBudget
 from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.policy import Policy
-from octavo.scheduler.preemption import Preemption
+from octavo.scheduler.preemption import Preemption, Shortage
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.rows import RowPlanner
 
@@ -51,15 +53,34 @@ class ContinuousPlanner:
 
     def plan(self, plan: StepPlan, now: float) -> None:
         """Fill `plan` for a step at time `now`."""
-        registry = self._registry
         tokens = PartialBudget(self._max_num_batched_tokens)
-        self._rows.plan_running(plan, tokens)
-        if (len(registry.waiting) or len(registry.swapped)) and tokens.remaining > 0 and not plan.has_preempted:
-            self._admit(plan, tokens, now)
+        outranked = self._outranked(now)
+        self._rows.plan_running(plan, tokens, without=outranked)
+        if outranked:
+            self._admit_if_there_is_room(plan, tokens, now, outranked)
+            self._rows.plan_running(plan, tokens, only=outranked)
+        self._admit_if_there_is_room(plan, tokens, now)
 
-    def _admit(self, plan: StepPlan, tokens: PartialBudget, now: float) -> None:
-        """Let groups in that wait, on the host or without blocks, in order, until one does not fit."""
+    def _outranked(self, now: float) -> list[SequenceGroup]:
+        """Running groups whose prompts are not computed yet and come after that of the first waiting group."""
+        head = self._registry.waiting.peek(now) if self._policy.may_outrank else None
+        if head is None:
+            return []
+        running = (group for group in self._registry.running if not group.has_output)
+        return [group for group in running if self._policy.outranks(head, group, now)]
+
+    def _admit_if_there_is_room(
+        self, plan: StepPlan, tokens: PartialBudget, now: float, before: SequenceABC[SequenceGroup] = ()
+    ) -> None:
+        registry = self._registry
+        if (len(registry.waiting) or len(registry.swapped)) and tokens.remaining > 0 and not plan.has_preempted:
+            self._admit(plan, tokens, now, before)
+
+    def _admit(self, plan: StepPlan, tokens: PartialBudget, now: float, before: SequenceABC[SequenceGroup]) -> None:
+        """Let groups in that wait, on the host or without blocks, in order, until one does not fit, or does not outrank
+        all of `before`."""
         registry, block_size = self._registry, self._registry.block_manager.block_size
+        policy = self._policy
         running = registry.running
         sequences = WholeBudget(self._max_num_seqs - registry.num_running_sequences)
         adapters = AdapterBudget(self._max_loras, (group.request.adapter for group in running))
@@ -68,7 +89,9 @@ class ContinuousPlanner:
         blocked: list[SequenceGroup] = []
         while tokens.remaining > 0:
             swapped, group = registry.swapped.peek(now), registry.waiting.peek(now)
-            if swapped is not None and (group is None or self._policy.key(swapped) < self._policy.key(group)):
+            if swapped is not None and (group is None or policy.place(swapped, now) < policy.place(group, now)):
+                if before:
+                    break
                 # a step that preempted swaps nothing in; nor may the swapped ones be passed
                 if plan.has_preempted:
                     break
@@ -87,31 +110,33 @@ class ContinuousPlanner:
                     if self._must_not_wait(blocked):
                         break
                 continue
-            if group is None:
+            if group is None or not all(policy.outranks(group, other, now) for other in before):
                 break
             hit = self._admission.find_prefix(group)
             if hit.missing is not None and hit.missing in computing:
-                aside.append(registry.waiting.pop(now))  # this step computes what it needs: next time it is a hit
+                aside.append(registry.waiting.set_aside(now))  # this step computes what it needs: next time it is a hit
                 continue
-            admission = self._admission.can_allocate(group, hit)
-            if admission.status is AllocStatus.NEVER:
+            allocation = self._admission.can_allocate(group, hit)
+            if allocation.status is AllocStatus.NEVER:
                 registry.waiting.pop(now)
                 assert not group.has_output, "a request that has produced a token is never ignored"
-                self._admission.refuse(group, admission.because, now)
+                self._admission.refuse(group, allocation.because, now)
                 continue
-            because = admission.because or sequences.refusal(group.max_running_sequences)
-            because = because or adapters.refusal(group.request.adapter)
+            no_slot = adapters.refusal(group.request.adapter)
+            because = allocation.because or sequences.refusal(group.max_running_sequences) or no_slot
             if because:
-                victim = self._policy.gives_way_to(group, running)
-                if victim is not None:
-                    self._preemption.preempt(victim, plan, tokens, because=f"{group.request_id} comes before it")
-                    sequences.refund(victim.max_running_sequences)
+                num_missing = sequences.num_missing(group.max_running_sequences)
+                shortage = Shortage(allocation.num_missing, num_missing, bool(no_slot))
+                victims = self._preemption.displace(group, shortage, plan, tokens)
+                if victims:
+                    sequences.refund(sum(victim.max_running_sequences for victim in victims))
                     adapters = AdapterBudget(self._max_loras, (each.request.adapter for each in running))
                     continue
-                self._log.note("blocked", group.request_id, because)
+                if not blocked:
+                    self._log.note("blocked", group.request_id, because)
                 if len(blocked) == _MOST_ASIDE:
                     break
-                blocked.append(registry.waiting.pop(now))
+                blocked.append(registry.waiting.set_aside(now))
                 if self._must_not_wait(blocked):
                     break
                 continue

@@ -12,26 +12,25 @@ class DecisionLog:
 
     def __init__(self, size: int = 1024) -> None:
         self.entries: deque[Decision] = deque(maxlen=size)
+        self._goes_on: dict[tuple[str, str], Decision] = {}
         self.step = 0
         self.now = 0.0
 
     def begin(self, step: int, now: float) -> None:
         """What follows belongs to this step."""
         self.step, self.now = step, now
+        for key in [key for key, entry in self._goes_on.items() if entry.last_step < step - 1]:
+            del self._goes_on[key]
 
     def note(self, kind: str, request_id: str, because: str = "") -> None:
-        """Keep a decision."""
-        last = self.entries[-1] if self.entries else None
-        if last is not None and kind == "blocked" == last.kind and last.request_id == request_id:
-            last.last_step, last.because = self.step, because
+        """Keep a decision. Being blocked, or passed, step after step is one entry with the last reason."""
+        entry = self._goes_on.get((kind, request_id))
+        if entry is not None:
+            entry.last_step, entry.because = self.step, because
             return
-        self.entries.append(
-            Decision(
-                step=self.step,
-                last_step=self.step,
-                time=self.now,
-                kind=kind,
-                request_id=request_id,
-                because=because,
-            )
+        entry = Decision(
+            step=self.step, last_step=self.step, time=self.now, kind=kind, request_id=request_id, because=because
         )
+        self.entries.append(entry)
+        if kind in ("blocked", "passed"):
+            self._goes_on[kind, request_id] = entry

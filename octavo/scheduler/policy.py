@@ -26,7 +26,11 @@ class GroupQueue(Protocol):
         ...
 
     def pop(self, now: float) -> SequenceGroup:
-        """Remove and answer it. IndexError when there is none."""
+        """Remove and answer it: it runs, or has ended. IndexError when there is none."""
+        ...
+
+    def set_aside(self, now: float) -> SequenceGroup:
+        """Remove and answer it for the rest of this step: it comes by `put_back`. IndexError when there is none."""
         ...
 
     def remove(self, group: SequenceGroup) -> None:
@@ -40,20 +44,31 @@ class Policy(Protocol):
     counts_service: bool
     """Whether `note_service` is to be called for every row."""
 
+    may_outrank: bool
+    """Whether `outranks` is ever true."""
+
     def make_queue(self) -> GroupQueue:
         """A queue for waiting groups in this policy's order. Preempted groups wait there too."""
         ...
 
     def key(self, group: SequenceGroup) -> tuple[Any, ...]:
-        """Place of a group among swapped and preempted ones, smallest first."""
+        """Place of a group among those that wait, smallest first, as far as it does not depend on the time."""
+        ...
+
+    def place(self, group: SequenceGroup, now: float) -> tuple[Any, ...]:
+        """Place at time `now` among those that wait or are swapped out."""
+        ...
+
+    def outranks(self, head: SequenceGroup, group: SequenceGroup, now: float) -> bool:
+        """Does the first waiting group's prompt come before what is left of a running group's?"""
         ...
 
     def victim(self, running: SequenceABC[SequenceGroup]) -> SequenceGroup:
         """One of the running groups (there is at least one, in the order of arrival)."""
         ...
 
-    def gives_way_to(self, head: SequenceGroup, running: SequenceABC[SequenceGroup]) -> SequenceGroup | None:
-        """A running group that is preempted so that the first waiting one may come in; None: it waits."""
+    def gives_way_to(self, head: SequenceGroup, running: SequenceABC[SequenceGroup]) -> SequenceABC[SequenceGroup]:
+        """Running groups that may be preempted so that the first waiting one comes in, in this order."""
         ...
 
     def note_service(self, group: SequenceGroup, num_tokens: int, num_draws: int) -> None:

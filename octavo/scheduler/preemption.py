@@ -16,6 +16,7 @@ from octavo.kv_cache.block_manager import AllocStatus, BlockManager
 from octavo.scheduler.budget import PartialBudget
 from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.plan import StepPlan
+from octavo.scheduler.policy import Policy
 from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 
@@ -27,12 +28,23 @@ class Decision(NamedTuple):
     because: str
 
 
+class Shortage(NamedTuple):
+    """What a waiting group lacks to come in: KV blocks, sequences, a slot for its adapter."""
+
+    num_blocks: int
+    num_sequences: int
+    adapter_slot: bool
+
+
 class Preemption:
     """Takes groups off the device."""
 
-    def __init__(self, registry: Registry, log: DecisionLog, mode: PreemptionMode, rates: Rates) -> None:
+    def __init__(
+        self, registry: Registry, log: DecisionLog, policy: Policy, mode: PreemptionMode, rates: Rates
+    ) -> None:
         self._registry = registry
         self._log = log
+        self._policy = policy
         self._mode = mode
         self._rates = rates
 
@@ -75,6 +87,7 @@ class Preemption:
             registry.stats.num_preemptions_by_swap += 1
             registry.stats.num_swapped_blocks += len(moves)
         else:
+            group.num_dropped_tokens = _num_computed_tokens(group, computed)
             for sequence in group.live:
                 manager.free(sequence)
                 sequence.restart()
@@ -88,6 +101,35 @@ class Preemption:
         how = "swapped out" if decision.swap else "to be recomputed"
         group.metrics.note(self._log.now, f"preempted, {how}")
         self._log.note("preempted", group.request_id, f"{because}; {how}: {decision.because}")
+
+    def displace(
+        self, head: SequenceGroup, shortage: Shortage, plan: StepPlan, tokens: PartialBudget
+    ) -> list[SequenceGroup]:
+        """Preempt running groups that give way to the first waiting one, as few as free what it lacks. Nobody is
+        preempted, and the answer is empty, when all of them together would not."""
+        victims: list[SequenceGroup] = []
+        for group in self._policy.gives_way_to(head, self._registry.running):
+            victims.append(group)
+            if self._suffices(victims, shortage):
+                break
+        else:
+            return []
+        for group in victims:
+            self.preempt(group, plan, tokens, because=f"{head.request_id} comes before it")
+        return victims
+
+    def _suffices(self, victims: list[SequenceGroup], shortage: Shortage) -> bool:
+        registry = self._registry
+        if sum(group.max_running_sequences for group in victims) < shortage.num_sequences:
+            return False
+        if shortage.adapter_slot:
+            kept = {group.request.adapter for group in registry.running if group not in victims}
+            if all(group.request.adapter is None or group.request.adapter in kept for group in victims):
+                return False
+        sequences = (sequence for group in victims for sequence in group.live)
+        return (
+            not shortage.num_blocks or registry.block_manager.num_blocks_only_used_by(sequences) >= shortage.num_blocks
+        )
 
     def clear_pins(self, group: SequenceGroup) -> bool:
         """End all pins for a group that could not run otherwise, even alone. False when they held nothing."""
@@ -114,8 +156,8 @@ class Preemption:
         if self._mode == "swap":
             return Decision(True, "preemption_mode is swap")
         if self._mode == "classic":
-            several = len(group.live) > 1
-            return Decision(several, f"{len(group.live)} live sequences")
+            count = group.max_running_sequences
+            return Decision(count > 1, f"{count} sequences may still run")
         return self._cheaper(group, manager)
 
     def _cheaper(self, group: SequenceGroup, manager: BlockManager) -> Decision:
@@ -132,6 +174,12 @@ class Preemption:
             f"{num_blocks} blocks {swap_s * 1e3:.3g} ms to move"
         )
         return Decision(swap_s < recompute_s, because)
+
+
+def _num_computed_tokens(group: SequenceGroup, computed: dict[int, int]) -> int:
+    """Of all its sequences, `computed` tokens each: those of the prompt once, for its blocks are shared."""
+    prompt, counts = group.num_prompt_tokens, [computed[sequence.seq_id] for sequence in group.live]
+    return min(prompt, max(counts)) + sum(max(0, count - prompt) for count in counts)
 
 
 def _origin(block: int, copied_from: dict[int, int]) -> int:

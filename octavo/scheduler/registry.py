@@ -160,6 +160,10 @@ class Registry:
 
     # ---- looking in ----
 
+    def oldest_waiting(self) -> SequenceGroup | None:
+        """The group that waits without blocks and arrived first, or None."""
+        return next((group for group in self.groups.values() if group.status is SequenceStatus.WAITING), None)
+
     def num_prompt_tokens_left(self) -> int:
         """Prompt tokens that running groups have still to compute."""
         return sum(max(0, group.num_prompt_tokens - group.live[0].num_computed_tokens) for group in self.running)

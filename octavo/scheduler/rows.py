@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence as SequenceABC
 
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import ScheduledSequence
@@ -24,12 +25,22 @@ class RowPlanner:
         self._policy = policy
         self._num_lookahead_slots = num_lookahead_slots
 
-    def plan_running(self, plan: StepPlan, tokens: PartialBudget) -> None:
-        """Rows for all running groups, in order of arrival, as far as the tokens go."""
+    def plan_running(
+        self,
+        plan: StepPlan,
+        tokens: PartialBudget,
+        *,
+        without: SequenceABC[SequenceGroup] = (),
+        only: SequenceABC[SequenceGroup] = (),
+    ) -> None:
+        """Rows for all running groups, in order of arrival, as far as the tokens go; or for `only` these."""
         running = self._registry.running
         index = 0
         while index < len(running) and tokens.remaining > 0:
             group, num_running = running[index], len(running)
+            if (without and group in without) or (only and group not in only):
+                index += 1
+                continue
             self.plan_group(group, plan, tokens)
             if len(running) == num_running:
                 index += 1

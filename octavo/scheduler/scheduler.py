@@ -66,7 +66,7 @@ class Scheduler:
         self._door = door or Door()
         self._registry = registry = Registry(block_manager, self.policy)
         self._results = Results(registry)
-        self._preemption = Preemption(registry, self.log, preemption_mode, self.rates)
+        self._preemption = Preemption(registry, self.log, self.policy, preemption_mode, self.rates)
         rows = RowPlanner(registry, self._preemption, self.policy, num_lookahead_slots)
         admission = Admission(registry, self._preemption, self.log, num_lookahead_slots)
         self._planner: ContinuousPlanner | ClassicPlanner
@@ -88,6 +88,7 @@ class Scheduler:
                 registry,
                 rows,
                 admission,
+                self._preemption,
                 self.log,
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,

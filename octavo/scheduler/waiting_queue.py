@@ -54,6 +54,10 @@ class WaitingQueue:
         del self._entries[group.request_id]
         return group
 
+    def set_aside(self, now: float = 0.0) -> SequenceGroup:
+        """The same: nothing depends on whether a group comes back."""
+        return self.pop(now)
+
     def remove(self, group: SequenceGroup) -> None:
         """Take a group out, wherever it stands. KeyError when it is not in."""
         del self._entries[group.request_id]

@@ -20,6 +20,8 @@ class EarliestDeadline(FirstComeFirstServed):
     can make it, in order of arrival; those that cannot make it any more come last. Who has most time gives way.
     """
 
+    may_outrank = True
+
     def __init__(self, rates: Rates) -> None:
         self._rates = rates
 
@@ -28,6 +30,12 @@ class EarliestDeadline(FirstComeFirstServed):
 
     def key(self, group: SequenceGroup) -> tuple[Any, ...]:
         return (self.latest_start(group), group.arrival)
+
+    def place(self, group: SequenceGroup, now: float) -> tuple[Any, ...]:
+        return (self.latest_start(group) < now, *self.key(group))
+
+    def outranks(self, head: SequenceGroup, group: SequenceGroup, now: float) -> bool:
+        return now <= self.latest_start(head) < self.latest_start(group)
 
     def victim(self, running: SequenceABC[SequenceGroup]) -> SequenceGroup:
         return max(running, key=self.key)
@@ -62,6 +70,9 @@ class _DeadlineQueue:
 
     def pop(self, now: float) -> SequenceGroup:
         return self._next(now).pop(now)
+
+    def set_aside(self, now: float) -> SequenceGroup:
+        return self.pop(now)
 
     def remove(self, group: SequenceGroup) -> None:
         (self._feasible if group in self._feasible else self._late).remove(group)

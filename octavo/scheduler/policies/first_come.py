@@ -14,6 +14,7 @@ class FirstComeFirstServed:
     """Preempted groups by arrival, then the others by arrival; the youngest running group gives way."""
 
     counts_service = False
+    may_outrank = False
 
     def make_queue(self) -> GroupQueue:
         return WaitingQueue(self.key)
@@ -21,11 +22,17 @@ class FirstComeFirstServed:
     def key(self, group: SequenceGroup) -> tuple[Any, ...]:
         return (not group.was_preempted, group.arrival)
 
+    def place(self, group: SequenceGroup, now: float) -> tuple[Any, ...]:
+        return self.key(group)
+
+    def outranks(self, head: SequenceGroup, group: SequenceGroup, now: float) -> bool:
+        return False
+
     def victim(self, running: SequenceABC[SequenceGroup]) -> SequenceGroup:
         return running[-1]
 
-    def gives_way_to(self, head: SequenceGroup, running: SequenceABC[SequenceGroup]) -> SequenceGroup | None:
-        return None
+    def gives_way_to(self, head: SequenceGroup, running: SequenceABC[SequenceGroup]) -> SequenceABC[SequenceGroup]:
+        return ()
 
     def note_service(self, group: SequenceGroup, num_tokens: int, num_draws: int) -> None:
         """Not called: who was served how much does not matter here."""

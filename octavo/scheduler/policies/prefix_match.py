@@ -30,6 +30,7 @@ class _MatchQueue:
         self._policy = policy
         self._block_manager = block_manager
         self._groups: dict[str, SequenceGroup] = {}
+        self._num_passes: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -48,7 +49,7 @@ class _MatchQueue:
     def peek(self, now: float) -> SequenceGroup | None:
         best, most = None, -1
         for place, group in enumerate(self._groups.values()):
-            if place == 0 and (group.was_preempted or group.num_passed >= MOST_PASSES):
+            if place == 0 and (group.was_preempted or self._num_passes.get(group.request_id, 0) >= MOST_PASSES):
                 return group
             if place == WINDOW:
                 break
@@ -58,14 +59,19 @@ class _MatchQueue:
         return best
 
     def pop(self, now: float) -> SequenceGroup:
+        group = self.set_aside(now)
+        oldest = next(iter(self._groups), None)
+        if oldest is not None and self._groups[oldest].arrival < group.arrival:
+            self._num_passes[oldest] = self._num_passes.get(oldest, 0) + 1
+        self._num_passes.pop(group.request_id, None)
+        return group
+
+    def set_aside(self, now: float) -> SequenceGroup:
         group = self.peek(now)
         if group is None:
             raise IndexError("pop from an empty queue")
-        oldest = next(iter(self._groups.values()))
-        if group is not oldest:
-            oldest.num_passed += 1
-        del self._groups[group.request_id]
-        return group
+        return self._groups.pop(group.request_id)
 
     def remove(self, group: SequenceGroup) -> None:
         del self._groups[group.request_id]
+        self._num_passes.pop(group.request_id, None)

@@ -14,8 +14,10 @@ class Priority(FirstComeFirstServed):
 
     All groups age alike, so their order never changes while they wait: it is that of `priority + arrival / ageing_s`.
     A running group gives way to a waiting one that comes before it in that order and has a strictly smaller number, so
-    nobody is preempted by a request of its own class.
+    nobody is preempted by a request of its own class. For the same the rest of its prompt is computed later.
     """
+
+    may_outrank = True
 
     def __init__(self, ageing_s: float = 0.0) -> None:
         self._per_second = 1 / ageing_s if ageing_s else 0.0
@@ -26,8 +28,9 @@ class Priority(FirstComeFirstServed):
     def victim(self, running: SequenceABC[SequenceGroup]) -> SequenceGroup:
         return max(running, key=self.key)
 
-    def gives_way_to(self, head: SequenceGroup, running: SequenceABC[SequenceGroup]) -> SequenceGroup | None:
-        worst = max(running, key=self.key, default=None)
-        if worst is None or worst.request.priority <= head.request.priority or self.key(worst) <= self.key(head):
-            return None
-        return worst
+    def outranks(self, head: SequenceGroup, group: SequenceGroup, now: float) -> bool:
+        return head.request.priority < group.request.priority and self.key(head) < self.key(group)
+
+    def gives_way_to(self, head: SequenceGroup, running: SequenceABC[SequenceGroup]) -> SequenceABC[SequenceGroup]:
+        worse = (group for group in running if self.outranks(head, group, 0.0))
+        return sorted(worse, key=self.key, reverse=True)
