@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceABC
 
-from octavo.core.sequence import SequenceGroup
+from octavo.core.sequence import SequenceGroup, SequenceStatus
 from octavo.kv_cache.block_manager import AllocStatus
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.budget import AdapterBudget, PartialBudget, WholeBudget
@@ -58,16 +58,22 @@ class ContinuousPlanner:
         self._rows.plan_running(plan, tokens, without=outranked)
         if outranked:
             self._admit_if_there_is_room(plan, tokens, now, outranked)
-            self._rows.plan_running(plan, tokens, only=outranked)
+            for group in outranked:
+                if group.status is SequenceStatus.RUNNING and tokens.remaining > 0:
+                    self._rows.plan_group(group, plan, tokens)
         self._admit_if_there_is_room(plan, tokens, now)
 
     def _outranked(self, now: float) -> list[SequenceGroup]:
-        """Running groups whose prompts are not computed yet and come after that of the first waiting group."""
-        head = self._registry.waiting.peek(now) if self._policy.may_outrank else None
-        if head is None:
+        """Running groups whose prompts are not computed yet and come after another one's, be that running or the first
+        that waits; in the policy's order."""
+        if not self._policy.may_outrank:
             return []
-        running = (group for group in self._registry.running if not group.has_output)
-        return [group for group in running if self._policy.outranks(head, group, now)]
+        prompts = [group for group in self._registry.running if not group.has_output]
+        head = self._registry.waiting.peek(now)
+        others = prompts if head is None else [head, *prompts]
+        outranks = self._policy.outranks
+        outranked = [group for group in prompts if any(outranks(other, group, now) for other in others)]
+        return sorted(outranked, key=lambda group: self._policy.place(group, now))
 
     def _admit_if_there_is_room(
         self, plan: StepPlan, tokens: PartialBudget, now: float, before: SequenceABC[SequenceGroup] = ()

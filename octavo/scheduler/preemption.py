@@ -114,6 +114,10 @@ class Preemption:
                 break
         else:
             return []
+        for group in victims[:-1]:
+            others = [each for each in victims if each is not group]
+            if self._suffices(others, shortage):
+                victims = others
         for group in victims:
             self.preempt(group, plan, tokens, because=f"{head.request_id} comes before it")
         return victims

@@ -31,14 +31,13 @@ class RowPlanner:
         tokens: PartialBudget,
         *,
         without: SequenceABC[SequenceGroup] = (),
-        only: SequenceABC[SequenceGroup] = (),
     ) -> None:
-        """Rows for all running groups, in order of arrival, as far as the tokens go; or for `only` these."""
+        """Rows for all running groups but those, in order of arrival, as far as the tokens go."""
         running = self._registry.running
         index = 0
         while index < len(running) and tokens.remaining > 0:
             group, num_running = running[index], len(running)
-            if (without and group in without) or (only and group not in only):
+            if without and group in without:
                 index += 1
                 continue
             self.plan_group(group, plan, tokens)

@@ -73,7 +73,12 @@ def make_core(
     ready = CoreReady(num_blocks=num_blocks, block_size=block_size, max_model_len=512, vocab_size=50, plan="")
     readings = iter(range(10**9))
     return EngineCore(
-        HashExecutor(block_size, fail_token=fail_token, sliding_window=sliding_window),
+        HashExecutor(
+            block_size,
+            fail_token=fail_token,
+            sliding_window=sliding_window,
+            max_num_batched_tokens=max_num_batched_tokens,
+        ),
         scheduler,
         ready,
         max_steps_in_flight=depth,

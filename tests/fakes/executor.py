@@ -53,6 +53,7 @@ class HashExecutor:
     """Tokens are `hash(everything that attention reads, seed, index, position) % vocab_size`.
 
     fail_token: a row that computes this token answers with an error, as a row with NaN logits would.
+    max_num_batched_tokens: no step may have more.
     sliding_window: what attention reads is the last tokens only. Each of them must be there, and right.
     """
 
@@ -60,6 +61,7 @@ class HashExecutor:
     vocab_size: int = 50
     fail_token: int | None = None
     sliding_window: int | None = None
+    max_num_batched_tokens: int | None = None
     slots: Slots = field(default_factory=dict)
     host_slots: Slots = field(default_factory=dict)
     states: dict[int, State] = field(default_factory=dict)
@@ -83,6 +85,7 @@ class HashExecutor:
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         self.steps.append(step)
+        assert self.max_num_batched_tokens is None or step.num_tokens <= self.max_num_batched_tokens
         for new in step.new_sequences:
             self._add(new)
         new_ids = {new.seq_id for new in step.new_sequences}

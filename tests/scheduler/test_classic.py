@@ -151,7 +151,7 @@ def test_a_recomputed_group_waits_in_front() -> None:
     run(core)
 
 
-def test_known_tokens_beyond_the_budget_have_a_step_of_their_own_and_are_not_ignored() -> None:
+def test_known_tokens_beyond_the_budget_take_several_steps_and_are_not_ignored() -> None:
     core = classic(num_blocks=12, max_num_batched_tokens=16, enable_prefix_caching=False)
     requests = [make_request("a", range(14), max_tokens=24), make_request("b", range(20, 34), max_tokens=24)]
     seen = run(core, requests)
@@ -181,6 +181,51 @@ def test_with_a_delay_factor_prompts_gather_while_others_run() -> None:
         taken += rows(core)
     assert taken == [1, 1, 1, 1, 1, 3]
     run(core)
+
+
+def test_the_delay_counts_from_the_oldest_and_not_from_the_first_of_the_queue() -> None:
+    core = classic(delay_factor=3.0, policy="priority")
+    core.add_request(make_request("a", range(4), max_tokens=40))
+    core.step()
+    old = make_request("old", range(20, 23))
+    old.arrival_time, old.priority = 4.0, 9
+    core.add_request(old)
+    for number in range(4):
+        fresh = make_request(f"fresh{number}", range(30, 33), max_tokens=40)
+        fresh.arrival_time = 1e9
+        core.add_request(fresh)
+        core.step()
+    assert "old" in names(core.scheduler.running)
+
+
+def test_a_group_without_a_slot_is_passed_also_when_it_has_too_many_sequences() -> None:
+    core = classic(max_loras=1, max_num_seqs=2)
+    for name, adapter, n in (("a", "x", 1), ("b", "y", 2), ("c", "x", 1)):
+        request = make_request(name, [ord(name)], max_tokens=2, n=n)
+        request.adapter = adapter
+        core.add_request(request)
+    core.step()
+    assert names(core.scheduler.running) == ["a", "c"]
+    run(core)
+
+
+def test_a_swapped_group_without_a_slot_is_passed() -> None:
+    core = classic(
+        num_blocks=12, num_host_blocks=40, preemption_mode="swap", policy="priority", max_loras=1,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    for name, length, priority, adapter in (("a", 14, 2, None), ("b", 12, 4, "x"), ("c", 12, 5, None)):
+        request = make_request(name, range(length), max_tokens=16)
+        request.priority, request.adapter = priority, adapter
+        core.add_request(request)
+    while len(core.scheduler.swapped) < 2:
+        core.step()
+    blocker = make_request("blocker", [1, 2], max_tokens=30)
+    blocker.priority, blocker.adapter = 0, "y"
+    core.add_request(blocker)
+    run(core)
+    kinds = [(entry.kind, entry.request_id) for entry in core.scheduler.log.entries]
+    assert ("admitted", "blocker") in kinds
 
 
 def test_adapters_beyond_max_loras_wait_and_are_passed() -> None:

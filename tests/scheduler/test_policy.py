@@ -63,6 +63,34 @@ class TestOrder:
         core.step()
         assert [group.request_id for group in core.scheduler.running] == ["warm"]
 
+    def test_a_deadline_that_has_passed_does_not_come_before_who_is_swapped_out(self) -> None:
+        core = make_core(
+            num_blocks=8, policy="deadline", num_host_blocks=20, preemption_mode="swap", enable_prefix_caching=False,
+            max_num_batched_tokens=64,
+        )  # fmt: skip
+        core.add_request(request("a", prompt=12, max_tokens=16))
+        core.add_request(request("b", prompt=12, max_tokens=16))
+        while not len(core.scheduler.swapped):
+            core.step()
+        core.add_request(request("late", prompt=4, first_token_deadline=0.5))
+        order = []
+        while core.has_unfinished():
+            order += [output.request_id for output in core.step().outputs if output.finished]
+        kinds = [(entry.kind, entry.request_id) for entry in core.scheduler.log.entries]
+        assert kinds.index(("swapped_in", "b")) < kinds.index(("admitted", "late"))
+
+    def test_prefix_match_counts_only_who_came_in(self) -> None:
+        core = make_core(max_num_seqs=1, policy="prefix-match", num_blocks=64)
+        run(core, [request("first", tokens=[9] * 16)])
+        core.add_request(request("runs", tokens=[3] * 4, max_tokens=MOST_PASSES + 20))
+        core.step()
+        for each in (request("cold", tokens=[1] * 16), request("warm", tokens=[9] * 16 + [2])):
+            core.add_request(each)
+        order = []
+        while core.has_unfinished():
+            order += [output.request_id for output in core.step().outputs if output.finished]
+        assert order == ["runs", "warm", "cold"]
+
     def test_prefix_match_passes_nobody_more_often_than_it_states(self) -> None:
         core = make_core(max_num_seqs=1, policy="prefix-match", num_blocks=64)
         run(core, [request("first", tokens=[9] * 16)])
@@ -205,9 +233,56 @@ class TestPreemption:
         core.add_request(request("d", prompt=11, max_tokens=6, priority=0))
         core.step()
         assert [group.request_id for group in core.scheduler.running] == ["a", "b", "c", "d"]
-        core.step()
+        while not core.stats().num_preemptions:
+            core.step()
         # three new blocks for c: a and b give two, so c gives way as well
         assert [group.request_id for group in core.scheduler.running] == ["d"]
+        run(core)
+
+    def test_nobody_is_preempted_in_vain(self) -> None:
+        core = make_core(num_blocks=16, policy="priority", max_num_batched_tokens=64, enable_prefix_caching=False)
+        core.add_request(request("best", prompt=34, max_tokens=3))
+        for name in "ab":
+            core.add_request(request(name, prompt=10, max_tokens=2, priority=5))
+        core.step()
+        core.add_request(
+            request("large", prompt=30, max_tokens=2, priority=1)
+        )  # eight blocks: all but best's are seven
+        core.step()
+        assert core.stats().num_preemptions == 0
+        assert {entry.kind for entry in core.scheduler.log.entries if entry.request_id == "large"} == {"blocked"}
+        run(core)
+
+    def test_as_few_as_suffice_give_way(self) -> None:
+        core = make_core(num_blocks=9, policy="priority", max_num_batched_tokens=64, enable_prefix_caching=False)
+        for name, prompt, priority in (("small", 2, 9), ("large", 22, 8), ("other", 6, 7)):
+            core.add_request(request(name, prompt=prompt, priority=priority, max_tokens=3))
+        core.step()
+        core.add_request(request("better", prompt=20, priority=0))
+        core.step()
+        assert [group.request_id for group in core.scheduler.running] == ["small", "other", "better"]
+        run(core)
+
+    @pytest.mark.parametrize("policy", ["priority", "deadline"])
+    def test_a_better_prompt_is_computed_before_the_rest_of_a_worse_one(self, policy: str) -> None:
+        core = make_core(policy=policy, max_num_batched_tokens=8)
+        core.add_request(request("long", prompt=80, priority=9))
+        core.step()
+        core.add_request(request("vip", prompt=12, priority=0, first_token_deadline=1e6))
+        core.add_request(request("later", prompt=8, priority=9))
+        firsts = []
+        while len(firsts) < 3:
+            firsts += [output.request_id for output in core.step().outputs if output.metrics and not output.finished]
+        assert firsts == ["vip", "long", "later"]
+        run(core)
+
+    def test_the_classic_policy_preempts_for_a_better_priority_too(self) -> None:
+        core = make_core(max_num_seqs=1, policy="priority", enable_chunked_prefill=False)
+        core.add_request(request("low", priority=5, max_tokens=30))
+        core.step()
+        core.add_request(request("high", priority=1, max_tokens=3))
+        core.step()
+        assert [group.request_id for group in core.scheduler.running] == ["high"]
         run(core)
 
     def test_no_more_give_way_than_one_that_frees_an_adapter_slot(self) -> None:
@@ -231,8 +306,8 @@ class TestBypass:
             core.add_request(request(f"small{i}", tokens=[30 + i], max_tokens=2))
         core.step()
         assert [group.request_id for group in core.scheduler.running] == ["running", "small0", "small1"]
-        kinds = [(entry.kind, entry.request_id) for entry in core.scheduler.log.entries]
-        assert kinds.count(("passed", "large")) == 2
+        passes = [entry.because for entry in core.scheduler.log.entries if entry.kind == "passed"]
+        assert passes == ["by small1, time 2"]
         run(core)
 
     def test_a_group_that_is_swapped_in_passes_too(self) -> None:

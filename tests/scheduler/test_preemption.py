@@ -145,6 +145,19 @@ def test_what_a_step_would_have_copied_is_swapped_out_from_where_it_is() -> None
     assert run(core).token_ids == run_alone(request).token_ids
 
 
+def test_only_what_had_been_computed_counts_as_computed_again() -> None:
+    core = make_core(policy="priority", max_num_seqs=1, max_num_batched_tokens=8, enable_prefix_caching=False)
+    low, high = make_request("low", range(24), max_tokens=2), make_request("high", range(30, 33), max_tokens=2)
+    low.priority = 5
+    core.add_request(low)
+    core.step()
+    core.step()
+    core.add_request(high)
+    run(core)
+    assert core.stats().num_preemptions == 1
+    assert core.stats().num_recomputed_tokens == 16
+
+
 def test_the_timeline_tells_what_happened() -> None:
     core = pressed(preemption_mode="swap")
     seen = run_two(core)

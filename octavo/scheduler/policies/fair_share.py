@@ -98,6 +98,9 @@ class _TenantQueue:
         self._tidy(group)
         return group
 
+    def set_aside(self, now: float) -> SequenceGroup:
+        return self.pop(now)
+
     def remove(self, group: SequenceGroup) -> None:
         self._queues[tenant_of(group)].remove(group)
         self._tidy(group)
