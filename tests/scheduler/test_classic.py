@@ -184,13 +184,13 @@ def test_with_a_delay_factor_prompts_gather_while_others_run() -> None:
 
 
 def test_the_delay_counts_from_the_oldest_and_not_from_the_first_of_the_queue() -> None:
-    core = classic(delay_factor=3.0, policy="priority")
+    core = classic(delay_factor=3.0, policy="priority", max_num_seqs=16)
     core.add_request(make_request("a", range(4), max_tokens=40))
     core.step()
     old = make_request("old", range(20, 23))
     old.arrival_time, old.priority = 4.0, 9
     core.add_request(old)
-    for number in range(4):
+    for number in range(7):
         fresh = make_request(f"fresh{number}", range(30, 33), max_tokens=40)
         fresh.arrival_time = 1e9
         core.add_request(fresh)

@@ -224,13 +224,15 @@ class TestPreemption:
         assert [seen.finals[name].metrics.num_preemptions for name in ("low", "high")] == [1, 0]  # type: ignore[union-attr]
 
     def test_those_behind_go_on_when_several_before_them_gave_way(self) -> None:
-        core = make_core(num_blocks=7, policy="priority", max_num_batched_tokens=8, enable_prefix_caching=False)
+        core = make_core(
+            num_blocks=8, block_size=8, policy="priority", max_num_batched_tokens=16, enable_prefix_caching=False
+        )
         for name in "ab":
             core.add_request(request(name, prompt=1, max_tokens=9, priority=2))
         core.step()
-        core.add_request(request("c", prompt=8, max_tokens=2, priority=1, n=3))
+        core.add_request(request("c", prompt=16, max_tokens=2, priority=1, n=3))
         core.step()
-        core.add_request(request("d", prompt=11, max_tokens=6, priority=0))
+        core.add_request(request("d", prompt=30, max_tokens=3, priority=0))
         core.step()
         assert [group.request_id for group in core.scheduler.running] == ["a", "b", "c", "d"]
         while not core.stats().num_preemptions:
