@@ -14,7 +14,7 @@ from octavo.config.schema import EngineConfig
 from octavo.config.sources import engine_args
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.prompt import Prompt, PromptLike, is_single_prompt
-from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.core.sampling_params import OutputKind, SamplingParams, checked_number, documented_fields
 from octavo.engine.chat_template import Message
 from octavo.engine.input_processor import PrefixLike
 from octavo.engine.interrupt import deferred_interrupt
@@ -22,7 +22,7 @@ from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.output_processor import refused_output
 from octavo.engine.progress import ProgressBar
 from octavo.engine.tokenizer import Tokenizer
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, RequestTooLarge
 
 _log = logging.getLogger(__name__)
 
@@ -123,16 +123,22 @@ class LLM:
         `beam_width` finished beams, False when the running ones are unlikely to become better, "never" when they
         cannot. `others` are sampling parameters such as `logprobs`, `ignore_eos` or `stop_token_ids`.
         """
+        width = checked_number("beam_width", beam_width, int, documented_fields()["best_of"])
+        if n is not None and n > width:
+            raise InvalidRequest(
+                f"n is {n}, must be at most beam_width, which is {width}: only beams can be returned", field="n"
+            )
         params = SamplingParams.from_keywords(
-            n=beam_width if n is None else n,
-            best_of=beam_width,
+            n=width if n is None else n,
+            best_of=width,
             use_beam_search=True,
             max_tokens=max_tokens,
             length_penalty=length_penalty,
             early_stopping=early_stopping,
             **others,
         )
-        return self.generate(prompts, params, use_tqdm)
+        make_prompts = [partial(Prompt.read, prompt) for prompt in _listed(prompts)]
+        return self._run(make_prompts, params, use_tqdm, width_name="beam_width")
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes and end all pins. False, and nothing happens, while requests run."""
@@ -161,9 +167,13 @@ class LLM:
         self.close()
 
     def _run(
-        self, prompts: Sequence[Callable[[], Prompt]], sampling_params: ParamsLike, use_tqdm: bool | None
+        self,
+        prompts: Sequence[Callable[[], Prompt]],
+        sampling_params: ParamsLike,
+        use_tqdm: bool | None,
+        width_name: str = "best_of",
     ) -> list[RequestOutput]:
-        """prompts: each makes its prompt, or raises what is wrong with it."""
+        """prompts: each makes its prompt, or raises what is wrong with it. width_name: what best_of is called."""
         params = self._params_of_each(sampling_params, len(prompts))
         request_ids = [str(next(self._request_numbers)) for _ in prompts]
         mine, outputs = frozenset(request_ids), dict[str, RequestOutput]()
@@ -171,7 +181,7 @@ class LLM:
             before = msgspec.structs.replace(self.engine.stats)
             try:
                 for request_id, make_prompt, one in zip(request_ids, prompts, params, strict=True):
-                    refused = self._add(request_id, make_prompt, one)
+                    refused = self._add(request_id, make_prompt, one, width_name)
                     if refused is not None:
                         outputs[request_id] = refused
                     interrupt.check()
@@ -203,13 +213,16 @@ class LLM:
         # nobody looks at what comes before the end
         return [msgspec.structs.replace(one, output_kind=OutputKind.FINAL_ONLY) for one in each]
 
-    def _add(self, request_id: str, make_prompt: Callable[[], Prompt], params: SamplingParams) -> RequestOutput | None:
+    def _add(
+        self, request_id: str, make_prompt: Callable[[], Prompt], params: SamplingParams, width_name: str
+    ) -> RequestOutput | None:
         """Add a request; its final output when it is refused."""
         prompt: Prompt | None = None
         try:
             prompt = make_prompt()
             self.engine.add_request(request_id, prompt, params)
-        except InvalidRequest as error:
+        except InvalidRequest as found:
+            error = _about_width(found, width_name)
             _log.warning("request %s is refused: %s", request_id, error)
             return refused_output(request_id, prompt.text if prompt else None, params.n, error)
         return None
@@ -219,6 +232,14 @@ class LLM:
             self.engine.abort_request(request_id)
         while self.engine.has_unfinished_requests():
             self.engine.step()
+
+
+def _about_width(error: InvalidRequest, width_name: str) -> InvalidRequest:
+    """The error in the words of a caller who knows best_of as `width_name`."""
+    if error.field != "best_of" and not isinstance(error, RequestTooLarge):
+        return error
+    field = width_name if error.field == "best_of" else error.field
+    return type(error)(str(error).replace("best_of", width_name), field=field, code=error.code)
 
 
 def _listed(prompts: Any) -> list[Any]:

@@ -100,6 +100,35 @@ def test_refused_prompt_carries_its_error_while_the_others_finish(tmp_path: Path
     assert [output.outputs[0].finish_reason for output in outputs] == ["stop", "error", "error", "error", "stop"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "field", "words"),
+    [
+        ({"beam_width": 0}, "beam_width", "beam_width is 0, must be at least 1"),
+        ({"beam_width": 2000}, "beam_width", "beam_width is 2000, must be at most 1024"),
+        ({"beam_width": 2.5}, "beam_width", "beam_width is 2.5, expected a whole number"),
+        ({"beam_width": 2, "n": 3}, "n", "n is 3, must be at most beam_width, which is 2"),
+        ({"beam_width": 2, "n": 0}, "n", "n is 0, must be at least 1"),
+    ],
+)
+def test_what_is_wrong_with_a_search_is_said_in_its_words(
+    arguments: dict[str, Any], field: str, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        make_llm(tmp_path).beam_search("abc", **arguments)
+    assert caught.value.field == field
+
+
+def test_beams_that_the_engine_has_no_room_for_are_refused_by_their_name(tmp_path: Path) -> None:
+    for width, room in ((300, "so many beams need 600 candidates"), (100, "the engine runs at most")):
+        [output] = make_llm(tmp_path).beam_search("abc", width)
+        assert output.error is not None
+        assert output.error.message.startswith(f"beam_width is {width}, but {room}")
+        assert output.error.field == "beam_width"
+    [output] = make_llm(tmp_path).generate("abc", SamplingParams(best_of=100))
+    assert output.error is not None
+    assert output.error.field == "best_of"
+
+
 def test_chat_goes_through_the_template(tmp_path: Path) -> None:
     core = ScriptedCore()
     llm = make_llm(tmp_path, core)

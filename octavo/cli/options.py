@@ -107,7 +107,7 @@ class Given(msgspec.Struct, frozen=True):
     def sampling(self, defaults: dict[str, Any]) -> SamplingParams:
         """Sampling parameters: the flags over `defaults`. Raises InvalidRequest."""
         mine = SamplingParams.__struct_fields__
-        return SamplingParams.from_keywords(**(defaults | {k: v for k, v in self.values.items() if k in mine}))
+        return SamplingParams.over_defaults(defaults, {k: v for k, v in self.values.items() if k in mine})
 
 
 def with_options(

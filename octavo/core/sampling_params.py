@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, get_type_hints
 
 import msgspec
@@ -19,8 +19,10 @@ GREEDY_BELOW = 1e-5
 
 MAX_N = 1024
 MAX_SEED = 2**63 - 1
+_MOST_BITS = 64
 MAX_STOPS = 64
 MAX_BIAS = 100.0
+_OF_DRAWING = ("temperature", "top_k", "top_p", "min_p")
 
 
 class OutputKind(enum.StrEnum):
@@ -120,6 +122,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 )
         return cls(**values)
 
+    @classmethod
+    def over_defaults(cls, defaults: Mapping[str, Any], explicit: Mapping[str, Any]) -> SamplingParams:
+        """`explicit` values over the `defaults` of a checkpoint or a command; a beam search leaves out the defaults of
+        drawing (temperature, top_k, top_p, min_p), which say nothing about it. Errors as in `from_keywords`."""
+        if explicit.get("use_beam_search", defaults.get("use_beam_search")) is True:
+            defaults = {name: value for name, value in defaults.items() if name not in _OF_DRAWING}
+        return cls.from_keywords(**{**defaults, **explicit})
+
     @property
     def width(self) -> int:
         """Sequences that are computed for the n that are returned."""
@@ -151,8 +161,9 @@ _DOCUMENTED = documented_fields()
 
 def _normalise(params: SamplingParams) -> None:
     """Lists become tuples, one stop string becomes a tuple of one, whole floats become the type of their field."""
-    early_stopping = {"true": True, "false": False}.get(str(params.early_stopping).lower(), params.early_stopping)
-    msgspec.structs.force_setattr(params, "early_stopping", early_stopping)
+    if isinstance(params.early_stopping, str):
+        early_stopping = {"true": True, "false": False}.get(params.early_stopping.lower(), params.early_stopping)
+        msgspec.structs.force_setattr(params, "early_stopping", early_stopping)
     for name in ("stop", "bad_words"):
         value = getattr(params, name)
         if value is None:
@@ -218,18 +229,28 @@ def _check_numbers(params: SamplingParams) -> None:
         value = getattr(params, name)
         if value is None and optional:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InvalidRequest(f"{name} is {value!r}, expected a number", field=name)
-        if not math.isfinite(value):
-            raise InvalidRequest(f"{name} is {value!r}; NaN and infinities are refused", field=name)
-        if kind is int and int(value) != value:
-            raise InvalidRequest(f"{name} is {value!r}, expected a whole number", field=name)
-        if type(value) is not kind:
-            msgspec.structs.force_setattr(params, name, kind(value))
-        check_limits(name, value, _DOCUMENTED[name])
+        number = checked_number(name, value, kind, _DOCUMENTED[name])
+        if number is not value:
+            msgspec.structs.force_setattr(params, name, number)
     for name in _FLAGS:
         if not isinstance(getattr(params, name), bool):
             raise InvalidRequest(f"{name} is {getattr(params, name)!r}, expected true or false", field=name)
+
+
+def checked_number(name: str, value: Any, kind: type, limits: Param) -> Any:
+    """`value` as a number of `kind` (int or float) within `limits`. Raises InvalidRequest."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(f"{name} is {value!r}, expected a number", field=name)
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise InvalidRequest(
+            f"{name} is a number of {value.bit_length()} bits; at most {_MOST_BITS} make sense", field=name
+        )
+    if not math.isfinite(value):
+        raise InvalidRequest(f"{name} is {value!r}; NaN and infinities are refused", field=name)
+    if kind is int and int(value) != value:
+        raise InvalidRequest(f"{name} is {value!r}, expected a whole number", field=name)
+    check_limits(name, value, limits)
+    return value if type(value) is kind else kind(value)
 
 
 def check_limits(name: str, value: float, limits: Param) -> None:
@@ -297,13 +318,20 @@ def _check_together(params: SamplingParams) -> None:
             "returned",
             field="best_of",
         )
-    if params.early_stopping not in (True, False, "never"):
+    # no number: 1 == True, but it is not what the search asks for
+    if not isinstance(params.early_stopping, bool) and params.early_stopping != "never":
         raise InvalidRequest(
             f"early_stopping is {params.early_stopping!r}; it is true, false or 'never'", field="early_stopping"
         )
     if params.use_beam_search:
         _check_beam_search(params)
         return
+    if params.is_greedy and (params.best_of or 1) > 1:
+        raise InvalidRequest(
+            f"best_of is {params.best_of}, but temperature is {params.temperature:g}: greedy sequences are "
+            "all the same; raise temperature, leave best_of out, or set use_beam_search",
+            field="best_of",
+        )
     for name in ("length_penalty", "early_stopping"):
         if getattr(params, name) != _DEFAULTS[name]:
             raise InvalidRequest(f"{name} is for beam search; set use_beam_search, or leave it out", field=name)

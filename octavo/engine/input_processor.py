@@ -60,7 +60,7 @@ class InputProcessor:
 
     def default_sampling_params(self, **explicit: Any) -> SamplingParams:
         """The defaults of the checkpoint's generation_config.json, with `explicit` values over them."""
-        return SamplingParams.from_keywords(**{**self._model.generation_defaults, **explicit})
+        return SamplingParams.over_defaults(self._model.generation_defaults, explicit)
 
     def render_chat(
         self,

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
-from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.core.sampling_params import OutputKind
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, refuse_unsupported
 
@@ -113,14 +112,10 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
         *("logit_bias", "allowed_token_ids", "bad_words", "skip_special_tokens", "spaces_between_special_tokens"),
     )
 
-    def sampling_params(self, defaults: SamplingParams, **others: Any) -> SamplingParams:
-        """`defaults`, changed by what the request sets and by `others`. Raises InvalidRequest."""
+    def given_sampling(self, **others: Any) -> dict[str, Any]:
+        """The sampling parameters that the request sets, and `others`: what goes over the model's defaults."""
         given = {name: value for name in self.SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
-        kind = OutputKind.DELTA if self.stream else OutputKind.FINAL_ONLY
-        if self.use_beam_search:
-            # a checkpoint's habits of drawing say nothing about a search
-            defaults = msgspec.structs.replace(defaults, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-        return msgspec.structs.replace(defaults, output_kind=kind, **given, **others)
+        return {**given, **others, "output_kind": OutputKind.DELTA if self.stream else OutputKind.FINAL_ONLY}
 
     @property
     def wants_usage_chunk(self) -> bool:

@@ -82,5 +82,11 @@ def test_sampling_flags_win_over_defaults() -> None:
     assert (params.temperature, params.top_p, params.stop) == (0.5, 0.8, ("a", "b"))
 
 
+def test_a_search_leaves_out_the_defaults_of_drawing() -> None:
+    given = call(["--use-beam-search", "--n", "3"], SamplingParams)
+    params = given.sampling({"temperature": 0.9, "top_p": 0.8, "max_tokens": 7})
+    assert params == SamplingParams(use_beam_search=True, n=3, max_tokens=7)
+
+
 def test_negative_numbers_are_values_not_flags() -> None:
     assert call(["--presence-penalty", "-1.5"], SamplingParams).sampling({}).presence_penalty == -1.5

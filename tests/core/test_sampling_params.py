@@ -94,6 +94,32 @@ def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     assert SamplingParams.from_keywords(temperature=0.5) == SamplingParams(temperature=0.5)
 
 
+def test_equal_sequences_are_not_computed_to_choose_among_them() -> None:
+    with pytest.raises(InvalidRequest, match="best_of is 3, but temperature is 0.*raise temperature") as caught:
+        SamplingParams(best_of=3, temperature=0)
+    assert caught.value.field == "best_of"
+    assert SamplingParams(n=3, temperature=0).width == 3
+    assert SamplingParams(best_of=1, temperature=0).width == 1
+    assert SamplingParams(best_of=3, temperature=0, use_beam_search=True).width == 3
+
+
+def test_a_number_beyond_all_sense_is_refused_like_others() -> None:
+    for field in ("n", "best_of", "max_tokens", "temperature", "seed"):
+        with pytest.raises(InvalidRequest, match=f"{field} is a number of 16610 bits") as caught:
+            SamplingParams(**{field: 10**5000})  # type: ignore[arg-type]
+        assert caught.value.field == field
+
+
+def test_a_search_leaves_out_defaults_of_drawing() -> None:
+    habits = {"temperature": 0.6, "top_k": 5, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.1, "max_tokens": 9}
+    searched = SamplingParams.over_defaults(habits, {"use_beam_search": True, "n": 2})
+    assert searched == SamplingParams(use_beam_search=True, n=2, repetition_penalty=1.1, max_tokens=9)
+    drawn = SamplingParams.over_defaults(habits, {"top_k": 0})
+    assert drawn == SamplingParams(**{**habits, "top_k": 0})
+    with pytest.raises(InvalidRequest, match="top_p is 0.5, but beam search"):
+        SamplingParams.over_defaults(habits, {"use_beam_search": True, "top_p": 0.5})
+
+
 def test_a_temperature_near_zero_is_greedy() -> None:
     assert SamplingParams(temperature=0).is_greedy
     assert SamplingParams(temperature=1e-6).is_greedy

@@ -111,6 +111,7 @@ def test_granted_tokens_fit_and_one_more_would_not(
 def test_defaults_of_the_checkpoint_lie_under_explicit_values(tmp_path: Path) -> None:
     door = processor(tmp_path, generation_defaults={"temperature": 0.3, "top_k": 7})
     assert door.default_sampling_params(top_k=9) == SamplingParams(temperature=0.3, top_k=9)
+    assert door.default_sampling_params(use_beam_search=True, n=2) == SamplingParams(use_beam_search=True, n=2)
     with pytest.raises(InvalidRequest, match="did you mean temperature"):
         door.default_sampling_params(temprature=1)
 

@@ -102,8 +102,8 @@ class FakeAsyncLLM:
         if self.is_running:
             self.die("shut down")
 
-    def default_sampling_params(self) -> SamplingParams:
-        return SamplingParams(top_k=7)
+    def default_sampling_params(self, **explicit: Any) -> SamplingParams:
+        return SamplingParams.over_defaults({"top_k": 7}, explicit)
 
     def render_chat(
         self,

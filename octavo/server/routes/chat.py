@@ -70,10 +70,9 @@ class _Answer:
         if asked.max_completion_tokens is not None:
             field_names["max_tokens"] = "max_completion_tokens"
         with named_by_the_client(field_names):
-            params = asked.sampling_params(
-                self.context.llm.default_sampling_params(),
-                max_tokens=max_tokens,
-                logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+            logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
+            params = self.context.llm.default_sampling_params(
+                **asked.given_sampling(max_tokens=max_tokens, logprobs=logprobs)
             )
         self.generation = Generation(
             self.context,

@@ -54,7 +54,7 @@ class _Answer:
     generation: Generation = field(init=False)
 
     def __post_init__(self) -> None:
-        asked, defaults = self.asked, self.context.llm.default_sampling_params()
+        asked = self.asked
         others: dict[str, int | None] = {"logprobs": asked.logprobs}
         if asked.max_tokens is not None:
             # the engine always draws a token; an echo alone leaves it out of the answer
@@ -71,7 +71,7 @@ class _Answer:
                 else Prompt(token_ids=prompt)
                 for prompt in asked.prompts()
             ],
-            asked.sampling_params(defaults, **others),
+            self.context.llm.default_sampling_params(**asked.given_sampling(**others)),
             asked=asked,
             field_names={"prompt_token_ids": "prompt"},
         )
