@@ -133,7 +133,9 @@ def divide_memory(
         )
     max_live_tokens = scheduler.max_live_tokens(shape.sliding_window)
     needed = max_blocks_of_group(scheduler.max_model_len, 1, 1, cache.block_size, max_live_tokens)
-    num_blocks, because = _num_blocks(most, per_block, cache, scheduler, needed)
+    # what a sequence lets go of is worth keeping where others may find it
+    filled = num_blocks_for(scheduler.max_model_len, cache.block_size) if cache.enable_prefix_caching else needed
+    num_blocks, because = _num_blocks(most, per_block, cache, scheduler, filled)
     if num_blocks < needed and user_set_max_model_len:
         shorter_steps = "" if max_live_tokens is None else "lower max_num_batched_tokens, "
         raise ConfigError(
@@ -169,7 +171,7 @@ def _num_blocks(
     most: int, per_block: int, cache: CacheConfig, scheduler: SchedulerConfig, blocks_each: int
 ) -> tuple[int, str]:
     """Usable blocks and the reason for their number, where at most `most` fit the memory and a sequence of full length
-    needs `blocks_each`."""
+    fills `blocks_each`."""
     wanted = cache.num_gpu_blocks_override
     if wanted is not None:
         if wanted > most:

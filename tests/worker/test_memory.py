@@ -140,3 +140,10 @@ def test_a_sliding_window_lets_a_long_context_into_a_small_cache() -> None:
         make_plan(num_gpu_blocks_override=96, sliding_window=1024, **small)
     with pytest.raises(ConfigError, match="needs 2,560 KV blocks"):
         make_plan(num_gpu_blocks_override=97, **small)
+
+
+def test_without_a_prefix_cache_there_are_no_more_blocks_than_windows_fill() -> None:
+    few = {"max_model_len": 4096, "max_num_seqs": 4, "max_num_batched_tokens": 256, "sliding_window": 512}
+    assert make_plan(**few).num_blocks == 4 * 256
+    # 767 tokens touch 49 blocks of 16
+    assert make_plan(enable_prefix_caching=False, **few).num_blocks == 4 * 49
