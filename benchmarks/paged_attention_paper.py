@@ -1,17 +1,21 @@
 """The memory tables of the PagedAttention paper from our own scheduler: `python -m benchmarks.paged_attention_paper`.
 
 Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention",
-https://arxiv.org/abs/2309.06180: how full the KV cache is (figure 2), and the blocks that parallel sampling and beam
-search save by sharing (figure 15, section 6.3). The scheduler and the block manager are those that serve; the device is
-simulated, which memory does not notice. Lengths are log-normal with the means of the paper's data sets.
+https://arxiv.org/abs/2309.06180: what fills the KV cache (figure 2), how many requests fit into it (figure 13), what
+blocks of other sizes waste (section 7.2), and the blocks that parallel sampling and beam search save by sharing (figure
+15, section 6.3). The scheduler and the block manager are those that serve; the device is simulated, which memory does
+not notice. Lengths are log-normal with the means of the paper's data sets. As in the paper's runs a request has one
+output length, which all its sequences have.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from octavo.cli.report import report
 from octavo.config.schema import CacheConfig, SchedulerConfig
@@ -21,6 +25,7 @@ from octavo.simulate.replica import Replica
 from octavo.simulate.traces import Trace, TraceRequest, Workload, generate
 
 BLOCK_SIZE = 16
+BLOCK_SIZES = (4, 8, 16, 32)
 NUM_SLOTS = 15_700
 """Tokens that the cache holds for OPT-13B on an A100 with 40 GB (the paper's table 1)."""
 MAX_LEN = 2048
@@ -28,101 +33,143 @@ WIDTHS = (2, 4, 6)
 
 
 class DataSet(NamedTuple):
-    """Mean lengths (the paper's figure 11), and the savings in per cent that it reports for widths 2 to 6."""
+    """Mean lengths (the paper's figure 11), and what it reports: savings in per cent for `WIDTHS` (of ShareGPT only the
+    ends, in its text), and requests in a batch by system (figure 13)."""
 
     input_len: float
     output_len: float
-    parallel: str
-    beam: str
+    parallel: tuple[str, str, str]
+    beam: tuple[str, str, str]
+    batched: dict[str, str]
 
 
 DATA_SETS = {
-    "ShareGPT": DataSet(161.31, 337.99, "16.2 - 30.5", "44.3 - 66.3"),
-    "Alpaca": DataSet(19.31, 58.45, "6.1 - 9.8", "37.6 - 55.2"),
+    "ShareGPT": DataSet(
+        161.31,
+        337.99,
+        ("16.2", "", "30.5"),
+        ("44.3", "", "66.3"),
+        {"max": "7.00", "pow2": "9.81", "oracle": "13.62", "paged": "30.42"},
+    ),
+    "Alpaca": DataSet(
+        19.31,
+        58.45,
+        ("6.09", "8.53", "9.79"),
+        ("37.56", "53.13", "55.16"),
+        {"max": "7.00", "pow2": "43.24", "oracle": "72.75", "paged": "132.44"},
+    ),
 }
+FIGURE_2 = {
+    "max": ("20.4", "13.3", "57.3", "8.9"),
+    "pow2": ("26.8", "17.9", "13.6", "41.6"),
+    "oracle": ("38.2", "25.2", "", "36.6"),
+    "paged": ("96.3", "", "", ""),
+}
+"""Per cent of token states, reservation, internal fragmentation, external fragmentation and others."""
 
 
 class Shares(NamedTuple):
-    """Of all slots of the cache, the mean over steps with a queue. They add up to 1.
+    """Of all slots of the cache, the mean over steps with a queue. The first four add up to 1.
 
     tokens: keys and values. reserved: for tokens to come. internal: given to a request that will never fill them.
-    external: given to nobody.
+    external: given to nobody. num_running: requests that run.
     """
 
     tokens: float
     reserved: float
     internal: float
     external: float
+    num_running: float
+
+    @property
+    def waste(self) -> float:
+        """Of what is given out."""
+        return self.internal / (self.internal + self.tokens)
+
+
+class Saving(NamedTuple):
+    """Blocks saved by sharing, as a share of those that the same tables would need without: over all steps of a cache
+    in which nobody has to wait, and over the steps with a queue of the paper's cache."""
+
+    unbound: float
+    bound: float
 
 
 # ---- paged: the scheduler that serves ----
 
 
-def make_replica(candidate_spread: float, num_slots: int) -> Replica:
+def make_replica(candidate_spread: float, num_slots: int, block_size: int) -> Replica:
     """An engine with the paper's cache. Without prefix caching, which the paper's system did not have, and with a
     budget of tokens that never binds: memory alone decides who runs."""
     settings = SchedulerSettings(
-        cache=CacheConfig(dtype="float16", block_size=BLOCK_SIZE, enable_prefix_caching=False),
-        scheduler=SchedulerConfig(max_num_seqs=1024, max_num_batched_tokens=1 << 16, max_model_len=MAX_LEN),
-        num_blocks=num_slots // BLOCK_SIZE,
+        cache=CacheConfig(dtype="float16", block_size=block_size, enable_prefix_caching=False),
+        scheduler=SchedulerConfig(max_num_seqs=1 << 16, max_num_batched_tokens=1 << 24, max_model_len=MAX_LEN),
+        num_blocks=num_slots // block_size,
     )
     return Replica(0, settings, preset("a100-40g/opt-13b"), candidate_spread=candidate_spread)
 
 
-def run(
-    requests: list[TraceRequest],
-    after_step: Callable[[Replica], None],
-    candidate_spread: float = 0.5,
-    num_slots: int = NUM_SLOTS,
-) -> None:
+def run(requests: Sequence[TraceRequest], replica: Replica, after_step: Callable[[], None]) -> None:
     """Hand everything in at once, and look after every step."""
-    trace, replica = Trace(requests), make_replica(candidate_spread, num_slots)
+    trace = Trace(requests)
     for number in range(len(trace)):
         replica.submit(*trace.request(number, 0.0))
     now = 0.0
     while (ends_at := replica.begin_step(now)) is not None:
-        after_step(replica)
+        after_step()
         for output in replica.end_step():
             assert output.error is None, output.error
         now = ends_at
 
 
-def paged_shares(requests: list[TraceRequest]) -> Shares:
+def paged_shares(requests: Sequence[TraceRequest], block_size: int = BLOCK_SIZE) -> Shares:
     """How the blocks are used while requests wait for memory. Nothing is reserved; internal is the end of each last
     block."""
-    tokens = given = available = 0
+    replica = make_replica(0.5, NUM_SLOTS, block_size)
+    scheduler = replica.scheduler
+    num_steps = tokens = given = running = 0
 
-    def after_step(replica: Replica) -> None:
-        nonlocal tokens, given, available
+    def after_step() -> None:
+        nonlocal num_steps, tokens, given, running
         if replica.num_waiting:
-            scheduler = replica.scheduler
+            num_steps += 1
             tokens += sum(sequence.num_computed_tokens for group in scheduler.running for sequence in group.live)
-            given += scheduler.block_manager.pool.num_used_blocks * BLOCK_SIZE
-            available += NUM_SLOTS
+            given += scheduler.block_manager.pool.num_used_blocks * block_size
+            running += len(scheduler.running)
 
-    run(requests, after_step)
-    return Shares(tokens / available, 0.0, (given - tokens) / available, 1 - given / available)
+    run(requests, replica, after_step)
+    available = num_steps * NUM_SLOTS
+    return Shares(tokens / available, 0.0, (given - tokens) / available, 1 - given / available, running / num_steps)
 
 
-def saving(requests: list[TraceRequest], candidate_spread: float = 0.5, num_slots: int = NUM_SLOTS) -> float:
-    """Blocks saved by sharing, as a share of those that the same tables would need without: the mean over steps in
-    which requests wait for memory."""
+def saving(requests: Sequence[TraceRequest], candidate_spread: float = 0.5, num_slots: int = NUM_SLOTS) -> Saving:
+    """What sharing saves, with room for all requests and in a cache of `num_slots`."""
+    room = sum((request.prompt_len + request.output_len + 2 * BLOCK_SIZE) * request.width for request in requests)
+    return Saving(
+        _saving(requests, candidate_spread, 2 * room), _saving(requests, candidate_spread, num_slots, with_queue=True)
+    )
+
+
+def _saving(
+    requests: Sequence[TraceRequest], candidate_spread: float, num_slots: int, *, with_queue: bool = False
+) -> float:
+    replica = make_replica(candidate_spread, num_slots, BLOCK_SIZE)
+    scheduler, manager = replica.scheduler, replica.scheduler.block_manager
     shared = total = 0
 
-    def after_step(replica: Replica) -> None:
+    def after_step() -> None:
         nonlocal shared, total
-        if not replica.num_waiting:
+        if with_queue and not replica.num_waiting:
             return
-        manager = replica.scheduler.block_manager
         entries = sum(
             len(manager.table(sequence))
-            for group in replica.scheduler.running
+            for group in scheduler.running
             for sequence in (group.live if group.refork_at is None else group.live[:1])
         )
         total += entries
         shared += entries - manager.pool.num_used_blocks
 
-    run(requests, after_step, candidate_spread, num_slots)
+    run(requests, replica, after_step)
     return shared / total
 
 
@@ -180,6 +227,7 @@ def contiguous_shares(requests: Iterable[TraceRequest], slots_for: Callable[[int
     waiting = deque((request.prompt_len, request.output_len) for request in requests)
     buddies, running, step = Buddies(NUM_SLOTS), list[Held](), 0
     sums = [0, 0, 0, 0]
+    num_running = 0
     while waiting:
         while waiting:
             asked = slots_for(*waiting[0])
@@ -190,6 +238,7 @@ def contiguous_shares(requests: Iterable[TraceRequest], slots_for: Callable[[int
         if not waiting:
             break
         step += 1
+        num_running += len(running)
         num_asked = sum(held.asked for held in running)
         tokens = sum(held.prompt_len + step - held.began_at - 1 for held in running)
         final = sum(held.prompt_len + held.output_len - 1 for held in running)
@@ -199,72 +248,89 @@ def contiguous_shares(requests: Iterable[TraceRequest], slots_for: Callable[[int
             if step - held.began_at == held.output_len:
                 buddies.free(held.chunk)
         running = [held for held in running if step - held.began_at < held.output_len]
-    return Shares(*(each / sum(sums) for each in sums))
+    return Shares(*(each / sum(sums) for each in sums), num_running / step)
 
 
-BASELINES: dict[str, tuple[str, Callable[[int, int], int]]] = {
-    "contiguous, max": ("20.4", lambda prompt, output: MAX_LEN),
-    "contiguous, pow2": ("26.8", lambda prompt, output: min(MAX_LEN, prompt + (1 << (output - 1).bit_length()))),
-    "contiguous, oracle": ("38.2", lambda prompt, output: prompt + output),
+BASELINES: dict[str, Callable[[int, int], int]] = {
+    "max": lambda prompt, output: MAX_LEN,
+    "pow2": lambda prompt, output: min(MAX_LEN, prompt + (1 << (output - 1).bit_length())),
+    "oracle": lambda prompt, output: prompt + output,
 }
-"""What the paper calls Orca (Max), (Pow2) and (Oracle), with the per cent of tokens that its figure 2 shows."""
+"""What the paper calls Orca (Max), (Pow2) and (Oracle)."""
 
 
 # ---- tables ----
 
 
-def workload(data_set: DataSet, num_requests: int, spread: float, *, width: int = 1, beam: bool = False) -> Workload:
-    return Workload(
+def make_requests(data_set: DataSet, num_requests: int, spread: float, seed: int = 0) -> list[TraceRequest]:
+    """As many tokens of either data set: `num_requests` of 500 on average."""
+    workload = Workload(
         arrivals="at-once",
-        # as many tokens of either data set
         num_requests=round(num_requests * 500 / (data_set.input_len + data_set.output_len)),
         input_len=data_set.input_len,
         output_len=data_set.output_len,
         length_spread=spread,
         max_len=MAX_LEN,
-        n=width,
-        use_beam_search=beam,
     )
+    return generate(workload, seed)
+
+
+def widened(requests: Sequence[TraceRequest], width: int, *, beam: bool) -> list[TraceRequest]:
+    """The same requests with `width` sequences each, all as long as the one was."""
+    return [msgspec.structs.replace(request, n=width, use_beam_search=beam) for request in requests]
+
+
+def print_shares(name: str, rows: dict[str, Shares]) -> None:
+    """Figures 2 and 13 beside ours; figure 2 does not say whose lengths it shows, ours agree with it for ShareGPT's."""
+    batched = DATA_SETS[name].batched
+    for label, shares in rows.items():
+        ours = "".join(f"{100 * value:10.1f}" for value in shares[:4])
+        print(f"{name:10}{label:10}{'octavo' if label == 'paged' else 'ours':8}{ours}{shares.num_running:12.1f}")
+        paper = "".join(f"{value:>10}" for value in (FIGURE_2[label] if name == "ShareGPT" else ("",) * 4))
+        print(f"{'':20}{'paper':8}{paper}{batched[label]:>12}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=300, help="of 500 tokens on average; a third of it for sharing")
-    parser.add_argument("--spread", type=float, default=0.8, help="standard deviation of the logarithm of lengths")
+    parser.add_argument("--requests", type=int, default=300, help="of 500 tokens on average; a third for beams")
+    parser.add_argument("--spread", type=float, default=0.9, help="standard deviation of the logarithm of lengths")
     parser.add_argument("--candidates", type=float, nargs="+", default=[0.5, 0.15], help="how flat beams' choices are")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     figures: dict[str, object] = {}
-    print("Share of the KV cache while requests wait, % (paper: figure 2)\n")
-    print(f"{'':10}{'':20}{'tokens':>9}{'reserved':>10}{'internal':>10}{'external':>10}{'tokens in the paper':>22}")
-    for name, data_set in DATA_SETS.items():
-        requests = generate(workload(data_set, args.requests, args.spread), args.seed)
-        rows = {label: (paper, contiguous_shares(requests, slots)) for label, (paper, slots) in BASELINES.items()}
-        rows["paged"] = ("96.3", paged_shares(requests))
-        for label, (paper, shares) in rows.items():
-            values = "".join(f"{100 * value:{9 if place == 0 else 10}.1f}" for place, value in enumerate(shares))
-            print(f"{name:10}{label:20}{values}{paper if name == 'ShareGPT' else '':>22}")
-            figures[f"{name} {label}"] = shares._asdict()
-        paged = rows["paged"][1]
-        waste = paged.internal / (paged.tokens + paged.internal)
-        print(f"{name:10}waste within blocks that are in use: {waste:.1%} (paper: under 4%)\n")
-        figures[f"{name} waste"] = waste
-    print("Blocks saved by sharing, % (paper: figure 15)\n")
-    print(f"{'':10}{'':38}" + "".join(f"{f'width {width}':>9}" for width in WIDTHS) + f"{'paper, 2 to 6':>18}")
-    for name, data_set in DATA_SETS.items():
 
-        def row(label: str, paper: str, spread: float, *, beam: bool) -> None:
-            saved = []
-            for width in WIDTHS:
-                made = workload(data_set, args.requests // 3, args.spread, width=width, beam=beam)  # noqa: B023
-                saved.append(saving(generate(made, args.seed), spread))
-            shown = "".join(f"{100 * value:9.1f}" for value in saved)
-            print(f"{name:10}{label:38}{shown}{paper:>18}")  # noqa: B023
-            figures[f"{name} {label}"] = saved  # noqa: B023
+    print("What fills the KV cache while requests wait, %, and how many run\n")
+    print(f"{'':28}{'tokens':>10}{'reserved':>10}{'internal':>10}{'external':>10}{'running':>12}")
+    for name, data_set in DATA_SETS.items():
+        requests = make_requests(data_set, args.requests, args.spread, args.seed)
+        rows = {label: contiguous_shares(requests, slots) for label, slots in BASELINES.items()}
+        rows["paged"] = paged_shares(requests)
+        print_shares(name, rows)
+        figures |= {f"{name} {label}": shares._asdict() for label, shares in rows.items()}
 
-        row("parallel sampling", data_set.parallel, 0.5, beam=False)
-        for spread in args.candidates:
-            row(f"beam search, likeliest token {1 / (1 + spread):.0%}", data_set.beam, spread, beam=True)
+    print("\nWasted within blocks that are in use, % (paper: 3.7 of the whole cache; its announcement: under 4)\n")
+    print(f"{'':28}" + "".join(f"{f'blocks of {size}':>14}" for size in BLOCK_SIZES))
+    for name, data_set in DATA_SETS.items():
+        requests = make_requests(data_set, args.requests, args.spread, args.seed)
+        wastes = [paged_shares(requests, size).waste for size in BLOCK_SIZES]
+        print(f"{name:28}" + "".join(f"{100 * waste:14.1f}" for waste in wastes))
+        figures[f"{name} waste"] = dict(zip(map(str, BLOCK_SIZES), wastes, strict=True))
+
+    print("\nBlocks saved by sharing, %: without a queue (in brackets: while requests wait)\n")
+    print(f"{'':44}" + "".join(f"{f'width {width}':>16}" for width in WIDTHS))
+    for name, data_set in DATA_SETS.items():
+        kinds = [("parallel sampling", False, 0.5)]
+        kinds += [(f"beam search, likeliest {1 / (1 + spread):.0%}", True, spread) for spread in args.candidates]
+        for label, beam, spread in kinds:
+            num_requests = args.requests // 3 if beam else args.requests
+            requests = make_requests(data_set, num_requests, args.spread, args.seed)
+            savings = [saving(widened(requests, width, beam=beam), spread) for width in WIDTHS]
+            ours = "".join(f"{f'{100 * each.unbound:.1f} ({100 * each.bound:.1f})':>16}" for each in savings)
+            print(f"{name:10}{label:34}{ours}", flush=True)
+            figures[f"{name} {label}"] = [each._asdict() for each in savings]
+            if (label, beam, spread) == kinds[0] or (label, beam, spread) == kinds[-1]:
+                paper = data_set.beam if beam else data_set.parallel
+                print(f"{'':10}{'  paper':34}" + "".join(f"{value:>16}" for value in paper))
     report("paged_attention_paper", {"arguments": vars(args)}, figures)
 
 
