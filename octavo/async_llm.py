@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
 
@@ -13,7 +14,7 @@ import msgspec
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
 from octavo.config.schema import EngineConfig
-from octavo.core.messages import AbortRequests, CoreReady, EngineCoreRequest, SchedulerStats
+from octavo.core.messages import AbortRequests, AddRequests, CoreReady, EngineCoreRequest, SchedulerStats
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.prompt import Prompt, PromptLike
 from octavo.core.sampling_params import OutputKind, SamplingParams
@@ -23,7 +24,7 @@ from octavo.engine.input_processor import InputProcessor, PrefixLike, checked_tt
 from octavo.engine.metrics import Metrics
 from octavo.engine.output_processor import OutputProcessor, merge_deltas
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
-from octavo.errors import EngineDeadError
+from octavo.errors import EngineDeadError, InvalidRequest
 
 _log = logging.getLogger(__name__)
 
@@ -124,30 +125,74 @@ class AsyncLLM:
         A slow reader gets several outputs in one. Raises InvalidRequest before the first output when the request is
         refused, EngineDeadError when the core dies.
         """
-        request_id = request_id or f"request-{uuid4().hex}"
-        prompt = Prompt.read(prompt)
-        params = self.default_sampling_params() if sampling_params is None else sampling_params
-        options: dict[str, Any] = {
-            "priority": priority,
-            "first_token_deadline_s": first_token_deadline_s,
-            "tenant": tenant,
-            "cache_salt": cache_salt,
-            "trace_id": trace_id,
-        }
-        if prompt.text is not None and len(prompt.text) >= LONG_TEXT_CHARS:
-            request = await asyncio.to_thread(self._input.process, request_id, prompt, params, **options)
-        else:
-            request = self._input.process(request_id, prompt, params, **options)
-        stream = self._open(request, prompt.text)
-        finished = False
-        try:
-            while not finished:
-                output = await stream.next()
-                finished = output.finished
+        outputs = self.generate_together(
+            [prompt],
+            sampling_params,
+            [request_id or f"request-{uuid4().hex}"],
+            priority=priority,
+            first_token_deadline_s=first_token_deadline_s,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            trace_id=trace_id,
+        )
+        async with aclosing(outputs):
+            async for _, output in outputs:
                 yield output
+
+    async def generate_together(
+        self,
+        prompts: Sequence[PromptLike | Prompt],
+        sampling_params: SamplingParams | None = None,
+        request_ids: Sequence[str] | None = None,
+        *,
+        priority: int = 0,
+        first_token_deadline_s: float | None = None,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+        trace_id: str | None = None,
+    ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Outputs of several requests, each with the index of its prompt, as `generate` gives them for one.
+
+        The core takes all of them, or refuses all. Each has its own last output.
+        """
+        if request_ids is None:
+            request_ids = [f"request-{uuid4().hex}" for _ in prompts]
+        read = [Prompt.read(prompt) for prompt in prompts]
+        params = self.default_sampling_params() if sampling_params is None else sampling_params
+
+        def process() -> list[EngineCoreRequest]:
+            return [
+                self._input.process(
+                    request_id,
+                    prompt,
+                    params,
+                    priority=priority,
+                    first_token_deadline_s=first_token_deadline_s,
+                    tenant=tenant,
+                    cache_salt=cache_salt,
+                    trace_id=trace_id,
+                )
+                for request_id, prompt in zip(request_ids, read, strict=True)
+            ]
+
+        is_long = sum(len(prompt.text or "") for prompt in read) >= LONG_TEXT_CHARS
+        requests = await asyncio.to_thread(process) if is_long else process()
+        changed = asyncio.Event()
+        streams = dict(enumerate(self._open(requests, read, changed)))
+        try:
+            while streams:
+                await changed.wait()
+                changed.clear()
+                for index, stream in list(streams.items()):
+                    output = stream.take()
+                    if output is None:
+                        continue
+                    if output.finished:
+                        del streams[index]
+                    yield index, output
         finally:
-            if not finished:  # else the id may be another request's by now
-                await self.abort(request_id)
+            for index in streams:  # the id of one that is finished may be another request's by now
+                await self.abort(request_ids[index])
 
     async def abort(self, request_id: str) -> None:
         """End a request; its reader gets a last output with finish reason "abort". Unknown ids are ignored."""
@@ -193,18 +238,24 @@ class AsyncLLM:
             return await asyncio.to_thread(self._input.process_prefix, read, cache_salt)
         return self._input.process_prefix(read, cache_salt)
 
-    def _open(self, request: EngineCoreRequest, prompt: str | None) -> _Stream:
+    def _open(
+        self, requests: Sequence[EngineCoreRequest], prompts: Sequence[Prompt], changed: asyncio.Event
+    ) -> list[_Stream]:
         if self._dead.done():
             raise self._dead.result()
-        self._output.add(request, prompt)
-        stream = self._streams[request.request_id] = _Stream(request.params.output_kind)
+        opened: list[_Stream] = []
         try:
-            self._client.send(request)
-        except EngineDeadError:
-            self._output.abort(request.request_id)
-            del self._streams[request.request_id]
+            for request, prompt in zip(requests, prompts, strict=True):
+                self._output.add(request, prompt.text)
+                opened.append(_Stream(request.params.output_kind, changed))
+                self._streams[request.request_id] = opened[-1]
+            self._client.send(requests[0] if len(requests) == 1 else AddRequests(list(requests)))
+        except (EngineDeadError, InvalidRequest):
+            for request, _ in zip(requests, opened, strict=False):
+                self._output.abort(request.request_id)
+                del self._streams[request.request_id]
             raise
-        return stream
+        return opened
 
     async def _receive(self) -> None:
         """Take outputs from the core until it dies."""
@@ -230,13 +281,13 @@ class AsyncLLM:
 
 
 class _Stream:
-    """What one reader has not read yet, as one output."""
+    """What one reader has not read yet of a request, as one output. `changed` is set when there is something."""
 
-    def __init__(self, kind: OutputKind) -> None:
+    def __init__(self, kind: OutputKind, changed: asyncio.Event) -> None:
         self._kind = kind
         self._output: RequestOutput | None = None
         self._error: EngineDeadError | None = None
-        self._changed = asyncio.Event()
+        self._changed = changed
 
     def put(self, output: RequestOutput) -> None:
         if self._output is not None and self._kind is OutputKind.DELTA:
@@ -248,13 +299,13 @@ class _Stream:
         self._error = error
         self._changed.set()
 
-    async def next(self) -> RequestOutput:
-        """What is new, waited for. Raises EngineDeadError once everything before it has been read."""
-        await self._changed.wait()
-        if self._output is not None:
-            output, self._output = self._output, None
-            if self._error is None:
-                self._changed.clear()
-            return output
-        assert self._error is not None
-        raise self._error
+    def take(self) -> RequestOutput | None:
+        """What is new, None when nothing is. Raises EngineDeadError once everything before it has been read."""
+        if self._output is None:
+            if self._error is not None:
+                raise self._error
+            return None
+        if self._error is not None:
+            self._changed.set()  # the reader has to come again for it
+        output, self._output = self._output, None
+        return output

@@ -19,6 +19,7 @@ from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.core_client import Core
 from octavo.engine.tokenizer import LONG_TEXT_CHARS
 from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestFailed
+from octavo.scheduler.door import Door
 from tests.fakes.byte_tokenizer import byte_tokenizer
 from tests.fakes.core import RefusingCore, ScriptedCore, core_ready, endless, engine_config
 from tests.fakes.engine import make_core
@@ -75,6 +76,46 @@ async def test_request_over_the_real_core_gives_the_same_tokens_every_time(tmp_p
         params = SamplingParams(max_tokens=9, seed=3, n=2)
         first, second = await asyncio.gather(*(collect(llm, [1, 2, 3, 4, 5], params) for _ in range(2)))
         assert first[-1].outputs == second[-1].outputs
+
+
+async def test_requests_that_come_together_have_an_index_and_a_last_output_each(tmp_path: Path) -> None:
+    async with serving(tmp_path) as llm:
+        prompts = ["one", "the second", "3"]
+        seen = [each async for each in llm.generate_together(prompts, DELTA)]
+        assert [text_of([output for at, output in seen if at == index]) for index in range(3)] == prompts
+        assert sorted(index for index, output in seen if output.finished) == [0, 1, 2]
+        assert llm.num_open_requests == 0
+
+
+async def test_reader_that_leaves_ends_all_that_came_together(tmp_path: Path) -> None:
+    core = endless_core()
+    async with serving(tmp_path, core) as llm:
+        async with aclosing(llm.generate_together(["a", "b", "c"], DELTA, ["x", "y", "z"])) as outputs:
+            await anext(outputs)
+        assert llm.num_open_requests == 0
+        await eventually(lambda: sorted(core.aborted) == ["x", "y", "z"])
+
+
+async def test_nothing_is_sent_when_one_of_those_that_come_together_is_refused(tmp_path: Path) -> None:
+    core = ScriptedCore()
+    async with serving(tmp_path, core) as llm:
+        with pytest.raises(ContextTooLong):
+            await anext(llm.generate_together(["a", "b" * 1000], DELTA))
+        with pytest.raises(InvalidRequest, match="in use"):
+            await anext(llm.generate_together(["a", "b"], DELTA, ["same", "same"]))
+        assert llm.num_open_requests == 0
+        assert await collect(llm, "go on", DELTA)
+        assert len(core.requests) == 1
+
+
+async def test_core_takes_all_that_come_together_or_refuses_all(tmp_path: Path) -> None:
+    core = make_core(max_num_seqs=2, door=Door(max_queued_requests=1))
+    async with serving(tmp_path, core) as llm:
+        params, prompts = SamplingParams(max_tokens=3), [[1, 2], [3, 4], [5, 6], [7, 8]]
+        refused = [output async for _, output in llm.generate_together(prompts, params)]
+        assert [output.error and output.error.code for output in refused] == ["too_many_prompts"] * 4
+        taken = [output async for _, output in llm.generate_together(prompts[:3], params)]
+        assert [output.error for output in taken if output.finished] == [None] * 3
 
 
 async def test_slow_reader_gets_what_it_missed_in_one_output(tmp_path: Path) -> None:

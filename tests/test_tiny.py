@@ -58,3 +58,9 @@ def test_engine_can_be_driven_step_by_step(llm: LLM) -> None:
     while llm.engine.has_unfinished_requests():
         tokens += [token_id for output in llm.engine.step() for token_id in output.outputs[0].token_ids]
     assert len(tokens) == 4
+
+
+def test_queue_in_process_has_no_limits() -> None:
+    with LLM(num_gpu_blocks_override=64, threads=1, max_num_seqs=1, max_queued_requests=3, max_queued_tokens=4) as llm:
+        outputs = llm.generate(["Once upon a time"] * 8, SamplingParams(max_tokens=1))
+    assert [output.error for output in outputs] == [None] * 8

@@ -217,10 +217,22 @@ class EngineArgs:
         ),
     ] = 0.0
     max_queued_requests: Annotated[
-        int | None, Arg("Requests beyond this many waiting ones are refused.", group=_SCHEDULING, ge=1)
+        int | None,
+        Arg(
+            "A server refuses requests beyond this many that wait, those not counted that start in the next step; an "
+            "engine in process (LLM) refuses none.",
+            group=_SCHEDULING,
+            ge=1,
+        ),
     ] = None
     max_queued_tokens: Annotated[
-        int | None, Arg("Requests are refused when more prompt tokens than this would wait.", group=_SCHEDULING, ge=1)
+        int | None,
+        Arg(
+            "A server refuses a request behind which more prompt tokens than this would wait, but not the first in the "
+            "queue; an engine in process (LLM) refuses none.",
+            group=_SCHEDULING,
+            ge=1,
+        ),
     ] = None
     prefill_tokens_per_s: Annotated[
         float | None,

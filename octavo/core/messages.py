@@ -47,6 +47,12 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True, tag="add"):
         return CacheKey(self.cache_salt, self.adapter, self.placeholders)
 
 
+class AddRequests(msgspec.Struct, frozen=True, tag="add_together"):
+    """Requests that are taken in together, or refused together."""
+
+    requests: list[EngineCoreRequest]
+
+
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
     """The caller no longer wants these requests. No output follows for them."""
 
@@ -72,7 +78,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End the core process; running requests are dropped."""
 
 
-ToCore = EngineCoreRequest | AbortRequests | StopSequence | Call | Shutdown
+ToCore = EngineCoreRequest | AddRequests | AbortRequests | StopSequence | Call | Shutdown
 
 
 class SequenceDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):

@@ -23,6 +23,7 @@ import msgspec
 from octavo.config.schema import EngineConfig
 from octavo.core.messages import (
     AbortRequests,
+    AddRequests,
     Call,
     CallResult,
     CoreFailed,
@@ -102,6 +103,8 @@ def _hand_over(core: Core, message: ToCore) -> None:
     match message:
         case EngineCoreRequest():
             core.add_request(message)
+        case AddRequests(requests):
+            core.add_requests(requests)
         case AbortRequests(request_ids):
             core.abort_requests(request_ids)
         case StopSequence(request_id, index):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -109,14 +109,25 @@ class EngineCore:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Take a request in. Whatever is wrong with it comes back as an output with an error, never as an exception."""
-        if request.request_id in self.scheduler.groups:
+        self.add_requests([request])
+
+    def add_requests(self, requests: list[EngineCoreRequest]) -> None:
+        """Take requests in that came together: all of them, or each has an output with an error."""
+        request_ids = [request.request_id for request in requests]
+        in_use = [each for each, times in Counter(request_ids).items() if times > 1 or each in self.scheduler.groups]
+        if in_use:
             error = RequestError(
-                f"request id {request.request_id!r} is in use; give another", field="request_id", is_client_error=True
+                f"request id {in_use[0]!r} is in use; give another",
+                field="request_id",
+                code="duplicate_id",
+                is_client_error=True,
             )
-            self._refused.append(EngineCoreOutput(request_id=request.request_id, deltas=[], finished=True, error=error))
+            self._refused += [
+                EngineCoreOutput(request_id=each, deltas=[], finished=True, error=error) for each in request_ids
+            ]
             return
-        self._record(Added(request))
-        self.scheduler.add(request)
+        self._record(Added(requests))
+        self.scheduler.add_together(requests)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """End requests; no output follows for them. Unknown ids are passed over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,10 +55,13 @@ class LLMEngine:
 
     @classmethod
     def from_args(cls, args: EngineArgs) -> LLMEngine:
-        """Find and load the model. Raises ConfigError, CheckpointError or UnsupportedModel."""
+        """Find and load the model. Raises ConfigError, CheckpointError or UnsupportedModel.
+
+        The queue has no limits here: whoever hands in a batch waits for all of it.
+        """
         from octavo.engine.engine_core import EngineCore
 
-        config = configure(args)
+        config = configure(dataclasses.replace(args, max_queued_requests=None, max_queued_tokens=None))
         tokenizer, chat_template = open_tokenizer(config.model)  # before the weights: it is the quicker to fail
         return cls(config, EngineCore.build(config), tokenizer, chat_template)
 

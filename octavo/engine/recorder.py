@@ -20,7 +20,7 @@ from octavo.engine import frames
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 
-RECORDING_VERSION: Final = 2
+RECORDING_VERSION: Final = 3
 
 
 class Began(msgspec.Struct, frozen=True, tag="began"):
@@ -32,9 +32,9 @@ class Began(msgspec.Struct, frozen=True, tag="began"):
 
 
 class Added(msgspec.Struct, frozen=True, tag="added"):
-    """`add` was called."""
+    """Requests came, together."""
 
-    request: EngineCoreRequest
+    requests: list[EngineCoreRequest]
 
 
 class Aborted(msgspec.Struct, frozen=True, tag="aborted"):

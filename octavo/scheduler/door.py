@@ -3,10 +3,49 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.outputs import RequestError
+
+
+class Load(NamedTuple):
+    """What requests find at the door.
+
+    free_sequences, free_tokens: what the next step has left for them, behind those that came before.
+    num_queued: requests that no step has let in.
+    num_waiting, num_waiting_tokens: those of them that the next step has no room for either, and the prompt tokens.
+    num_tokens_before: prompt tokens that running and queued requests have left to compute.
+    """
+
+    free_sequences: int
+    free_tokens: int
+    num_queued: int = 0
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0
+    num_tokens_before: int = 0
+
+    def after(self, num_tokens: int, width: int) -> Load:
+        """With a request more, of `num_tokens` prompt tokens and `width` sequences. Nobody overtakes one that waits."""
+        starts = width <= self.free_sequences
+        num_started = min(num_tokens, self.free_tokens) if starts else 0
+        return Load(
+            free_sequences=self.free_sequences - width if starts else 0,
+            free_tokens=self.free_tokens - num_started,
+            num_queued=self.num_queued + 1,
+            num_waiting=self.num_waiting + (not starts),
+            num_waiting_tokens=self.num_waiting_tokens + num_tokens - num_started,
+            num_tokens_before=self.num_tokens_before + num_tokens,
+        )
+
+
+class _Reason(NamedTuple):
+    """Why a request is not taken in now, the word for it, and after how long it may be otherwise."""
+
+    message: str
+    code: str
+    wait_s: float
 
 
 class Door(NamedTuple):
@@ -15,48 +54,86 @@ class Door(NamedTuple):
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
 
-    def refusal(
-        self,
-        request: EngineCoreRequest,
-        num_queued: int,
-        num_queued_tokens: int,
-        num_running_tokens: int,
-        prefill_tokens_per_s: float | None,
-    ) -> RequestError | None:
-        """Why a request is not taken in, with `num_queued` requests of `num_queued_tokens` prompt tokens before it, and
-        `num_running_tokens` more that running requests have left to compute.
+    @property
+    def has_limits(self) -> bool:
+        return self.max_queued_requests is not None or self.max_queued_tokens is not None
 
-        Time is reckoned at `prefill_tokens_per_s`; while that is not known no deadline is held to be out of reach.
+    def refusal(
+        self, requests: Sequence[EngineCoreRequest], load: Load, idle: Load, prefill_tokens_per_s: float | None
+    ) -> RequestError | None:
+        """Why requests that came together are not taken in: all of them are, or none. `idle`: the load of no request.
+
+        What an idle engine would refuse too is the caller's mistake; anything else may come back. Time is reckoned at
+        `prefill_tokens_per_s`; while that is not known no deadline is held to be out of reach.
         """
-        num_tokens = len(request.prompt_token_ids)
-        rate = prefill_tokens_per_s or float("inf")
-        num_before = num_queued_tokens + num_running_tokens
-        wait_s = num_before / rate
-        if self.max_queued_requests is not None and num_queued >= self.max_queued_requests:
-            return _refused(
-                f"{num_queued} requests are waiting, and max_queued_requests is {self.max_queued_requests}",
-                "queue_full",
-                wait_s / max(1, num_queued),
+        rate = prefill_tokens_per_s or math.inf
+        reason = self._reason(requests, load, rate)
+        if reason is None:
+            return None
+        if len(requests) > 1 and (always := self._reason(requests, idle, rate)) is not None:
+            return RequestError(
+                f"{len(requests)} prompts at once are too many, even when nothing else runs: {always.message}; send "
+                "fewer at once",
+                field="prompt",
+                code="too_many_prompts",
+                is_client_error=True,
             )
-        if self.max_queued_tokens is not None and num_queued_tokens + num_tokens > self.max_queued_tokens:
-            return _refused(
-                f"{num_queued_tokens} prompt tokens are waiting, this request has {num_tokens}, and max_queued_tokens "
-                f"is {self.max_queued_tokens}",
+        seconds = max(1, math.ceil(reason.wait_s))
+        return RequestError(f"{reason.message}; try again in {seconds} s", code=reason.code, retry_after_s=seconds)
+
+    def _reason(self, requests: Sequence[EngineCoreRequest], load: Load, prefill_tokens_per_s: float) -> _Reason | None:
+        for request in requests:
+            before, load = load, load.after(len(request.prompt_token_ids), request.params.width)
+            reason = self._queue_full(before, load, prefill_tokens_per_s)
+            reason = reason or _too_late(request, before.num_tokens_before, prefill_tokens_per_s)
+            if reason is not None:
+                return reason
+        return None
+
+    def _queue_full(self, before: Load, after: Load, prefill_tokens_per_s: float) -> _Reason | None:
+        most_requests, most_tokens = self.max_queued_requests, self.max_queued_tokens
+        if most_requests is not None and after.num_waiting > max(most_requests, before.num_waiting):
+            return _Reason(
+                f"{before.num_waiting} requests are waiting, and max_queued_requests is {most_requests}",
                 "queue_full",
-                (num_queued_tokens + num_tokens - self.max_queued_tokens) / rate,
+                before.num_tokens_before / prefill_tokens_per_s / max(1, before.num_waiting),
             )
-        due = request.first_token_deadline
-        expected = request.arrival_time + wait_s + num_tokens / rate
-        if due is not None and expected > due:
-            return _refused(
-                f"the first token is due in {due - request.arrival_time:.3g} s, but {num_before} prompt tokens "
-                f"before this request's {num_tokens} take about {expected - request.arrival_time:.3g} s",
-                "deadline_unreachable",
-                wait_s,
+        # a prompt that is longer than the limit is taken where nobody stands before it, or it never would be
+        if most_tokens is not None and before.num_queued and after.num_waiting_tokens > most_tokens:
+            return _Reason(
+                f"{before.num_waiting_tokens} prompt tokens are waiting, with this request it would be "
+                f"{after.num_waiting_tokens}, and max_queued_tokens is {most_tokens}",
+                "queue_full",
+                (after.num_waiting_tokens - most_tokens) / prefill_tokens_per_s,
             )
         return None
 
 
-def _refused(message: str, code: str, retry_after_s: float) -> RequestError:
-    seconds = max(1, math.ceil(retry_after_s))
-    return RequestError(f"{message}; try again in {seconds} s", code=code, retry_after_s=seconds)
+def hopeless_deadline(
+    request: EngineCoreRequest, num_cached_tokens: int, prefill_tokens_per_s: float | None
+) -> RequestError | None:
+    """Why a request's first token cannot come in time even if nothing else runs; None when it can."""
+    due, num_tokens = request.first_token_deadline, len(request.prompt_token_ids) - num_cached_tokens
+    if due is None or prefill_tokens_per_s is None or request.arrival_time + num_tokens / prefill_tokens_per_s <= due:
+        return None
+    return RequestError(
+        f"first_token_deadline_s is {due - request.arrival_time:.3g}, but {num_tokens} prompt tokens take about "
+        f"{num_tokens / prefill_tokens_per_s:.3g} s even when nothing else runs; give more time or a shorter prompt",
+        field="first_token_deadline_s",
+        code="deadline_too_short",
+        is_client_error=True,
+    )
+
+
+def _too_late(request: EngineCoreRequest, num_before: int, prefill_tokens_per_s: float) -> _Reason | None:
+    due, num_tokens = request.first_token_deadline, len(request.prompt_token_ids)
+    wait_s = num_before / prefill_tokens_per_s
+    expected = request.arrival_time + wait_s + num_tokens / prefill_tokens_per_s
+    if due is None or not num_before or expected <= due:
+        return None
+    return _Reason(
+        f"the first token is due in {due - request.arrival_time:.3g} s, but {num_before} prompt tokens "
+        f"before this request's {num_tokens} take about {expected - request.arrival_time:.3g} s",
+        "deadline_unreachable",
+        wait_s,
+    )

@@ -9,6 +9,7 @@ from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, SchedulerS
 from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.kv_cache.block_manager import BlockManager
+from octavo.scheduler.door import Load
 from octavo.scheduler.policy import Policy
 from octavo.scheduler.waiting_queue import WaitingQueue
 
@@ -21,6 +22,7 @@ class Registry:
     num_running_sequences: most sequences that those can still run at once.
     swapped: groups whose blocks are on the host.
     num_queued_tokens: prompt tokens of the groups that have never run.
+    newcomers: groups that came since the last step was planned. has_left_overs: that step let not everybody in.
     released: sequences whose state the worker drops with the next step.
     """
 
@@ -39,6 +41,8 @@ class Registry:
         )
         self._by_sequence: dict[int, tuple[SequenceGroup, Sequence]] = {}
         self.num_queued_tokens = 0
+        self.newcomers: list[SequenceGroup] = []
+        self.has_left_overs = False
         self._next_seq_id = 0
         self._next_arrival = 0
 
@@ -51,6 +55,7 @@ class Registry:
         self.groups[group.request_id] = group
         self._by_sequence[group.sequences[0].seq_id] = group, group.sequences[0]
         self.num_queued_tokens += group.num_prompt_tokens
+        self.newcomers.append(group)
         self.waiting.push(group)
         return group
 
@@ -77,6 +82,11 @@ class Registry:
         self._set_status(group, SequenceStatus.RUNNING)
         insort(self.running, group, key=_arrival)
         self.num_running_sequences += group.max_running_sequences
+
+    def note_planned(self) -> None:
+        """A step has been planned: whoever is in a queue now has to wait."""
+        self.newcomers = []
+        self.has_left_overs = len(self.waiting) > 0 or len(self.swapped) > 0
 
     # ---- giving way ----
 
@@ -167,6 +177,27 @@ class Registry:
     def num_prompt_tokens_left(self) -> int:
         """Prompt tokens that running groups have still to compute."""
         return sum(max(0, group.num_prompt_tokens - group.live[0].num_computed_tokens) for group in self.running)
+
+    def load(self, max_num_seqs: int, max_num_batched_tokens: int) -> Load:
+        """What a request finds that comes now: those whom the next step has room for do not wait."""
+        num_queued = len(self.waiting)
+        is_behind = self.has_left_overs and (num_queued > 0 or len(self.swapped) > 0)
+        num_free = 0 if is_behind else max_num_seqs - self.num_running_sequences
+        load = Load(num_free, max_num_batched_tokens)
+        for group in self.newcomers:
+            if load.free_sequences == 0:
+                break
+            if not group.status.is_finished:
+                load = load.after(group.num_prompt_tokens, group.width)
+        # those that were not looked at wait
+        num_started = load.num_queued - load.num_waiting
+        num_started_tokens = max_num_batched_tokens - load.free_tokens
+        return load._replace(
+            num_queued=num_queued,
+            num_waiting=num_queued - num_started,
+            num_waiting_tokens=self.num_queued_tokens - num_started_tokens,
+            num_tokens_before=self.num_queued_tokens + self.num_prompt_tokens_left(),
+        )
 
     def sequences_on_device(self) -> Iterator[Sequence]:
         """Live sequences with a block table on the device."""

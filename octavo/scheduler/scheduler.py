@@ -8,6 +8,7 @@ depend on when they do.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceABC
 
 import msgspec
 
@@ -24,7 +25,7 @@ from octavo.scheduler.admission import Admission
 from octavo.scheduler.classic import ClassicPlanner
 from octavo.scheduler.continuous import ContinuousPlanner
 from octavo.scheduler.decisions import DecisionLog
-from octavo.scheduler.door import Door
+from octavo.scheduler.door import Door, Load, hopeless_deadline
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.policies.first_come import FirstComeFirstServed
 from octavo.scheduler.policy import GroupQueue, Policy
@@ -146,22 +147,35 @@ class Scheduler:
         return None
 
     def add(self, request: EngineCoreRequest) -> None:
-        """Take a request in. One that can never run ends at once, with an output that says why."""
-        assert request.request_id not in self.groups, f"request {request.request_id} is there already"
-        error = self.refusal(request)
-        if error is None:
-            error = self._door.refusal(
-                request,
-                len(self.waiting),
-                self._registry.num_queued_tokens,
-                self._registry.num_prompt_tokens_left(),
-                self.rates.known_prefill_tokens_per_s,
-            )
-        if error is None:
-            self._registry.add(request)
-            return
-        ended = EngineCoreOutput(request_id=request.request_id, deltas=[], finished=True, error=error)
-        self._registry.ended.append(ended)
+        """Take a request in. One that cannot be taken ends at once, with an output that says why."""
+        self.add_together([request])
+
+    def add_together(self, requests: SequenceABC[EngineCoreRequest]) -> None:
+        """Take requests in, all of them or none: then each ends at once, with an output that says why."""
+        for request in requests:
+            assert request.request_id not in self.groups, f"request {request.request_id} is there already"
+        errors = (self.refusal(request) or self._hopeless_deadline(request) for request in requests)
+        error = next((error for error in errors if error is not None), None) or self._refusal_at_door(requests)
+        for request in requests:
+            if error is None:
+                self._registry.add(request)
+            else:
+                ended = EngineCoreOutput(request_id=request.request_id, deltas=[], finished=True, error=error)
+                self._registry.ended.append(ended)
+
+    def _refusal_at_door(self, requests: SequenceABC[EngineCoreRequest]) -> RequestError | None:
+        if not self._door.has_limits and all(request.first_token_deadline is None for request in requests):
+            return None
+        load = self._registry.load(self.max_num_seqs, self.max_num_batched_tokens)
+        idle = Load(self.max_num_seqs, self.max_num_batched_tokens)
+        return self._door.refusal(requests, load, idle, self.rates.known_prefill_tokens_per_s)
+
+    def _hopeless_deadline(self, request: EngineCoreRequest) -> RequestError | None:
+        rate = self.rates.known_prefill_tokens_per_s
+        if hopeless_deadline(request, 0, rate) is None:
+            return None
+        # what is cached need not be computed; only those that would be refused are looked up twice
+        return hopeless_deadline(request, self.block_manager.num_cached_tokens(SequenceGroup(request, -1, -1)), rate)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests without an output. Unknown ids (finished in the meantime) are passed over."""
@@ -212,6 +226,7 @@ class Scheduler:
         self.block_manager.expire_pins(now)
         self._planner.plan(plan, now)
         self.block_manager.end_planning()
+        registry.note_planned()
         if not plan.rows and not plan.swap_outs:
             return None
         for group, sequence in plan.filling.values():

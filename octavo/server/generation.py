@@ -23,7 +23,6 @@ from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError, ended_with_error
 from octavo.server.responses import CacheInfo, PromptTokensDetails, Usage
 from octavo.server.schema import GenerationRequest
-from octavo.server.streaming import Outputs, merge
 
 
 @dataclass(frozen=True)
@@ -93,10 +92,18 @@ class Generation:
         """
         # clients may choose their ids, and two may choose the same: the engine gets one of our own
         unique = uuid4().hex[:12]
-        streams = [self._submit(prompt, f"{self.name}-{index}-{unique}") for index, prompt in enumerate(self.prompts)]
-        async with aclosing(merge(streams)) as merged:
+        outputs = self.context.llm.generate_together(
+            self.prompts,
+            self.params,
+            [f"{self.name}-{index}-{unique}" for index in range(len(self.prompts))],
+            priority=self.asked.priority or 0,
+            first_token_deadline_s=self.asked.first_token_deadline_s,
+            tenant=self.asked.user,
+            cache_salt=self.asked.cache_salt,
+        )
+        async with aclosing(outputs):
             with named_by_the_client(self.field_names):
-                async for index, output in merged:
+                async for index, output in outputs:
                     if output.error is not None:
                         raise ended_with_error(output.error)
                     if any(completion.finish_reason == "abort" for completion in output.outputs):
@@ -110,17 +117,6 @@ class Generation:
             async for index, output in stream:
                 last[index] = output
         return [last[index] for index in range(len(self.prompts))]
-
-    def _submit(self, prompt: Prompt, request_id: str) -> Outputs:
-        return self.context.llm.generate(
-            prompt,
-            self.params,
-            request_id,
-            priority=self.asked.priority or 0,
-            first_token_deadline_s=self.asked.first_token_deadline_s,
-            tenant=self.asked.user,
-            cache_salt=self.asked.cache_salt,
-        )
 
 
 @contextmanager

@@ -1,15 +1,13 @@
-"""Streams: outputs of several requests as one, and server-sent events that stop when the client does."""
+"""Server-sent events that stop when the client does."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from octavo.core.outputs import RequestOutput
 from octavo.server.errors import ClientDisconnectedError, as_api_error
 from octavo.server.open_requests import OpenRequests
 
@@ -21,8 +19,6 @@ _HEADERS = [
     # proxies that buffer would turn a stream into one late answer
     (b"x-accel-buffering", b"no"),
 ]
-
-Outputs = AsyncGenerator[RequestOutput, None]
 
 
 def event(encoder: msgspec.json.Encoder, chunk: msgspec.Struct) -> bytes:
@@ -58,41 +54,3 @@ class EventStream:
             data = event(msgspec.json.Encoder(), as_api_error(error, scope["state"]["request_id"]).body)
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def merge(streams: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """Outputs of all streams with the index of their stream, as they come; the first error ends them all.
-
-    At most one output per stream is held here, so that a slow reader holds them back, and they take turns.
-    """
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as outputs:
-            async for output in outputs:
-                yield 0, output
-        return
-    arrived: asyncio.Queue[tuple[int, asyncio.Future[RequestOutput]]] = asyncio.Queue()
-    awaited: dict[int, asyncio.Future[RequestOutput]] = {}
-
-    def ask(index: int) -> None:
-        awaited[index] = future = asyncio.ensure_future(anext(streams[index]))
-        future.add_done_callback(lambda future: arrived.put_nowait((index, future)))
-
-    for index in range(len(streams)):
-        ask(index)
-    try:
-        while awaited:
-            index, future = await arrived.get()
-            del awaited[index]
-            try:
-                output = future.result()
-            except StopAsyncIteration:
-                continue
-            yield index, output
-            # asked for only now, so that each stream waits its turn and is read no further than its reader
-            ask(index)
-    finally:
-        for future in awaited.values():
-            future.cancel()
-        await asyncio.gather(*awaited.values(), return_exceptions=True)
-        for stream in streams:
-            await stream.aclose()

@@ -104,9 +104,9 @@ class Replay:
         scheduler = self.scheduler
         for event in self._events:
             match event:
-                case Added(request):
-                    self.num_requests += 1
-                    scheduler.add(request)
+                case Added(requests):
+                    self.num_requests += len(requests)
+                    scheduler.add_together(requests)
                 case Aborted(request_ids):
                     scheduler.abort(request_ids)
                 case Stopped(request_id, index):

@@ -83,6 +83,10 @@ class ScriptedCore:
         replies = {index: _Reply(self.reply(request, index)) for index in range(request.params.n)}
         self._running[request.request_id] = replies
 
+    def add_requests(self, requests: list[EngineCoreRequest]) -> None:
+        for request in requests:
+            self.add_request(request)
+
     def abort_requests(self, request_ids: list[str]) -> None:
         self.aborted += request_ids
         for request_id in request_ids:

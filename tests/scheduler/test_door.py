@@ -2,54 +2,157 @@
 
 from __future__ import annotations
 
-from octavo.scheduler.door import Door
-from tests.fakes.engine import make_core, make_request, run
+import pytest
+
+from octavo.core.outputs import RequestError
+from octavo.scheduler.door import Door, Load
+from tests.fakes.engine import Collected, make_core, make_request, run
+
+IDLE = Load(8, 16)
+
+
+def errors(seen: Collected) -> dict[str, RequestError]:
+    return {name: final.error for name, final in seen.finals.items() if final.error is not None}
 
 
 def test_without_limits_everybody_may_wait() -> None:
-    assert Door().refusal(make_request("a", range(5)), 10**6, 10**9, 10**6, 1.0) is None
+    load = Load(0, 0, num_queued=10**6, num_waiting=10**6, num_waiting_tokens=10**9, num_tokens_before=10**9)
+    assert Door().refusal([make_request("a", range(5))], load, IDLE, 1.0) is None
+
+
+def test_what_can_start_in_the_next_step_does_not_wait() -> None:
+    core = make_core(max_num_seqs=8, door=Door(max_queued_requests=2))
+    seen = run(core, [make_request(f"r{i}", range(8), max_tokens=2) for i in range(11)])
+    assert sorted(errors(seen)) == ["r10"]  # eight start, two wait
+
+
+def test_sequences_of_running_and_queued_groups_are_taken() -> None:
+    core = make_core(max_num_seqs=8, num_blocks=256, door=Door(max_queued_requests=1))
+    core.add_request(make_request("running", range(4), n=4, max_tokens=20))
+    core.step()
+    core.add_request(make_request("starts", range(4), n=3))
+    core.add_request(make_request("waits", range(4), n=2))
+    core.add_request(make_request("behind", range(4)))
+    assert sorted(errors(run(core))) == ["behind"]
+
+
+def test_once_a_step_has_left_requests_behind_those_that_come_wait_too() -> None:
+    core = make_core(num_blocks=8, block_size=4, max_num_seqs=8, door=Door(max_queued_requests=2))
+    for name in ("a", "b", "c"):  # five blocks each, so that one runs, though there is room for eight sequences
+        core.add_request(make_request(name, (ord(name) % 50,) * 12, max_tokens=8))
+    core.step()
+    core.step()
+    core.step()
+    assert len(core.scheduler.waiting) >= 1
+    num_waiting = len(core.scheduler.waiting)
+    for number in range(3):
+        core.add_request(make_request(f"late{number}", range(12), max_tokens=8))
+    assert len(errors(run(core))) == 1 + num_waiting
+
+
+def test_an_aborted_newcomer_leaves_its_place() -> None:
+    core = make_core(max_num_seqs=1, door=Door(max_queued_requests=1))
+    core.add_request(make_request("a", range(4)))
+    core.abort_requests(["a"])
+    core.add_request(make_request("b", range(4)))
+    core.add_request(make_request("c", range(4)))
+    core.add_request(make_request("d", range(4)))
+    assert sorted(errors(run(core))) == ["d"]
 
 
 def test_a_full_queue_refuses_with_the_time_to_come_back() -> None:
     core = make_core(max_num_seqs=1, door=Door(max_queued_requests=2), prefill_tokens_per_s=1.0)
     requests = [make_request(f"r{i}", range(8), max_tokens=2) for i in range(4)]
     seen = run(core, requests)
-    errors = {name: final.error for name, final in seen.finals.items()}
-    assert [name for name, error in errors.items() if error is not None] == ["r2", "r3"]
-    refused = errors["r2"]
-    assert refused is not None
+    assert sorted(errors(seen)) == ["r3"]  # one starts, two wait
+    refused = errors(seen)["r3"]
     assert refused.code == "queue_full"
     assert "max_queued_requests is 2" in refused.message
-    assert refused.retry_after_s == 8
+    assert refused.retry_after_s == 12  # 24 prompt tokens for two that wait
 
 
 def test_queued_tokens_are_bounded_and_freed_when_they_run_or_leave() -> None:
-    core = make_core(door=Door(max_queued_tokens=20))
-    core.add_request(make_request("a", range(12)))
-    core.add_request(make_request("b", range(12)))
+    core = make_core(door=Door(max_queued_tokens=20))  # 16 tokens a step
+    for name in ("a", "b", "c", "d"):
+        core.add_request(make_request(name, range(12)))  # 16 of 48 start
     core.abort_requests(["a"])
-    core.add_request(make_request("c", range(12)))
+    core.add_request(make_request("e", range(12)))
     seen = run(core)
-    assert seen.finals["b"].error is not None
-    assert seen.finals["b"].error.code == "queue_full"
-    assert seen.finals["c"].error is None
-    core.add_request(make_request("d", range(12)))
-    assert run(core).finals["d"].error is None
+    assert sorted(errors(seen)) == ["d"]
+    assert errors(seen)["d"].code == "queue_full"
+    core.add_request(make_request("f", range(12)))
+    assert run(core).finals["f"].error is None
+
+
+def test_a_prompt_above_the_limit_is_taken_where_nobody_stands_before_it() -> None:
+    core = make_core(door=Door(max_queued_tokens=20), prefill_tokens_per_s=10.0)
+    core.add_request(make_request("long", range(100), max_tokens=2))
+    core.add_request(make_request("second", range(40), max_tokens=2))
+    seen = run(core)
+    assert sorted(errors(seen)) == ["second"]
+    assert errors(seen)["second"].retry_after_s == 11  # 124 tokens wait, 20 may
+    # the same when it waits for a sequence, and nobody else does
+    busy = make_core(max_num_seqs=1, door=Door(max_queued_tokens=20))
+    busy.add_request(make_request("running", range(4)))
+    busy.step()
+    busy.add_request(make_request("long", range(100), max_tokens=2))
+    assert errors(run(busy)) == {}
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_with_both_times() -> None:
     core = make_core(prefill_tokens_per_s=10.0)
+    core.add_request(make_request("before", range(10)))
     soon, later = make_request("soon", range(12)), make_request("later", range(12))
-    soon.first_token_deadline, later.first_token_deadline = 1.0, 3.0
+    soon.first_token_deadline, later.first_token_deadline = 2.0, 3.0
     core.add_request(soon)
     core.add_request(later)
-    seen = run(core)
-    assert seen.finals["later"].error is None
-    error = seen.finals["soon"].error
-    assert error is not None
-    assert error.code == "deadline_unreachable"
-    assert "due in 1 s" in error.message
-    assert "about 1.2 s" in error.message
+    found = errors(run(core))
+    assert sorted(found) == ["soon"]
+    assert found["soon"].code == "deadline_unreachable"
+    assert found["soon"].retry_after_s == 1
+    assert "due in 2 s" in found["soon"].message
+    assert "about 2.2 s" in found["soon"].message
+
+
+def test_a_deadline_that_not_even_an_idle_engine_meets_is_the_callers_mistake() -> None:
+    core = make_core(prefill_tokens_per_s=10.0)
+    request = make_request("a", range(12))
+    request.first_token_deadline = 1.0
+    core.add_request(request)
+    error = errors(run(core))["a"]
+    assert error.is_client_error
+    assert error.retry_after_s is None
+    assert (error.field, error.code) == ("first_token_deadline_s", "deadline_too_short")
+    assert "12 prompt tokens take about 1.2 s" in error.message
+
+
+def test_what_is_cached_needs_no_time() -> None:
+    core = make_core(prefill_tokens_per_s=10.0)
+    run(core, [make_request("first", range(12))])
+    request = make_request("again", range(12))
+    request.first_token_deadline = 1.0
+    assert errors(run(core, [request])) == {}
+
+
+@pytest.mark.parametrize("num_free", [4, 8])
+def test_requests_that_come_together_are_all_taken_or_none(num_free: int) -> None:
+    core = make_core(max_num_seqs=8, door=Door(max_queued_requests=1))
+    for number in range(8 - num_free):
+        core.add_request(make_request(f"running{number}", range(4)))
+    core.step()
+    core.add_requests([make_request(f"r{number}", range(4)) for number in range(6)])
+    found = errors(run(core))
+    assert len(found) == (0 if num_free == 8 else 6)
+    assert {error.code for error in found.values()} <= {"queue_full"}
+    assert all(error.retry_after_s is not None for error in found.values())
+
+
+def test_more_at_once_than_an_idle_engine_takes_is_the_callers_mistake() -> None:
+    core = make_core(max_num_seqs=2, door=Door(max_queued_requests=1))
+    core.add_requests([make_request(f"r{number}", range(4)) for number in range(4)])
+    error = errors(run(core))["r0"]
+    assert error.is_client_error
+    assert (error.field, error.code, error.retry_after_s) == ("prompt", "too_many_prompts", None)
 
 
 def test_what_running_prompts_have_left_is_counted() -> None:

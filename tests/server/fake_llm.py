@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -146,6 +148,14 @@ class FakeAsyncLLM:
     def _prefix(self, prompt: Prompt) -> list[int]:
         return self._accept(prompt, SamplingParams())
 
+    async def generate_together(
+        self, prompts: Sequence[Prompt], params: SamplingParams, request_ids: Sequence[str], **options: Any
+    ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        streams = [self.generate(*each, **options) for each in zip(prompts, repeat(params), request_ids, strict=False)]
+        async with aclosing(merge(streams)) as outputs:
+            async for index, output in outputs:
+                yield index, output
+
     async def generate(
         self, prompt: Prompt, params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -253,6 +263,38 @@ class FakeAsyncLLM:
             for rank, other in enumerate(ranked, 1)
         }
         return {other: logprob for other, logprob in entries.items() if logprob.rank <= num_top or other == token_id}
+
+
+async def merge(
+    streams: Sequence[AsyncGenerator[RequestOutput, None]],
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """Outputs of all streams with the index of their stream, as they come."""
+    arrived: asyncio.Queue[tuple[int, asyncio.Future[RequestOutput]]] = asyncio.Queue()
+    awaited: dict[int, asyncio.Future[RequestOutput]] = {}
+
+    def ask(index: int) -> None:
+        awaited[index] = future = asyncio.ensure_future(anext(streams[index]))
+        future.add_done_callback(lambda future: arrived.put_nowait((index, future)))
+
+    for index in range(len(streams)):
+        ask(index)
+    try:
+        while awaited:
+            index, future = await arrived.get()
+            del awaited[index]
+            try:
+                output = future.result()
+            except StopAsyncIteration:
+                continue
+            yield index, output
+            # asked for only now, so that each stream waits its turn and is read no further than its reader
+            ask(index)
+    finally:
+        for future in awaited.values():
+            future.cancel()
+        await asyncio.gather(*awaited.values(), return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
 
 
 class RequestEndedError(Exception):

@@ -46,6 +46,14 @@ def test_error_of_a_request_is_the_clients_or_ours() -> None:
     assert ended_with_error(RequestError("broken")).status == 500
 
 
+def test_queue_that_is_full_says_when_to_come_back(server: Served) -> None:
+    server.llm.error, server.llm.error_after = RequestError("full", code="queue_full", retry_after_s=7), 0
+    answer = ask(server.url, "/v1/completions", {"prompt": ["a", "b", "c"], "stream": True})
+    assert (answer.status, answer.headers["retry-after"], answer.error["code"]) == (429, "7", "queue_full")
+    late = ended_with_error(RequestError("late", code="deadline_unreachable", retry_after_s=1))
+    assert (late.status, late.headers) == (503, {"Retry-After": "1"})
+
+
 def test_unknown_path_and_method_are_told(server: Served) -> None:
     answer = ask(server.url, "/v1/nothing", {})
     assert (answer.status, answer.error["code"]) == (404, "unknown_url")
