@@ -28,7 +28,8 @@ from octavo.core.step import (
     SequenceOutput,
     TokenLogprobs,
 )
-from octavo.kv_cache.block_manager import AllocStatus, BlockManager
+from octavo.kv_cache.allocation import AllocStatus
+from octavo.kv_cache.block_manager import BlockManager
 from octavo.ops.registry import open_runtime
 from octavo.platform import Platform
 from octavo.scheduler.admission import Admission

@@ -6,68 +6,21 @@ table begins with null blocks: those that no later step reads have been let go.
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from octavo.core.arithmetic import num_blocks_for
 from octavo.core.cache_key import CacheKey
 from octavo.core.outputs import PinnedPrefix
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy
+from octavo.kv_cache.allocation import UNCHANGED, Allocation, AllocStatus, Growth, PrefixHit
 from octavo.kv_cache.block_hash import extend_chain, extend_hashes, root_digest, token_keys
-from octavo.kv_cache.block_pool import NULL_BLOCK, BlockPool, Content
+from octavo.kv_cache.block_pool import NULL_BLOCK, BlockPool, Content, release_table
 from octavo.kv_cache.eviction import EVICTIONS
 from octavo.kv_cache.pins import Pins
 from octavo.kv_cache.sliding_window import SlidingWindow
-
-
-class AllocStatus(enum.Enum):
-    """OK: now. LATER: when others have finished. NEVER: not even alone."""
-
-    OK = "ok"
-    LATER = "later"
-    NEVER = "never"
-
-
-class Allocation(NamedTuple):
-    """May blocks be had? With the reason in words (empty for OK), and for LATER how many more would have to be free."""
-
-    status: AllocStatus
-    because: str = ""
-    num_missing: int = 0
-
-
-class PrefixHit(NamedTuple):
-    """Leading blocks that are in the cache already, and the digest of the first that is not (None: none is missing).
-
-    Blocks that the token behind them does not see (sliding window) are null blocks, cached or not.
-    `partial`: a cached block that begins like the next one, and how many tokens are the same: they are copied instead
-    of computed. `because` says in words why it is not more.
-    """
-
-    blocks: list[int]
-    missing: bytes | None = None
-    partial: tuple[int, int] = (0, 0)
-    because: str = ""
-
-    @property
-    def num_unseen(self) -> int:
-        """Leading blocks that are not needed."""
-        return self.blocks.count(NULL_BLOCK)
-
-
-class Growth(NamedTuple):
-    """How a block table changed: from entry `first_index` on it now holds `blocks`; `copies` come before writing."""
-
-    first_index: int
-    blocks: list[int]
-    copies: list[BlockCopy]
-
-
-UNCHANGED = Growth(0, [], [])
-NO_HIT = PrefixHit([])
+from octavo.kv_cache.swap import SwapSpace
 
 
 class BlockManager:
@@ -92,15 +45,19 @@ class BlockManager:
         max_live_tokens: int | None = None,
     ) -> None:
         self.pool = BlockPool(num_blocks, EVICTIONS[eviction]())
-        self.host_pool = BlockPool(num_host_blocks)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.num_watermark_blocks = int(watermark * num_blocks)
         self.window = None if sliding_window is None else SlidingWindow(sliding_window, block_size, max_live_tokens)
         self._tables: dict[int, list[int]] = {}
-        self._host_tables: dict[int, list[int]] = {}
+        self.swap_space = SwapSpace(BlockPool(num_host_blocks), self.pool, self._tables, block_size, self._at_once)
         self._held: list[int] = []
         self._pins = Pins(self.pool, num_blocks // 2)
+
+    @property
+    def host_pool(self) -> BlockPool:
+        """Blocks of the host."""
+        return self.swap_space.pool
 
     @property
     def tables(self) -> Mapping[int, list[int]]:
@@ -110,7 +67,7 @@ class BlockManager:
     @property
     def host_tables(self) -> Mapping[int, list[int]]:
         """The same for sequences that are swapped out: blocks of the host."""
-        return self._host_tables
+        return self.swap_space.tables
 
     @property
     def max_live_tokens(self) -> int | None:
@@ -389,14 +346,6 @@ class BlockManager:
         users = Counter(block for s in sequences for block in self._tables.get(s.seq_id, ()) if block)
         return sum(self.pool.num_users(block) == count for block, count in users.items())
 
-    # ---- the host tier ----
-
-    def num_computed_blocks(self, sequences: Iterable[Sequence]) -> int:
-        """Different device blocks that hold the computed tokens of these sequences: what a swap moves."""
-        size = self.block_size
-        blocks = {b for s in sequences for b in self._tables[s.seq_id][: -(-s.num_computed_tokens // size)]}
-        return len(blocks - {NULL_BLOCK})
-
     def num_blocks_used_by_others(self, sequences: Iterable[Sequence]) -> int:
         """Leading blocks of the first of these sequences that other sequences than these use as well."""
         own = [self._tables[sequence.seq_id] for sequence in sequences]
@@ -409,76 +358,37 @@ class BlockManager:
             count += 1
         return count
 
+    # ---- the host tier ----
+
+    def num_computed_blocks(self, sequences: Iterable[Sequence]) -> int:
+        """Different device blocks that hold the computed tokens of these sequences: what a swap moves."""
+        return self.swap_space.num_computed_blocks(sequences)
+
     def can_swap_out(self, sequences: Iterable[Sequence]) -> Allocation:
         """Has the host tier room for the sequences' computed blocks? OK or LATER."""
-        required, free = self.num_computed_blocks(sequences), self.host_pool.num_free_blocks
-        if required > free:
-            return Allocation(AllocStatus.LATER, f"needs {required} host blocks, {free} are free")
-        return Allocation(AllocStatus.OK)
+        return self.swap_space.can_swap_out(sequences)
 
     def swap_out(self, sequences: Iterable[Sequence]) -> list[BlockCopy]:
-        """Move the sequences' computed blocks to the host, each once; who shared a block shares its new place.
-
-        The copies (device block, host block) are to be made before anything else writes to the device blocks.
-        """
-        places: dict[int, int] = {}
-        for sequence in sequences:
-            table = self._tables.pop(sequence.seq_id)
-            num_computed = -(-sequence.num_computed_tokens // self.block_size)
-            self._host_tables[sequence.seq_id] = _moved(table[:num_computed], self.host_pool, places)
-            self._release(self.pool, table)
-        return [BlockCopy(block, place) for block, place in places.items()]
-
-    def num_blocks_to_swap_in(self, sequences: Iterable[Sequence], num_lookahead: int = 0) -> int:
-        """Device blocks that the sequences need to compute their known tokens, with `num_lookahead` slots more each:
-        what was swapped out, new ones at the end, and a copy for each writer but one of a shared block."""
-        size = self.block_size
-        distinct: set[int] = set()
-        writers: set[int] = set()
-        num_more = 0
-        for sequence in sequences:
-            table = self._host_tables[sequence.seq_id]
-            num_unseen = table.count(NULL_BLOCK)
-            distinct.update(table[num_unseen:])
-            num_live = self._at_once(num_blocks_for(len(sequence.token_ids) + num_lookahead, size) - num_unseen)
-            num_more += max(0, num_live - (len(table) - num_unseen))
-            for block in table[sequence.num_computed_tokens // size :]:
-                num_more += block in writers
-                writers.add(block)
-        return len(distinct) + num_more
+        """Move the sequences' computed blocks to the host. See `SwapSpace.swap_out`."""
+        return self.swap_space.swap_out(sequences)
 
     def can_swap_in(
         self, sequences: Iterable[Sequence], *, waive_watermark: bool, num_lookahead: int = 0
     ) -> Allocation:
         """May the sequences come back? As for `can_allocate`; nothing of the device's prefix cache is used."""
-        required = self.num_blocks_to_swap_in(sequences, num_lookahead)
-        if required > self.pool.num_blocks:
-            return Allocation(
-                AllocStatus.NEVER, f"needs {required} KV blocks, the pool has {self.pool.num_blocks} in all"
-            )
-        kept = 0 if waive_watermark else self.num_watermark_blocks
-        free = self.pool.num_free_blocks
-        if free - required < kept:
-            return Allocation(AllocStatus.LATER, f"needs {required} free KV blocks, {free} are free, {kept} stay free")
-        return Allocation(AllocStatus.OK)
+        num_kept = 0 if waive_watermark else self.num_watermark_blocks
+        return self.swap_space.can_swap_in(sequences, num_kept, num_lookahead)
 
     def swap_in(self, sequences: Iterable[Sequence]) -> list[BlockCopy]:
-        """Move the sequences' blocks back to the device, each once. The copies are (host block, device block)."""
-        places: dict[int, int] = {}
-        for sequence in sequences:
-            table = self._host_tables.pop(sequence.seq_id)
-            self._tables[sequence.seq_id] = _moved(table, self.pool, places)
-            # they are new blocks: what the index knows are others, or none
-            sequence.num_published_blocks = 0
-            self._release(self.host_pool, table)
-        return [BlockCopy(block, place) for block, place in places.items()]
+        """Move the sequences' blocks back to the device. See `SwapSpace.swap_in`."""
+        return self.swap_space.swap_in(sequences)
 
     # ---- the end ----
 
     def free(self, sequence: Sequence) -> None:
         """Give back a sequence's blocks, the last first; without blocks nothing happens."""
-        self._release(self.pool, self._tables.pop(sequence.seq_id, []))
-        self._release(self.host_pool, self._host_tables.pop(sequence.seq_id, []))
+        release_table(self.pool, self._tables.pop(sequence.seq_id, []))
+        release_table(self.host_pool, self.swap_space.tables.pop(sequence.seq_id, []))
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content, pinned or not; refused (False) while any request has blocks."""
@@ -492,7 +402,7 @@ class BlockManager:
         self._pins.check()
         for pool, tables, holders in (
             (self.pool, self._tables, running),
-            (self.host_pool, self._host_tables, swapped),
+            (self.host_pool, self.swap_space.tables, swapped),
         ):
             counts: dict[int, int] = {}
             for block in self._pins.blocks if pool is self.pool else ():
@@ -511,25 +421,3 @@ class BlockManager:
     def _at_once(self, num_blocks: int) -> int:
         """How many of these blocks of a sequence are needed at the same time."""
         return num_blocks if self.window is None else self.window.at_once(num_blocks)
-
-    @staticmethod
-    def _release(pool: BlockPool, table: list[int]) -> None:
-        """One user less for each block of a table, the last first."""
-        for block in reversed(table):
-            if block != NULL_BLOCK:
-                pool.release(block)
-
-
-def _moved(table: list[int], pool: BlockPool, places: dict[int, int]) -> list[int]:
-    """The table of a sequence that moves to `pool`; `places` says where each block went, and grows."""
-    moved = []
-    for block in table:
-        if block == NULL_BLOCK:
-            moved.append(NULL_BLOCK)
-            continue
-        if block in places:
-            pool.acquire(places[block])
-        else:
-            places[block] = pool.allocate()
-        moved.append(places[block])
-    return moved

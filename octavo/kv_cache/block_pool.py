@@ -195,3 +195,10 @@ class BlockPool:
         }, "the index of successors is wrong"
         assert all(b not in contents for b in self._empty), "an empty block has content"
         assert all(b in contents for b in cached), "a cached block has no content"
+
+
+def release_table(pool: BlockPool, table: list[int]) -> None:
+    """One user less for each block of a table, the last first."""
+    for block in reversed(table):
+        if block != NULL_BLOCK:
+            pool.release(block)

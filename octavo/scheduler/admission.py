@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceABC
 
 from octavo.core.sequence import Sequence, SequenceGroup
-from octavo.kv_cache.block_manager import Allocation, AllocStatus, PrefixHit
+from octavo.kv_cache.allocation import Allocation, AllocStatus, PrefixHit
 from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.preemption import Preemption

@@ -8,7 +8,7 @@ produced a token is never ignored, and one that is computed again and exceeds th
 from __future__ import annotations
 
 from octavo.core.sequence import SequenceGroup, SequenceStatus
-from octavo.kv_cache.block_manager import AllocStatus
+from octavo.kv_cache.allocation import AllocStatus
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.budget import AdapterBudget, PartialBudget, WholeBudget
 from octavo.scheduler.decisions import DecisionLog

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceABC
 
 from octavo.core.sequence import SequenceGroup, SequenceStatus
-from octavo.kv_cache.block_manager import AllocStatus
+from octavo.kv_cache.allocation import AllocStatus
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.budget import AdapterBudget, PartialBudget, WholeBudget
 from octavo.scheduler.decisions import DecisionLog

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy, BlockOps, NewSequence, ScheduledSequence, SchedulerOutput
-from octavo.kv_cache.block_manager import Growth
+from octavo.kv_cache.allocation import Growth
 
 
 class PlannedRow(NamedTuple):

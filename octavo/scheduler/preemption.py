@@ -12,7 +12,8 @@ from typing import NamedTuple
 from octavo.config.schema import PreemptionMode
 from octavo.core.sequence import SequenceGroup, SequenceStatus
 from octavo.core.step import BlockCopy
-from octavo.kv_cache.block_manager import AllocStatus, BlockManager
+from octavo.kv_cache.allocation import AllocStatus
+from octavo.kv_cache.block_manager import BlockManager
 from octavo.scheduler.budget import PartialBudget
 from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.plan import StepPlan

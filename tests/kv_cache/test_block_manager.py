@@ -11,8 +11,9 @@ from octavo.core.cache_key import PLAIN, CacheKey, Placeholder
 from octavo.core.outputs import PinnedPrefix
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy
+from octavo.kv_cache.allocation import NO_HIT, UNCHANGED, AllocStatus
 from octavo.kv_cache.block_hash import extend_chain, root_digest
-from octavo.kv_cache.block_manager import NO_HIT, UNCHANGED, AllocStatus, BlockManager
+from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.block_pool import Content
 from tests.fakes.engine import make_request
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy
-from octavo.kv_cache.block_manager import NO_HIT, AllocStatus, BlockManager
+from octavo.kv_cache.allocation import NO_HIT, AllocStatus
+from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.sliding_window import SlidingWindow
 from tests.fakes.engine import make_request
 
@@ -145,7 +146,7 @@ def test_only_what_is_seen_is_swapped_out_and_in() -> None:
     assert len(out) == 2
     assert 0 not in {copy.source for copy in out} | {copy.target for copy in out}
     manager.check([], [sequence])
-    assert manager.num_blocks_to_swap_in([sequence]) == 2
+    assert manager.swap_space.num_blocks_to_swap_in([sequence]) == 2
     back = manager.swap_in([sequence])
     assert sorted(copy.source for copy in back) == sorted(copy.target for copy in out)
     assert manager.table(sequence).count(0) == 5
