@@ -6,12 +6,13 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
 from octavo.config.schema import EngineConfig
 from octavo.config.sources import engine_args
+from octavo.core.limits import check_standing
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.prompt import Prompt, PromptLike, is_single_prompt
 from octavo.core.sampling_params import OutputKind, SamplingParams, checked_number, documented_fields
@@ -27,6 +28,14 @@ from octavo.errors import InvalidRequest, RequestTooLarge
 _log = logging.getLogger(__name__)
 
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
+
+
+class _Standing(NamedTuple):
+    """What one request says to scheduling policies."""
+
+    priority: int
+    first_token_deadline_s: float | None
+    tenant: str | None
 
 
 class LLM:
@@ -67,17 +76,25 @@ class LLM:
         prompts: PromptLike | Prompt | Sequence[PromptLike | Prompt],
         sampling_params: ParamsLike = None,
         use_tqdm: bool | None = None,
+        *,
+        priority: int | Sequence[int] | None = None,
+        first_token_deadline_s: float | Sequence[float | None] | None = None,
+        tenant: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """Continue one prompt or a list of them: text, token ids, or mappings with `prompt` or `prompt_token_ids` and,
         if you like, `cache_salt`.
 
         sampling_params: for all prompts, or a list with one for each; None takes the model's defaults. use_tqdm: show a
-        progress bar on stderr; None shows it on a terminal.
+        progress bar on stderr; None shows it on a terminal. priority (smaller numbers first), first_token_deadline_s
+        (seconds until the first token is due) and tenant (who is served): what scheduling policies look at, for all
+        prompts or a list with one for each.
         Outputs come in the order of the prompts. A prompt that is refused has an output with `error`; others go on.
         Ctrl-C ends all of them and leaves the model usable.
         """
         given = _listed(prompts)
-        return self._run([partial(Prompt.read, prompt) for prompt in given], sampling_params, use_tqdm)
+        makers = [partial(Prompt.read, prompt) for prompt in given]
+        standings = _standings(len(given), priority, first_token_deadline_s, tenant)
+        return self._run(makers, sampling_params, standings, use_tqdm)
 
     def chat(
         self,
@@ -89,6 +106,9 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: int | Sequence[int] | None = None,
+        first_token_deadline_s: float | Sequence[float | None] | None = None,
+        tenant: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or a list of them, through the model's chat template.
 
@@ -103,7 +123,8 @@ class LLM:
             chat_template=chat_template,
             chat_template_kwargs=chat_template_kwargs,
         )
-        return self._run([partial(render, each) for each in conversations], sampling_params, use_tqdm)
+        standings = _standings(len(conversations), priority, first_token_deadline_s, tenant)
+        return self._run([partial(render, each) for each in conversations], sampling_params, standings, use_tqdm)
 
     def beam_search(
         self,
@@ -115,13 +136,17 @@ class LLM:
         length_penalty: float = 1.0,
         early_stopping: bool | str = False,
         use_tqdm: bool | None = None,
+        priority: int | Sequence[int] | None = None,
+        first_token_deadline_s: float | Sequence[float | None] | None = None,
+        tenant: str | Sequence[str | None] | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
         """The `n` (by default `beam_width`) likeliest continuations of each prompt that a beam search finds, in order.
 
         Scores are `cumulative_logprob / len(token_ids) ** length_penalty`. `early_stopping`: True ends with
         `beam_width` finished beams, False when the running ones are unlikely to become better, "never" when they
-        cannot. `others` are sampling parameters such as `logprobs`, `ignore_eos` or `stop_token_ids`.
+        cannot. `priority`, `first_token_deadline_s` and `tenant` are as in `generate`; `others` are sampling parameters
+        such as `logprobs`, `ignore_eos` or `stop_token_ids`.
         """
         width = checked_number("beam_width", beam_width, int, documented_fields()["best_of"])
         if n is not None and n > width:
@@ -138,7 +163,8 @@ class LLM:
             **others,
         )
         make_prompts = [partial(Prompt.read, prompt) for prompt in _listed(prompts)]
-        return self._run(make_prompts, params, use_tqdm, width_name="beam_width")
+        standings = _standings(len(make_prompts), priority, first_token_deadline_s, tenant)
+        return self._run(make_prompts, params, standings, use_tqdm, width_name="beam_width")
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes and end all pins. False, and nothing happens, while requests run."""
@@ -170,6 +196,7 @@ class LLM:
         self,
         prompts: Sequence[Callable[[], Prompt]],
         sampling_params: ParamsLike,
+        standings: Sequence[_Standing],
         use_tqdm: bool | None,
         width_name: str = "best_of",
     ) -> list[RequestOutput]:
@@ -180,8 +207,8 @@ class LLM:
         with deferred_interrupt() as interrupt, ProgressBar(len(prompts), shown=use_tqdm) as progress:
             before = msgspec.structs.replace(self.engine.stats)
             try:
-                for request_id, make_prompt, one in zip(request_ids, prompts, params, strict=True):
-                    refused = self._add(request_id, make_prompt, one, width_name)
+                for request_id, make_prompt, one, standing in zip(request_ids, prompts, params, standings, strict=True):
+                    refused = self._add(request_id, make_prompt, one, standing, width_name)
                     if refused is not None:
                         outputs[request_id] = refused
                     interrupt.check()
@@ -214,13 +241,18 @@ class LLM:
         return [msgspec.structs.replace(one, output_kind=OutputKind.FINAL_ONLY) for one in each]
 
     def _add(
-        self, request_id: str, make_prompt: Callable[[], Prompt], params: SamplingParams, width_name: str
+        self,
+        request_id: str,
+        make_prompt: Callable[[], Prompt],
+        params: SamplingParams,
+        standing: _Standing,
+        width_name: str,
     ) -> RequestOutput | None:
         """Add a request; its final output when it is refused."""
         prompt: Prompt | None = None
         try:
             prompt = make_prompt()
-            self.engine.add_request(request_id, prompt, params)
+            self.engine.add_request(request_id, prompt, params, **standing._asdict())
         except InvalidRequest as found:
             error = _about_width(found, width_name)
             _log.warning("request %s is refused: %s", request_id, error)
@@ -248,6 +280,30 @@ def _listed(prompts: Any) -> list[Any]:
     if not isinstance(prompts, Iterable):
         raise InvalidRequest(f"prompts is {prompts!r}; give text, token ids, or a list of them", field="prompts")
     return list(prompts)
+
+
+def _standings(num_prompts: int, priority: Any, first_token_deadline_s: Any, tenant: Any) -> list[_Standing]:
+    """Of each prompt. Raises InvalidRequest: what is wrong for one prompt is a mistake in the call."""
+    each = {
+        "priority": _one_for_each(num_prompts, "priority", 0 if priority is None else priority),
+        "first_token_deadline_s": _one_for_each(num_prompts, "first_token_deadline_s", first_token_deadline_s),
+        "tenant": _one_for_each(num_prompts, "tenant", tenant),
+    }
+    standings = [_Standing(*values) for values in zip(*each.values(), strict=True)]
+    for standing in standings:
+        check_standing(*standing)
+    return standings
+
+
+def _one_for_each(num_prompts: int, name: str, value: Any) -> list[Any]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return [value] * num_prompts
+    if len(value) != num_prompts:
+        raise InvalidRequest(
+            f"there are {num_prompts} prompts, but {name} has {len(value)} entries; give one for all, or one for each",
+            field=name,
+        )
+    return list(value)
 
 
 def _params_list(params: Any) -> list[SamplingParams]:

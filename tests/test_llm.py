@@ -80,6 +80,47 @@ def test_parameters_are_for_all_or_for_each(tmp_path: Path) -> None:
         llm.generate(["abc"], each)
 
 
+def test_policies_can_be_used_offline(tmp_path: Path) -> None:
+    core = ScriptedCore()
+    llm = make_llm(tmp_path, core)
+    llm.generate(["a", "b"], priority=[3, -1], tenant="alice", first_token_deadline_s=[None, 5.0])
+    llm.chat([{"role": "user", "content": "c"}], priority=7, tenant=["bob"], first_token_deadline_s=2)
+    llm.generate([{"prompt": "d", "cache_salt": "s"}])
+    a, b, c, d = core.requests.values()
+    assert [each.priority for each in (a, b, c, d)] == [3, -1, 7, 0]
+    assert [each.tenant for each in (a, b, c, d)] == ["alice", "alice", "bob", None]
+    due = [each.first_token_deadline and each.first_token_deadline - each.arrival_time for each in (a, b, c, d)]
+    assert due == [None, pytest.approx(5), pytest.approx(2), None]
+    assert d.cache_salt == "s"
+
+
+def test_smaller_priorities_are_first_offline(tmp_path: Path) -> None:
+    core = make_core(policy="priority", max_num_seqs=1)
+    llm = LLM.from_engine(LLMEngine(engine_config(str(tmp_path)), core, byte_tokenizer(tmp_path)))
+    outputs = llm.generate([[1], [2], [3]], SamplingParams(max_tokens=2), priority=[2, 3, 1])
+    first_tokens = [output.metrics and output.metrics.first_token_time for output in outputs]
+    assert sorted(range(3), key=lambda index: first_tokens[index] or 0.0) == [2, 0, 1]
+    beams = llm.beam_search([[1], [2]], 2, max_tokens=2, priority=[1, 0], tenant="t")
+    assert [len(output.outputs) for output in beams] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"priority": [1]}, "there are 2 prompts, but priority has 1 entries"),
+        ({"priority": "first"}, "priority is 'first', must be a whole number"),
+        ({"priority": [1, 2**63]}, f"priority is {2**63}, must be a whole number of 64 bits"),
+        ({"first_token_deadline_s": 0}, "first_token_deadline_s is 0, must be a number of seconds above 0"),
+        ({"first_token_deadline_s": ["soon", None]}, "first_token_deadline_s is 'soon'"),
+        ({"tenant": 5}, "tenant is 5, must be text"),
+        ({"tenant": ["t" * 257, None]}, "tenant has 257 characters, must have at most 256"),
+    ],
+)
+def test_what_policies_cannot_read_is_refused(given: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        make_llm(tmp_path).generate(["a", "b"], **given)
+
+
 def test_explicit_parameters_are_used_as_they_are(tmp_path: Path) -> None:
     core = ScriptedCore()
     llm = make_llm(tmp_path, core, generation_defaults={"temperature": 0.5})

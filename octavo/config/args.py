@@ -196,7 +196,11 @@ class EngineArgs:
     ] = 0.0
     tenant_weights: Annotated[
         dict[str, str],
-        Arg("Shares of tenants under fair-share, such as alice=2; others have 1.", group=_SCHEDULING),
+        Arg(
+            "Shares of tenants under fair-share, such as alice=2; others have 1. A server's tenants are its API keys, "
+            "in their order key-1, key-2, …, or without keys what requests name as user.",
+            group=_SCHEDULING,
+        ),
     ] = dataclasses.field(default_factory=dict)
     max_bypasses: Annotated[
         int,

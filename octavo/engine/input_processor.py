@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ import msgspec
 
 from octavo.config.schema import ModelConfig
 from octavo.core.arithmetic import num_blocks_touched
-from octavo.core.limits import check_runs_alone
+from octavo.core.limits import check_runs_alone, check_standing
 from octavo.core.messages import CoreReady, EngineCoreRequest
 from octavo.core.prompt import Prompt, PromptLike, checked_cache_salt
 from octavo.core.sampling_params import MAX_SEED, SamplingParams
@@ -102,11 +101,7 @@ class InputProcessor:
         prompt = Prompt.read(prompt)
         token_ids = self._token_ids(prompt)
         self._check_params(params)
-        if first_token_deadline_s is not None and not 0 < first_token_deadline_s < math.inf:
-            raise InvalidRequest(
-                f"first_token_deadline_s is {first_token_deadline_s}, must be a number of seconds above 0",
-                field="first_token_deadline_s",
-            )
+        check_standing(priority, first_token_deadline_s, tenant)
         arrival_time = self._clock() if arrival_time is None else arrival_time
         max_tokens = self._max_tokens(len(token_ids), params)
         number = next(self._counter)

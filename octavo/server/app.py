@@ -46,7 +46,7 @@ def _middleware(args: ServerArgs) -> list[Middleware]:
                 allow_origins=args.allow_origins,
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
-                expose_headers=["X-Request-Id"],
+                expose_headers=["X-Request-Id", "Retry-After"],
             )
         )
     if args.api_key:

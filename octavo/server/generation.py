@@ -48,6 +48,12 @@ class Frame:
         }
 
 
+def tenant_of(request: Request, asked: GenerationRequest) -> str | None:
+    """Who is served, for fair shares: whose key it is, and only where there are no keys whom the client names."""
+    named_by_key: str | None = request.scope["state"].get("tenant")
+    return named_by_key or asked.user
+
+
 class TokenCounts:
     """Adds up the usage of one answer over the outputs of its prompts."""
 
@@ -75,6 +81,7 @@ class TokenCounts:
 class Generation:
     """Prompts that were accepted for one answer.
 
+    tenant: who is served (`tenant_of`).
     field_names: what the client calls a field that the engine knows by another name, for the messages of errors.
     """
 
@@ -83,6 +90,7 @@ class Generation:
     prompts: Sequence[Prompt]
     params: SamplingParams
     asked: GenerationRequest
+    tenant: str | None
     field_names: Mapping[str, str]
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
@@ -98,7 +106,7 @@ class Generation:
             [f"{self.name}-{index}-{unique}" for index in range(len(self.prompts))],
             priority=self.asked.priority or 0,
             first_token_deadline_s=self.asked.first_token_deadline_s,
-            tenant=self.asked.user,
+            tenant=self.tenant,
             cache_salt=self.asked.cache_salt,
         )
         async with aclosing(outputs):

@@ -71,7 +71,10 @@ class RequestContext:
 
 
 class RequireKey:
-    """Lets requests pass that bring one of the keys as `Authorization: Bearer …`, or that ask for an open path."""
+    """Lets requests pass that bring one of the keys as `Authorization: Bearer …`, or that ask for an open path.
+
+    Who sent it is in `scope["state"]["tenant"]`: the place of its key among the keys, such as "key-1", never the key.
+    """
 
     def __init__(self, app: ASGIApp, keys: Collection[str], open_paths: Collection[str]) -> None:
         self._app = app
@@ -80,7 +83,11 @@ class RequireKey:
         self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _local_path(scope) not in self._open_paths and not self._has_key(scope):
+        if scope["type"] != "http" or _local_path(scope) in self._open_paths:
+            await self._app(scope, receive, send)
+            return
+        place = self._place_of_key(scope)
+        if place is None:
             error = ApiError(
                 401,
                 "the API key is missing or wrong; send Authorization: Bearer KEY",
@@ -89,14 +96,15 @@ class RequireKey:
             )
             await error.response()(scope, receive, send)
             return
+        scope.setdefault("state", {})["tenant"] = f"key-{place + 1}"
         await self._app(scope, receive, send)
 
-    def _has_key(self, scope: Scope) -> bool:
+    def _place_of_key(self, scope: Scope) -> int | None:
         value = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = value.partition(b" ")
         digest = _digest(key.strip())
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == b"bearer" and any(matches)
+        return matches.index(True) if scheme.lower() == b"bearer" and any(matches) else None
 
 
 class LimitBody:

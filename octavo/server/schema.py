@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
+from octavo.core.limits import MAX_TENANT_CHARS
 from octavo.core.sampling_params import OutputKind
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, refuse_unsupported
@@ -76,7 +77,7 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     priority: Int | None = None
     first_token_deadline_s: float | None = None
     request_id: RequestId | None = None
-    user: str | None = None
+    user: Annotated[str, Meta(max_length=MAX_TENANT_CHARS)] | None = None
 
     response_format: Annotated[Any, Refused(_STRUCTURED.because, harmless=({"type": "text"},))] = None
     structured_outputs: Annotated[Any, _STRUCTURED] = None

@@ -46,6 +46,25 @@ def test_key_is_needed_but_for_what_tells_nothing(start_server: Start) -> None:
         assert ask(server.url, "/v1/models", headers={"Authorization": right}).status == 200, right
 
 
+def test_tenant_is_the_key_where_there_are_keys_and_else_the_user(server: Served, start_server: Start) -> None:
+    guarded = start_server(api_key=("first-secret", "second-secret"))
+    for key, user in (("first-secret", "a"), ("first-secret", "b"), ("second-secret", "a")):
+        headers = {"Authorization": f"Bearer {key}"}
+        assert ask(guarded.url, "/v1/completions", {**COMPLETION, "user": user}, headers=headers).status == 200
+    assert [options["tenant"] for *_, options in guarded.llm.requests] == ["key-1", "key-1", "key-2"]
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    assert ask(server.url, "/v1/chat/completions", {**body, "user": "alice"}).status == 200
+    assert ask(server.url, "/v1/chat/completions", body).status == 200
+    assert [options["tenant"] for *_, options in server.llm.requests] == ["alice", None]
+
+
+def test_user_is_bounded(server: Served) -> None:
+    assert ask(server.url, "/v1/completions", {**COMPLETION, "user": "u" * 256}).status == 200
+    error = ask(server.url, "/v1/completions", {**COMPLETION, "user": "u" * 257}).error
+    assert (error["param"], error["code"]) == ("user", "invalid_value")
+    assert "length <= 256" in error["message"]
+
+
 def test_client_sees_a_wrong_key_as_an_authentication_error(start_server: Start) -> None:
     url = f"{start_server(api_key=('right',)).url}/v1"
     with openai.OpenAI(base_url=url, api_key="wrong", max_retries=0) as client:
@@ -88,6 +107,8 @@ def test_other_origins_are_let_in_only_when_named(server: Served, start_server: 
     assert (preflight.status, preflight.headers["access-control-allow-origin"]) == (200, "https://a.example")
     refused = ask(open_server.url, "/v1/models", headers={"Origin": "https://a.example"})
     assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, "https://a.example")
+    readable = refused.headers["access-control-expose-headers"].split(", ")
+    assert set(readable) == {"X-Request-Id", "Retry-After"}
     other = ask(open_server.url, "/v1/models", headers={"Origin": "https://b.example"})
     assert "access-control-allow-origin" not in other.headers
 
