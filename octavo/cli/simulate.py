@@ -93,6 +93,14 @@ def simulate(
     turns: Annotated[int, count("Requests of a conversation.", "Workload")] = _DEFAULTS.turns,
     think_s: Annotated[float, number("Mean seconds from an answer to the next turn.", "Workload")] = _DEFAULTS.think_s,
     n: Annotated[int, count("Sequences per request.", "Workload")] = _DEFAULTS.n,
+    best_of: Annotated[int | None, count("Sequences of which the best n are kept.", "Workload")] = None,
+    num_tenants: Annotated[
+        int, count("Senders of requests; the k-th sends in proportion to 1/k.", "Workload")
+    ] = _DEFAULTS.num_tenants,
+    num_priorities: Annotated[int, count("Different priorities, 0 and up.", "Workload")] = _DEFAULTS.num_priorities,
+    first_token_deadline_s: Annotated[
+        float | None, number("Seconds after its arrival in which a request's first token is due.", "Workload")
+    ] = None,
     beam_search: Annotated[bool, switch("Search with n beams.", "Workload")] = False,
     given: Given,
 ) -> int:
@@ -101,8 +109,6 @@ def simulate(
         return _replay(replay, svg, first_step, num_steps)
     if router not in ROUTERS:
         raise ConfigError(f"router is {router!r}, must be one of {', '.join(ROUTERS)}{suggestion(router, ROUTERS)}")
-    if trace is not None and len(request_rate) > 1:
-        raise ConfigError("request_rate has several values, but a trace has its own arrivals; leave out one of them")
     args = given.arguments(EngineArgs)
     workload = Workload(
         arrivals=arrivals,
@@ -119,8 +125,17 @@ def simulate(
         turns=turns,
         think_s=think_s,
         n=n,
+        best_of=best_of,
         use_beam_search=beam_search,
+        num_tenants=num_tenants,
+        num_priorities=num_priorities,
+        first_token_deadline_s=first_token_deadline_s,
     )
+    if trace is not None:
+        _check_not_generated(workload, request_rate, seed, save_trace)
+    for name, value in {"replicas": replicas, "processes": processes}.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}, must be at least 1")
     model = load_cost_model(cost_model)
     traces = [read_trace(trace)] if trace is not None else _generated(workload, request_rate, seed, save_trace)
     disaggregation = None
@@ -161,6 +176,20 @@ def _generated(workload: Workload, rates: Sequence[float], seed: int, save_to: s
     if save_to is not None:
         write_trace(save_to, requests)
     return traces
+
+
+def _check_not_generated(workload: Workload, rates: Sequence[float], seed: int, save_trace: str | None) -> None:
+    """Refuse beside a trace what only a generator is told."""
+    changed = {
+        "beam_search" if name == "use_beam_search" else name: getattr(workload, name) != getattr(_DEFAULTS, name)
+        for name in Workload.__struct_fields__
+        if name not in ("max_len", "request_rate")
+    }
+    changed |= {"request_rate": list(rates) != [_DEFAULTS.request_rate], "seed": seed != 0}
+    changed["save_trace"] = save_trace is not None
+    for name, is_changed in changed.items():
+        if is_changed:
+            raise ConfigError(f"{name} is for generated requests, but trace is given; leave out one of them")
 
 
 def _longest(traces: Sequence[Trace]) -> int:

@@ -1,7 +1,8 @@
 """Replicas behind a router, and the loop of events that moves all of them through one time.
 
 Events are arrivals, the ends of steps, and the arrivals of transferred keys and values. With separate pools a prompt is
-computed by one replica, which makes the first token; its keys and values travel, and another makes the rest.
+computed by one replica, which makes the first token; its keys and values travel, and another makes the rest. Where a
+request has several sequences, or beams, that other one draws their first tokens too, from the prompt's last token.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from octavo.simulate.traces import Trace
 
 
 class Disaggregation(msgspec.Struct, frozen=True, kw_only=True):
-    """How many replicas compute prompts, and how keys and values get from them to the others."""
+    """How many replicas compute prompts, and how keys and values get from them to the others: what one of them sends
+    goes one after the other at `bytes_per_s`, and arrives `latency_s` later."""
 
     num_prefill: int
     bytes_per_s: float = 25e9
@@ -110,6 +112,7 @@ class Cluster:
         self._events: list[tuple[float, int, int, int]] = []
         self._num_events = 0
         self._open: dict[str, _Open] = {}
+        self._link_free_at = [0.0] * len(self._front)
         self._places = {replica.number: place for place, replica in enumerate(self._replicas)}
         self._numbers_by_id = {trace.ids[number]: number for number in self._numbers}
         self._waking: set[int] = set()
@@ -183,25 +186,30 @@ class Cluster:
         self._open[request.request_id] = _Open(record, script, request, self._disaggregation is not None)
         if self._disaggregation is not None:
             # the prompt's replica makes the first token; more only if that ends it
-            params = msgspec.structs.replace(request.params, max_tokens=1)
+            params = msgspec.structs.replace(request.params, max_tokens=1, n=1, best_of=None, use_beam_search=False)
             request = msgspec.structs.replace(request, params=params)
         replica = self._front[self._router.choose(request, self._front)]
         self._submit(replica, request, script, now)
 
     def _arrive_transferred(self, number: int, now: float) -> None:
         opened = self._open[self._trace.ids[number]]
-        first, script = opened.request, opened.script
-        params = first.params
+        request, script = opened.request, opened.script
+        params = request.params
         assert params.max_tokens is not None, "max_tokens is resolved"
-        num_transferred = len(first.prompt_token_ids)
-        request = msgspec.structs.replace(
-            first,
-            prompt_token_ids=[*first.prompt_token_ids, script.token],
-            params=msgspec.structs.replace(params, max_tokens=params.max_tokens - 1),
-        )
+        num_prompt = len(request.prompt_token_ids)
+        if params.width == 1:
+            request = msgspec.structs.replace(
+                request,
+                prompt_token_ids=[*request.prompt_token_ids, script.token],
+                params=msgspec.structs.replace(params, max_tokens=params.max_tokens - 1),
+            )
+            script = Script(script.output_len(0) - 1, script.token, num_prompt)
+        else:
+            # its sequences part at the first token, which is drawn from the last token of the prompt
+            script = Script(script.output_lens, script.token, num_prompt - 1)
         assert self._decode_router is not None
         replica = self._back[self._decode_router.choose(request, self._back)]
-        self._submit(replica, request, Script(script.output_len(0) - 1, script.token, num_transferred), now)
+        self._submit(replica, request, script, now)
 
     def _finish(self, replica: Replica, output: EngineCoreOutput, now: float) -> None:
         opened = self._open[output.request_id]
@@ -212,8 +220,8 @@ class Cluster:
             if record.first_token_s is None:
                 record.first_scheduled_s, record.first_token_s = metrics.first_scheduled_time, metrics.first_token_time
                 record.num_cached_tokens = output.num_cached_tokens
-            if opened.is_prefill and opened.script.output_len(0) > 1:
-                self._transfer(opened, now)
+            if opened.is_prefill and max(opened.script.output_lens) > 1:
+                self._transfer(opened, replica, now)
                 return
             record.num_output_tokens = _num_output_tokens(opened, output)
         else:
@@ -224,10 +232,13 @@ class Cluster:
         for follower in self._trace.followers.get(record.number, ()):
             self._push(now + self._trace.requests[follower].arrival_s, _ARRIVAL, follower)
 
-    def _transfer(self, opened: _Open, now: float) -> None:
+    def _transfer(self, opened: _Open, replica: Replica, now: float) -> None:
         assert self._disaggregation is not None
+        place = self._places[replica.number]
         num_bytes = opened.record.num_prompt_tokens * self._kv_bytes_per_token
-        arrives_at = now + self._disaggregation.latency_s + num_bytes / self._disaggregation.bytes_per_s
+        sent_at = max(now, self._link_free_at[place]) + num_bytes / self._disaggregation.bytes_per_s
+        self._link_free_at[place] = sent_at
+        arrives_at = sent_at + self._disaggregation.latency_s
         self._open[opened.request.request_id] = opened._replace(is_prefill=False)
         self._push(arrives_at, _TRANSFERRED, opened.record.number)
 

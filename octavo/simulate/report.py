@@ -34,10 +34,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     duration_s: from the begin to the end of the last request. utilization: share of that time in which replicas
     computed. cached_share: prompt tokens found in the prefix cache. mean_kv_usage: over time and replicas.
+    first_error: why the first of the requests that failed did so.
     """
 
     num_requests: int
     num_failed: int
+    first_error: str | None
     num_replicas: int
     duration_s: float
     offered_requests_per_s: float
@@ -78,6 +80,7 @@ def summarize(outcome: Outcome) -> Summary:
     return Summary(
         num_requests=len(outcome.records),
         num_failed=len(outcome.records) - len(served),
+        first_error=next((record.error for record in outcome.records if record.error is not None), None),
         num_replicas=outcome.num_replicas,
         duration_s=duration,
         offered_requests_per_s=len(outcome.records) / (last_arrival or duration),
@@ -128,6 +131,7 @@ def table(run: Run) -> str:
     lines = [
         f"{s.num_requests:,} requests on {_replicas(s.num_replicas)}, {s.offered_requests_per_s:,.4g} a second offered"
         f"{f', {s.num_failed:,} refused' if s.num_failed else ''}",
+        *([f"  the first was refused because {s.first_error}"] if s.first_error is not None else []),
         "",
         f"  {'throughput':22}{s.requests_per_s:,.4g} requests/s, {s.output_tokens_per_s:,.0f} tokens/s out, "
         f"{s.total_tokens_per_s:,.0f} in all",

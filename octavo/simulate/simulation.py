@@ -69,12 +69,6 @@ def _disaggregated(trace: Trace, simulation: Simulation, disaggregation: Disaggr
             f"disaggregated is {num_prefill}, must leave at least one of {simulation.num_replicas} replicas to decode "
             "and be at least 1; raise replicas, or change it"
         )
-    for number, request in enumerate(trace.requests):
-        if request.width > 1:
-            raise ConfigError(
-                f"request {trace.ids[number]!r} has {request.width} sequences; with disaggregated pools a request has "
-                "one, since only its first token travels with the keys and values"
-            )
     settings = simulation.settings
     decode_settings = msgspec.structs.replace(
         settings, scheduler=msgspec.structs.replace(settings.scheduler, max_num_batched_tokens=_UNBOUNDED_TOKENS)

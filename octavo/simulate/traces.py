@@ -76,29 +76,41 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Sequences that are computed."""
         return self.best_of or self.n
 
+    @property
+    def final_len(self) -> int:
+        """Tokens of its longest output."""
+        return min(self.output_len, self.max_tokens or self.output_len)
+
 
 class Trace:
-    """Requests in the order of their lines, and what the scheduler is given for each. Raises ConfigError."""
+    """Requests in the order of their lines, and what the scheduler is given for each. Raises ConfigError.
 
-    def __init__(self, requests: Sequence[TraceRequest]) -> None:
+    places: where each request comes from, for error messages.
+    """
+
+    def __init__(self, requests: Sequence[TraceRequest], places: Sequence[str] | None = None) -> None:
         if not requests:
             raise ConfigError("the trace has no requests")
         self.requests = requests
         self._streams: dict[str, int] = {}
         self.ids = [request.request_id or str(number) for number, request in enumerate(requests)]
-        numbers = {name: number for number, name in enumerate(self.ids)}
-        if len(numbers) < len(self.ids):
-            twice = next(name for number, name in enumerate(self.ids) if numbers[name] != number)
-            raise ConfigError(f"the trace has the request_id {twice!r} twice")
+        numbers: dict[str, int] = {}
         self.followers: dict[int, list[int]] = {}
         """Number of a request → numbers of those that follow it."""
-        for number, request in enumerate(requests):
+        for number, (name, request) in enumerate(zip(self.ids, requests, strict=True)):
+            place = f"request {number + 1} of the trace" if places is None else places[number]
+            if name in numbers:
+                raise ConfigError(f"{place}: request_id is {name!r}, which an earlier request has")
             if request.follows is not None:
-                if numbers.get(request.follows, number) >= number:
-                    raise ConfigError(
-                        f"request {self.ids[number]!r} follows {request.follows!r}, which is no earlier request"
-                    )
+                if request.follows not in numbers:
+                    raise ConfigError(f"{place}: follows is {request.follows!r}, which is no earlier request")
                 self.followers.setdefault(numbers[request.follows], []).append(number)
+            if request.width > 1 or request.best_of is not None or request.use_beam_search:
+                try:
+                    self._params(number)
+                except InvalidRequest as error:
+                    raise ConfigError(f"{place}: {error}") from error
+            numbers[name] = number
         # every name has its place before anything runs: token ids depend on the trace alone
         for request in requests:
             for name, _ in request.prefixes:
@@ -127,22 +139,10 @@ class Trace:
             for name, length in traced.prefixes:
                 prompt += [self._stream(f"prefix {name}")] * length
             prompt += [token] * (traced.prompt_len - len(prompt))
-        output_len = min(traced.output_len, traced.max_tokens or traced.output_len)
-        try:
-            params = SamplingParams(
-                # nothing ends a beam but its length
-                max_tokens=output_len if traced.use_beam_search else traced.max_tokens or output_len,
-                n=traced.n,
-                best_of=traced.best_of,
-                use_beam_search=traced.use_beam_search,
-                seed=number,
-            )
-        except InvalidRequest as error:
-            raise ConfigError(f"request {self.ids[number]!r} of the trace: {error}") from error
         request = EngineCoreRequest(
             request_id=self.ids[number],
             prompt_token_ids=prompt,
-            params=params,
+            params=self._params(number),
             arrival_time=arrival_time,
             end_token_ids=() if traced.use_beam_search else (END_TOKEN,),
             priority=traced.priority,
@@ -151,7 +151,19 @@ class Trace:
             if traced.first_token_deadline_s is None
             else arrival_time + traced.first_token_deadline_s,
         )
+        output_len = traced.final_len
         return request, Script([min(each, output_len) for each in traced.output_lens] or output_len, token)
+
+    def _params(self, number: int) -> SamplingParams:
+        traced = self.requests[number]
+        return SamplingParams(
+            # nothing ends a beam but its length
+            max_tokens=traced.final_len if traced.use_beam_search else traced.max_tokens or traced.output_len,
+            n=traced.n,
+            best_of=traced.best_of,
+            use_beam_search=traced.use_beam_search,
+            seed=number,
+        )
 
     def _stream(self, name: str) -> int:
         number = self._streams.setdefault(name, len(self._streams))
@@ -159,20 +171,26 @@ class Trace:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """A trace from a file of JSON lines. Raises ConfigError that names the line."""
+    """A trace from a file of JSON lines. Raises ConfigError that names the line, and the field that is wrong in it."""
     try:
         lines = Path(path).expanduser().read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(f"trace is {str(path)!r}, which cannot be read: {error.strerror}") from error
     decoder = msgspec.json.Decoder(TraceRequest)
-    requests = []
+    requests, places = [], []
     for number, line in enumerate(lines, start=1):
         if line.strip():
+            place = f"{path}, line {number}"
             try:
                 requests.append(decoder.decode(line))
             except msgspec.DecodeError as error:
-                raise ConfigError(f"{path}, line {number}: {error}") from error
-    return Trace(requests)
+                # "… - at `$.field`"
+                problem, _, field = str(error).partition(" - at `$.")
+                raise ConfigError(f"{place}: {field.rstrip('`') + ': ' if field else ''}{problem}") from error
+            places.append(place)
+    if not requests:
+        raise ConfigError(f"{path} has no requests")
+    return Trace(requests, places)
 
 
 def write_trace(path: str | Path, requests: Iterable[TraceRequest]) -> None:
@@ -197,6 +215,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     standard deviation of their logarithm, 0 makes all alike. `max_len` bounds prompt and output together.
     num_shared_prefixes: system prompts of `shared_prefix_len` tokens, of which each conversation begins with one.
     turns: of each conversation; a turn comes `think_s` (exponential, mean) after the answer to the one before it.
+    num_tenants: the k-th sends in proportion to 1/k. num_priorities: of 0, 1, …, all alike often.
     """
 
     arrivals: str = "poisson"
@@ -216,12 +235,16 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     best_of: int | None = None
     use_beam_search: bool = False
+    num_tenants: int = 1
+    num_priorities: int = 1
+    first_token_deadline_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.arrivals not in get_args(Arrivals):
             raise ConfigError(f"arrivals is {self.arrivals!r}, must be one of {', '.join(get_args(Arrivals))}")
-        positive = ("num_requests", "request_rate", "burstiness", "on_s", "num_shared_prefixes", "turns", "n")
+        positive = ("request_rate", "burstiness", "on_s", "first_token_deadline_s")
         _check(self, positive, above=0)
+        _check(self, ("num_requests", "num_shared_prefixes", "turns", "n", "num_tenants", "num_priorities"), least=1)
         _check(self, ("off_s", "length_spread", "shared_prefix_len", "think_s"))
         _check(self, ("input_len", "output_len"), least=1)
         if self.shared_prefix_len + 2 > self.max_len:
@@ -234,6 +257,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 def _check(workload: Workload, names: Iterable[str], *, above: float | None = None, least: float = 0) -> None:
     for name in names:
         value = getattr(workload, name)
+        if value is None:
+            continue
         if not math.isfinite(value) or (value <= above if above is not None else value < least):
             limit = f"greater than {above:g}" if above is not None else f"at least {least:g}"
             raise ConfigError(f"{name} is {value}, must be {limit}")
@@ -242,12 +267,24 @@ def _check(workload: Workload, names: Iterable[str], *, above: float | None = No
 def generate(workload: Workload, seed: int) -> list[TraceRequest]:
     """Requests of a workload. The same seed makes the same ones."""
     source = random.Random(seed)
-    lengths, gaps = random.Random(source.random()), random.Random(source.random())
+    # one source for each: asking for more tenants changes no length
+    lengths, gaps, senders = (random.Random(source.random()) for _ in range(3))
     requests: list[TraceRequest] = []
     arrivals = _arrivals(workload, gaps)
+    shares = [1 / (place + 1) for place in range(workload.num_tenants)]
     for conversation, arrival_s in enumerate(arrivals):
         turns = min(workload.turns, workload.num_requests - len(requests))
-        requests += _conversation(workload, lengths, conversation, arrival_s, turns)
+        (tenant,) = senders.choices(range(workload.num_tenants), shares)
+        priority = senders.randrange(workload.num_priorities)
+        for request in _conversation(workload, lengths, conversation, arrival_s, turns):
+            requests.append(
+                msgspec.structs.replace(
+                    request,
+                    tenant=f"tenant-{tenant}" if workload.num_tenants > 1 else None,
+                    priority=priority,
+                    first_token_deadline_s=workload.first_token_deadline_s,
+                )
+            )
         if len(requests) >= workload.num_requests:
             break
     return requests

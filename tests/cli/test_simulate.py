@@ -59,6 +59,18 @@ def test_pools_turns_and_beams_are_options_too() -> None:
     pools = ("--replicas", "3", "--disaggregated", "1", "--turns", "3", "--think-s", "0.1", "--shared-prefix-len", "32")
     assert main(["simulate", *FEW, *pools]) == 0
     assert main(["simulate", *FEW, "--n", "3", "--beam-search"]) == 0
+    assert main(["simulate", *FEW, "--n", "2", "--best-of", "3", "--replicas", "2", "--disaggregated", "1"]) == 0
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair-share", "deadline", "prefix-match"])
+def test_requests_that_cannot_be_served_are_counted_with_the_reason(
+    policy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    senders = ("--num-tenants", "2", "--num-priorities", "3", "--first-token-deadline-s", "0.001")
+    assert main(["simulate", *FEW, *senders, "--scheduling-policy", policy, "--prefill-tokens-per-s", "100"]) == 0
+    shown = capsys.readouterr().out
+    assert "30 refused" in shown
+    assert "the first was refused because first_token_deadline_s is 0.001" in shown
 
 
 @pytest.mark.parametrize(
@@ -71,7 +83,12 @@ def test_pools_turns_and_beams_are_options_too() -> None:
         (("--cost-model", "abacus"), "cost_model is 'abacus', which is neither a file nor DEVICE/MODEL"),
         (("--cost-model", "l4/qwen3-14b"), "leaves no room for a KV block beside the weights"),
         (("--trace", "nowhere"), "trace is 'nowhere', which cannot be read"),
-        (("--trace", "t", "--request-rate", "1,2"), "request_rate has several values, but a trace has its own"),
+        (("--trace", "t", "--request-rate", "1,2"), "request_rate is for generated requests, but trace is given"),
+        (("--trace", "t", "--num-tenants", "2"), "num_tenants is for generated requests, but trace is given"),
+        (("--replicas", "0"), "replicas is 0, must be at least 1"),
+        (("--processes", "0"), "processes is 0, must be at least 1"),
+        (("--num-priorities", "0"), "num_priorities is 0, must be at least 1"),
+        (("--first-token-deadline-s", "-1"), "first_token_deadline_s is -1.0, must be greater than 0"),
         (("--request-rate", "fast"), "'fast' is not a number"),
         (("--arrivals", "rush"), "arrivals is 'rush', must be one of poisson"),
         (("--disaggregated", "1"), "disaggregated is 1, must leave at least one of 1 replicas"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import msgspec
 import pytest
@@ -156,18 +157,56 @@ def test_separate_pools_pay_for_prompt_transfer_and_output_once() -> None:
     assert outcome.num_steps == 1 + 3
 
 
+def test_what_a_replica_sends_goes_one_after_the_other() -> None:
+    trace = Trace([TraceRequest(num_prompt_tokens=10, output_len=2) for _ in range(3)])
+    simulation = Simulation(
+        settings=make_settings(max_num_batched_tokens=64),
+        cost_model=make_costs(step_s=1.0, kv_bytes_per_token=8.0),
+        num_replicas=2,
+        disaggregation=Disaggregation(num_prefill=1, bytes_per_s=16.0, latency_s=0.0),
+    )
+    # 80 bytes take five seconds each; the one step that follows takes one
+    assert [record.finished_s for record in simulate(trace, simulation).records] == [7.0, 12.0, 17.0]
+
+
+@pytest.mark.parametrize("kind", [{"n": 3}, {"n": 1, "best_of": 3}, {"n": 3, "use_beam_search": True}])
+def test_several_sequences_part_where_they_are_decoded(kind: dict[str, Any]) -> None:
+    trace = Trace([TraceRequest(num_prompt_tokens=10, output_len=5, **kind)])
+    simulation = Simulation(
+        settings=make_settings(),
+        cost_model=make_costs(step_s=1.0, prefill_token_s=0.5),
+        num_replicas=3,
+        disaggregation=Disaggregation(num_prefill=1, bytes_per_s=1e9, latency_s=2.0),
+    )
+    (record,) = simulate(trace, simulation).records
+    assert (record.first_token_s, record.num_output_tokens, record.replica) == (6.0, 15, 1)
+    # the prompt's ten tokens are paid for once
+    assert record.finished_s == pytest.approx(6.0 + 2.0 + 5.0)
+
+
+def test_a_later_turn_finds_prompt_and_produced_tokens_of_the_one_before() -> None:
+    turns = [
+        TraceRequest(request_id="a", num_prompt_tokens=9, output_len=6, conversation="c"),
+        TraceRequest(request_id="b", num_prompt_tokens=22, output_len=3, conversation="c", follows="a", arrival_s=2.0),
+        TraceRequest(num_prompt_tokens=25, output_len=1, conversation="c", follows="b"),
+    ]
+    first, second, third = run(Trace(turns)).records
+    assert second.arrival_s == first.finished_s + 2.0
+    # the last token of an answer was drawn and never computed; what is found are full blocks of four
+    assert [each.num_cached_tokens for each in (first, second, third)] == [0, 12, 24]
+
+
 @pytest.mark.parametrize(
-    ("values", "n", "message"),
+    ("values", "message"),
     [
-        ({"disaggregation": Disaggregation(num_prefill=2)}, 1, "disaggregated is 2, must leave at least one of 2 repl"),
-        ({"disaggregation": Disaggregation(num_prefill=1)}, 2, "request '0' has 2 sequences; with disaggregated pools"),
-        ({"num_replicas": 0}, 1, "replicas is 0, must be at least 1"),
+        ({"disaggregation": Disaggregation(num_prefill=2)}, "disaggregated is 2, must leave at least one of 2 repl"),
+        ({"num_replicas": 0}, "replicas is 0, must be at least 1"),
     ],
 )
-def test_what_cannot_be_simulated_is_refused(values: dict[str, object], n: int, message: str) -> None:
+def test_what_cannot_be_simulated_is_refused(values: dict[str, object], message: str) -> None:
     simulation = Simulation(settings=make_settings(), cost_model=make_costs(), num_replicas=2)
     with pytest.raises(ConfigError, match=message):
-        simulate(busy_trace(n=n), msgspec.structs.replace(simulation, **values))
+        simulate(busy_trace(), msgspec.structs.replace(simulation, **values))
 
 
 def test_many_samples_are_thinned_out_evenly() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from octavo.errors import ConfigError
@@ -24,15 +26,24 @@ def test_a_trace_survives_its_file(tmp_path: Path) -> None:
     [
         ('{"num_prompt_tokens": 3}', "line 2: Object missing required field `output_len`"),
         ('{"output_len": 3}', "line 2: a request has either num_prompt_tokens or prompt_token_ids"),
-        ('{"num_prompt_tokens": 3, "output_len": 0}', "line 2: Expected `int` >= 1"),
+        ('{"num_prompt_tokens": 3, "output_len": 0}', "line 2: output_len: Expected `int` >= 1"),
         ('{"num_prompt_tokens": 3, "output_len": 1, "prompt": "x"}', "line 2: Object contains unknown field `prompt`"),
         ('{"num_prompt_tokens": 3, "output_len": 1, "prefixes": [["a", 4]]}', "prefixes are longer than"),
         (
             '{"num_prompt_tokens": 3, "output_len": 2, "output_lens": [1, 1], "n": 2}',
             "output_lens has a length for each",
         ),
-        ('{"num_prompt_tokens": 3, "output_len": 1, "request_id": "a"}', "the request_id 'a' twice"),
-        ('{"num_prompt_tokens": 3, "output_len": 1, "follows": "b"}', "'1' follows 'b', which is no earlier request"),
+        ('{"num_prompt_tokens": 3, "output_len": 1, "n": 3, "best_of": 2}', "line 2: best_of is 2, must be at least n"),
+        (
+            '{"num_prompt_tokens": 3, "output_len": 1, "prefixes": [["a", 0]]}',
+            r"line 2: prefixes\[0\]\[1\]: ",
+        ),
+        ('{"num_prompt_tokens": 3, "output_len":', "line 2: Input data was truncated"),
+        (
+            '{"num_prompt_tokens": 3, "output_len": 1, "request_id": "a"}',
+            "line 2: request_id is 'a', which an earlier request has",
+        ),
+        ('{"num_prompt_tokens": 3, "output_len": 1, "follows": "b"}', "line 2: follows is 'b', which is no earlier"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -44,7 +55,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str, message: str) -> None:
 
 def test_an_empty_trace_and_a_missing_one_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
-    with pytest.raises(ConfigError, match="the trace has no requests"):
+    with pytest.raises(ConfigError, match="empty has no requests"):
         read_trace(tmp_path / "empty")
     with pytest.raises(ConfigError, match="trace is .* cannot be read"):
         read_trace(tmp_path / "missing")
@@ -98,9 +109,22 @@ def test_a_request_ends_by_itself_or_at_its_limit() -> None:
 
 
 def test_impossible_sampling_is_an_error_of_the_trace() -> None:
-    trace = Trace([TraceRequest(num_prompt_tokens=2, output_len=7, n=3, best_of=2)])
-    with pytest.raises(ConfigError, match="request '0' of the trace: best_of is 2, must be at least n"):
-        trace.request(0, 0.0)
+    with pytest.raises(ConfigError, match="request 1 of the trace: best_of is 2, must be at least n"):
+        Trace([TraceRequest(num_prompt_tokens=2, output_len=7, n=3, best_of=2)])
+
+
+def test_tenants_priorities_and_deadlines_change_no_length() -> None:
+    plain = Workload(num_requests=300, turns=2)
+    several = msgspec.structs.replace(plain, num_tenants=3, num_priorities=4, first_token_deadline_s=2.5)
+    requests, others = generate(several, seed=3), generate(plain, seed=3)
+    assert [request.prompt_len for request in requests] == [request.prompt_len for request in others]
+    counts = Counter(request.tenant for request in requests)
+    assert counts["tenant-0"] > counts["tenant-1"] > counts["tenant-2"] > 0
+    assert {request.priority for request in requests} == {0, 1, 2, 3}
+    assert {request.first_token_deadline_s for request in requests} == {2.5}
+    by_id = {request.request_id: request for request in requests}
+    for request in requests:
+        assert request.follows is None or by_id[request.follows].tenant == request.tenant
 
 
 def test_generated_lengths_and_rates_are_those_asked_for() -> None:
