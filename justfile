@@ -13,6 +13,10 @@ check:
 test *arguments:
     python -m pytest {{arguments}}
 
+# Thousands of random schedules, for minutes.
+fuzz *arguments:
+    python -m pytest -m long tests/scheduler tests/e2e {{arguments}}
+
 # Measure the scheduler and the engine on the model that ships with octavo.
 bench:
     python -m benchmarks.scheduler

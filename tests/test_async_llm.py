@@ -19,7 +19,6 @@ from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.core_client import Core
 from octavo.engine.tokenizer import LONG_TEXT_CHARS
 from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestFailed
-from octavo.scheduler.door import Door
 from tests.fakes.byte_tokenizer import byte_tokenizer
 from tests.fakes.core import RefusingCore, ScriptedCore, core_ready, endless, engine_config
 from tests.fakes.engine import make_core
@@ -109,7 +108,7 @@ async def test_nothing_is_sent_when_one_of_those_that_come_together_is_refused(t
 
 
 async def test_core_takes_all_that_come_together_or_refuses_all(tmp_path: Path) -> None:
-    core = make_core(max_num_seqs=2, door=Door(max_queued_requests=1))
+    core = make_core(max_num_seqs=2, max_queued_requests=1)
     async with serving(tmp_path, core) as llm:
         params, prompts = SamplingParams(max_tokens=3), [[1, 2], [3, 4], [5, 6], [7, 8]]
         refused = [output async for _, output in llm.generate_together(prompts, params)]

@@ -23,13 +23,15 @@ class Results:
         outputs: dict[str, EngineCoreOutput] = {}
         for row in output.rows:
             group, sequence = registry.find(row.seq_id)
-            if group is None or sequence is None or sequence.status.is_finished or sequence.epoch != row.epoch:
-                continue  # ended or preempted in the meantime: what it drew is not needed, or drawn again
+            if group is None or sequence is None or sequence.status.is_finished:
+                continue  # ended in the meantime
             if row.error is not None:
                 outputs[group.request_id] = self._fail(group, row.error, now)
                 continue
             prompt_logprobs = row.prompt_logprobs and _owed_prompt_logprobs(group, row.prompt_logprobs)
-            if not row.samples and row.candidates is None and prompt_logprobs is None:
+            # preempted in the meantime: what it drew is drawn again, but what it computed of the prompt may be kept
+            is_late = sequence.epoch != row.epoch
+            if prompt_logprobs is None and (is_late or (not row.samples and row.candidates is None)):
                 continue
             result = outputs.get(group.request_id)
             if result is None:
@@ -38,6 +40,8 @@ class Results:
                 )
             if prompt_logprobs is not None:
                 result.prompt_logprobs = prompt_logprobs
+            if is_late:
+                continue
             if row.samples:
                 if group.metrics.first_token_time is None:
                     result.metrics = group.metrics  # the front may end the request by a stop string before we do

@@ -113,8 +113,6 @@ class Replay:
                     scheduler.stop_sequence(request_id, index)
                 case Updated(now, output):
                     scheduler.update(output, now)
-                case Pinned(token_ids, cache_key, until):
-                    scheduler.pin_prefix(token_ids, cache_key, until)
                 case CacheReset():
                     scheduler.block_manager.reset_prefix_cache()
                 case Pinned(token_ids, cache_key, until):

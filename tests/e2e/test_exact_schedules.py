@@ -6,15 +6,20 @@ On the compiled kernels, for every format of weights and cache, and under a slid
 from __future__ import annotations
 
 import itertools
+import random
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from octavo import LLM, SamplingParams
-from octavo.core.outputs import CompletionOutput
+from octavo.core.outputs import CompletionOutput, RequestOutput
+from octavo.engine.engine_core import EngineCore
+from octavo.simulate.replay import Replay
 from tests.conformance.runtimes import LEVELS
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
@@ -30,43 +35,92 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int4 weights": {"dtype": "bfloat16", "quantization": "int4"},
     "sliding window": {"dtype": "bfloat16", "model": "mistral"},
 }
+BLOCK_SIZES = (4, 16)
 VOCABULARY = 300
 PREFIX = [7 * i % VOCABULARY for i in range(40)]
+LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
+Answer = tuple[list[CompletionOutput], Any]
+"""Sequences and prompt log-probabilities."""
+
+
+class Asked(NamedTuple):
+    """A request, how it comes (`keywords` of `add_request`), and what happens after it."""
+
+    prompt: list[int]
+    params: SamplingParams
+    keywords: dict[str, Any]
+    adapter: str | None
+    num_steps: int
+    event: str | None
+    """Before those steps: "pin", "reset" or "abort"."""
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> list[tuple[list[int], SamplingParams]]:
-    """Prompts, many of which begin alike, with every way of choosing tokens."""
+def requests(draw: st.DrawFn) -> list[Asked]:
+    """Prompts, many of which begin alike, with every way of choosing tokens and of standing in a queue."""
     found = []
-    for number in range(draw(st.integers(2, 7))):
-        shared = draw(st.sampled_from([0, 0, 9, 21, 40]))
-        prompt = PREFIX[:shared] + draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=30))
-        kind = draw(st.sampled_from(["greedy", "drawn", "several", "best", "beams"]))
-        common: dict[str, Any] = {"max_tokens": draw(st.integers(1, 16)), "logprobs": 2, "ignore_eos": True}
+    for number in range(draw(st.integers(6, 10))):
+        shared, own = draw(st.sampled_from([0, 0, 21, 40])), random.Random(draw(st.integers(0, 1 << 16)))
+        prompt = PREFIX[:shared] + [own.randrange(VOCABULARY) for _ in range(draw(st.sampled_from([1, 15, 25, 40])))]
+        kind = draw(st.sampled_from(["greedy", "drawn", "several", "best", "beams", "scored"]))
+        max_tokens = draw(st.sampled_from([1, 16, 40, 40]))
+        common: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": 2, "ignore_eos": True}
+        common["stop_token_ids"] = draw(st.sampled_from([(), (), tuple(range(0, VOCABULARY, 11))]))
         chosen: dict[str, dict[str, Any]] = {
             "greedy": {"temperature": 0.0, "repetition_penalty": draw(st.sampled_from([1.0, 1.3]))},
             "drawn": {"seed": number, "top_p": 0.9, "top_k": draw(st.sampled_from([0, 40]))},
-            "several": {"seed": number, "n": 3, "min_p": 0.02},
+            "several": {"seed": number, "n": 3, "min_p": 0.02, "stop": draw(st.sampled_from([(), LETTERS]))},
             "best": {"seed": number, "n": 1, "best_of": 3},
-            "beams": {"n": 2, "best_of": 2, "use_beam_search": True},
-        }
-        found.append((prompt, SamplingParams(**common, **chosen[kind])))
+            "beams": {
+                "n": 2, "best_of": 2, "use_beam_search": True,
+                "early_stopping": draw(st.sampled_from([True, False, "never"])),
+                "length_penalty": draw(st.sampled_from([1.0, 0.0, 2.0])),
+            },
+            "scored": {"seed": number, "prompt_logprobs": 1, "stop": draw(st.sampled_from([(), LETTERS]))},
+        }  # fmt: skip
+        asked = Asked(
+            prompt,
+            SamplingParams(**common, **chosen[kind]),
+            {
+                "priority": draw(st.integers(0, 2)),
+                "tenant": draw(st.sampled_from([None, "x", "y"])),
+                "first_token_deadline_s": draw(st.sampled_from([None, 0.3, 100.0])),
+                "cache_salt": draw(st.sampled_from([None, None, "salt"])),
+            },
+            draw(st.sampled_from([None, None, "a", "b"])),
+            draw(st.sampled_from([0, 0, 1, 4])),
+            draw(st.sampled_from([None, None, None, None, "pin", "reset", "abort"])),
+        )
+        found.append(asked)
     return found
 
 
 @st.composite
 def engines(draw: st.DrawFn) -> dict[str, Any]:
     """Ways of running them that change nothing but the schedule."""
+    is_chunked = draw(st.sampled_from([True, True, False]))
+    block_size = draw(st.sampled_from(BLOCK_SIZES))
     return {
-        "num_gpu_blocks_override": draw(st.sampled_from([24, 40, 200])),
-        "max_num_batched_tokens": draw(st.sampled_from([16, 64, 512])),
-        "max_num_seqs": draw(st.sampled_from([4, 8])),
-        "enable_prefix_caching": draw(st.booleans()),
-        "preemption_mode": draw(st.sampled_from(["recompute", "swap", "auto"])),
+        "block_size": block_size,
+        "num_gpu_blocks_override": draw(st.sampled_from([288, 288, 288, 800])) // block_size,
+        # without chunked prefill the longest prompt has to fit
+        "max_num_batched_tokens": draw(st.sampled_from([16, 64, 512] if is_chunked else [80, 512])),
+        "max_num_seqs": draw(st.sampled_from([5, 16, 16])),
+        "enable_chunked_prefill": is_chunked,
+        "delay_factor": draw(st.sampled_from([0.0, 1.0])),
+        "scheduling_policy": draw(st.sampled_from(["fcfs", "priority", "fair-share", "deadline", "prefix-match"])),
+        "priority_ageing": draw(st.sampled_from([0.0, 0.01])),
+        "tenant_weights": draw(st.sampled_from([{}, {"x": "3"}])),
+        "max_bypasses": draw(st.sampled_from([0, 2])),
+        "num_lookahead_slots": draw(st.sampled_from([0, 0, 1, 5])),
+        "watermark": draw(st.sampled_from([0.0, 0.0, 0.01, 0.3])),
+        "enable_prefix_caching": draw(st.sampled_from([True, True, False])),
+        "prefix_cache_eviction": draw(st.sampled_from(["lru", "cost"])),
+        "preemption_mode": draw(st.sampled_from(["recompute", "swap", "classic", "auto"])),
+        "swap_space": draw(st.sampled_from([0.0, 2e-5, 0.01])),
         "max_steps_in_flight": draw(st.integers(1, 3)),
         "threads": draw(st.sampled_from([1, 2])),
         "enforce_eager": draw(st.booleans()),
-        "swap_space": 0.01,
     }
 
 
@@ -84,18 +138,34 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module", params=FORMATS)
 def alone(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Any:
-    """The format, and a function that answers what a request gives by itself: no cache, one step at a time."""
-    known: dict[tuple[Any, ...], list[CompletionOutput]] = {}
-    keywords = FORMATS[request.param]
-    with load(checkpoints, keywords, enable_prefix_caching=False, threads=1, enforce_eager=True) as llm:
+    """The format, and a function that answers what a request gives by itself: no cache, one step at a time.
 
-        def run(prompt: list[int], params: SamplingParams) -> list[CompletionOutput]:
-            key = (*prompt, str(params))
+    Sums are taken in an order that depends on the size of blocks, so there is an engine for each.
+    """
+    known: dict[tuple[Any, ...], Answer] = {}
+    keywords = FORMATS[request.param]
+    with ExitStack() as stack:
+        engines = {
+            block_size: stack.enter_context(
+                load(
+                    checkpoints, keywords, block_size=block_size, num_gpu_blocks_override=3200 // block_size,
+                    enable_prefix_caching=False, threads=1, enforce_eager=True,
+                )
+            )
+            for block_size in BLOCK_SIZES
+        }  # fmt: skip
+
+        def run(prompt: list[int], params: SamplingParams, block_size: int) -> Answer:
+            key = (*prompt, str(params), block_size)
             if key not in known:
-                known[key] = llm.generate(prompt, params)[0].outputs
+                known[key] = answer_of(engines[block_size].generate(prompt, params)[0])
             return known[key]
 
         yield keywords, run
+
+
+def answer_of(output: RequestOutput) -> Answer:
+    return output.outputs, output.prompt_logprobs
 
 
 def load(checkpoints: dict[str, Path], keywords: dict[str, Any], **more: Any) -> LLM:
@@ -103,31 +173,75 @@ def load(checkpoints: dict[str, Path], keywords: dict[str, Any], **more: Any) ->
     return LLM(**({"max_model_len": 128, "num_gpu_blocks_override": 200} | keywords | own | more))
 
 
-# a smaller failing batch is seldom worth the minutes that shrinking takes
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
-)
-@given(batch=requests(), options=engines(), arrivals=st.lists(st.integers(0, 3), min_size=7, max_size=7))
-def test_any_schedule_gives_the_bits_of_a_lonely_run(
-    alone: Any,
-    checkpoints: dict[str, Path],
-    batch: list[tuple[list[int], SamplingParams]],
-    options: dict[str, Any],
-    arrivals: list[int],
+def check_that_any_schedule_is_exact(
+    alone: Any, checkpoints: dict[str, Path], batch: list[Asked], options: dict[str, Any], max_loras: int
 ) -> None:
     keywords, run_alone = alone
-    with load(checkpoints, keywords, **options) as llm:
-        outputs = {}
-        for number, (prompt, params) in enumerate(batch):
-            llm.engine.add_request(str(number), prompt, params)
-            for _ in range(arrivals[number]):
-                outputs.update({each.request_id: each for each in llm.engine.step()})
-        while llm.engine.has_unfinished_requests():
-            outputs.update({each.request_id: each for each in llm.engine.step()})
-    for number, (prompt, params) in enumerate(batch):
+    outputs: dict[str, RequestOutput] = {}
+    with TemporaryDirectory() as folder, load(checkpoints, keywords, **options, record_trace=f"{folder}/run") as llm:
+        engine = llm.engine
+        core = engine._core
+        assert isinstance(core, EngineCore)
+        if max_loras:
+            # requests cannot name adapters yet, nor engines limit them
+            core.scheduler._planner._max_loras = max_loras
+
+        def step() -> None:
+            outputs.update({each.request_id: each for each in engine.step()})
+            core.scheduler.check()
+
+        for number, asked in enumerate(batch):
+            engine.add_request(str(number), asked.prompt, asked.params, **asked.keywords)
+            group = core.scheduler.groups.get(str(number))
+            if group is not None and max_loras:
+                group.request.adapter = asked.adapter
+            if asked.event == "pin":
+                engine.call("pin_prefix", PREFIX, 0.05)
+            elif asked.event == "reset":
+                engine.call("reset_prefix_cache")
+            elif asked.event == "abort" and number:
+                engine.abort_request(str(number - 1))
+            for _ in range(asked.num_steps):
+                step()
+        while engine.has_unfinished_requests():
+            step()
+        core.scheduler.block_manager.clear_pins()
+        assert core.scheduler.stats().num_used_blocks == core.scheduler.stats().num_used_host_blocks == 0
+        if not max_loras:
+            engine.shutdown()
+            assert Replay(f"{folder}/run").run().first_difference is None
+    for number, asked in enumerate(batch):
         found = outputs[str(number)]
-        assert found.error is None
-        assert found.outputs == run_alone(prompt, params), (number, options)
+        if any(each.finish_reason == "abort" for each in found.outputs):
+            continue
+        if found.error is not None:
+            assert found.error.code == "deadline_unreachable"
+            continue
+        assert answer_of(found) == run_alone(asked.prompt, asked.params, options["block_size"]), (number, options)
+
+
+# a smaller failing batch is seldom worth the minutes that shrinking takes
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
+)
+@given(batch=requests(), options=engines(), max_loras=st.sampled_from([0, 0, 1]))
+def test_any_schedule_gives_the_bits_of_a_lonely_run(
+    alone: Any, checkpoints: dict[str, Path], batch: list[Asked], options: dict[str, Any], max_loras: int
+) -> None:
+    check_that_any_schedule_is_exact(alone, checkpoints, batch, options, max_loras)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+@settings(
+    max_examples=300, deadline=None, derandomize=False, suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)  # fmt: skip
+@given(batch=requests(), options=engines(), max_loras=st.sampled_from([0, 0, 1]))
+def test_many_schedules_give_the_bits_of_a_lonely_run(
+    alone: Any, checkpoints: dict[str, Path], batch: list[Asked], options: dict[str, Any], max_loras: int
+) -> None:
+    check_that_any_schedule_is_exact(alone, checkpoints, batch, options, max_loras)
 
 
 def test_the_formats_differ(checkpoints: dict[str, Path]) -> None:

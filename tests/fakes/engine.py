@@ -3,86 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
+from pathlib import Path
 from typing import Any
 
-from octavo.config.schema import PreemptionMode, SchedulerConfig
+from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.engine_core import EngineCore
-from octavo.kv_cache.block_manager import BlockManager
-from octavo.scheduler.policies import make_policy
-from octavo.scheduler.rates import PreemptionCosts, Rates
-from octavo.scheduler.scheduler import Scheduler
+from octavo.engine.recorder import Recorder
+from octavo.scheduler.build import SchedulerSettings, build_scheduler
+from octavo.scheduler.rates import PreemptionCosts
 from tests.fakes.executor import HashExecutor
 
 
-def make_core(
+class Clock:
+    """Counts its readings. `time` is what the next one answers."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        now, self.time = self.time, self.time + 1.0
+        return now
+
+
+def make_settings(
     *,
     num_blocks: int = 64,
     block_size: int = 4,
-    max_num_seqs: int = 8,
-    max_num_batched_tokens: int = 16,
     watermark: float = 0.0,
     enable_prefix_caching: bool = True,
-    depth: int = 1,
-    fail_token: int | None = None,
+    prefix_cache_eviction: str = "lru",
     num_host_blocks: int = 0,
-    preemption_mode: PreemptionMode = "recompute",
-    num_lookahead_slots: int = 0,
-    policy: str = "fcfs",
     costs: PreemptionCosts | None = None,
     sliding_window: int | None = None,
-    keeps_unseen: bool = False,
     **scheduling: Any,
-) -> EngineCore:
-    """A core whose clock counts its readings. `keeps_unseen`: blocks that left the window are not released."""
-    names = SchedulerConfig.__struct_fields__
-    config = SchedulerConfig(
-        max_model_len=512,
-        policy=policy,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_steps_in_flight=depth,
-        num_lookahead_slots=num_lookahead_slots,
-        **{name: scheduling.pop(name) for name in list(scheduling) if name in names},
+) -> SchedulerSettings:
+    """A small scheduler; `scheduling` are fields of SchedulerConfig."""
+    values = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "preemption_mode": "recompute", "max_model_len": 512}
+    return SchedulerSettings(
+        cache=CacheConfig(
+            dtype="float32",
+            block_size=block_size,
+            watermark=watermark,
+            enable_prefix_caching=enable_prefix_caching,
+            prefix_cache_eviction=prefix_cache_eviction,
+        ),
+        scheduler=SchedulerConfig(**(values | scheduling)),
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        preemption_costs=costs or PreemptionCosts(prefill_tokens_per_s=10.0, swap_bytes_per_s=8.0, block_bytes=10),
+        sliding_window=sliding_window,
     )
-    block_manager = BlockManager(
-        num_blocks,
-        block_size,
-        watermark,
-        enable_prefix_caching,
-        num_host_blocks,
-        sliding_window=None if keeps_unseen else sliding_window,
-        max_live_tokens=None if keeps_unseen else config.max_live_tokens(sliding_window),
-    )
-    costs = costs or PreemptionCosts(prefill_tokens_per_s=10.0, swap_bytes_per_s=8.0, block_bytes=10)
-    rates = Rates(costs, config.prefill_tokens_per_s)
-    scheduler = Scheduler(
-        block_manager,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        preemption_mode=preemption_mode,
-        rates=rates,
-        num_lookahead_slots=num_lookahead_slots,
-        policy=make_policy(config, block_manager, rates),
-        enable_chunked_prefill=config.enable_chunked_prefill,
-        delay_factor=config.delay_factor,
-        max_loras=config.max_loras,
-        max_bypasses=config.max_bypasses,
-        **scheduling,
-    )
-    ready = CoreReady(num_blocks=num_blocks, block_size=block_size, max_model_len=512, vocab_size=50, plan="")
-    readings = iter(range(10**9))
+
+
+def make_core(
+    *, depth: int = 1, fail_token: int | None = None, swap_block_s: float = 0.0, record_to: Path | None = None,
+    clock: Clock | None = None, sliding_window: int | None = None, keeps_unseen: bool = False, **settings: Any,
+) -> EngineCore:  # fmt: skip
+    """A core over the hash executor; `settings` are those of `make_settings`. `keeps_unseen`: blocks that left the
+    window are not released."""
+    chosen = make_settings(
+        sliding_window=None if keeps_unseen else sliding_window, max_steps_in_flight=depth, **settings
+    )  # fmt: skip
+    block_size, num_lookahead_slots = chosen.cache.block_size, chosen.scheduler.num_lookahead_slots
     return EngineCore(
         HashExecutor(
             block_size,
             fail_token=fail_token,
+            num_lookahead_slots=num_lookahead_slots,
+            swap_block_s=swap_block_s,
             sliding_window=sliding_window,
-            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_batched_tokens=chosen.scheduler.max_num_batched_tokens,
         ),
-        scheduler,
-        ready,
+        build_scheduler(chosen),
+        CoreReady(num_blocks=chosen.num_blocks, block_size=block_size, max_model_len=512, vocab_size=50, plan=""),
         max_steps_in_flight=depth,
-        clock=lambda: float(next(readings)),
+        clock=clock or Clock(),
+        recorder=Recorder(str(record_to), chosen, depth) if record_to is not None else None,
     )
 
 
@@ -149,9 +148,19 @@ def run(
     return collected
 
 
-def run_alone(request: EngineCoreRequest, sliding_window: int | None = None) -> Collected:
-    """What the request gives by itself: a roomy core, no prefix cache, one step at a time, every block kept."""
+def run_alone(
+    request: EngineCoreRequest, sliding_window: int | None = None, fail_token: int | None = None
+) -> Collected:
+    """What the request gives by itself: a roomy core, no prefix cache, one step at a time, every block kept, nothing
+    refused."""
+    alone = copy(request)
+    alone.first_token_deadline = None
     core = make_core(
-        num_blocks=512, max_num_seqs=64, enable_prefix_caching=False, sliding_window=sliding_window, keeps_unseen=True
+        num_blocks=512,
+        max_num_seqs=64,
+        enable_prefix_caching=False,
+        sliding_window=sliding_window,
+        keeps_unseen=True,
+        fail_token=fail_token,
     )
-    return run(core, [request])
+    return run(core, [alone])

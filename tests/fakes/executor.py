@@ -55,6 +55,8 @@ class HashExecutor:
     fail_token: a row that computes this token answers with an error, as a row with NaN logits would.
     max_num_batched_tokens: no step may have more.
     sliding_window: what attention reads is the last tokens only. Each of them must be there, and right.
+    num_lookahead_slots: every row must have so many slots beyond its tokens.
+    swap_block_s: what moving a block to or from the host is said to take.
     """
 
     block_size: int
@@ -62,6 +64,8 @@ class HashExecutor:
     fail_token: int | None = None
     sliding_window: int | None = None
     max_num_batched_tokens: int | None = None
+    num_lookahead_slots: int = 0
+    swap_block_s: float = 0.0
     slots: Slots = field(default_factory=dict)
     host_slots: Slots = field(default_factory=dict)
     states: dict[int, State] = field(default_factory=dict)
@@ -98,7 +102,11 @@ class HashExecutor:
         written: dict[tuple[int, int], int] = {}
         for row in step.rows:
             self._write(row, written)
-        return ModelRunnerOutput(step_id=step.step_id, rows=[self._read(row, written) for row in step.rows])
+        return ModelRunnerOutput(
+            step_id=step.step_id,
+            rows=[self._read(row, written) for row in step.rows],
+            swap_s=self.swap_block_s * (len(step.block_ops.swap_outs) + len(step.block_ops.swap_ins)),
+        )
 
     def _move(self, copies: list[BlockCopy], source: Slots, target: Slots) -> None:
         for copy in copies:
@@ -141,6 +149,8 @@ class HashExecutor:
         if row.block_ids:
             state.table[row.first_block_index :] = row.block_ids
         self.num_computed_tokens += row.num_tokens
+        num_slots = len(state.table) * self.block_size
+        assert num_slots >= row.start + row.num_tokens + self.num_lookahead_slots, "lookahead slots are missing"
         for position in range(row.start, row.start + row.num_tokens):
             before = (
                 0 if self._first_seen(position) == position else self.slots.get(self._slot(state, position - 1), -1)
@@ -156,6 +166,7 @@ class HashExecutor:
         end = row.start + row.num_tokens
         self._check_window(state, row, written)
         if self.fail_token is not None and self.fail_token in state.token_ids[row.start : end]:
+            state.token_ids += [0] * bool(row.num_samples)  # steps that are on their way go on after it
             return RowOutput(seq_id=row.seq_id, epoch=row.epoch, samples=[], error="the logits hold NaN")
         read = self._seen(state, end - 1)
         samples = []

@@ -21,13 +21,13 @@ def test_without_limits_everybody_may_wait() -> None:
 
 
 def test_what_can_start_in_the_next_step_does_not_wait() -> None:
-    core = make_core(max_num_seqs=8, door=Door(max_queued_requests=2))
+    core = make_core(max_num_seqs=8, max_queued_requests=2)
     seen = run(core, [make_request(f"r{i}", range(8), max_tokens=2) for i in range(11)])
     assert sorted(errors(seen)) == ["r10"]  # eight start, two wait
 
 
 def test_sequences_of_running_and_queued_groups_are_taken() -> None:
-    core = make_core(max_num_seqs=8, num_blocks=256, door=Door(max_queued_requests=1))
+    core = make_core(max_num_seqs=8, num_blocks=256, max_queued_requests=1)
     core.add_request(make_request("running", range(4), n=4, max_tokens=20))
     core.step()
     core.add_request(make_request("starts", range(4), n=3))
@@ -37,7 +37,7 @@ def test_sequences_of_running_and_queued_groups_are_taken() -> None:
 
 
 def test_once_a_step_has_left_requests_behind_those_that_come_wait_too() -> None:
-    core = make_core(num_blocks=8, block_size=4, max_num_seqs=8, door=Door(max_queued_requests=2))
+    core = make_core(num_blocks=8, block_size=4, max_num_seqs=8, max_queued_requests=2)
     for name in ("a", "b", "c"):  # five blocks each, so that one runs, though there is room for eight sequences
         core.add_request(make_request(name, (ord(name) % 50,) * 12, max_tokens=8))
     core.step()
@@ -51,7 +51,7 @@ def test_once_a_step_has_left_requests_behind_those_that_come_wait_too() -> None
 
 
 def test_an_aborted_newcomer_leaves_its_place() -> None:
-    core = make_core(max_num_seqs=1, door=Door(max_queued_requests=1))
+    core = make_core(max_num_seqs=1, max_queued_requests=1)
     core.add_request(make_request("a", range(4)))
     core.abort_requests(["a"])
     core.add_request(make_request("b", range(4)))
@@ -61,7 +61,7 @@ def test_an_aborted_newcomer_leaves_its_place() -> None:
 
 
 def test_a_full_queue_refuses_with_the_time_to_come_back() -> None:
-    core = make_core(max_num_seqs=1, door=Door(max_queued_requests=2), prefill_tokens_per_s=1.0)
+    core = make_core(max_num_seqs=1, max_queued_requests=2, prefill_tokens_per_s=1.0)
     requests = [make_request(f"r{i}", range(8), max_tokens=2) for i in range(4)]
     seen = run(core, requests)
     assert sorted(errors(seen)) == ["r3"]  # one starts, two wait
@@ -72,7 +72,7 @@ def test_a_full_queue_refuses_with_the_time_to_come_back() -> None:
 
 
 def test_queued_tokens_are_bounded_and_freed_when_they_run_or_leave() -> None:
-    core = make_core(door=Door(max_queued_tokens=20))  # 16 tokens a step
+    core = make_core(max_queued_tokens=20)  # 16 tokens a step
     for name in ("a", "b", "c", "d"):
         core.add_request(make_request(name, range(12)))  # 16 of 48 start
     core.abort_requests(["a"])
@@ -85,14 +85,14 @@ def test_queued_tokens_are_bounded_and_freed_when_they_run_or_leave() -> None:
 
 
 def test_a_prompt_above_the_limit_is_taken_where_nobody_stands_before_it() -> None:
-    core = make_core(door=Door(max_queued_tokens=20), prefill_tokens_per_s=10.0)
+    core = make_core(max_queued_tokens=20, prefill_tokens_per_s=10.0)
     core.add_request(make_request("long", range(100), max_tokens=2))
     core.add_request(make_request("second", range(40), max_tokens=2))
     seen = run(core)
     assert sorted(errors(seen)) == ["second"]
     assert errors(seen)["second"].retry_after_s == 11  # 124 tokens wait, 20 may
     # the same when it waits for a sequence, and nobody else does
-    busy = make_core(max_num_seqs=1, door=Door(max_queued_tokens=20))
+    busy = make_core(max_num_seqs=1, max_queued_tokens=20)
     busy.add_request(make_request("running", range(4)))
     busy.step()
     busy.add_request(make_request("long", range(100), max_tokens=2))
@@ -136,7 +136,7 @@ def test_what_is_cached_needs_no_time() -> None:
 
 @pytest.mark.parametrize("num_free", [4, 8])
 def test_requests_that_come_together_are_all_taken_or_none(num_free: int) -> None:
-    core = make_core(max_num_seqs=8, door=Door(max_queued_requests=1))
+    core = make_core(max_num_seqs=8, max_queued_requests=1)
     for number in range(8 - num_free):
         core.add_request(make_request(f"running{number}", range(4)))
     core.step()
@@ -148,7 +148,7 @@ def test_requests_that_come_together_are_all_taken_or_none(num_free: int) -> Non
 
 
 def test_more_at_once_than_an_idle_engine_takes_is_the_callers_mistake() -> None:
-    core = make_core(max_num_seqs=2, door=Door(max_queued_requests=1))
+    core = make_core(max_num_seqs=2, max_queued_requests=1)
     core.add_requests([make_request(f"r{number}", range(4)) for number in range(4)])
     error = errors(run(core))["r0"]
     assert error.is_client_error

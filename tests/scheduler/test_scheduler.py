@@ -6,6 +6,7 @@ import pytest
 
 from octavo.core.step import SchedulerOutput
 from octavo.engine.engine_core import EngineCore
+from octavo.scheduler.plan import StepPlan
 from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
 from tests.fakes.executor import HashExecutor
 
@@ -17,6 +18,14 @@ def steps_of(core: EngineCore) -> list[SchedulerOutput]:
 
 def row_tokens(core: EngineCore) -> list[list[int]]:
     return [[row.num_tokens for row in step.rows] for step in steps_of(core)]
+
+
+def preempt_in_a_step(core: EngineCore) -> None:
+    """Take the first running group's blocks away by a step of its own, while other steps are on their way."""
+    scheduler, plan = core.scheduler, StepPlan()
+    scheduler._preemption.preempt(scheduler.running[0], plan)
+    assert isinstance(core.executor, HashExecutor)
+    core.executor.execute(plan.output(0, []))
 
 
 class TestBatching:
@@ -263,6 +272,27 @@ class TestPreemption:
         core.scheduler._preemption.preempt(core.scheduler.running[0])
         run(core, collected=seen)
         assert seen.prompt_logprobs["a"] == run_alone(request).prompt_logprobs["a"]
+
+    @pytest.mark.parametrize("mode", ["recompute", "swap"])
+    def test_prompt_logprobs_of_a_step_on_its_way_survive_a_preemption(self, mode: str) -> None:
+        request = make_request("a", range(30), max_tokens=2, prompt_logprobs=0)
+        core = make_core(max_num_batched_tokens=8, depth=2, preemption_mode=mode, num_host_blocks=16)
+        core.add_request(request)
+        seen = Collected()
+        seen.add(core.step().outputs)
+        preempt_in_a_step(core)
+        run(core, collected=seen)
+        assert seen.prompt_logprobs["a"] == run_alone(request).prompt_logprobs["a"]
+
+    @pytest.mark.parametrize("mode", ["recompute", "swap"])
+    def test_a_row_that_failed_on_its_way_ends_its_request_though_it_was_preempted(self, mode: str) -> None:
+        core = make_core(
+            max_num_batched_tokens=8, depth=2, preemption_mode=mode, num_host_blocks=16, fail_token=9
+        )  # fmt: skip
+        core.add_request(make_request("a", range(30), max_tokens=2))
+        core.step()
+        preempt_in_a_step(core)
+        assert run(core).finals["a"].error is not None
 
 
 class TestForks:

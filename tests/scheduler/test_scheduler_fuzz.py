@@ -1,24 +1,80 @@
-"""Any schedule gives what one request at a time gives: random arrivals, lengths, forks, aborts, pools and depths."""
+"""Any schedule gives what one request at a time gives: every way to ask, every policy, every shortage.
+
+`just fuzz` runs thousands of examples more.
+"""
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from octavo.core.messages import EngineCoreRequest
-from tests.fakes.engine import Collected, make_core, make_request, run_alone
+from octavo.core.sequence import SequenceGroup
+from octavo.simulate.replay import Replay
+from tests.fakes.engine import Clock, Collected, make_core, make_request, run_alone
+from tests.fakes.executor import HashExecutor
 
-WIDTHS = [(1, None, False), (1, None, False), (2, None, False), (3, None, False), (1, 3, True), (2, 2, True)]
-"""n, best_of, use_beam_search."""
-PREFIXES = [[7] * 9, [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9]]
+KINDS: list[dict[str, object]] = [
+    {}, {}, {"n": 2}, {"n": 3}, {"n": 1, "best_of": 3}, {"n": 2, "best_of": 2, "use_beam_search": True},
+    {"n": 1, "best_of": 3, "use_beam_search": True, "early_stopping": True, "length_penalty": 0.0},
+    {"n": 2, "best_of": 3, "use_beam_search": True, "early_stopping": "never", "length_penalty": 2.0},
+    {"n": 2, "use_beam_search": True, "early_stopping": "never", "length_penalty": -1.0},
+]  # fmt: skip
+PREFIXES = [[7] * 9, [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9], list(range(10, 30))]
+FAIL_TOKEN = 11
+AT_THE_DOOR = ("queue_full", "deadline_unreachable", "deadline_too_short", "too_many_prompts")
 
 
 @st.composite
 def prompts(draw: st.DrawFn) -> list[int]:
     prefix = draw(st.sampled_from([[], *PREFIXES]))
-    tail = draw(st.lists(st.integers(0, 5), min_size=0 if prefix else 1, max_size=14))
+    tail = draw(st.lists(st.integers(0, 2), min_size=0 if prefix else 1, max_size=9))
     return prefix + tail
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> EngineCoreRequest:
+    """A request whose first token is due after `first_token_deadline`; it has no id and no time of arrival yet."""
+    request = make_request(
+        "",
+        draw(prompts()),
+        max_tokens=draw(st.sampled_from([1, 2, 6, 9, 14, 20])),
+        seed=draw(st.integers(0, 3)),
+        end_token_ids=draw(st.sampled_from([(), (), (3,), tuple(range(0, 50, 7))])),
+        stop_token_ids=draw(st.sampled_from([(), (), (5, 6)])),
+        prompt_logprobs=draw(st.sampled_from([None, None, None, 0])),
+        **draw(st.sampled_from(KINDS)),
+    )
+    request.cache_salt = draw(st.sampled_from([None, None, None, "a"]))
+    request.adapter = draw(st.sampled_from([None, None, "x", "y", "z"]))
+    request.priority = draw(st.integers(0, 4))
+    request.tenant = draw(st.sampled_from([None, "x", "y"]))
+    request.first_token_deadline = draw(st.sampled_from([None, None, 10.0, 100.0]))
+    return request
+
+
+class PassCounter:
+    """Reads the log of decisions: how often was a group passed that had been found not to fit in the same step?"""
+
+    def __init__(self) -> None:
+        self.num_passed: dict[str, int] = {}
+        self._blocked: list[str] = []
+
+    def begin(self) -> None:
+        """A step is planned."""
+        self._blocked = []
+
+    def note(self, kind: str, request_id: str) -> None:
+        if kind == "blocked" and request_id not in self._blocked:
+            self._blocked.append(request_id)
+        if kind in ("admitted", "swapped_in"):
+            for passed in self._blocked:
+                self.num_passed[passed] = self.num_passed.get(passed, 0) + 1
 
 
 class Schedules(RuleBasedStateMachine):
@@ -27,132 +83,245 @@ class Schedules(RuleBasedStateMachine):
     requests: Bundle[EngineCoreRequest] = Bundle("requests")
 
     @initialize(
-        num_blocks=st.integers(3, 40),
-        block_size=st.sampled_from([1, 2, 4]),
-        max_num_seqs=st.integers(3, 8),
-        max_num_batched_tokens=st.integers(8, 40),
-        watermark=st.sampled_from([0.0, 0.01, 0.3]),
-        enable_prefix_caching=st.booleans(),
+        target=requests,
+        first=st.lists(arrivals(), min_size=2, max_size=6),
+        num_slots=st.sampled_from([24, 48, 64, 64, 96, 160]),
+        block_size=st.sampled_from([1, 2, 4, 4]),
+        max_num_seqs=st.sampled_from([2, 4, 6, 12, 12]),
+        max_num_batched_tokens=st.sampled_from([6, 30, 48, 48]),
+        watermark=st.sampled_from([0.0, 0.0, 0.01, 0.3]),
+        enable_prefix_caching=st.sampled_from([True, True, False]),
+        prefix_cache_eviction=st.sampled_from(["lru", "cost"]),
         depth=st.integers(1, 3),
-        num_host_blocks=st.sampled_from([0, 4, 40]),
-        preemption_mode=st.sampled_from(["recompute", "swap", "classic", "auto"]),
-        num_lookahead_slots=st.sampled_from([0, 0, 3]),
+        num_host_blocks=st.sampled_from([0, 4, 40, 40]),
+        preemption_mode=st.sampled_from(["recompute", "swap", "swap", "classic", "auto"]),
+        swap_block_s=st.sampled_from([0.0, 0.1, 2.0]),
+        num_lookahead_slots=st.sampled_from([0, 0, 0, 1, 3, 6]),
+        max_loras=st.sampled_from([0, 0, 1, 2]),
         policy=st.sampled_from(["fcfs", "priority", "fair-share", "deadline", "prefix-match"]),
         enable_chunked_prefill=st.sampled_from([True, True, False]),
         delay_factor=st.sampled_from([0.0, 0.5]),
-        max_bypasses=st.sampled_from([0, 2]),
+        max_bypasses=st.sampled_from([0, 1, 2, 5]),
         priority_ageing_s=st.sampled_from([0.0, 5.0]),
+        tenant_weights=st.sampled_from([{}, {"x": 3.0}]),
+        max_queued_requests=st.sampled_from([None, None, None, None, None, 3]),
+        max_queued_tokens=st.sampled_from([None, None, None, None, 30]),
+        prefill_tokens_per_s=st.sampled_from([None, 2.0, 50.0]),
         sliding_window=st.sampled_from([None, None, 1, 2, 4, 5, 11]),
+        may_fail=st.sampled_from([False, False, False, True]),
+        is_recorded=st.sampled_from([False, False, True]),
     )
-    def build(self, block_size: int, num_blocks: int, sliding_window: int | None, **options: object) -> None:
-        self.sliding_window = sliding_window
+    def build(
+        self, first: list[EngineCoreRequest], block_size: int, num_slots: int, may_fail: bool, is_recorded: bool,
+        **options: object,
+    ) -> MultipleResults[EngineCoreRequest]:  # fmt: skip
+        self.folder = TemporaryDirectory() if is_recorded else None
+        self.recording = Path(self.folder.name) / "run" if self.folder is not None else None
+        self.clock = Clock()
+        # what is found in the cache is not computed, so it cannot fail: with both, a failure would depend on others
+        self.fail_token = FAIL_TOKEN if may_fail and not options["enable_prefix_caching"] else None
         self.core = make_core(
-            num_blocks=num_blocks * 4 // block_size,
-            block_size=block_size,
-            sliding_window=sliding_window,
-            **options,  # type: ignore[arg-type]
-        )
+            num_blocks=num_slots // block_size, block_size=block_size, clock=self.clock,
+            fail_token=self.fail_token, record_to=self.recording, **options,
+        )  # fmt: skip
+        assert isinstance(self.core.executor, HashExecutor)
+        self.executor = self.core.executor
+        self.options = options
         self.seen = Collected()
         self.expected: dict[str, EngineCoreRequest] = {}
         self.cut: dict[str, set[int]] = {}
-        self.count = 0
+        self.companions: dict[str, list[EngineCoreRequest]] = {}
+        self.count = self.num_repeated = 0
+        self.passes = PassCounter()
+        self._listen()
+        return self.arrive(first, together=False)
+
+    def _listen(self) -> None:
+        log, passes = self.core.scheduler.log, self.passes
+        begin, note = log.begin, log.note
+
+        def begin_and_tell(step: int, now: float) -> None:
+            begin(step, now)
+            passes.begin()
+
+        def note_and_tell(kind: str, request_id: str, because: str = "") -> None:
+            note(kind, request_id, because)
+            passes.note(kind, request_id)
+
+        log.begin, log.note = begin_and_tell, note_and_tell  # type: ignore[method-assign]
+
+    @rule(target=requests, batch=st.lists(arrivals(), min_size=1, max_size=4), together=st.booleans())
+    def arrive(self, batch: list[EngineCoreRequest], together: bool) -> MultipleResults[EngineCoreRequest]:
+        for request in batch:
+            self.count += 1
+            request.request_id = f"r{self.count}"
+            request.arrival_time = self.clock.time
+            if request.first_token_deadline is not None:
+                request.first_token_deadline += self.clock.time
+            self.expected[request.request_id] = request
+        for part in [batch] if together else [[request] for request in batch]:
+            self.core.add_requests(part)
+            self.companions.update((request.request_id, part) for request in part)
+        return multiple(*batch)
 
     @rule(
-        target=requests,
-        prompt=prompts(),
-        width=st.sampled_from(WIDTHS),
-        max_tokens=st.integers(1, 12),
-        seed=st.integers(0, 3),
-        end=st.sampled_from([(), (3,), tuple(range(0, 50, 7))]),
-        stop=st.sampled_from([(), (5, 6)]),
-        prompt_logprobs=st.sampled_from([None, None, 0]),
-        salt=st.sampled_from([None, None, "a"]),
-        priority=st.integers(0, 2),
-        tenant=st.sampled_from([None, "x", "y"]),
-        due=st.sampled_from([None, 5.0, 500.0]),
-    )
-    def arrive(
-        self, prompt: list[int], width: tuple[int, int | None, bool], max_tokens: int, seed: int, end: tuple[int, ...],
-        stop: tuple[int, ...], prompt_logprobs: int | None, salt: str | None,
-        priority: int, tenant: str | None, due: float | None,
-    ) -> EngineCoreRequest:  # fmt: skip
-        self.count += 1
-        request = make_request(
-            f"r{self.count}", prompt, n=width[0], best_of=width[1], use_beam_search=width[2], max_tokens=max_tokens,
-            seed=seed, end_token_ids=end, stop_token_ids=stop, prompt_logprobs=prompt_logprobs,
-        )  # fmt: skip
-        request.cache_salt, request.priority, request.tenant = salt, priority, tenant
-        request.first_token_deadline = due and due + 1e6  # never so soon that the door refuses it
-        self.core.add_request(request)
-        self.expected[request.request_id] = request
-        return request
-
-    @rule(request=requests)
-    def abort(self, request: EngineCoreRequest) -> None:
-        self.core.abort_requests([request.request_id])
-        if request.request_id not in self.seen.finals:
-            self.expected.pop(request.request_id, None)
-
-    @rule(request=requests, index=st.integers(0, 2))
-    def stop(self, request: EngineCoreRequest, index: int) -> None:
+        event=st.sampled_from(["abort", "stop", "stop", "pin", "reset", "same id"]),
+        request=requests, index=st.integers(0, 2), ttl_s=st.sampled_from([1.0, 10.0, 1e6]),
+    )  # fmt: skip
+    def disturb(self, event: str, request: EngineCoreRequest, index: int, ttl_s: float) -> None:
         group = self.core.scheduler.groups.get(request.request_id)
-        if group is None or group.beams is not None:
-            return
-        if any(s.index == index and s.num_output_tokens for s in group.live):
-            self.core.stop_sequence(request.request_id, index)
-            self.cut.setdefault(request.request_id, set()).add(index)
-            if request.request_id not in self.core.scheduler.groups:
+        if event == "abort":
+            if group is not None:
                 self.expected.pop(request.request_id)
+            self.core.abort_requests([request.request_id])
+        elif event == "stop" and group is not None and group.beams is None:
+            self._stop(group, index)
+        elif event == "pin":
+            prompt = request.prompt_token_ids
+            assert self.core.pin_prefix(prompt, ttl_s, request.cache_salt).num_tokens <= len(prompt)
+        elif event == "reset":
+            has_blocks = any(True for _ in self.core.scheduler._registry.sequences_on_device())
+            assert self.core.reset_prefix_cache() is not has_blocks
+        elif event == "same id" and group is not None:
+            self.core.add_request(request)
+            self.num_repeated += 1
 
-    @rule(prompt=prompts(), ttl_s=st.sampled_from([3.0, 1e9]), salt=st.sampled_from([None, None, "a"]))
-    def pin(self, prompt: list[int], ttl_s: float, salt: str | None) -> None:
-        self.core.pin_prefix(prompt, ttl_s, salt)
+    def _stop(self, group: SequenceGroup, index: int) -> None:
+        name = group.request_id
+        if any(sequence.index == index and sequence.num_output_tokens for sequence in group.live):
+            self.core.stop_sequence(name, index)
+            self.cut.setdefault(name, set()).add(index)
+            if name not in self.core.scheduler.groups:
+                self.expected.pop(name)
 
-    @rule(num_steps=st.integers(1, 6))
+    @rule(num_steps=st.integers(1, 5))
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            self.seen.add(self.core.step().outputs)
+            self._step()
+
+    def _step(self) -> None:
+        num_before = len(self.executor.steps)
+        outputs = self.core.step().outputs
+        repeated = [each for each in outputs if each.error is not None and each.error.field == "request_id"]
+        self.num_repeated -= len(repeated)
+        self.seen.add(each for each in outputs if each not in repeated)
+        if self.options["enable_chunked_prefill"]:
+            for made in self.executor.steps[num_before:]:
+                assert made.num_tokens <= self.options["max_num_batched_tokens"]
+        scheduler = self.core.scheduler
+        assert sum(group.max_running_sequences for group in scheduler.running) <= self.options["max_num_seqs"]
+        adapters = {group.request.adapter for group in scheduler.running} - {None}
+        assert len(adapters) <= (self.options["max_loras"] or len(adapters))
 
     @invariant()
     def accounts_agree(self) -> None:
-        if hasattr(self, "core"):
-            self.core.scheduler.check()
+        if not hasattr(self, "core"):
+            return
+        self.core.scheduler.check()
+        # the classic policy lets others pass who waits for an adapter, without a bound
+        if self.options["enable_chunked_prefill"]:
+            assert max(self.passes.num_passed.values(), default=0) <= self.options["max_bypasses"]
 
     def teardown(self) -> None:
         if not hasattr(self, "core"):
             return
-        for _ in range(3000):
-            if not self.core.has_unfinished():
-                break
-            self.seen.add(self.core.step().outputs)
+        try:
+            for _ in range(3000):
+                if not self.core.has_unfinished():
+                    break
+                self._step()
+            self._check_the_end()
+        finally:
+            self.core.shutdown()
+            if self.folder is not None:
+                self.folder.cleanup()
+
+    def _check_the_end(self) -> None:
         assert not self.core.has_unfinished()
-        self.core.scheduler.block_manager.clear_pins()
-        assert self.core.scheduler.block_manager.pool.num_used_blocks == 0
-        self.core.scheduler.check()
+        assert self.num_repeated == 0
+        self.accounts_agree()
+        if self.recording is not None:
+            replay = Replay(self.recording)
+            assert [each.step for each in replay.steps()] == self.executor.steps
+            assert replay.scheduler.stats() == self.core.stats()
+        self._check_that_nothing_leaks()
+        assert self.seen.finals.keys() == self.expected.keys(), "exactly one final output for each request"
         for name, request in self.expected.items():
             self._compare(name, request)
 
+    def _check_that_nothing_leaks(self) -> None:
+        scheduler = self.core.scheduler
+        registry, block_manager = scheduler._registry, scheduler.block_manager
+        block_manager.clear_pins()
+        scheduler.check()
+        assert block_manager.pool.num_used_blocks == block_manager.host_pool.num_used_blocks == 0
+        assert not registry.groups
+        assert not registry.running
+        assert not len(registry.waiting)
+        assert not len(registry.swapped)
+        assert registry.num_queued_tokens == 0
+        assert self.executor.states.keys() == {sequence.seq_id for sequence in registry.released}
+
     def _compare(self, name: str, request: EngineCoreRequest) -> None:
         final = self.seen.finals[name]
-        refusal = self.core.scheduler.refusal(request)
-        if refusal is not None:
-            assert final.error == refusal
+        # all that come together are taken in, or none
+        refusals = [self.core.scheduler.refusal(each) for each in self.companions[name]]
+        refusal = next((each for each in refusals if each is not None), None)
+        if refusal is not None and final.error == refusal:
+            assert name not in self.seen.token_ids
             return
-        assert final.error is None
-        alone = run_alone(request, self.sliding_window)
+        if final.error is not None and final.error.code in AT_THE_DOOR:
+            self._check_refusal_at_the_door(name, final.error.code)
+            return
+        assert refusal is None
+        alone = run_alone(request, self.options["sliding_window"], self.fail_token)
         cut = self.cut.get(name, set())
-        for index, token_ids in alone.token_ids[name].items():
-            have = self.seen.token_ids[name][index]
-            assert have == (token_ids[: len(have)] if index in cut else token_ids)
+        if not cut:
+            assert final.error == alone.finals[name].error
+        for index, token_ids in alone.token_ids.get(name, {}).items():
+            have = self.seen.token_ids.get(name, {}).get(index, [])
+            assert have == token_ids[: len(have)] or (final.error and have[: len(token_ids)] == token_ids)
             logprobs = alone.logprobs[name][index]
-            assert self.seen.logprobs[name][index] == logprobs[: len(have)]
-            if index not in cut:
+            assert self.seen.logprobs.get(name, {}).get(index, [])[: len(logprobs)] == logprobs[: len(have)]
+            if index not in cut and final.error is None:
+                assert len(have) == len(token_ids)
                 assert self.seen.finish[name][index] == alone.finish[name][index]
-        assert self.seen.prompt_logprobs.get(name) == alone.prompt_logprobs.get(name)
+        if final.error is None:
+            assert self.seen.prompt_logprobs.get(name) == alone.prompt_logprobs.get(name)
+            assert 0 <= final.num_cached_tokens < len(request.prompt_token_ids)
+        assert final.metrics is not None
+        times = [time for time, _ in final.metrics.timeline]
+        assert times == sorted(times)
+
+    def _check_refusal_at_the_door(self, name: str, code: str) -> None:
+        assert name not in self.seen.token_ids
+        if code.startswith("deadline"):
+            assert any(each.first_token_deadline is not None for each in self.companions[name])
+        elif code == "queue_full":
+            assert self.options["max_queued_requests"] or self.options["max_queued_tokens"]
+        else:
+            assert len(self.companions[name]) > 1
 
 
-Schedules.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+# a smaller failing run is seldom worth the minutes that shrinking takes
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
+Schedules.TestCase.settings = settings(max_examples=100, stateful_step_count=25, deadline=None, phases=PHASES)
 TestSchedules = Schedules.TestCase
+
+
+class ManySchedules(Schedules):
+    """The same for longer."""
+
+
+ManySchedules.TestCase.settings = settings(
+    max_examples=2000,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=False,
+    suppress_health_check=list(HealthCheck),
+    phases=PHASES,
+)
+TestManySchedules = pytest.mark.long(pytest.mark.timeout(0)(ManySchedules.TestCase))
 
 
 @settings(max_examples=60, deadline=None)
