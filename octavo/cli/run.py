@@ -68,9 +68,9 @@ def _write_several(engine: LLMEngine, prompt: str, params: SamplingParams) -> No
     """Texts that grow together cannot be told apart on one screen: each is written when all are there."""
     from octavo.cli.stream import stream
 
-    texts = [""] * params.n
+    texts: dict[int, str] = {}
     for output in stream(engine, prompt, params):
         for completion in output.outputs:
-            texts[completion.index] += completion.text
-    for number, text in enumerate(texts, start=1):
-        sys.stdout.write(f"[{number}] {prompt}{text}\n")
+            texts[completion.index] = texts.get(completion.index, "") + completion.text
+    for index, text in sorted(texts.items()):
+        sys.stdout.write(f"[{index + 1}] {prompt}{text}\n")

@@ -3,12 +3,17 @@
 The rules are those of `transformers` (generation/utils.py of release 5), so that ids and scores agree:
 each step keeps the best candidates of all beams together; one that ends among the best `width` joins the finished ones,
 which are kept sorted by `log-probability / length ** length_penalty`, the best `width` of them.
+One rule is ours: a token with the log-probability -inf is barred, and never part of a beam. Where fewer tokens may
+follow than there should be beams, the search goes on with fewer, and may end with fewer than `width` or none.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
@@ -68,6 +73,8 @@ class BeamSearch:
         self.width = params.width
         self.num_candidates = max(2, 1 + len(end_token_ids)) * self.width
         """Per beam and in all: so many that `width` of them do not end, whatever ends."""
+        self.num_listed = max(self.num_candidates, params.logprobs or 0)
+        """Likeliest tokens to ask for after each beam: candidates, and alternatives that the request wants to see."""
         self.running = [Beam(0.0)]
         self.finished: list[FinishedBeam] = []
         self._num_logprobs = params.logprobs or 0
@@ -80,11 +87,12 @@ class BeamSearch:
 
     def step(self, candidates: Sequence[TokenLogprobs]) -> list[Survivor]:
         """Extend the running beams by one token; `candidates[i]` are those of beam `i`. No survivors: it has ended."""
+        candidates = [_possible(found) for found in candidates]
         ranked = sorted(
             (
                 (beam.logprob + logprob, -number, -place)
                 for number, (beam, found) in enumerate(zip(self.running, candidates, strict=True))
-                for place, logprob in enumerate(found.top_logprobs)
+                for place, logprob in enumerate(found.top_logprobs[: self.num_candidates])
             ),
             reverse=True,
         )[: self.num_candidates]
@@ -134,6 +142,14 @@ class BeamSearch:
             top_ids=found.top_ids[: self._num_logprobs],
             top_logprobs=found.top_logprobs[: self._num_logprobs],
         )
+
+
+def _possible(found: TokenLogprobs) -> TokenLogprobs:
+    """Without the barred tokens, which are the last ones."""
+    if not found.top_logprobs or found.top_logprobs[-1] > -math.inf:
+        return found
+    count = found.top_logprobs.index(-math.inf)
+    return msgspec.structs.replace(found, top_ids=found.top_ids[:count], top_logprobs=found.top_logprobs[:count])
 
 
 def _tokens_of(path: Path | None) -> list[TokenLogprobs]:

@@ -134,6 +134,7 @@ class _Request:
             self._prompt_logprobs = [None] * len(request.prompt_token_ids)
         # beams are told when the search has ended, n of them; of best_of sequences the front chooses n then
         self._num_returned = params.n
+        self._is_search = params.use_beam_search
         num_sequences = params.n if params.use_beam_search else params.width
         self._sequences = [_Sequence(index, request, tokenizer) for index in range(num_sequences)]
 
@@ -170,6 +171,9 @@ class _Request:
             self.error = output.error
             self.end("error")
         elif output.finished:
+            if self._is_search and output.deltas:
+                # it tells all that it has found at once, which may be fewer than were asked for
+                self._sequences = [sequence for sequence in self._sequences if sequence.finished]
             self.end("abort")
         return stops
 

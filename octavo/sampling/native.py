@@ -102,17 +102,24 @@ class NativeSampler:
 
     def rank(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
         """See `Sampler.rank`."""
-        errors: dict[int, str] = {}
-        if any(self._reference.has_processors(row.sequence) for row in rows):
-            errors = self._reference.process(logits, rows)
+        processed = [place for place, row in enumerate(rows) if self._reference.has_processors(row.sequence)]
+        if not processed:
+            return self._rank_plain(logits, rows, counts)
+        plain = [place for place in range(len(rows)) if place not in processed]
+        results: dict[int, RowSamples] = {}
+        for rank, places in ((self._reference.rank, processed), (self._rank_plain, plain)):
+            if places:
+                part = rank(logits[places], [rows[i] for i in places], [counts[i] for i in places])
+                results.update(zip(places, part, strict=True))
+        return [results[place] for place in range(len(rows))]
+
+    def _rank_plain(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
         listed = min(max(counts), logits.shape[1])
         read = self._describe(logits, [0] * len(rows), listed)
         results = []
         for place, (row, status) in enumerate(zip(rows, read.statuses, strict=True)):
-            error = errors.get(place)
-            if error is None and status != _DRAWN:
+            if status != _DRAWN:
                 error = refusal(row.position, row.sequence.params, *_LARGEST_BY_STATUS[status])
-            if error is not None:
                 results.append(RowSamples([], error))
                 continue
             ids, values = read.listed(place * listed, min(counts[place], listed))

@@ -6,6 +6,7 @@ A row's result depends on its logits, its sequence and its key; the other rows o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -69,8 +70,9 @@ class ReferenceSampler:
 
     def rank(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
         """See `Sampler.rank`."""
-        errors = self.process(logits, rows)
+        # the processors act on log-probabilities, which are not normalised again: so do those of transformers
         logprobs = torch.log_softmax(logits, dim=-1)
+        errors = self._process(logprobs, rows, may_bar_all=True)
         results = []
         for row, count in enumerate(counts):
             # row by row: which of tied tokens come first must not depend on what the neighbours asked for
@@ -84,7 +86,7 @@ class ReferenceSampler:
         traits = [self._traits_of(row.sequence) for row in rows]
         described = [row for row, each in enumerate(traits) if each.is_described]
         logprobs = torch.log_softmax(_rows(logits, described), dim=-1) if described else None
-        errors = self.process(logits, rows)
+        errors = self._process(logits, rows)
         draws = self._draw(logits, rows, traits, errors)
         tokens = [[TokenLogprobs(token_id=token_id) for token_id in each] for each in draws]
         if logprobs is not None:
@@ -106,11 +108,14 @@ class ReferenceSampler:
         return traits
 
     def has_processors(self, sequence: SampledSequence) -> bool:
-        """Whether `process` would change this sequence's logits."""
+        """Whether processors may change this sequence's logits."""
         return bool(self._traits_of(sequence).processors)
 
-    def process(self, logits: Tensor, rows: Sequence[SamplingRow]) -> dict[int, str]:
-        """Apply the processors to `logits` [rows, vocab]; sentences for the rows from which nothing can be drawn."""
+    def _process(self, logits: Tensor, rows: Sequence[SamplingRow], *, may_bar_all: bool = False) -> dict[int, str]:
+        """Apply the processors to `logits` [rows, vocab]; sentences for the rows from which nothing can be drawn.
+
+        may_bar_all: a row of numbers whose tokens are all barred is no error.
+        """
         traits = [self._traits_of(row.sequence) for row in rows]
         model_largest: list[float] = logits.amax(dim=-1).tolist()
         largest = model_largest
@@ -127,6 +132,8 @@ class ReferenceSampler:
             largest = logits.amax(dim=-1).tolist()
         errors = {}
         for place, row in enumerate(rows):
+            if may_bar_all and largest[place] == -math.inf and math.isfinite(model_largest[place]):
+                continue
             error = refusal(row.position, row.sequence.params, model_largest[place], largest[place])
             if error is not None:
                 errors[place] = error

@@ -25,9 +25,10 @@ class Sampler(Protocol):
         ...
 
     def rank(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
-        """For beam search: instead of drawing, the `counts[i]` likeliest tokens after the processors, as `candidates`.
+        """For beam search: instead of drawing, the `counts[i]` tokens with the largest values, as `candidates`.
 
-        float32 logits [rows, vocab], which are overwritten.
+        The values are log-probabilities on which the processors have acted, as in transformers: they are not normalised
+        again, and -inf is a barred token. float32 logits [rows, vocab], which are overwritten.
         """
         ...
 

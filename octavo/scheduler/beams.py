@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from octavo.core.beam_search import FinishedBeam
 from octavo.core.messages import SequenceDelta
+from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.core.step import TokenLogprobs
+from octavo.errors import InvalidRequest
 from octavo.scheduler.registry import Registry
 
 
@@ -17,7 +19,8 @@ def take_candidates(group: SequenceGroup, sequence: Sequence, candidates: TokenL
 
 def extend_beams(registry: Registry, group: SequenceGroup) -> list[SequenceDelta]:
     """Extend the group's beams by one token. A beam with several survivors forks, one with none is freed, all in this
-    step. Answers nothing, or the finished sequences, best first, when the search has ended."""
+    step. Answers nothing, or the finished sequences, best first, when the search has ended: fewer than n, or none,
+    where all else is barred."""
     assert group.beams is not None
     beams = list(group.live)
     survivors = group.beams.step([beam.candidates for beam in beams if beam.candidates is not None])
@@ -47,6 +50,19 @@ def extend_beams(registry: Registry, group: SequenceGroup) -> list[SequenceDelta
         sequence.num_pending = 0
     group.live[:] = extended
     return []
+
+
+def nothing_found(group: SequenceGroup) -> RequestError:
+    """Why a search has ended without a finished sequence."""
+    params = group.request.params
+    names = [name for name in ("allowed_token_ids", "min_tokens", "bad_words") if getattr(params, name)]
+    return RequestError(
+        f"the beam search found no sequence: {' and '.join(names) or 'logits processors'} bar every token that could "
+        "follow; loosen one of them",
+        field=names[0] if names else None,
+        code=InvalidRequest.code,
+        is_client_error=True,
+    )
 
 
 def _told(group: SequenceGroup, index: int, beam: FinishedBeam) -> SequenceDelta:

@@ -116,7 +116,7 @@ def scheduled_row(
     told: list[int] = []
     if end == len(sequence.token_ids) + sequence.num_pending:
         if group.beams is not None:
-            num_candidates = group.beams.num_candidates
+            num_candidates = group.beams.num_listed
         else:
             num_samples = 1 if group.is_forked else group.width
     if group.beams is not None and sequence.num_told_tokens < len(sequence.token_ids):

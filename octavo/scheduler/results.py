@@ -6,7 +6,7 @@ from octavo.core.messages import EngineCoreOutput, SequenceDelta
 from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.core.step import ModelRunnerOutput, PromptLogprobs, SequenceOutput, TokenLogprobs
-from octavo.scheduler.beams import extend_beams, take_candidates
+from octavo.scheduler.beams import extend_beams, nothing_found, take_candidates
 from octavo.scheduler.finish import finish_after
 from octavo.scheduler.registry import Registry
 
@@ -58,7 +58,10 @@ class Results:
                 result.finished = True
                 result.metrics = group.metrics
                 result.cache_miss_reason = group.cache_miss_reason
-                registry.end_group(group, SequenceStatus.FINISHED_STOPPED)
+                status = SequenceStatus.FINISHED_STOPPED
+                if group.beams is not None and not group.beams.finished:
+                    result.error, status = nothing_found(group), SequenceStatus.FINISHED_ERROR
+                registry.end_group(group, status)
         return [each for each in outputs.values() if each.deltas or each.finished or each.prompt_logprobs is not None]
 
     def _fork(self, group: SequenceGroup, sequence: Sequence, samples: list[SequenceOutput]) -> list[SequenceDelta]:

@@ -53,6 +53,12 @@ def test_several_texts_are_written_apart(make_engine: MakeEngine, capsys: pytest
     assert capsys.readouterr().out == "[1] pxx\n[2] pyy\n"
 
 
+def test_only_the_texts_that_a_search_finds_are_written(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["run", "abc", "--model", tiny_model, "--max-tokens", "2", "--max-num-seqs", "4", "--use-beam-search"]
+    assert main([*line, "--n", "3", "--allowed-token-ids", "97"]) == 0
+    assert capsys.readouterr().out == "[1] abcaa\n"
+
+
 def test_a_model_on_disk_continues_a_text(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["run", "abc", "--model", tiny_model, "--max-tokens", "4", "--temperature", "0", "--max-num-seqs", "4"]
     assert main(line) == 0

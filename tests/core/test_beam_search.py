@@ -68,6 +68,71 @@ def test_finished_beams_are_sorted_and_their_scores_are_those_of_their_tokens() 
             assert not {0, 1} & set(beam.token_ids[:-1])
 
 
+def listed(*logprobs: float) -> TokenLogprobs:
+    """Tokens 0, 1, 2, … with these log-probabilities."""
+    return TokenLogprobs(
+        token_id=0, logprob=logprobs[0], top_ids=list(range(len(logprobs))), top_logprobs=list(logprobs)
+    )
+
+
+def test_barred_tokens_are_no_candidates_and_fewer_beams_go_on() -> None:
+    beams = BeamSearch(SamplingParams(use_beam_search=True, n=3, max_tokens=2, logprobs=5), 2, frozenset())
+    first = beams.step([listed(-0.1, -2.0, *[-math.inf] * 4)])
+    assert [each.token.token_id for each in first] == [0, 1]
+    assert first[0].token.top_ids == [0, 1]
+    # one of the two beams has no way on
+    assert beams.step([listed(*[-math.inf] * 6), listed(-0.5, *[-math.inf] * 5)]) == []
+    assert [beam.token_ids for beam in beams.finished] == [[1, 0]]
+    assert beams.finished[0].score == pytest.approx(-2.5 / 2)
+    assert not beams.running
+
+
+def test_a_search_without_a_way_on_ends_with_what_has_finished() -> None:
+    beams = BeamSearch(SamplingParams(use_beam_search=True, n=3, max_tokens=9), 9, frozenset({0}))
+    assert [each.token.token_id for each in beams.step([listed(-0.5, -1.0, *[-math.inf] * 4)])] == [1]
+    assert beams.step([listed(*[-math.inf] * 6)]) == []
+    assert [beam.token_ids for beam in beams.finished] == [[0]]
+    nothing = BeamSearch(SamplingParams(use_beam_search=True, n=3, max_tokens=9), 9, frozenset({0}))
+    assert nothing.step([listed(*[-math.inf] * 6)]) == []
+    assert nothing.finished == []
+
+
+@pytest.mark.parametrize("num_logprobs", [0, 3, 7])
+def test_more_alternatives_than_candidates_are_listed_but_not_searched(num_logprobs: int) -> None:
+    given = SamplingParams(use_beam_search=True, n=2, max_tokens=1, logprobs=num_logprobs)
+    beams = BeamSearch(given, 1, frozenset())
+    assert beams.num_candidates == 4
+    assert beams.num_listed == max(4, num_logprobs)
+    logprobs = [-float(place) - 1 for place in range(beams.num_listed)]
+    beams.step([listed(*logprobs)])
+    assert [beam.token_ids for beam in beams.finished] == [[0], [1]]
+    for beam in beams.finished:
+        assert beam.logprobs[0].top_logprobs == logprobs[:num_logprobs]
+
+
+def test_never_hopes_for_length_where_length_is_rewarded() -> None:
+    """Finished at -1.6 and -1.7; running at -3, which would be -0.75 after four tokens."""
+    for length_penalty, goes_on in ((-1.0, False), (0.0, False), (1.0, True)):
+        given = SamplingParams(
+            use_beam_search=True, n=2, max_tokens=4, early_stopping="never", length_penalty=length_penalty
+        )
+        beams = BeamSearch(given, 4, frozenset({0, 1}))
+        beams.step([listed(-1.6, -1.7, -3.0, -3.5, -4.0, -4.5)])
+        assert bool(beams.running) is goes_on
+
+
+def test_never_does_not_give_up_where_length_is_punished() -> None:
+    """Finished at -1 and -2.1 * 2; running at -0.15, which is -0.3 now, and -15 only after a hundred tokens."""
+    given = SamplingParams(use_beam_search=True, n=2, max_tokens=100, early_stopping="never", length_penalty=-1.0)
+    beams = BeamSearch(given, 100, frozenset({0}))
+    likely = TokenLogprobs(token_id=2, top_ids=[2, 0, 3, 4], top_logprobs=[-0.1, -1.0, -3.0, -4.0])
+    beams.step([likely])
+    later = TokenLogprobs(token_id=2, top_ids=[2, 0, 3, 4], top_logprobs=[-0.05, -2.0, -9.0, -9.5])
+    beams.step([later, later])
+    assert [beam.score for beam in beams.finished] == pytest.approx([-1.0, -4.2])
+    assert beams.running
+
+
 @pytest.mark.parametrize(
     ("params", "field"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def oracle(checkpoint: Path) -> Any:
     return load_oracle(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Path) -> Iterator[LLM]:
+    with LLM(model=str(checkpoint), block_size=4, num_gpu_blocks_override=200, threads=1, dtype="float32") as llm:
+        yield llm
 
 
 def prompts() -> list[list[int]]:
@@ -71,24 +78,120 @@ def answers_of(output: RequestOutput, length_penalty: float) -> list[tuple[list[
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0, 2.0])
 @pytest.mark.parametrize("width", [2, 3, 5])
 def test_ids_and_scores_are_those_of_transformers(
-    checkpoint: Path, oracle: Any, width: int, length_penalty: float, early_stopping: bool | str
+    llm: LLM, oracle: Any, width: int, length_penalty: float, early_stopping: bool | str
 ) -> None:
-    end = random.Random(width).sample(range(1, VOCABULARY), 40)  # so many that beams do finish
-    with LLM(model=str(checkpoint), block_size=4, num_gpu_blocks_override=200, threads=1, dtype="float32") as llm:
-        outputs = llm.beam_search(
-            prompts(),
-            width,
-            max_tokens=MAX_TOKENS,
-            length_penalty=length_penalty,
-            early_stopping=early_stopping,
-            stop_token_ids=end,
-            ignore_eos=True,
-        )
-    for prompt, output in zip(prompts(), outputs, strict=True):
-        wanted = expected(oracle, prompt, width, end, length_penalty=length_penalty, early_stopping=early_stopping)
-        found = answers_of(output, length_penalty)
+    settings = {"length_penalty": length_penalty, "early_stopping": early_stopping}
+    check(llm, oracle, prompts(), width, ends(width), settings, settings)
+
+
+@pytest.mark.parametrize("length_penalty", [-2.0, -1.0, 1.0])
+def test_never_looks_at_the_sign_of_the_length_penalty(checkpoint: Path, tmp_path: Path, length_penalty: float) -> None:
+    """Only sharp distributions tell: a beam that is nearly sure of itself overtakes one that ended earlier."""
+    oracle = load_oracle(checkpoint)
+    with torch.no_grad():
+        oracle.lm_head.weight.mul_(5.0)
+    oracle.save_pretrained(tmp_path)
+    settings = {"length_penalty": length_penalty, "early_stopping": "never"}
+    source = random.Random(5)
+    many = [[source.randrange(1, VOCABULARY) for _ in range(1 + number % 5)] for number in range(16)]
+    with LLM(
+        model=str(tmp_path), tokenizer=str(checkpoint), block_size=4, num_gpu_blocks_override=200, threads=1
+    ) as llm:
+        check(llm, oracle, many, 5, ends(5), settings, settings)
+
+
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"min_tokens": 11}, {"min_new_tokens": 11}),
+        ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
+        ({"repetition_penalty": 0.8}, {"repetition_penalty": 0.8}),
+        ({"logit_bias": {7: 6.0, 8: 5.0, 265: -4.0}}, {"sequence_bias": [[[7], 6.0], [[8], 5.0], [[265], -4.0]]}),
+        ({"bad_words": [*"efghNOVv", "=?"]}, {"bad_words_ids": [*([ord(c)] for c in "efghNOVv"), [61, 63]]}),
+        (
+            {"min_tokens": 5, "repetition_penalty": 1.2, "logit_bias": {30: 2.0}, "bad_words": ["V"]},
+            {"min_new_tokens": 5, "repetition_penalty": 1.2, "sequence_bias": [[[30], 2.0]], "bad_words_ids": [[86]]},
+        ),
+    ],
+    ids=["min_tokens", "repetition", "attraction", "bias", "bad_words", "together"],
+)  # fmt: skip
+def test_processors_act_on_scores_as_those_of_transformers(
+    llm: LLM, oracle: Any, width: int, ours: dict[str, Any], theirs: dict[str, Any]
+) -> None:
+    without = llm.beam_search(prompts(), width, max_tokens=MAX_TOKENS, stop_token_ids=ends(width), ignore_eos=True)
+    changed = check(llm, oracle, prompts(), width, ends(width), ours, theirs)
+    assert any(
+        [each.token_ids for each in one.outputs] != [each.token_ids for each in other.outputs]
+        for one, other in zip(without, changed, strict=True)
+    )
+
+
+def ends(width: int) -> list[int]:
+    """End tokens: so many that beams do finish."""
+    return random.Random(width).sample(range(1, VOCABULARY), 40)
+
+
+def check(
+    llm: LLM,
+    oracle: Any,
+    given: list[list[int]],
+    width: int,
+    end: list[int],
+    ours: dict[str, Any],
+    theirs: dict[str, Any],
+) -> list[RequestOutput]:
+    """Search for `given` prompts with our settings and with those of transformers; ids must be equal, scores close."""
+    outputs = llm.beam_search(given, width, max_tokens=MAX_TOKENS, stop_token_ids=end, ignore_eos=True, **ours)
+    for prompt, output in zip(given, outputs, strict=True):
+        wanted = expected(oracle, prompt, width, end, **theirs)
+        found = answers_of(output, ours.get("length_penalty", 1.0))
         assert [ids for ids, _ in found] == [ids for ids, _ in wanted]
-        assert [score for _, score in found] == pytest.approx([score for _, score in wanted], abs=1e-4)
+        assert [score for _, score in found] == pytest.approx([score for _, score in wanted], rel=1e-5, abs=1e-4)
+    return outputs
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_barred_tokens_are_never_part_of_a_beam(llm: LLM, width: int) -> None:
+    allowed = [10, 20]
+    for count, num_found in ((1, 1), (2, width)):
+        (output,) = llm.beam_search([5, 9], width, max_tokens=3, allowed_token_ids=allowed[:count], logprobs=5)
+        assert output.error is None
+        assert [each.finish_reason for each in output.outputs] == ["length"] * num_found
+        assert [each.index for each in output.outputs] == list(range(num_found))
+        for each in output.outputs:
+            assert set(each.token_ids) <= set(allowed[:count])
+            assert each.cumulative_logprob is not None
+            assert each.cumulative_logprob > -100
+            assert [set(position) for position in each.logprobs or []] == [set(allowed[:count])] * 3
+
+
+def test_a_beam_without_a_way_on_leaves_and_a_search_without_beams_says_why(llm: LLM) -> None:
+    settings: dict[str, Any] = {"allowed_token_ids": [97, 98, 99], "max_tokens": 3, "ignore_eos": True}
+    (free,) = llm.beam_search([5, 9], 3, bad_words=["aa", "ab", "ac"], **settings)
+    assert {each.token_ids.index(97) for each in free.outputs if 97 in each.token_ids} <= {2}
+    assert len(free.outputs) == 3
+    (stuck,) = llm.beam_search([5, 9], 3, bad_words=[x + y for x in "abc" for y in "abc"], **settings)
+    assert stuck.error is not None
+    assert stuck.error.is_client_error
+    assert stuck.error.message.startswith(
+        "the beam search found no sequence: allowed_token_ids and bad_words bar every"
+    )
+
+
+@pytest.mark.parametrize("width", [1, 2, 8])
+def test_as_many_alternatives_are_listed_as_were_asked_for(llm: LLM, oracle: Any, width: int) -> None:
+    prompt = prompts()[1]
+    (plain,) = llm.beam_search(prompt, width, max_tokens=4, ignore_eos=True)
+    (output,) = llm.beam_search(prompt, width, max_tokens=4, ignore_eos=True, logprobs=10)
+    assert answers_of(output, 1.0) == answers_of(plain, 1.0)
+    for each in output.outputs:
+        with torch.inference_mode():
+            logits = oracle(torch.tensor([prompt + each.token_ids[:-1]])).logits[0, len(prompt) - 1 :]
+        for position, row in zip(each.logprobs or [], torch.log_softmax(logits, dim=-1), strict=True):
+            likeliest = row.topk(10).indices.tolist()
+            # the beam's own token comes first
+            assert list(position)[1:] == [token for token in likeliest if token not in list(position)[:1]]
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])

@@ -143,23 +143,53 @@ def test_describing_rows_without_numbers_gives_no_number() -> None:
 
 
 def test_beams_get_the_likeliest_tokens_after_the_processors() -> None:
-    logits = make_logits(4)
+    logits = make_logits(6)
     rows = [
         sampling_row(),
         sampling_row(repetition_penalty=3.0, logit_bias={200: 9.0}),
         sampling_row(allowed_token_ids=[9, 4, 7]),
         sampling_row(),
+        sampling_row(allowed_token_ids=[9]),
+        sampling_row(logit_bias={1: 1.0}),
     ]
-    logits[3, 0] = math.nan
-    found = native().rank(logits.clone(), rows, [4, 6, 2, 1])
-    expected = ReferenceSampler().rank(logits.clone(), rows, [4, 6, 2, 1])
+    logits[3, 0] = logits[5, 0] = math.nan
+    logits[4, 9] = -math.inf
+    counts = [4, 6, 5, 1, 3, 2]
+    found = native().rank(logits.clone(), rows, counts)
+    expected = ReferenceSampler().rank(logits.clone(), rows, counts)
     for one, other in zip(found[:3], expected[:3], strict=True):
         assert one.candidates is not None
         assert other.candidates is not None
         assert one.candidates.top_ids == other.candidates.top_ids
         assert one.candidates.top_logprobs == pytest.approx(other.candidates.top_logprobs, abs=2e-6)
-    assert found[3] == expected[3]
-    assert found[3].error is not None
+    assert found[1:3] == expected[1:3]
+    assert found[3:] == expected[3:]
+    for place in (3, 5):
+        assert "NaN" in (found[place].error or "")
+    # nothing may follow: that ends a beam, not a request
+    assert found[4].error is None
+    assert found[4].candidates is not None
+    assert found[4].candidates.top_logprobs == [-math.inf] * 3
+    # a row is the same alone
+    for place, row in enumerate(rows):
+        assert native().rank(logits[place : place + 1].clone(), [row], [counts[place]]) == [found[place]]
+
+
+def test_what_the_processors_leave_is_not_normalised_again() -> None:
+    logits = make_logits(2)
+    rows = [sampling_row(allowed_token_ids=[9, 4, 7]), sampling_row(logit_bias={4: 2.0, 9: -1.0})]
+    logprobs = torch.log_softmax(logits, dim=-1)
+    for sampler in (native(), ReferenceSampler()):
+        barred, biased = (result.candidates for result in sampler.rank(logits.clone(), rows, [5, 257]))
+        assert barred is not None
+        assert biased is not None
+        known = dict(zip(barred.top_ids, barred.top_logprobs, strict=True))
+        assert {token: known[token] for token in (9, 4, 7)} == {token: logprobs[0, token] for token in (9, 4, 7)}
+        assert [value for token, value in known.items() if token not in (9, 4, 7)] == [-math.inf] * 2
+        known = dict(zip(biased.top_ids, biased.top_logprobs, strict=True))
+        assert known[4] == logprobs[1, 4] + 2.0
+        assert known[9] == logprobs[1, 9] - 1.0
+        assert known[5] == logprobs[1, 5]
 
 
 def test_no_rows_give_nothing() -> None:

@@ -47,6 +47,7 @@ class FakeAsyncLLM:
 
     error_after: this many tokens, then `error` (raised, or in the output when it is a RequestError).
     hold_after: this many tokens, then nothing for ever. token_interval_s: pause between tokens.
+    num_beams: most beams that a search finds.
     Records the requests it was given, and the ids of those that were closed before their end.
     """
 
@@ -83,6 +84,7 @@ class FakeAsyncLLM:
         self.error_after = self.hold_after = 10**9
         self.token_interval_s = 0.0
         self.endless = False
+        self.num_beams = 1000
         self.is_busy = False
         self.pinned: list[tuple[Prompt, float, str | None]] = []
         self.requests.clear()
@@ -180,14 +182,15 @@ class FakeAsyncLLM:
         ended = False
         try:
             async for step, last in self._steps(budget):
-                deltas = [self._delta(index, step, last, params) for index in range(params.n)]
+                num_found = min(params.n, self.num_beams) if params.use_beam_search else params.n
+                deltas = [self._delta(index, step, last, params) for index in range(num_found)]
                 if params.output_kind is OutputKind.DELTA:
                     yield msgspec.structs.replace(output, outputs=deltas, finished=last)
                     self.num_outputs += 1
                     output.prompt_logprobs = None
                     continue
                 output.outputs = [
-                    self._joined(*pair) for pair in zip(output.outputs or [None] * params.n, deltas, strict=True)
+                    self._joined(*pair) for pair in zip(output.outputs or [None] * num_found, deltas, strict=True)
                 ]
                 if last:
                     output.finished = True

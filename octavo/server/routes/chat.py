@@ -130,7 +130,10 @@ class _Answer:
                 counts.add(0, output)
                 if is_first:
                     is_first = False
-                    for index in range(self.generation.params.n):
+                    params = self.generation.params
+                    # a search may find fewer than n, and tells all of them at once
+                    num_found = len(output.outputs) if params.use_beam_search else params.n
+                    for index in range(num_found):
                         yield chunk(
                             ChatChunkChoice(index=index, delta=Delta(role="assistant", content="")),
                             output.prompt_token_ids if self.asked.return_token_ids and index == 0 else UNSET,

@@ -63,6 +63,16 @@ def test_stream_is_role_then_text_then_finish_reason_then_usage_then_done(server
     assert chunks[0]["object"] == "chat.completion.chunk"
 
 
+def test_a_search_that_finds_fewer_than_n_has_so_many_choices(server: Served) -> None:
+    server.llm.num_beams = 2
+    asked = {"n": 4, "use_beam_search": True, "max_tokens": 1}
+    assert [choice["index"] for choice in chat(server, **asked).json["choices"]] == [0, 1]
+    *chunks, _ = events(chat(server, stream=True, **asked).body)
+    roles = [chunk["choices"][0]["index"] for chunk in chunks if "role" in chunk["choices"][0]["delta"]]
+    ends = [chunk["choices"][0]["index"] for chunk in chunks if chunk["choices"][0]["finish_reason"]]
+    assert roles == ends == [0, 1]
+
+
 def test_stream_has_no_usage_unless_it_is_asked_for(server: Served) -> None:
     *chunks, _ = events(chat(server, max_tokens=2, stream=True).body)
     assert len(chunks) == 4
