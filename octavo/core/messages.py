@@ -94,8 +94,9 @@ class SequenceDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 class EngineCoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """What one step produced for one request. `finished` is True in exactly one output of every accepted request.
 
-    `metrics` come with the first token, since the front may end the request by a stop string, and with the last output;
-    so does `cache_miss_reason`: why not more of the prompt was in the prefix cache, empty when nothing more could be.
+    `metrics` come with the last output, and before it whenever something has happened since they last came: the front
+    may end the request by a stop string before the core does. With them comes `cache_miss_reason`: why not more of the
+    prompt was in the prefix cache, empty when nothing more could be.
     """
 
     request_id: str
@@ -150,6 +151,17 @@ class Decision(msgspec.Struct, kw_only=True):
     kind: str
     request_id: str
     because: str
+
+
+class RequestTimeline(msgspec.Struct, kw_only=True):
+    """What happened to a request that has ended: `RequestMetrics.timeline`, with the end and how it came."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_generated_tokens: int
+    num_preemptions: int
+    events: list[tuple[float, str]]
 
 
 class StepOutputs(msgspec.Struct, kw_only=True, tag="outputs"):

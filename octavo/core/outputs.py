@@ -49,7 +49,22 @@ class RequestMetrics(msgspec.Struct, kw_only=True):
     finished_time: float | None = None
     num_preemptions: int = 0
     timeline: list[tuple[float, str]] = []
-    """What happened to the request, and when: scheduled, preempted, swapped in, first token, finished."""
+    """What happened to the request, and when: queued, scheduled, preempted, swapped in, first token, and how it ended
+    (finished, aborted, failed, refused)."""
+
+    @classmethod
+    def begin(cls, arrival_time: float) -> RequestMetrics:
+        """Of a request that has just come."""
+        return cls(arrival_time=arrival_time, timeline=[(arrival_time, "queued")])
+
+    def copy(self) -> RequestMetrics:
+        """Another with what is known by now."""
+        return msgspec.structs.replace(self, timeline=list(self.timeline))
+
+    def end(self, time: float, how: str) -> None:
+        """The request has ended: nothing is added behind this."""
+        self.finished_time = time
+        self.note(time, how)
 
     def note(self, time: float, event: str) -> None:
         """Add an event to the timeline."""
@@ -76,6 +91,11 @@ class RequestError(msgspec.Struct, frozen=True):
     code: str = "internal_error"
     is_client_error: bool = False
     retry_after_s: int | None = None
+
+    @property
+    def is_refusal(self) -> bool:
+        """The request was not taken in: nothing of it was computed."""
+        return self.is_client_error or self.retry_after_s is not None
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):

@@ -137,6 +137,7 @@ class SequenceGroup:
     num_dropped_tokens: tokens that had been computed when it was last preempted to be recomputed.
     num_passed: how often a later group was let in before this one while it stood first.
     num_prompt_logprobs_sent: prompt positions whose log-probabilities have gone out (the first has none).
+    num_told_events: events of the timeline that the front knows.
     """
 
     __slots__ = (
@@ -153,6 +154,7 @@ class SequenceGroup:
         "num_passed",
         "num_prompt_logprobs_sent",
         "num_prompt_tokens",
+        "num_told_events",
         "refork_at",
         "request",
         "request_id",
@@ -183,11 +185,12 @@ class SequenceGroup:
         self.num_dropped_tokens = 0
         self.num_passed = 0
         self.num_prompt_logprobs_sent = 1
+        self.num_told_events = 0
         self.beams: BeamSearch | None = None
         if request.params.use_beam_search:
             self.beams = BeamSearch(request.params, self.max_tokens, self.end_token_ids)
             self.is_forked = True  # beams fork whenever they branch, not once
-        self.metrics = RequestMetrics(arrival_time=request.arrival_time, timeline=[(request.arrival_time, "queued")])
+        self.metrics = RequestMetrics.begin(request.arrival_time)
 
     @property
     def max_running_sequences(self) -> int:

@@ -132,12 +132,12 @@ class EngineCore:
     def abort_requests(self, request_ids: list[str]) -> None:
         """End requests; no output follows for them. Unknown ids are passed over."""
         self._record(Aborted(request_ids))
-        self.scheduler.abort(request_ids)
+        self.scheduler.abort(request_ids, self._clock())
 
     def stop_sequence(self, request_id: str, index: int) -> None:
         """End one sequence whose text met a stop string; no output follows for it."""
         self._record(Stopped(request_id, index))
-        self.scheduler.stop_sequence(request_id, index)
+        self.scheduler.stop_sequence(request_id, index, self._clock())
 
     def has_unfinished(self) -> bool:
         return self.scheduler.has_unfinished() or bool(self._refused) or bool(self._in_flight)
@@ -202,6 +202,7 @@ class EngineCore:
         calls: dict[str, Callable[..., Any]] = {
             "stats": lambda: msgspec.to_builtins(self.stats()),
             "decisions": lambda: msgspec.to_builtins(list(self.scheduler.log.entries)),
+            "timelines": lambda: msgspec.to_builtins(self.scheduler.timelines),
             "pin_prefix": lambda *arguments: msgspec.to_builtins(self.pin_prefix(*arguments)),
             "unpin_prefix": self.unpin_prefix,
             "reset_prefix_cache": self.reset_prefix_cache,

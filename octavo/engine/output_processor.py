@@ -98,7 +98,7 @@ class OutputProcessor:
         del self._requests[request.request_id]
         metrics = request.metrics
         if metrics.finished_time is None:  # it ended here, not in the core
-            metrics = request.metrics = msgspec.structs.replace(metrics, finished_time=self._clock())
+            metrics.end(self._clock(), request.how_ended)
         if self._metrics is not None:
             self._metrics.observe_request(
                 metrics,
@@ -121,7 +121,7 @@ class _Request:
         params = request.params
         self.request_id = request.request_id
         self.prompt_token_ids = request.prompt_token_ids
-        self.metrics = RequestMetrics(arrival_time=request.arrival_time)
+        self.metrics = RequestMetrics.begin(request.arrival_time)
         self.error: RequestError | None = None
         self._last_token_time: float | None = None
         self._prompt = prompt
@@ -152,10 +152,17 @@ class _Request:
     def finish_reasons(self) -> list[str]:
         return [sequence.finish_reason or "error" for sequence in self._sequences]
 
+    @property
+    def how_ended(self) -> str:
+        """In the words of a timeline."""
+        if self.error is not None:
+            return "refused" if self.error.is_refusal else "failed"
+        return "aborted" if "abort" in self.finish_reasons else "finished"
+
     def take(self, output: EngineCoreOutput) -> list[StopSequence]:
         """Add what a step brought; the sequences that met a stop string before the core had ended them."""
         if output.metrics is not None:
-            self.metrics = msgspec.structs.replace(output.metrics)  # in one process it is the scheduler's own
+            self.metrics = output.metrics.copy()  # in one process it is the scheduler's own
         self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
         self._cache_miss_reason = output.cache_miss_reason or self._cache_miss_reason
         if output.prompt_logprobs is not None:

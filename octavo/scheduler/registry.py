@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Iterator
+from typing import Final
 
-from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, SchedulerStats
+from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, RequestTimeline, SchedulerStats
 from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.scheduler.door import Load
 from octavo.scheduler.policy import Policy
 from octavo.scheduler.waiting_queue import WaitingQueue
+
+NUM_TIMELINES: Final = 256
+"""Ended requests whose timelines are kept."""
+
+_HOW_ENDED: Final = {
+    SequenceStatus.FINISHED_ABORTED: "aborted",
+    SequenceStatus.FINISHED_ERROR: "failed",
+    SequenceStatus.FINISHED_IGNORED: "refused",
+}
 
 
 class Registry:
@@ -21,6 +32,7 @@ class Registry:
     running: groups with blocks on the device, in order of arrival.
     num_running_sequences: most sequences that those can still run at once.
     swapped: groups whose blocks are on the host.
+    timelines: of the requests that ended last.
     num_queued_tokens: prompt tokens of the groups that have never run.
     newcomers: groups that came since the last step was planned. has_left_overs: that step let not everybody in.
     released: sequences whose state the worker drops with the next step.
@@ -40,6 +52,7 @@ class Registry:
             num_blocks=block_manager.pool.num_blocks, num_host_blocks=block_manager.host_pool.num_blocks
         )
         self._by_sequence: dict[int, tuple[SequenceGroup, Sequence]] = {}
+        self.timelines: deque[RequestTimeline] = deque(maxlen=NUM_TIMELINES)
         self.num_queued_tokens = 0
         self.newcomers: list[SequenceGroup] = []
         self.has_left_overs = False
@@ -119,7 +132,7 @@ class Registry:
         group.sequences.remove(sequence)
         del self._by_sequence[sequence.seq_id]
 
-    def end_group(self, group: SequenceGroup, status: SequenceStatus) -> None:
+    def end_group(self, group: SequenceGroup, status: SequenceStatus, now: float) -> None:
         """All live sequences end, and the group leaves."""
         for sequence in list(group.live):
             self.end_sequence(group, sequence, status)
@@ -129,12 +142,11 @@ class Registry:
         else:
             (self.swapped if group.status is SequenceStatus.SWAPPED else self.waiting).remove(group)
             self._leave_queue(group)
-        self._forget(group, status)
+        self._forget(group, status, now)
 
     def refuse(self, group: SequenceGroup, because: str, now: float) -> None:
         """End a group that can never run here. It has left its queue; the door refuses such requests first."""
         self._leave_queue(group)
-        group.metrics.finished_time = now
         self.ended.append(
             EngineCoreOutput(
                 request_id=group.request_id,
@@ -146,14 +158,16 @@ class Registry:
         )
         for sequence in list(group.live):
             self.end_sequence(group, sequence, SequenceStatus.FINISHED_IGNORED)
-        self._forget(group, SequenceStatus.FINISHED_IGNORED)
+        self._forget(group, SequenceStatus.FINISHED_IGNORED, now)
 
     def _leave_queue(self, group: SequenceGroup) -> None:
         if group.status is SequenceStatus.WAITING and not group.was_preempted:
             self.num_queued_tokens -= group.num_prompt_tokens
 
-    def _forget(self, group: SequenceGroup, status: SequenceStatus) -> None:
+    def _forget(self, group: SequenceGroup, status: SequenceStatus, now: float) -> None:
         group.status = status
+        group.metrics.end(now, _HOW_ENDED.get(status, "finished"))
+        self.timelines.append(_timeline(group))
         del self.groups[group.request_id]
         self._policy.note_end(group)
         for sequence in group.sequences:
@@ -212,6 +226,17 @@ class Registry:
         assert [g.arrival for g in self.running] == sorted(g.arrival for g in self.running)
         assert self.num_running_sequences == sum(g.max_running_sequences for g in self.running)
         assert {s.seq_id for g in self.groups.values() for s in g.sequences} == set(self._by_sequence)
+
+
+def _timeline(group: SequenceGroup) -> RequestTimeline:
+    return RequestTimeline(
+        request_id=group.request_id,
+        num_prompt_tokens=group.num_prompt_tokens,
+        num_cached_tokens=group.num_cached_tokens,
+        num_generated_tokens=sum(sequence.num_output_tokens for sequence in group.sequences),
+        num_preemptions=group.metrics.num_preemptions,
+        events=group.metrics.timeline,
+    )
 
 
 def _arrival(group: SequenceGroup) -> int:

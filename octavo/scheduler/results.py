@@ -43,10 +43,12 @@ class Results:
             if is_late:
                 continue
             if row.samples:
-                if group.metrics.first_token_time is None:
-                    result.metrics = group.metrics  # the front may end the request by a stop string before we do
-                    result.cache_miss_reason = group.cache_miss_reason
                 self._note_tokens(group, len(row.samples), now)
+                if len(group.metrics.timeline) != group.num_told_events:
+                    # the front may end the request by a stop string before we do
+                    group.num_told_events = len(group.metrics.timeline)
+                    result.metrics = group.metrics
+                    result.cache_miss_reason = group.cache_miss_reason
                 sequence.num_pending -= 1
                 if group.is_forked:
                     result.deltas.append(self._append(group, sequence, row.samples[0].token))
@@ -61,7 +63,7 @@ class Results:
                 status = SequenceStatus.FINISHED_STOPPED
                 if group.beams is not None and not group.beams.finished:
                     result.error, status = nothing_found(group), SequenceStatus.FINISHED_ERROR
-                registry.end_group(group, status)
+                registry.end_group(group, status, now)
         return [each for each in outputs.values() if each.deltas or each.finished or each.prompt_logprobs is not None]
 
     def _fork(self, group: SequenceGroup, sequence: Sequence, samples: list[SequenceOutput]) -> list[SequenceDelta]:
@@ -78,9 +80,6 @@ class Results:
         if finish is not None:
             delta.finish_reason, delta.stop_reason = finish.status.value, finish.stop_reason
             self._registry.end_sequence(group, sequence, finish.status)
-            if not group.live:
-                group.metrics.finished_time = group.metrics.last_token_time
-                group.metrics.note(group.metrics.finished_time or 0.0, "finished")
         return delta
 
     def _take_candidates(
@@ -89,11 +88,7 @@ class Results:
         if not take_candidates(group, sequence, candidates):
             return []  # other beams of the group were computed in another step
         self._note_tokens(group, len(group.live), now)
-        deltas = extend_beams(self._registry, group)
-        if not group.live:
-            group.metrics.finished_time = now
-            group.metrics.note(now, "finished")
-        return deltas
+        return extend_beams(self._registry, group)
 
     def _note_tokens(self, group: SequenceGroup, count: int, now: float) -> None:
         metrics = group.metrics
@@ -104,8 +99,7 @@ class Results:
         self._registry.stats.num_generated_tokens += count
 
     def _fail(self, group: SequenceGroup, message: str, now: float) -> EngineCoreOutput:
-        group.metrics.finished_time = now
-        self._registry.end_group(group, SequenceStatus.FINISHED_ERROR)
+        self._registry.end_group(group, SequenceStatus.FINISHED_ERROR, now)
         return EngineCoreOutput(
             request_id=group.request_id, deltas=[], finished=True, error=RequestError(message), metrics=group.metrics
         )

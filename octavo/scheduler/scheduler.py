@@ -15,7 +15,7 @@ import msgspec
 from octavo.config.schema import PreemptionMode
 from octavo.core.cache_key import CacheKey
 from octavo.core.limits import check_runs_alone
-from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, SchedulerStats
+from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, RequestTimeline, SchedulerStats
 from octavo.core.outputs import PinnedPrefix, RequestError
 from octavo.core.sequence import SequenceGroup, SequenceStatus
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
@@ -177,14 +177,17 @@ class Scheduler:
         # what is cached need not be computed; only those that would be refused are looked up twice
         return hopeless_deadline(request, self.block_manager.num_cached_tokens(SequenceGroup(request, -1, -1)), rate)
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests without an output. Unknown ids (finished in the meantime) are passed over."""
+    def abort(self, request_ids: Iterable[str], now: float | None = None) -> None:
+        """End requests without an output. Unknown ids (finished in the meantime) are passed over.
+
+        `now` is for the timeline alone; None: when the last step was planned. It is the same in `stop_sequence`.
+        """
         for request_id in request_ids:
             group = self.groups.get(request_id)
             if group is not None:
-                self._registry.end_group(group, SequenceStatus.FINISHED_ABORTED)
+                self._registry.end_group(group, SequenceStatus.FINISHED_ABORTED, self.log.now if now is None else now)
 
-    def stop_sequence(self, request_id: str, index: int) -> None:
+    def stop_sequence(self, request_id: str, index: int, now: float | None = None) -> None:
         """End one sequence whose text met a stop string. No output follows, also when it was the last one."""
         group = self.groups.get(request_id)
         sequence = next((s for s in group.live if s.index == index), None) if group is not None else None
@@ -194,7 +197,7 @@ class Scheduler:
             self._preemption.preempt(group)  # it was computing the common prefix for its siblings: they start over
         self._registry.end_sequence(group, sequence, SequenceStatus.FINISHED_STOPPED)
         if not group.live:
-            self._registry.end_group(group, SequenceStatus.FINISHED_STOPPED)
+            self._registry.end_group(group, SequenceStatus.FINISHED_STOPPED, self.log.now if now is None else now)
 
     def has_unfinished(self) -> bool:
         return bool(self.groups) or bool(self._registry.ended)
@@ -246,6 +249,11 @@ class Scheduler:
         return step
 
     # ---- looking in ----
+
+    @property
+    def timelines(self) -> list[RequestTimeline]:
+        """Of the requests that ended last, oldest first."""
+        return list(self._registry.timelines)
 
     def stats(self) -> SchedulerStats:
         """A snapshot."""

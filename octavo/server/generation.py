@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from time import time
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
@@ -46,6 +47,21 @@ class Frame:
             "model": self.model,
             "system_fingerprint": f"octavo-{__version__}",
         }
+
+
+_UNIQUE_DIGITS: Final = 12
+_ENGINE_ID: Final = re.compile(rf"(?P<answer>.*)-\d+-[0-9a-f]{{{_UNIQUE_DIGITS}}}", re.DOTALL)
+
+
+def engine_id(answer_id: str, index: int, unique: str) -> str:
+    """What the engine calls the request for prompt `index` of an answer."""
+    return f"{answer_id}-{index}-{unique}"
+
+
+def is_about(request_id: str, asked: str) -> bool:
+    """Does the engine's `request_id` belong to what a client asks for: an answer's id, or the engine's own?"""
+    found = _ENGINE_ID.fullmatch(request_id)
+    return request_id == asked or (found is not None and found["answer"] == asked)
 
 
 def tenant_of(request: Request, asked: GenerationRequest) -> str | None:
@@ -99,11 +115,11 @@ class Generation:
         Raises InvalidRequest before the first output, ApiError for a request that ends with an error or is aborted.
         """
         # clients may choose their ids, and two may choose the same: the engine gets one of our own
-        unique = uuid4().hex[:12]
+        unique = uuid4().hex[:_UNIQUE_DIGITS]
         outputs = self.context.llm.generate_together(
             self.prompts,
             self.params,
-            [f"{self.name}-{index}-{unique}" for index in range(len(self.prompts))],
+            [engine_id(self.name, index, unique) for index in range(len(self.prompts))],
             priority=self.asked.priority or 0,
             first_token_deadline_s=self.asked.first_token_deadline_s,
             tenant=self.tenant,

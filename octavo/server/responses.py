@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from octavo.core.messages import Decision
 from octavo.core.outputs import Logprob
 
 
@@ -236,7 +235,44 @@ class Index(Struct):
     endpoints: dict[str, Any]
 
 
-class DecisionList(Struct, frozen=True):
-    """The scheduler's last decisions, oldest first; times are seconds on the engine's monotonic clock."""
+class DecisionEntry(Struct, frozen=True, kw_only=True):
+    """A decision. `time` is in seconds on the engine's monotonic clock, `wall_time` is the same in Unix seconds."""
 
-    decisions: list[Decision]
+    step: int
+    last_step: int
+    time: float
+    wall_time: float
+    kind: str
+    request_id: str
+    because: str
+
+
+class DecisionList(Struct, frozen=True):
+    """Answer of `GET /scheduler/decisions`: the last ones, oldest first."""
+
+    decisions: list[DecisionEntry]
+
+
+class TimelineEvent(Struct, frozen=True, kw_only=True):
+    """What happened to a request, in words, and when; the times are as in `DecisionEntry`."""
+
+    time: float
+    wall_time: float
+    event: str
+
+
+class Timeline(Struct, frozen=True, kw_only=True):
+    """What happened to a request that has ended."""
+
+    request_id: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    preemptions: int
+    events: list[TimelineEvent]
+
+
+class TimelineList(Struct, frozen=True):
+    """Answer of `GET /scheduler/timelines`: the requests that ended last, oldest first."""
+
+    timelines: list[Timeline]

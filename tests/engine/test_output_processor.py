@@ -216,6 +216,29 @@ def test_times_of_the_core_are_kept_and_its_own_object_is_left_alone(tokenizer: 
     assert times.finished_time is None
 
 
+@pytest.mark.parametrize(("stop", "word"), [("a", "finished"), ("x", "aborted")])
+def test_an_end_on_this_side_is_in_the_timeline(tokenizer: Tokenizer, stop: str, word: str) -> None:
+    processor = OutputProcessor(tokenizer, clock=lambda: 9.0)
+    processor.add(make_request("abc", stop=stop), None)
+    times = RequestMetrics(arrival_time=1.0, timeline=[(1.0, "queued"), (2.0, "scheduled")])
+    delta = SequenceDelta(index=0, token_ids=[97], logprobs=[])
+    outputs = processor.process([EngineCoreOutput(request_id="r", finished=False, deltas=[delta], metrics=times)])
+    output = processor.abort("r") or outputs.outputs[-1]
+    assert output.metrics is not None
+    assert output.metrics.timeline == [(1.0, "queued"), (2.0, "scheduled"), (9.0, word)]
+    assert len(times.timeline) == 2, "it is the scheduler's own"
+
+
+def test_a_request_that_never_ran_has_a_timeline_too(tokenizer: Tokenizer) -> None:
+    processor = OutputProcessor(tokenizer, clock=lambda: 9.0)
+    processor.add(make_request("abc"), None)
+    error = RequestError("full", code="queue_full", retry_after_s=1)
+    refused = EngineCoreOutput(request_id="r", finished=True, deltas=[], error=error)
+    [output] = processor.process([refused]).outputs
+    assert output.metrics is not None
+    assert [event for _, event in output.metrics.timeline] == ["queued", "refused"]
+
+
 def test_ended_requests_are_counted_by_reason(tokenizer: Tokenizer) -> None:
     metrics = Metrics("m")
     requests = [make_request("one. two", "x", stop="."), make_request("ab", "y", n=2, max_tokens=1)]

@@ -172,6 +172,19 @@ def test_the_timeline_tells_what_happened() -> None:
     assert times == sorted(times)
 
 
+def test_the_front_is_told_of_a_preemption_before_the_request_ends() -> None:
+    core = pressed(preemption_mode="swap")
+    told: list[list[str]] = []
+    core.add_request(make_request("a", range(12), max_tokens=16))
+    core.add_request(make_request("b", range(20, 30), max_tokens=20))
+    while core.has_unfinished():
+        for output in core.step().outputs:
+            if output.request_id == "b" and output.metrics is not None and not output.finished:
+                told.append([event for _, event in output.metrics.timeline])
+    assert told[0] == ["queued", "scheduled", "first token"]
+    assert "swapped in" in told[1]
+
+
 def test_log_probabilities_of_a_prompt_that_was_swapped_out_on_its_way_are_computed_again() -> None:
     core = make_core(
         max_num_batched_tokens=8,

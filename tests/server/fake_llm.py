@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
-from octavo.core.messages import CoreReady, Decision, SchedulerStats
+from octavo.core.messages import CoreReady, Decision, RequestTimeline, SchedulerStats
 from octavo.core.outputs import CompletionOutput, Logprob, PinnedPrefix, RequestError, RequestMetrics, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.sampling_params import OutputKind, SamplingParams
@@ -125,9 +125,22 @@ class FakeAsyncLLM:
         return Prompt(text=text + "assistant: " * add_generation_prompt, add_special_tokens=False)
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        assert method == "decisions"
-        entry = Decision(step=1, last_step=4, time=0.5, kind="blocked", request_id="x-0", because="no blocks")
-        return [msgspec.to_builtins(entry)]
+        request_id = f"cmpl-x-0-{'ab' * 6}"
+        if method == "decisions":
+            decision = Decision(
+                step=1, last_step=4, time=0.5, kind="blocked", request_id=request_id, because="no blocks"
+            )
+            return [msgspec.to_builtins(decision)]
+        assert method == "timelines"
+        timeline = RequestTimeline(
+            request_id=request_id,
+            num_prompt_tokens=5,
+            num_cached_tokens=4,
+            num_generated_tokens=3,
+            num_preemptions=0,
+            events=[(0.5, "queued"), (0.75, "finished")],
+        )
+        return [msgspec.to_builtins(timeline)]
 
     async def pin_prefix(self, prompt: Prompt, ttl_s: float, cache_salt: str | None = None) -> PinnedPrefix:
         """All but the last token are kept, and half of those are cached."""
