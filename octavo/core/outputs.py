@@ -105,6 +105,8 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     num_cached_tokens: prompt tokens whose keys and values were found in the prefix cache.
     cache_miss_reason: why it were not more, in words; None when it were all that can be: the last token of a prompt is
         always computed.
+    num_generated_tokens: tokens of all its sequences so far, with those of best_of that are not returned. Of a beam
+        search those of the returned beams.
     """
 
     request_id: str
@@ -115,6 +117,7 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
     cache_miss_reason: str | None = None
+    num_generated_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: RequestError | None = None
 

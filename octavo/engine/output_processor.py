@@ -241,6 +241,7 @@ class _Request:
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self._num_cached_tokens,
             cache_miss_reason=self._cache_miss_reason,
+            num_generated_tokens=sum(self.num_generated_tokens),
             metrics=self.metrics,
             error=self.error,
         )
@@ -365,6 +366,7 @@ def merge_deltas(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
         prompt_logprobs=earlier.prompt_logprobs or later.prompt_logprobs,
         num_cached_tokens=later.num_cached_tokens,
         cache_miss_reason=later.cache_miss_reason,
+        num_generated_tokens=later.num_generated_tokens,
         metrics=later.metrics,
         error=later.error,
     )

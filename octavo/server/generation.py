@@ -75,14 +75,14 @@ class TokenCounts:
 
     def __init__(self, num_prompts: int, asked: GenerationRequest) -> None:
         self._prompts = [CacheInfo(0, 0, None)] * num_prompts
-        self._completion = 0
+        self._completions = [0] * num_prompts
         self._with_cache_info = bool(asked.return_cache_info)
 
     def add(self, index: int, output: RequestOutput) -> None:
-        """Count an output of prompt `index` that holds what is new since the last one, or everything at once."""
+        """Take the counts of prompt `index` from its latest output."""
         num_tokens = len(output.prompt_token_ids)
         self._prompts[index] = CacheInfo(num_tokens, output.num_cached_tokens, output.cache_miss_reason)
-        self._completion += sum(len(completion.token_ids) for completion in output.outputs)
+        self._completions[index] = output.num_generated_tokens
 
     def usage(self, *, without_completion: bool = False) -> Usage:
         details = PromptTokensDetails(
@@ -90,7 +90,7 @@ class TokenCounts:
             list(self._prompts) if self._with_cache_info else UNSET,
         )
         num_tokens = sum(prompt.prompt_tokens for prompt in self._prompts)
-        return Usage.of(num_tokens, 0 if without_completion else self._completion, details)
+        return Usage.of(num_tokens, 0 if without_completion else sum(self._completions), details)
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,17 @@ def test_outputs_of_several_sequences_keep_their_order(tokenizer: Tokenizer) -> 
     assert [output.finished for output in outputs] == [False, False, True]
 
 
+@pytest.mark.parametrize("kind", list(OutputKind))
+def test_tokens_of_sequences_that_are_not_returned_are_counted(tokenizer: Tokenizer, kind: OutputKind) -> None:
+    core = ScriptedCore(reply=lambda request, index: list(b"xyz"[index:]))
+    final = run(tokenizer, core, [make_request("p", n=1, best_of=3, output_kind=kind)])[-1]
+    assert len(final.outputs) == 1
+    assert final.num_generated_tokens == sum(len(reply) for reply in (b"xyz", b"yz", b"z"))
+    counts = [each.num_generated_tokens for each in run(tokenizer, core, [make_request("p", n=3, output_kind=kind)])]
+    assert counts[-1] == final.num_generated_tokens
+    assert counts == sorted(counts)
+
+
 def test_logprobs_hold_the_drawn_token_and_the_likeliest(tokenizer: Tokenizer) -> None:
     final = run(tokenizer, ScriptedCore(), [make_request("x", logprobs=3, max_tokens=1)])[-1].outputs[0]
     assert final.logprobs == [

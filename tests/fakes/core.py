@@ -80,7 +80,7 @@ class ScriptedCore:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self.requests[request.request_id] = request
-        replies = {index: _Reply(self.reply(request, index)) for index in range(request.params.n)}
+        replies = {index: _Reply(self.reply(request, index)) for index in range(request.params.width)}
         self._running[request.request_id] = replies
 
     def add_requests(self, requests: list[EngineCoreRequest]) -> None:

@@ -197,6 +197,7 @@ class FakeAsyncLLM:
             async for step, last in self._steps(budget):
                 num_found = min(params.n, self.num_beams) if params.use_beam_search else params.n
                 deltas = [self._delta(index, step, last, params) for index in range(num_found)]
+                output.num_generated_tokens += len(deltas) if params.use_beam_search else params.width
                 if params.output_kind is OutputKind.DELTA:
                     yield msgspec.structs.replace(output, outputs=deltas, finished=last)
                     self.num_outputs += 1

@@ -184,6 +184,16 @@ def test_the_best_of_several_and_the_best_beams_come_in_the_order_of_their_score
         assert scores == sorted(scores, reverse=True)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_counts_all_sequences_that_were_computed(server: Served, stream: bool) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    for fields, num_tokens in (({"n": 2, "best_of": 4}, 24), ({"n": 2}, 12), ({"n": 2, "use_beam_search": True}, 12)):
+        answer = complete(server, prompt="ab", max_tokens=6, **fields, **options)
+        usage = (events(answer.body)[-2] if stream else answer.json)["usage"]
+        assert usage["completion_tokens"] == num_tokens
+        assert usage["total_tokens"] == usage["prompt_tokens"] + num_tokens
+
+
 def test_best_of_equal_to_n_is_accepted(server: Served) -> None:
     assert complete(server, n=2, best_of=2, max_tokens=1).status == 200
     assert complete(server, best_of=1, suffix="", max_tokens=1).status == 200
