@@ -45,8 +45,9 @@ class AsyncLLM:
         self.config = config
         self.tokenizer = tokenizer
         self.ready: CoreReady = client.ready
-        self.stats = SchedulerStats(num_blocks=client.ready.num_blocks)
+        self.stats = SchedulerStats(num_blocks=client.ready.num_blocks, num_host_blocks=client.ready.num_host_blocks)
         self.metrics = Metrics(config.model.served_model_name)
+        self.metrics.observe_stats(self.stats)
         self._client = client
         self._input = InputProcessor(
             config.model,

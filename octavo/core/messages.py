@@ -127,8 +127,18 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     num_queried_tokens: int = 0
     num_preemptions: int = 0
     num_preemptions_by_swap: int = 0
-    num_swapped_blocks: int = 0
+    num_swapped_out_blocks: int = 0
+    num_swapped_in_blocks: int = 0
     num_recomputed_tokens: int = 0
+
+    @property
+    def num_preemptions_by_recompute(self) -> int:
+        return self.num_preemptions - self.num_preemptions_by_swap
+
+    @property
+    def num_swapped_blocks(self) -> int:
+        """Blocks moved between device and host, both ways."""
+        return self.num_swapped_out_blocks + self.num_swapped_in_blocks
 
     @property
     def kv_cache_usage(self) -> float:

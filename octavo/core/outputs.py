@@ -92,11 +92,6 @@ class RequestError(msgspec.Struct, frozen=True):
     is_client_error: bool = False
     retry_after_s: int | None = None
 
-    @property
-    def is_refusal(self) -> bool:
-        """The request was not taken in: nothing of it was computed."""
-        return self.is_client_error or self.retry_after_s is not None
-
 
 class RequestOutput(msgspec.Struct, kw_only=True):
     """State of one request: outputs in the order of their index. With OutputKind.DELTA they hold only what is new.

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter as Count
-from collections.abc import Sequence
-from typing import Final, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from octavo.core.messages import SchedulerStats
 from octavo.core.outputs import RequestMetrics
 
-_Collector = TypeVar("_Collector", Gauge, Counter, Histogram)
+_Collector = TypeVar("_Collector", Gauge, Counter)
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -19,26 +19,54 @@ _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
 _LONG_S = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000)
 
-_GAUGES = {
-    "num_requests_running": ("Requests with sequences in the running batch.", "num_running"),
-    "num_requests_waiting": ("Requests that wait to be admitted.", "num_waiting"),
-    "num_requests_swapped": ("Requests whose blocks are in host memory.", "num_swapped"),
-    "host_cache_usage_perc": ("Share of the host's KV blocks in use, from 0 to 1.", "host_cache_usage"),
-    "num_pinned_blocks": ("KV blocks that pinned prefixes hold.", "num_pinned_blocks"),
-    "kv_cache_usage_perc": ("Share of the KV blocks in use, from 0 to 1.", "kv_cache_usage"),
+
+class _Family(NamedTuple):
+    """A metric, and the attribute of SchedulerStats for each value of its label ("" where it has none)."""
+
+    doc: str
+    attributes: dict[str, str]
+    label: str = ""
+
+
+def _plain(doc: str, attribute: str) -> _Family:
+    return _Family(doc, {"": attribute})
+
+
+_GAUGES: Final = {
+    "num_requests_running": _plain("Requests with sequences in the running batch.", "num_running"),
+    "num_requests_waiting": _plain("Requests that wait to be admitted.", "num_waiting"),
+    "num_requests_swapped": _plain("Requests whose blocks are in host memory.", "num_swapped"),
+    "num_pinned_blocks": _plain("KV blocks that pinned prefixes hold.", "num_pinned_blocks"),
+    "kv_cache_usage_perc": _Family(
+        "Share of the KV blocks in use, from 0 to 1.", {"device": "kv_cache_usage", "host": "host_cache_usage"}, "tier"
+    ),
+    "kv_cache_used_blocks": _Family(
+        "KV blocks in use.", {"device": "num_used_blocks", "host": "num_used_host_blocks"}, "tier"
+    ),
+    "kv_cache_blocks": _Family("KV blocks there are.", {"device": "num_blocks", "host": "num_host_blocks"}, "tier"),
 }
-_COUNTERS = {
-    "prompt_tokens": ("Prompt tokens computed or found in the prefix cache.", "num_prompt_tokens"),
-    "generation_tokens": ("Tokens generated.", "num_generated_tokens"),
-    "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "num_queried_tokens"),
-    "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", "num_cached_tokens"),
-    "num_preemptions": ("Times that a running request had to give its blocks back.", "num_preemptions"),
-    "num_preemptions_by_swap": ("Preemptions that moved blocks to the host.", "num_preemptions_by_swap"),
-    "swapped_blocks": ("Blocks moved between device and host.", "num_swapped_blocks"),
-    "recomputed_tokens": ("Tokens computed once more after a preemption.", "num_recomputed_tokens"),
-    "engine_steps": ("Steps of the engine.", "num_steps"),
+_COUNTERS: Final = {
+    "prompt_tokens": _plain("Prompt tokens computed or found in the prefix cache.", "num_prompt_tokens"),
+    "generation_tokens": _plain("Tokens generated.", "num_generated_tokens"),
+    "prefix_cache_queries": _plain("Prompt tokens looked up in the prefix cache.", "num_queried_tokens"),
+    "prefix_cache_hits": _plain("Prompt tokens found in the prefix cache.", "num_cached_tokens"),
+    "num_preemptions": _Family(
+        "Times that a running request had to give its blocks back, by what becomes of them.",
+        {"recompute": "num_preemptions_by_recompute", "swap": "num_preemptions_by_swap"},
+        "mode",
+    ),
+    "swapped_blocks": _Family(
+        "Blocks moved from the device to the host (out) and back (in).",
+        {"out": "num_swapped_out_blocks", "in": "num_swapped_in_blocks"},
+        "direction",
+    ),
+    "recomputed_tokens": _plain("Tokens computed once more after a preemption.", "num_recomputed_tokens"),
+    "engine_steps": _plain("Steps of the engine.", "num_steps"),
 }
-"""Name, documentation, and the field of SchedulerStats that adds up since the start."""
+"""Of what adds up since the start. Names are vLLM's where it has the same thing."""
+
+_CODES_OF_THE_DOOR: Final = ("queue_full", "deadline_unreachable")
+"""Refusals that are counted from 0; others appear when they come."""
 
 
 class Metrics:
@@ -48,14 +76,16 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name}
         self._last = SchedulerStats()
-        self._gauges = {
-            field: self._labelled(Gauge(f"octavo:{name}", doc, ["model_name"], registry=self.registry))
-            for name, (doc, field) in _GAUGES.items()
-        }
-        self._counters = {
-            field: self._labelled(Counter(f"octavo:{name}", doc, ["model_name"], registry=self.registry))
-            for name, (doc, field) in _COUNTERS.items()
-        }
+        self._gauges = self._children(Gauge, _GAUGES)
+        self._counters = self._children(Counter, _COUNTERS)
+        self._refused = Counter(
+            "octavo:requests_refused",
+            "Requests that the engine refused instead of taking them in, by error code.",
+            ["model_name", "code"],
+            registry=self.registry,
+        )
+        for code in _CODES_OF_THE_DOOR:
+            self._refused.labels(**self._labels, code=code)
         self._finished = Counter(
             "octavo:request_success",
             "Sequences that ended, by reason.",
@@ -82,12 +112,16 @@ class Metrics:
 
     def observe_stats(self, stats: SchedulerStats) -> None:
         """Take in the state after a step."""
-        for field, gauge in self._gauges.items():
-            gauge.set(getattr(stats, field))
-        for field, counter in self._counters.items():
+        for attribute, gauge in self._gauges.items():
+            gauge.set(getattr(stats, attribute))
+        for attribute, counter in self._counters.items():
             # stats of a core add up; Prometheus wants the difference
-            counter.inc(max(0, getattr(stats, field) - getattr(self._last, field)))
+            counter.inc(max(0, getattr(stats, attribute) - getattr(self._last, attribute)))
         self._last = stats
+
+    def observe_refusal(self, code: str) -> None:
+        """Take in a request that was never taken in. It has no latency, and its prompt was not computed."""
+        self._refused.labels(**self._labels, code=code).inc()
 
     def observe_inter_token_latency(self, seconds: float, num_sequences: int) -> None:
         """Take in the time since the last token of a request, once for each of its sequences."""
@@ -122,9 +156,16 @@ class Metrics:
         """All metrics in Prometheus' text format (`CONTENT_TYPE`)."""
         return generate_latest(self.registry)
 
+    def _children(self, kind: type[_Collector], families: Mapping[str, _Family]) -> dict[str, _Collector]:
+        """A collector for each attribute of SchedulerStats."""
+        children: dict[str, _Collector] = {}
+        for name, family in families.items():
+            labels = ["model_name", family.label] if family.label else ["model_name"]
+            collector = kind(f"octavo:{name}", family.doc, labels, registry=self.registry)
+            for value, attribute in family.attributes.items():
+                children[attribute] = collector.labels(**self._labels, **({family.label: value} if value else {}))
+        return children
+
     def _histogram(self, name: str, doc: str, buckets: Sequence[float]) -> Histogram:
         collector = Histogram(f"octavo:{name}", doc, ["model_name"], registry=self.registry, buckets=buckets)
-        return self._labelled(collector)
-
-    def _labelled(self, collector: _Collector) -> _Collector:
         return collector.labels(**self._labels)

@@ -99,7 +99,9 @@ class OutputProcessor:
         metrics = request.metrics
         if metrics.finished_time is None:  # it ended here, not in the core
             metrics.end(self._clock(), request.how_ended)
-        if self._metrics is not None:
+        if self._metrics is not None and request.refused is not None:
+            self._metrics.observe_refusal(request.refused.code)
+        elif self._metrics is not None:
             self._metrics.observe_request(
                 metrics,
                 num_prompt_tokens=len(request.prompt_token_ids),
@@ -153,10 +155,18 @@ class _Request:
         return [sequence.finish_reason or "error" for sequence in self._sequences]
 
     @property
+    def refused(self) -> RequestError | None:
+        """Why the core did not take the request in; None when it did, or broke before it could."""
+        error = self.error
+        if error is None or self.metrics.first_scheduled_time is not None:
+            return None
+        return error if error.is_client_error or error.retry_after_s is not None else None
+
+    @property
     def how_ended(self) -> str:
         """In the words of a timeline."""
         if self.error is not None:
-            return "refused" if self.error.is_refusal else "failed"
+            return "failed" if self.refused is None else "refused"
         return "aborted" if "abort" in self.finish_reasons else "finished"
 
     def take(self, output: EngineCoreOutput) -> list[StopSequence]:

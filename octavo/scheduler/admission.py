@@ -78,7 +78,7 @@ class Admission:
             return allocation.status
         moves = self._block_manager.swap_in(group.live)
         plan.swap_ins += moves
-        self._registry.stats.num_swapped_blocks += len(moves)
+        self._registry.stats.num_swapped_in_blocks += len(moves)
         self._registry.start(group)
         group.metrics.note(now, "swapped in")
         self._log.note("swapped_in", group.request_id, f"{len(moves)} blocks")

@@ -86,7 +86,7 @@ class Preemption:
             # a copy that this step would have made is not made: what it would have copied is still at its source
             plan.swap_outs += [BlockCopy(_origin(move.source, copied_from), move.target) for move in moves]
             registry.stats.num_preemptions_by_swap += 1
-            registry.stats.num_swapped_blocks += len(moves)
+            registry.stats.num_swapped_out_blocks += len(moves)
         else:
             group.num_dropped_tokens = _num_computed_tokens(group, computed)
             for sequence in group.live:

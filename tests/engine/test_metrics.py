@@ -12,7 +12,7 @@ from octavo.engine.metrics import Metrics
 def values(metrics: Metrics) -> dict[str, float]:
     lines = metrics.render().decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    return {name.replace('{model_name="m"}', ""): float(value) for name, value in pairs}
+    return {name.replace('{model_name="m"}', "").replace('model_name="m"', "m"): float(value) for name, value in pairs}
 
 
 def test_totals_of_the_core_become_counters_and_the_rest_gauges() -> None:
@@ -27,8 +27,38 @@ def test_totals_of_the_core_become_counters_and_the_rest_gauges() -> None:
     assert found["octavo:prompt_tokens_total"] == 7
     assert found["octavo:num_requests_running"] == 1
     assert found["octavo:num_requests_waiting"] == 0
-    assert found["octavo:kv_cache_usage_perc"] == 0
     assert found["octavo:num_pinned_blocks"] == 4
+
+
+def test_blocks_are_told_by_tier_as_numbers_and_shares() -> None:
+    metrics = Metrics("m")
+    metrics.observe_stats(SchedulerStats(num_blocks=8, num_used_blocks=2, num_host_blocks=10, num_used_host_blocks=9))
+    found = values(metrics)
+    for tier, used, total, share in (("device", 2, 8, 0.25), ("host", 9, 10, 0.9)):
+        labels = f'{{m,tier="{tier}"}}'
+        assert found[f"octavo:kv_cache_used_blocks{labels}"] == used
+        assert found[f"octavo:kv_cache_blocks{labels}"] == total
+        assert found[f"octavo:kv_cache_usage_perc{labels}"] == share
+
+
+def test_preemptions_are_told_by_mode_and_swaps_by_direction() -> None:
+    metrics = Metrics("m")
+    stats = SchedulerStats(num_preemptions=5, num_preemptions_by_swap=2, num_swapped_out_blocks=7)
+    stats.num_swapped_in_blocks = 4
+    metrics.observe_stats(stats)
+    found = values(metrics)
+    by_mode = [found[f'octavo:num_preemptions_total{{mode="{mode}",m}}'] for mode in ("recompute", "swap")]
+    assert by_mode == [3, 2]
+    by_direction = [found[f'octavo:swapped_blocks_total{{direction="{way}",m}}'] for way in ("out", "in")]
+    assert by_direction == [7, 4]
+
+
+def test_tokens_of_the_cache_and_of_preemptions_are_counted() -> None:
+    metrics = Metrics("m")
+    metrics.observe_stats(SchedulerStats(num_queried_tokens=9, num_cached_tokens=6, num_recomputed_tokens=5))
+    found = values(metrics)
+    names = ("prefix_cache_queries", "prefix_cache_hits", "recomputed_tokens")
+    assert [found[f"octavo:{name}_total"] for name in names] == [9, 6, 5]
 
 
 def test_request_that_ended_is_in_every_histogram() -> None:

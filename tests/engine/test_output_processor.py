@@ -261,6 +261,31 @@ def test_ended_requests_are_counted_by_reason(tokenizer: Tokenizer) -> None:
     assert 'octavo:inter_token_latency_seconds_count{model_name="m"} 3.0' in text
 
 
+def test_refusals_of_the_core_are_counted_by_code_and_have_no_latency(tokenizer: Tokenizer) -> None:
+    metrics = Metrics("m")
+    full = RequestError("full", code="queue_full", retry_after_s=1)
+    run(tokenizer, RefusingCore(full), [make_request("abc")], metrics)
+    run(tokenizer, RefusingCore(RequestError("no", code="other", is_client_error=True)), [make_request("abc")], metrics)
+    text = metrics.render().decode()
+    for code, number in (("queue_full", 1), ("other", 1), ("deadline_unreachable", 0)):
+        assert f'octavo:requests_refused_total{{code="{code}",model_name="m"}} {number}.0' in text
+    for name in ("e2e_request_latency_seconds", "request_prompt_tokens", "request_generation_tokens"):
+        assert f'octavo:{name}_count{{model_name="m"}} 0.0' in text
+    assert "octavo:request_success_total{" not in text
+    run(tokenizer, RefusingCore(RequestError("NaN")), [make_request("abc")], metrics)
+    assert 'octavo:request_prompt_tokens_count{model_name="m"} 1.0' in metrics.render().decode()
+
+
+def test_a_mistake_that_shows_late_is_no_refusal(tokenizer: Tokenizer) -> None:
+    metrics = Metrics("m")
+    processor = OutputProcessor(tokenizer, metrics=metrics)
+    processor.add(make_request("abc"), None)
+    times = RequestMetrics(arrival_time=1.0, first_scheduled_time=2.0, finished_time=3.0)
+    error = RequestError("no beam is left", is_client_error=True)
+    processor.process([EngineCoreOutput(request_id="r", finished=True, deltas=[], error=error, metrics=times)])
+    assert 'octavo:e2e_request_latency_seconds_sum{model_name="m"} 2.0' in metrics.render().decode()
+
+
 @given(
     replies=st.lists(st.text(alphabet="ab€.", min_size=1, max_size=12), min_size=1, max_size=3),
     stops=st.lists(st.text(alphabet="ab€.", min_size=1, max_size=3), max_size=2),

@@ -36,6 +36,7 @@ def test_a_swapped_group_goes_on_where_it_was(n: int, depth: int) -> None:
     run_two(core, n)
     stats = core.stats()
     assert stats.num_preemptions == stats.num_preemptions_by_swap > 0
+    assert stats.num_swapped_out_blocks == stats.num_swapped_in_blocks > 0
     assert stats.num_recomputed_tokens == 0
 
 
