@@ -16,9 +16,10 @@ from octavo.config.fields import arguments
 from octavo.errors import ConfigError, suggestion
 from octavo.platform import Platform
 from octavo.simulate.cluster import Disaggregation
-from octavo.simulate.cost_model import load_cost_model
+from octavo.simulate.cost_model import CostModel, load_cost_model
 from octavo.simulate.film import film
 from octavo.simulate.raster import whole_picture
+from octavo.simulate.recorded import read_recorded, recorded_arguments, recorded_costs
 from octavo.simulate.replay import Replay
 from octavo.simulate.report import Run, picture, summarize, table, to_json
 from octavo.simulate.router import ROUTERS
@@ -28,6 +29,7 @@ from octavo.simulate.simulation import simulate as run_simulation
 from octavo.simulate.traces import Trace, TraceRequest, Workload, generate, read_trace, write_trace
 
 _DEFAULTS = Workload()
+_COST_MODEL = "h100/llama-3.1-8b"
 _KEPT = {"max_model_len", "gpu_memory_utilization"}
 _NOT_SIMULATED = tuple(
     argument.name
@@ -47,10 +49,22 @@ def simulate(
         str | None,
         word("Recording of octavo serve --record-trace; tells whether the same decisions are taken.", "Simulation"),
     ] = None,
+    recording: Annotated[
+        str | None,
+        word(
+            "Recording of octavo serve --record-trace, whose requests are simulated: with its settings where none are "
+            "given here, and its steps as cost model unless one is given.",
+            "Simulation",
+        ),
+    ] = None,
     cost_model: Annotated[
-        str,
-        word("What steps cost: DEVICE/MODEL, or a JSON file such as octavo bench calibrate writes.", "Simulation"),
-    ] = "h100/llama-3.1-8b",
+        str | None,
+        word(
+            "What steps cost: DEVICE/MODEL, or a JSON file such as octavo bench calibrate writes. "
+            f"[default: {_COST_MODEL}]",
+            "Simulation",
+        ),
+    ] = None,
     replicas: Annotated[int, count("Engines behind the router.", "Simulation")] = 1,
     router: Annotated[str, word("round-robin, least-loaded or prefix-aware.", "Simulation")] = "round-robin",
     disaggregated: Annotated[
@@ -105,10 +119,15 @@ def simulate(
     given: Given,
 ) -> int:
     """Run the scheduler in simulated time: the same code that serves, over steps that a cost model times."""
+    if sum(each is not None for each in (replay, recording, trace)) > 1:
+        raise ConfigError("of replay, recording and trace only one can be given")
     if replay is not None:
         return _replay(replay, svg, first_step, num_steps)
     if router not in ROUTERS:
         raise ConfigError(f"router is {router!r}, must be one of {', '.join(ROUTERS)}{suggestion(router, ROUTERS)}")
+    recorded = read_recorded(recording) if recording is not None else None
+    if recorded is not None:
+        given = Given(given.config, recorded_arguments(recorded) | given.values)
     args = given.arguments(EngineArgs)
     workload = Workload(
         arrivals=arrivals,
@@ -131,13 +150,19 @@ def simulate(
         num_priorities=num_priorities,
         first_token_deadline_s=first_token_deadline_s,
     )
-    if trace is not None:
-        _check_not_generated(workload, request_rate, seed, save_trace)
+    if trace is not None or recording is not None:
+        _check_not_generated(workload, request_rate, seed, save_trace, "recording" if trace is None else "trace")
     for name, value in {"replicas": replicas, "processes": processes}.items():
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}, must be at least 1")
-    model = load_cost_model(cost_model)
-    traces = [read_trace(trace)] if trace is not None else _generated(workload, request_rate, seed, save_trace)
+    if recorded is not None and cost_model is None:
+        model: CostModel = recorded_costs(f"recorded steps of {recording}", recorded)
+    else:
+        model = load_cost_model(cost_model or _COST_MODEL)
+    if recorded is not None:
+        traces = [Trace(recorded.requests)]
+    else:
+        traces = [read_trace(trace)] if trace is not None else _generated(workload, request_rate, seed, save_trace)
     disaggregation = None
     if disaggregated is not None:
         disaggregation = Disaggregation(num_prefill=disaggregated, bytes_per_s=_positive(transfer_bytes_per_s))
@@ -148,13 +173,17 @@ def simulate(
         router=router,
         disaggregation=disaggregation,
     )
+    if recorded is not None:
+        left_out = f", and {recorded.num_left_out:,} that produced nothing" if recorded.num_left_out else ""
+        print(f"As recorded{left_out}:\n{table(Run(summarize(recorded.outcome), recorded.outcome))}\n\nSimulated:")
     print(model.describe())
     print(f"{simulation.settings.num_blocks:,} KV blocks of {args.block_size} tokens each, router {router}\n")
+    has_rates = trace is None and recording is None and arrivals != "at-once"
     runs = []
     began = time.perf_counter()
     for rate, each in zip(request_rate, traces, strict=True):
         outcome = run_simulation(each, simulation, processes or Platform.detect().cores)
-        runs.append(Run(summarize(outcome), outcome, rate if trace is None and arrivals != "at-once" else None))
+        runs.append(Run(summarize(outcome), outcome, rate if has_rates else None))
         print(table(runs[-1]), end="\n\n")
     elapsed = time.perf_counter() - began
     print(f"simulated in {elapsed:,.1f} s", file=sys.stderr)
@@ -178,8 +207,10 @@ def _generated(workload: Workload, rates: Sequence[float], seed: int, save_to: s
     return traces
 
 
-def _check_not_generated(workload: Workload, rates: Sequence[float], seed: int, save_trace: str | None) -> None:
-    """Refuse beside a trace what only a generator is told."""
+def _check_not_generated(
+    workload: Workload, rates: Sequence[float], seed: int, save_trace: str | None, source: str
+) -> None:
+    """Refuse beside a trace or a recording what only a generator is told."""
     changed = {
         "beam_search" if name == "use_beam_search" else name: getattr(workload, name) != getattr(_DEFAULTS, name)
         for name in Workload.__struct_fields__
@@ -189,7 +220,7 @@ def _check_not_generated(workload: Workload, rates: Sequence[float], seed: int, 
     changed["save_trace"] = save_trace is not None
     for name, is_changed in changed.items():
         if is_changed:
-            raise ConfigError(f"{name} is for generated requests, but trace is given; leave out one of them")
+            raise ConfigError(f"{name} is for generated requests, but {source} is given; leave out one of them")
 
 
 def _longest(traces: Sequence[Trace]) -> int:

@@ -311,16 +311,28 @@ class MeasuredStep(NamedTuple):
 
 
 def fit(steps: Sequence[MeasuredStep]) -> tuple[dict[str, float], float]:
-    """Non-negative coefficients by `FEATURES` with the least squared relative error, and its median.
+    """Non-negative coefficients by `FEATURES`, and the median of |predicted - measured| / measured.
 
-    Raises ConfigError for fewer steps than coefficients.
+    Errors count relative to what is predicted, which is found in rounds: relative to what is measured, steps that were
+    slow by chance would count for less than those that were fast, and predictions come out too low. Raises ConfigError
+    for fewer steps than coefficients.
     """
     if len(steps) < len(FEATURES):
         raise ConfigError(f"{len(steps)} measured steps are too few to fit {len(FEATURES)} coefficients")
-    rows = [[value / step.seconds for value in _features(step.work)] for step in steps]
-    coefficients = non_negative_least_squares(rows, [1.0] * len(rows))
-    errors = sorted(abs(sum(map(_product, coefficients, row)) - 1) for row in rows)
+    features = [_features(step.work) for step in steps]
+    scales = [step.seconds for step in steps]
+    coefficients: list[float] = []
+    for _ in range(_FIT_ROUNDS):
+        rows = [[value / scale for value in row] for row, scale in zip(features, scales, strict=True)]
+        targets = [step.seconds / scale for step, scale in zip(steps, scales, strict=True)]
+        coefficients = non_negative_least_squares(rows, targets)
+        # a prediction of nothing would count infinitely
+        scales = [max(_dot(coefficients, row), 1e-3 * step.seconds) for row, step in zip(features, steps, strict=True)]
+    errors = sorted(abs(_dot(coefficients, row) / step.seconds - 1) for row, step in zip(features, steps, strict=True))
     return dict(zip(FEATURES, coefficients, strict=True)), errors[len(errors) // 2]
+
+
+_FIT_ROUNDS = 6
 
 
 def _features(work: StepWork) -> tuple[float, ...]:

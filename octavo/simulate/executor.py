@@ -46,16 +46,31 @@ class Script:
     """What the executor knows of a request besides what steps tell.
 
     output_lens: tokens of its sequences, the ending one included; one number stands for all. token: the id of all its
-    output tokens but the last: prefixes differ by stream and length, so one id per stream is enough. num_transferred:
-    leading tokens whose keys and values came from elsewhere.
+    output tokens but the last: prefixes differ by stream and length, so one id per stream is enough. output_token_ids:
+    the tokens themselves instead, of each sequence. num_transferred: leading tokens whose keys and values came from
+    elsewhere.
     """
 
-    __slots__ = ("num_transferred", "output_lens", "token")
+    __slots__ = ("num_transferred", "output_lens", "output_token_ids", "token")
 
-    def __init__(self, output_lens: int | Sequence[int], token: int, num_transferred: int = 0) -> None:
+    def __init__(
+        self,
+        output_lens: int | Sequence[int],
+        token: int,
+        num_transferred: int = 0,
+        output_token_ids: Sequence[Sequence[int]] = (),
+    ) -> None:
         self.output_lens = (output_lens,) if isinstance(output_lens, int) else tuple(output_lens)
         self.token = token
         self.num_transferred = num_transferred
+        self.output_token_ids = output_token_ids
+
+    def output_token(self, index: int, place: int) -> int:
+        """The token at this place of an output; END_TOKEN at its end. Siblings differ, so that no block of theirs is
+        taken for the other's."""
+        if place + 1 >= self.output_len(index):
+            return END_TOKEN
+        return self.output_token_ids[index][place] if self.output_token_ids else self.token + index
 
     def output_len(self, index: int) -> int:
         """Tokens of the sequence with this index."""
@@ -63,9 +78,10 @@ class Script:
 
 
 class _State:
-    """A sequence that the executor holds. `end`: tokens that are computed when the last one is drawn."""
+    """A sequence that the executor holds. `end`: tokens that are computed when the last one is drawn. `result`: of a
+    row that draws one more token like the last; None where each is another."""
 
-    __slots__ = ("end", "free_until", "index", "path", "result", "script")
+    __slots__ = ("end", "free_until", "index", "num_prompt_tokens", "path", "result", "script")
 
     def __init__(self, new: NewSequence, script: Script) -> None:
         self.script = script
@@ -74,7 +90,10 @@ class _State:
         self.end = new.num_prompt_tokens + script.output_len(min(new.index, len(script.output_lens) - 1)) - 1
         # what was transferred is lost when the sequence is preempted
         self.free_until = script.num_transferred if new.epoch == 0 else 0
-        self.result = _result(new.seq_id, new.epoch, new.index, script.token)
+        self.num_prompt_tokens = new.num_prompt_tokens
+        self.result = (
+            None if script.output_token_ids else _result(new.seq_id, new.epoch, new.index, script.token + new.index)
+        )
         self.path: list[int] = []
 
 
@@ -137,7 +156,7 @@ class SimulatedExecutor:
             if count == 1 and row.num_samples == 1 and end != state.end and start >= state.free_until:
                 num_tokens += 1
                 num_context += end if end < most_context else most_context
-                results.append(state.result)
+                results.append(state.result or self._answer(row, state, end))
                 continue
             if row.token_ids:
                 state.path += row.token_ids
@@ -173,14 +192,11 @@ class SimulatedExecutor:
             return RowOutput(seq_id=row.seq_id, epoch=row.epoch, samples=[], candidates=found)
         if not row.num_samples:
             return RowOutput(seq_id=row.seq_id, epoch=row.epoch, samples=[])
-        script = state.script
+        script, place = state.script, end - state.num_prompt_tokens
         if row.num_samples == 1:
-            return _result(row.seq_id, row.epoch, state.index, END_TOKEN if end == state.end else script.token)
+            return _result(row.seq_id, row.epoch, state.index, script.output_token(state.index, place))
         # the prompt is computed: each sequence gets its first token
-        samples = [
-            _sample(index, END_TOKEN if script.output_len(index) == 1 else script.token)
-            for index in range(row.num_samples)
-        ]
+        samples = [_sample(index, script.output_token(index, 0)) for index in range(row.num_samples)]
         return RowOutput(seq_id=row.seq_id, epoch=row.epoch, samples=samples)
 
 
@@ -199,9 +215,7 @@ class _Finished(Future[ModelRunnerOutput]):
 
 
 def _sample(index: int, token: int) -> SequenceOutput:
-    # siblings differ, so that no block of theirs is taken for the other's
-    is_end = token == END_TOKEN
-    return SequenceOutput(index=index, token=TokenLogprobs(token_id=token if is_end else token + index, logprob=-1.0))
+    return SequenceOutput(index=index, token=TokenLogprobs(token_id=token, logprob=-1.0))
 
 
 def _result(seq_id: int, epoch: int, index: int, token: int) -> RowOutput:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from octavo.core.messages import SchedulerStats
+from octavo.core.messages import EngineCoreOutput, SchedulerStats
 from octavo.core.step import SchedulerOutput
 from octavo.engine.recorder import (
     RECORDING_VERSION,
@@ -60,7 +60,7 @@ def read_recording(path: str | Path) -> Iterator[Event]:
     try:
         data = Path(path).expanduser().read_bytes()
     except OSError as error:
-        raise ConfigError(f"replay is {str(path)!r}, which cannot be read: {error.strerror}") from error
+        raise ConfigError(f"the recording {str(path)!r} cannot be read: {error.strerror}") from error
     decoder = msgspec.msgpack.Decoder(Event)
     offset = 0
     while offset + _LENGTH.size <= len(data):
@@ -96,36 +96,45 @@ class Replay:
         self._events = read_recording(path)
         began = next(self._events)
         assert isinstance(began, Began)
+        self.settings = began.settings
         self.scheduler: Scheduler = build_scheduler(began.settings)
         self.num_requests = 0
 
     def steps(self) -> Iterator[ReplayedStep]:
         """Every planned step. After the first difference the recorded results belong to other steps: it ends there."""
-        scheduler = self.scheduler
+        return (result for _, result in self.events() if isinstance(result, ReplayedStep))
+
+    def events(self) -> Iterator[tuple[Event, ReplayedStep | list[EngineCoreOutput] | None]]:
+        """Every event, and what came of it: of `Planned` a step if there was one, of `Updated` outputs."""
         for event in self._events:
-            match event:
-                case Added(requests):
-                    self.num_requests += len(requests)
-                    scheduler.add_together(requests)
-                case Aborted(request_ids):
-                    scheduler.abort(request_ids)
-                case Stopped(request_id, index):
-                    scheduler.stop_sequence(request_id, index)
-                case Updated(now, output):
-                    scheduler.update(output, now)
-                case CacheReset():
-                    scheduler.block_manager.reset_prefix_cache()
-                case Pinned(token_ids, cache_key, until):
-                    scheduler.pin_prefix(token_ids, cache_key, until)
-                case Unpinned(token_ids, cache_key):
-                    scheduler.unpin_prefix(token_ids, cache_key)
-                case Planned(now, digest):
-                    step = scheduler.schedule(now)
-                    is_same = step_digest(step) == digest
-                    if step is not None or not is_same:
-                        yield ReplayedStep(now, step, is_same)
-                    if not is_same:
-                        return
+            result = self._apply(event)
+            yield event, result
+            if isinstance(result, ReplayedStep) and not result.is_same:
+                return
+
+    def _apply(self, event: Event) -> ReplayedStep | list[EngineCoreOutput] | None:
+        scheduler = self.scheduler
+        match event:
+            case Added(requests):
+                self.num_requests += len(requests)
+                scheduler.add_together(requests)
+            case Aborted(request_ids):
+                scheduler.abort(request_ids)
+            case Stopped(request_id, index):
+                scheduler.stop_sequence(request_id, index)
+            case Updated(now, output):
+                return scheduler.update(output, now)
+            case CacheReset():
+                scheduler.block_manager.reset_prefix_cache()
+            case Pinned(token_ids, cache_key, until):
+                scheduler.pin_prefix(token_ids, cache_key, until)
+            case Unpinned(token_ids, cache_key):
+                scheduler.unpin_prefix(token_ids, cache_key)
+            case Planned(now, digest):
+                step = scheduler.schedule(now)
+                is_same = step_digest(step) == digest
+                return ReplayedStep(now, step, is_same) if step is not None or not is_same else None
+        return None
 
     def run(self) -> ReplayResult:
         """The whole recording, or as much of it as is decided alike."""

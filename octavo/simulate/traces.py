@@ -33,7 +33,8 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_prompt_tokens: length of the prompt. prefixes: names and lengths of its leading parts; the rest is its own.
     prompt_token_ids: the prompt itself, instead of lengths.
     output_len: tokens until a sequence of it ends by itself; max_tokens ends it earlier. output_lens: the same for each
-    of its sequences, where they differ; output_len is the longest.
+    of its sequences, where they differ; output_len is the longest. output_token_ids: the tokens of each, if a later
+    prompt_token_ids begins with them.
     first_token_deadline_s: seconds after its arrival in which its first token is due.
     conversation: output and the rest of the prompt belong to this stream, so that a later turn of it, whose prompt is
     longer, begins with all of them.
@@ -48,6 +49,7 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     conversation: str | None = None
     output_len: Positive
     output_lens: list[Positive] = []
+    output_token_ids: list[list[int]] = []
     max_tokens: Positive | None = None
     n: Positive = 1
     best_of: Positive | None = None
@@ -63,6 +65,9 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError("prefixes and conversation go with num_prompt_tokens, not with prompt_token_ids")
         if self.output_lens and (len(self.output_lens) != self.width or max(self.output_lens) != self.output_len):
             raise ValueError("output_lens has a length for each sequence, of which output_len is the longest")
+        lengths = self.output_lens or [self.output_len] * self.width
+        if self.output_token_ids and [len(each) for each in self.output_token_ids] != lengths:
+            raise ValueError("output_token_ids has as many tokens for each sequence as output_len or output_lens says")
         if sum(length for _, length in self.prefixes) > self.prompt_len:
             raise ValueError("its prefixes are longer than num_prompt_tokens")
 
@@ -152,7 +157,8 @@ class Trace:
             else arrival_time + traced.first_token_deadline_s,
         )
         output_len = traced.final_len
-        return request, Script([min(each, output_len) for each in traced.output_lens] or output_len, token)
+        lengths = [min(each, output_len) for each in traced.output_lens] or output_len
+        return request, Script(lengths, token, output_token_ids=traced.output_token_ids)
 
     def _params(self, number: int) -> SamplingParams:
         traced = self.requests[number]

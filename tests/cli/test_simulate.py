@@ -85,6 +85,8 @@ def test_requests_that_cannot_be_served_are_counted_with_the_reason(
         (("--trace", "nowhere"), "trace is 'nowhere', which cannot be read"),
         (("--trace", "t", "--request-rate", "1,2"), "request_rate is for generated requests, but trace is given"),
         (("--trace", "t", "--num-tenants", "2"), "num_tenants is for generated requests, but trace is given"),
+        (("--recording", "r", "--trace", "t"), "of replay, recording and trace only one can be given"),
+        (("--recording", "nowhere"), "the recording 'nowhere' cannot be read"),
         (("--replicas", "0"), "replicas is 0, must be at least 1"),
         (("--processes", "0"), "processes is 0, must be at least 1"),
         (("--num-priorities", "0"), "num_priorities is 0, must be at least 1"),
@@ -112,6 +114,20 @@ def test_a_recording_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     assert f"25 requests, {len(steps):,} steps" in shown
     assert "every step is the recorded one" in shown
+
+
+def test_a_recording_is_simulated_under_other_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_busy_run(tmp_path / "run", depth=1)
+    report = tmp_path / "report.json"
+    options = ("--recording", str(tmp_path / "run"), "--output", str(report))
+    assert main(["simulate", *options]) == 0
+    shown = capsys.readouterr().out
+    assert "As recorded, and" in shown
+    assert "24 KV blocks of 4 tokens each" in shown
+    assert json.loads(report.read_text())["runs"][0]["num_preemptions"] > 0
+    assert main(["simulate", *options, "--num-gpu-blocks-override", "400", "--scheduling-policy", "priority"]) == 0
+    assert "400 KV blocks of 4 tokens each" in capsys.readouterr().out
+    assert json.loads(report.read_text())["runs"][0]["num_preemptions"] == 0
 
 
 def test_the_recording_of_a_real_engine_is_replayed(

@@ -133,6 +133,16 @@ def test_coefficients_that_made_the_times_are_found_again() -> None:
     assert coefficients == pytest.approx({name: getattr(truth, name) for name in FEATURES}, rel=1e-3)
 
 
+def test_noise_makes_no_prediction_too_low() -> None:
+    source = random.Random(1)
+    works = [StepWork(1, 1, source.randrange(2, 100)) for _ in range(4000)]
+    steps = [MeasuredStep(work, 1e-3 * work.num_prefill_tokens * source.gammavariate(4, 1 / 4)) for work in works]
+    coefficients, _ = fit(steps)
+    predicted = sum(coefficients["prefill_token_s"] * work.num_prefill_tokens for work in works)
+    constant = coefficients["step_s"] + coefficients["prefill_step_s"] + coefficients["sequence_s"]
+    assert (predicted + constant * len(works)) / sum(step.seconds for step in steps) == pytest.approx(1.0, abs=0.03)
+
+
 def test_coefficients_are_never_negative() -> None:
     # without bounds the best line through these falls
     assert non_negative_least_squares([[1, 0], [1, 1], [1, 2]], [3, 2, 1]) == pytest.approx([2, 0])

@@ -1,0 +1,243 @@
+"""What a recording says besides decisions: requests as a trace, steps as a cost model, settings as arguments.
+
+With them the same requests can be simulated under other settings.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from octavo.core.messages import EngineCoreOutput, EngineCoreRequest
+from octavo.core.step import SchedulerOutput
+from octavo.engine.recorder import Added, Planned, Updated
+from octavo.errors import ConfigError
+from octavo.scheduler.build import SchedulerSettings
+from octavo.simulate.cluster import Outcome, RequestRecord
+from octavo.simulate.cost_model import Fitted, MeasuredStep, StepWork, fit, num_pairs_of, work_of
+from octavo.simulate.replay import Replay, ReplayedStep
+from octavo.simulate.traces import TraceRequest
+
+_GIB: Final = 1 << 30
+_PROMPT_LEN: Final = 512
+"""Of the prompt whose rate is that of prefills."""
+
+
+class Recorded(NamedTuple):
+    """requests: those that produced a token, as long as they were. num_left_out: the others, which were refused or
+    aborted before. steps: their work and time, with what the engine did before the next one. outcome: of the requests,
+    without samples. swap_bytes_per_s: measured; None when nothing was swapped."""
+
+    settings: SchedulerSettings
+    requests: list[TraceRequest]
+    num_left_out: int
+    steps: list[MeasuredStep]
+    outcome: Outcome
+    swap_bytes_per_s: float | None
+
+
+def read_recorded(path: str | Path) -> Recorded:
+    """Raises ConfigError for a file that is no recording, or that this version decides otherwise."""
+    replay = Replay(path)
+    requests: dict[str, EngineCoreRequest] = {}
+    outputs: dict[str, _Output] = {}
+    clock = _StepClock(replay.settings.sliding_window)
+    swap_s = 0.0
+    for event, result in replay.events():
+        match event:
+            case Added(added):
+                requests |= {request.request_id: request for request in added}
+            case Planned(now, _):
+                clock.planned(now, _step_of(result, path))
+            case Updated(now, output):
+                clock.updated(now, is_busy=replay.scheduler.has_unfinished())
+                swap_s += output.swap_s
+                assert isinstance(result, list), "an update answers outputs"
+                for each in result:
+                    outputs.setdefault(each.request_id, _Output()).take(each, now)
+    served = [
+        (request, outputs[name]) for name, request in requests.items() if name in outputs and outputs[name].tokens
+    ]
+    if not served:
+        raise ConfigError(f"{path} has no request that produced a token")
+    began = min(request.arrival_time for request, _ in served)
+    stats, settings = replay.scheduler.stats(), replay.settings
+    num_swapped = sum(step.work.num_swapped_blocks for step in clock.steps)
+    return Recorded(
+        settings,
+        [_traced(request, output, began) for request, output in served],
+        len(requests) - len(served),
+        clock.steps,
+        Outcome(
+            records=[_record(number, *each, began) for number, each in enumerate(served)],
+            samples=[],
+            num_replicas=1,
+            num_steps=stats.num_steps,
+            busy_s=sum(step.seconds for step in clock.steps),
+            num_preemptions=stats.num_preemptions,
+            num_swapped_blocks=stats.num_swapped_blocks,
+            num_recomputed_tokens=stats.num_recomputed_tokens,
+        ),
+        num_swapped * settings.preemption_costs.block_bytes / swap_s if swap_s > 0 else None,
+    )
+
+
+def recorded_arguments(recorded: Recorded) -> dict[str, Any]:
+    """The engine arguments that a scheduler was recorded with, by their names."""
+    settings = recorded.settings
+    cache, scheduler = settings.cache, settings.scheduler
+    arguments = {
+        "block_size": cache.block_size,
+        "swap_space": settings.num_host_blocks * settings.preemption_costs.block_bytes / _GIB,
+        "enable_prefix_caching": cache.enable_prefix_caching,
+        "prefix_cache_eviction": cache.prefix_cache_eviction,
+        "watermark": cache.watermark,
+        "max_model_len": scheduler.max_model_len,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "enable_chunked_prefill": scheduler.enable_chunked_prefill,
+        "scheduling_policy": scheduler.policy,
+        "preemption_mode": scheduler.preemption_mode,
+        "priority_ageing": scheduler.priority_ageing_s,
+        "tenant_weights": {tenant: str(weight) for tenant, weight in scheduler.tenant_weights.items()},
+        "max_bypasses": scheduler.max_bypasses,
+        "delay_factor": scheduler.delay_factor,
+        "max_queued_requests": scheduler.max_queued_requests,
+        "max_queued_tokens": scheduler.max_queued_tokens,
+        "prefill_tokens_per_s": scheduler.prefill_tokens_per_s,
+        "swap_bytes_per_s": scheduler.swap_bytes_per_s,
+        "num_lookahead_slots": scheduler.num_lookahead_slots,
+        "max_steps_in_flight": scheduler.max_steps_in_flight,
+    }
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def recorded_costs(name: str, recorded: Recorded) -> Fitted:
+    """A cost model fitted to the recorded steps, of a device with the recorded cache. Raises ConfigError."""
+    settings = recorded.settings
+    # whose blocks moved, the fit knows nothing of
+    coefficients, error = fit(
+        [step for step in recorded.steps if not step.work.num_swapped_blocks + step.work.num_copied_blocks]
+    )
+    model = Fitted(
+        name=name,
+        step_s=coefficients["step_s"],
+        prefill_step_s=coefficients["prefill_step_s"],
+        sequence_s=coefficients["sequence_s"],
+        prefill_token_s=coefficients["prefill_token_s"],
+        context_token_s=coefficients["context_token_s"],
+        pair_s=coefficients["pair_s"],
+        kv_bytes_per_token=settings.preemption_costs.block_bytes / settings.cache.block_size,
+        num_kv_tokens=settings.num_blocks * settings.cache.block_size,
+        sliding_window=settings.sliding_window,
+        swap_bytes_per_s=recorded.swap_bytes_per_s or settings.preemption_costs.swap_bytes_per_s,
+        fit_error=error,
+    )
+    num_pairs = num_pairs_of(0, _PROMPT_LEN, settings.sliding_window)
+    prompt = StepWork(1, _PROMPT_LEN, _PROMPT_LEN, 0, num_pairs)
+    rate = _PROMPT_LEN / model.step_seconds(prompt, settings.cache.block_size)
+    return msgspec.structs.replace(model, prefill_tokens_per_s=rate)
+
+
+class _StepClock:
+    """From the times of plans and results to seconds of steps."""
+
+    def __init__(self, sliding_window: int | None) -> None:
+        self.steps: list[MeasuredStep] = []
+        self._sliding_window = sliding_window
+        self._in_flight: deque[tuple[float, SchedulerOutput]] = deque()
+        self._last_end = float("-inf")
+        self._unfinished: tuple[StepWork, float] | None = None
+        """Work and begin of a step that has returned, while the engine goes on to the next one."""
+
+    def planned(self, now: float, step: SchedulerOutput | None) -> None:
+        """`schedule` was called; None: there was nothing to do."""
+        self.close(now)
+        if step is not None:
+            self._in_flight.append((now, step))
+
+    def updated(self, now: float, *, is_busy: bool) -> None:
+        """The oldest step has returned; `is_busy`: there is more to do at once."""
+        planned_at, step = self._in_flight.popleft()
+        # with several in flight one begins when the one before it ends
+        self._unfinished = work_of(step, self._sliding_window), max(planned_at, self._last_end)
+        self._last_end = now
+        if self._in_flight or not is_busy:
+            self.close(now)
+
+    def close(self, now: float) -> None:
+        """The step that has returned is over."""
+        if self._unfinished is not None:
+            work, began = self._unfinished
+            self.steps.append(MeasuredStep(work, now - began))
+            self._last_end, self._unfinished = now, None
+
+
+def _step_of(result: object, path: str | Path) -> SchedulerOutput | None:
+    if result is None:
+        return None
+    assert isinstance(result, ReplayedStep), "a plan answers a step"
+    if not result.is_same or result.step is None:
+        raise ConfigError(f"{path} cannot be simulated: this version plans a step otherwise than it was recorded")
+    return result.step
+
+
+class _Output:
+    """What a request has produced: tokens by index, and the times of the first and the last."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.first_token_time = self.last_token_time = 0.0
+        self.first_scheduled_time: float | None = None
+        self.num_cached_tokens = 0
+
+    def take(self, output: EngineCoreOutput, now: float) -> None:
+        """Add what an update brought."""
+        for delta in output.deltas:
+            if delta.token_ids:
+                self.first_token_time = self.first_token_time or now
+                self.last_token_time = now
+                self.tokens.setdefault(delta.index, []).extend(delta.token_ids)
+        if output.metrics is not None:
+            self.first_scheduled_time = output.metrics.first_scheduled_time
+        self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+
+
+def _record(number: int, request: EngineCoreRequest, output: _Output, began: float) -> RequestRecord:
+    scheduled = output.first_scheduled_time
+    return RequestRecord(
+        number=number,
+        arrival_s=request.arrival_time - began,
+        first_scheduled_s=None if scheduled is None else scheduled - began,
+        first_token_s=output.first_token_time - began,
+        finished_s=output.last_token_time - began,
+        num_sequences=request.params.width,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        num_output_tokens=sum(map(len, output.tokens.values())),
+        num_cached_tokens=output.num_cached_tokens,
+    )
+
+
+def _traced(request: EngineCoreRequest, output: _Output, began: float) -> TraceRequest:
+    """A request with what it produced; what was aborted or stopped ends where it was."""
+    params = request.params
+    tokens = [output.tokens.get(index) or [0] for index in range(params.width)]
+    is_beam = params.use_beam_search
+    deadline = request.first_token_deadline
+    return TraceRequest(
+        request_id=request.request_id,
+        arrival_s=request.arrival_time - began,
+        prompt_token_ids=request.prompt_token_ids,
+        output_len=max(map(len, tokens)),
+        output_lens=list(map(len, tokens)) if len(tokens) > 1 and not is_beam else [],
+        output_token_ids=[] if is_beam else tokens,
+        n=params.n,
+        best_of=params.best_of,
+        use_beam_search=is_beam,
+        priority=request.priority,
+        tenant=request.tenant,
+        first_token_deadline_s=None if deadline is None else deadline - request.arrival_time,
+    )

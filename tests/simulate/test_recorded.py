@@ -1,0 +1,144 @@
+"""A recording as a trace, a cost model and arguments: with all three the simulation is what was recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from octavo.config.args import EngineArgs
+from octavo.core.messages import CoreReady
+from octavo.engine import frames
+from octavo.engine.engine_core import EngineCore
+from octavo.engine.recorder import Began, Recorder
+from octavo.errors import ConfigError
+from octavo.scheduler.build import SchedulerSettings, build_scheduler
+from octavo.simulate.cost_model import Fitted
+from octavo.simulate.executor import Clock, SimulatedExecutor
+from octavo.simulate.recorded import Recorded, read_recorded, recorded_arguments, recorded_costs
+from octavo.simulate.settings import engine_settings
+from octavo.simulate.simulation import Simulation, simulate
+from octavo.simulate.traces import Trace, TraceRequest, Workload, generate
+from tests.simulate.parts import make_costs, make_settings
+from tests.simulate.test_replay import record_busy_run
+
+COSTS = msgspec.structs.replace(
+    make_costs(step_s=1e-2, sequence_s=2e-3, prefill_token_s=5e-3, kv_bytes_per_token=2.0),
+    context_token_s=1e-4,
+    pair_s=1e-5,
+    prefill_step_s=4e-3,
+    swap_bytes_per_s=100.0,
+    num_kv_tokens=24 * 4,
+)
+
+
+def record(path: Path, settings: SchedulerSettings, trace: Trace, costs: Fitted) -> None:
+    """A run in simulated time, recorded as a server would."""
+    clock = Clock()
+    executor = SimulatedExecutor(costs, settings.cache.block_size, clock)
+    ready = CoreReady(num_blocks=settings.num_blocks, block_size=4, max_model_len=256, vocab_size=0, plan="")
+    depth = settings.scheduler.max_steps_in_flight
+    recorder = Recorder(str(path), settings, depth)
+    core = EngineCore(
+        executor, build_scheduler(settings), ready, max_steps_in_flight=depth, clock=clock, recorder=recorder
+    )
+    waiting = sorted(range(len(trace)), key=lambda number: trace.requests[number].arrival_s)
+    while waiting or core.has_unfinished():
+        if not core.has_unfinished():
+            clock.now = max(clock.now, trace.requests[waiting[0]].arrival_s)
+        while waiting and trace.requests[waiting[0]].arrival_s <= clock.now:
+            number = waiting.pop(0)
+            request, script = trace.request(number, trace.requests[number].arrival_s)
+            executor.expect(number, script)
+            core.add_request(request)
+        core.step()
+    core.shutdown()
+
+
+def small_trace(**kinds: int) -> Trace:
+    workload = Workload(
+        num_requests=40, request_rate=20.0, input_len=14, output_len=9, max_len=50, shared_prefix_len=6, **kinds
+    )
+    first = generate(workload, seed=3)[0].arrival_s
+    return Trace(
+        [msgspec.structs.replace(each, arrival_s=each.arrival_s - first) for each in generate(workload, seed=3)]
+    )
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_under_the_recorded_settings_a_simulation_is_the_recorded_run(tmp_path: Path, n: int, mode: str) -> None:
+    settings = make_settings(num_blocks=24, num_host_blocks=16, preemption_mode=mode)  # type: ignore[arg-type]
+    record(tmp_path / "run", settings, small_trace(n=n), COSTS)
+    recorded = read_recorded(tmp_path / "run")
+    outcome = simulate(Trace(recorded.requests), Simulation(settings=recorded.settings, cost_model=COSTS))
+    assert outcome.num_preemptions > 0
+    assert outcome.num_steps == recorded.outcome.num_steps
+    assert outcome.num_swapped_blocks == recorded.outcome.num_swapped_blocks
+    for simulated, real in zip(outcome.records, recorded.outcome.records, strict=True):
+        assert simulated.num_output_tokens == real.num_output_tokens
+        assert simulated.num_cached_tokens == real.num_cached_tokens
+        assert (simulated.first_token_s, simulated.finished_s) == pytest.approx((real.first_token_s, real.finished_s))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_cost_of_steps_is_found_in_the_recording(tmp_path: Path, depth: int) -> None:
+    settings = make_settings(num_blocks=24, num_host_blocks=16, preemption_mode="swap", depth=depth)
+    settings = msgspec.structs.replace(settings, preemption_costs=settings.preemption_costs._replace(block_bytes=8))
+    record(tmp_path / "run", settings, small_trace(), COSTS)
+    model = recorded_costs("recorded", read_recorded(tmp_path / "run"))
+    assert model.fit_error < 1e-6
+    for name in ("step_s", "prefill_step_s", "sequence_s", "prefill_token_s", "context_token_s", "swap_bytes_per_s"):
+        assert getattr(model, name) == pytest.approx(getattr(COSTS, name), rel=0.02)
+    assert (model.num_kv_tokens, model.kv_bytes_per_token) == (96, 2.0)
+
+
+def test_arguments_are_those_of_the_recorded_scheduler(tmp_path: Path) -> None:
+    args = EngineArgs(
+        scheduling_policy="fair-share",
+        tenant_weights={"a": "2"},
+        max_num_seqs=7,
+        preemption_mode="swap",
+        max_queued_tokens=500,
+        watermark=0.05,
+        max_steps_in_flight=2,
+        swap_space=1024 / (1 << 30),
+        block_size=4,
+    )
+    settings = engine_settings(args, COSTS, max_model_len=200)
+    empty = Recorded(
+        settings, [], 0, [], simulate(small_trace(), Simulation(settings=settings, cost_model=COSTS)), None
+    )
+    again = EngineArgs(**recorded_arguments(empty))
+    assert engine_settings(again, COSTS, max_model_len=again.max_model_len or 0) == settings
+
+
+def test_what_real_outputs_were_is_found_by_later_prompts(tmp_path: Path) -> None:
+    answer = [7, 8, 9, 7, 8, 9, 1]
+    first = TraceRequest(prompt_token_ids=[1, 2, 3, 4, 5], output_len=7, output_token_ids=[answer])
+    second = TraceRequest(prompt_token_ids=[1, 2, 3, 4, 5, *answer, 6], output_len=1, arrival_s=99.0)
+    outcome = simulate(Trace([first, second]), Simulation(settings=make_settings(), cost_model=COSTS))
+    # eleven tokens were computed: two full blocks of four
+    assert outcome.records[1].num_cached_tokens == 8
+
+
+def test_requests_that_are_aborted_or_stopped_end_where_they_were(tmp_path: Path) -> None:
+    record_busy_run(tmp_path / "run", depth=1)
+    recorded = read_recorded(tmp_path / "run")
+    assert len(recorded.requests) + recorded.num_left_out == 25
+    settings = make_settings()
+    outcome = simulate(Trace(recorded.requests), Simulation(settings=settings, cost_model=COSTS))
+    assert [record.error for record in outcome.records] == [None] * len(recorded.requests)
+    single = [
+        (simulated, real)
+        for simulated, real in zip(outcome.records, recorded.outcome.records, strict=True)
+        if real.num_sequences == 1
+    ]
+    assert all(simulated.num_output_tokens == real.num_output_tokens for simulated, real in single)
+
+
+def test_a_recording_in_which_nothing_came_out_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").write_bytes(frames.pack(Began(make_settings(), 1)))
+    with pytest.raises(ConfigError, match="has no request that produced a token"):
+        read_recorded(tmp_path / "run")
