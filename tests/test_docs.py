@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 
+from octavo.engine.metrics import Metrics
+from octavo.server.decode import refused_fields
+from octavo.server.errors import STATUS_OF_REFUSALS
+from octavo.server.openapi import ENDPOINTS
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
@@ -57,3 +62,24 @@ def test_the_page_on_kernels_tells_what_is_compiled_for_which_level() -> None:
     told = re.findall(r"^\| `(\w+)` \| ([^|]*)\|", table, re.MULTILINE)
     assert built
     assert dict(built) == {subject: levels.strip().replace(",", "") for subject, levels in told}
+
+
+def test_the_page_on_the_server_names_every_endpoint_field_and_code() -> None:
+    page = (DOCS / "reference/server.md").read_text()
+    named = set(re.findall(r"`([^`\n]+)`", page))
+    assert {f"{endpoint.method} {endpoint.path}".replace("model_id", "id") for endpoint in ENDPOINTS} <= named
+    kinds = [endpoint.request for endpoint in ENDPOINTS if endpoint.request is not None]
+    fields = {name for kind in kinds for name in kind.__struct_fields__ if name not in refused_fields(kind)}
+    assert fields <= named
+    sources = [ROOT / "octavo/errors.py", *(ROOT / "octavo/server").rglob("*.py"), ROOT / "octavo/scheduler/door.py"]
+    codes = {code for source in sources for code in re.findall(r'\bcode ?= ?"(\w+)"', source.read_text())}
+    assert "too_many_prompts" in codes
+    assert codes | set(STATUS_OF_REFUSALS) <= named
+
+
+def test_the_page_on_the_server_names_every_metric() -> None:
+    page = (DOCS / "reference/server.md").read_text()
+    told = page.partition("## Metrics")[2].partition("\n## ")[0]
+    named = {f"octavo:{name}" for name in re.findall(r"`([a-z0-9_]+)`", told)}
+    made = {family.name for family in Metrics("m").registry.collect()}
+    assert made - named == set()

@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
-
-_STATUS_OF_REFUSALS = {"queue_full": 429, "deadline_unreachable": 503}
+STATUS_OF_REFUSALS = {"queue_full": 429, "deadline_unreachable": 503}
+"""Of what is refused now and may come back, by code."""
 
 
 class ErrorObject(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ def shutting_down() -> ApiError:
 
 def ended_with_error(error: RequestError) -> ApiError:
     """The answer for an accepted request that ended with an error of its own."""
-    status = _STATUS_OF_REFUSALS.get(error.code) or (400 if error.is_client_error else 500)
+    status = STATUS_OF_REFUSALS.get(error.code) or (400 if error.is_client_error else 500)
     headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
     return ApiError(status, error.message, param=error.field, code=error.code, headers=headers)
 
