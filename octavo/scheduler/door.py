@@ -40,6 +40,36 @@ class Load(NamedTuple):
         )
 
 
+class Newcomers:
+    """Requests that came since the last step was planned."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, tuple[int, int]] = {}
+        self._before: Load | None = None
+        self._behind = Load(0, 0)
+
+    def add(self, request_id: str, num_tokens: int, width: int) -> None:
+        self._sizes[request_id] = num_tokens, width
+        self._behind = self._behind.after(num_tokens, width)
+
+    def discard(self, request_id: str) -> None:
+        """One that has gone again; others are passed over."""
+        if self._sizes.pop(request_id, None) is not None:
+            self._before = None
+
+    def clear(self) -> None:
+        self._sizes.clear()
+        self._before = None
+
+    def load_behind(self, before: Load) -> Load:
+        """The load behind them, where they found `before`."""
+        if before != self._before:
+            self._before = self._behind = before
+            for num_tokens, width in self._sizes.values():
+                self._behind = self._behind.after(num_tokens, width)
+        return self._behind
+
+
 class _Reason(NamedTuple):
     """Why a request is not taken in now, the word for it, and after how long it may be otherwise."""
 
@@ -72,8 +102,8 @@ class Door(NamedTuple):
             return None
         if len(requests) > 1 and (always := self._reason(requests, idle, rate)) is not None:
             return RequestError(
-                f"{len(requests)} prompts at once are too many, even when nothing else runs: {always.message}; send "
-                "fewer at once",
+                f"{len(requests)} prompts at once are too many, even when nothing else runs: one would find that "
+                f"{always.message}; send fewer at once",
                 field="prompt",
                 code="too_many_prompts",
                 is_client_error=True,

@@ -11,7 +11,7 @@ from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, RequestTim
 from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.kv_cache.block_manager import BlockManager
-from octavo.scheduler.door import Load
+from octavo.scheduler.door import Load, Newcomers
 from octavo.scheduler.policy import Policy
 from octavo.scheduler.waiting_queue import WaitingQueue
 
@@ -34,7 +34,7 @@ class Registry:
     swapped: groups whose blocks are on the host.
     timelines: of the requests that ended last.
     num_queued_tokens: prompt tokens of the groups that have never run.
-    newcomers: groups that came since the last step was planned. has_left_overs: that step let not everybody in.
+    newcomers: those that came since the last step was planned. has_left_overs: that step let not everybody in.
     released: sequences whose state the worker drops with the next step.
     """
 
@@ -54,7 +54,7 @@ class Registry:
         self._by_sequence: dict[int, tuple[SequenceGroup, Sequence]] = {}
         self.timelines: deque[RequestTimeline] = deque(maxlen=NUM_TIMELINES)
         self.num_queued_tokens = 0
-        self.newcomers: list[SequenceGroup] = []
+        self.newcomers = Newcomers()
         self.has_left_overs = False
         self._next_seq_id = 0
         self._next_arrival = 0
@@ -68,7 +68,7 @@ class Registry:
         self.groups[group.request_id] = group
         self._by_sequence[group.sequences[0].seq_id] = group, group.sequences[0]
         self.num_queued_tokens += group.num_prompt_tokens
-        self.newcomers.append(group)
+        self.newcomers.add(group.request_id, group.num_prompt_tokens, group.width)
         self.waiting.push(group)
         return group
 
@@ -98,7 +98,7 @@ class Registry:
 
     def note_planned(self) -> None:
         """A step has been planned: whoever is in a queue now has to wait."""
-        self.newcomers = []
+        self.newcomers.clear()
         self.has_left_overs = len(self.waiting) > 0 or len(self.swapped) > 0
 
     # ---- giving way ----
@@ -169,6 +169,7 @@ class Registry:
         group.metrics.end(now, _HOW_ENDED.get(status, "finished"))
         self.timelines.append(_timeline(group))
         del self.groups[group.request_id]
+        self.newcomers.discard(group.request_id)
         self._policy.note_end(group)
         for sequence in group.sequences:
             del self._by_sequence[sequence.seq_id]
@@ -197,19 +198,12 @@ class Registry:
         num_queued = len(self.waiting)
         is_behind = self.has_left_overs and (num_queued > 0 or len(self.swapped) > 0)
         num_free = 0 if is_behind else max_num_seqs - self.num_running_sequences
-        load = Load(num_free, max_num_batched_tokens)
-        for group in self.newcomers:
-            if load.free_sequences == 0:
-                break
-            if not group.status.is_finished:
-                load = load.after(group.num_prompt_tokens, group.width)
-        # those that were not looked at wait
+        load = self.newcomers.load_behind(Load(num_free, max_num_batched_tokens))
         num_started = load.num_queued - load.num_waiting
-        num_started_tokens = max_num_batched_tokens - load.free_tokens
         return load._replace(
             num_queued=num_queued,
             num_waiting=num_queued - num_started,
-            num_waiting_tokens=self.num_queued_tokens - num_started_tokens,
+            num_waiting_tokens=self.num_queued_tokens - (max_num_batched_tokens - load.free_tokens),
             num_tokens_before=self.num_queued_tokens + self.num_prompt_tokens_left(),
         )
 
