@@ -273,6 +273,8 @@ async def test_core_process_ignores_interrupts_and_its_death_is_told() -> None:
         params = SamplingParams(max_tokens=8, ignore_eos=True, output_kind=OutputKind.DELTA)
         outputs = await collect(llm, "Once upon a time", params)
         assert sum(len(output.outputs[0].token_ids) for output in outputs) == 8
+        [found] = await collect(llm, "Once upon a time", SamplingParams(n=2, use_beam_search=True, stop="was"))
+        assert [each.stop_reason for each in found.outputs] == ["was"] * 2
         reader = asyncio.create_task(collect(llm, "Once", SamplingParams(max_tokens=None, ignore_eos=True)))
         await eventually(lambda: llm.stats.num_running == 1)
         process.kill()

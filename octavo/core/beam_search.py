@@ -1,7 +1,8 @@
 """Beam search: which continuations of the running beams live on, which are finished, and when the search ends.
 
 The rules are those of `transformers` (generation/utils.py of release 5), so that ids and scores agree:
-each step keeps the best candidates of all beams together; one that ends among the best `width` joins the finished ones,
+each step keeps the best candidates of all beams together; one that ends (by an end token, or the text of a stop string)
+among the best `width` joins the finished ones,
 which are kept sorted by `log-probability / length ** length_penalty`, the best `width` of them.
 One rule is ours: a token with the log-probability -inf is barred, and never part of a beam. Where fewer tokens may
 follow than there should be beams, the search goes on with fewer, and may end with fewer than `width` or none.
@@ -33,7 +34,9 @@ class FinishedBeam(NamedTuple):
     score: float
     path: Path
     is_capped: bool
-    """It reached max_tokens without an end token."""
+    """It reached max_tokens without an end."""
+    is_stopped_by_text: bool = False
+    """Its last token completed a stop string."""
 
     @property
     def logprobs(self) -> list[TokenLogprobs]:
@@ -102,13 +105,15 @@ class BeamSearch:
         ended: list[FinishedBeam] = []
         for rank, (logprob, number, place) in enumerate(ranked):
             token = self._described(candidates[-number], -place)
-            is_end = token.token_id in self._end_token_ids
+            is_end_token = token.token_id in self._end_token_ids
+            is_stopped = not is_end_token and -place in candidates[-number].stop_places
+            is_end = is_end_token or is_stopped
             if not is_end and length < self._max_tokens:
                 if len(survivors) < self.width:
                     survivors.append(Survivor(-number, token, logprob))
             elif rank < self.width:
                 score = logprob / length**self._length_penalty
-                ended.append(FinishedBeam(score, Path(self.running[-number].path, token), not is_end))
+                ended.append(FinishedBeam(score, Path(self.running[-number].path, token), not is_end, is_stopped))
         if self._may_improve and not (self._early_stopping is True and self._is_full):
             merged = sorted(self.finished + ended, key=lambda each: each.score, reverse=True)
             self.finished = merged[: self.width]

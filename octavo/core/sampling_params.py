@@ -343,7 +343,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def _check_beam_search(params: SamplingParams) -> None:
-    """Beam search draws nothing, and its text exists only at the end."""
+    """Beam search draws nothing."""
     for name in ("top_k", "top_p", "min_p"):
         if getattr(params, name) != _DEFAULTS[name]:
             raise InvalidRequest(
@@ -355,8 +355,4 @@ def _check_beam_search(params: SamplingParams) -> None:
         raise InvalidRequest(
             f"temperature is {params.temperature}, but beam search draws nothing; leave it out or set it to 0",
             field="temperature",
-        )
-    if params.stop:
-        raise InvalidRequest(
-            "stop cannot end beams: their text exists only when the search ends; use stop_token_ids", field="stop"
         )

@@ -42,6 +42,7 @@ class Sequence:
     is_resident: the worker holds this sequence's state.
     candidates: what may follow this beam, until the group's other beams have theirs.
     num_told_tokens: tokens that the worker knows of a beam, whose tokens it does not draw.
+    text: what whoever looks for stop strings in a beam keeps of it; a fork starts with it.
     parent: the sequence that this one was forked from, and how many of its tokens were the same then.
     """
 
@@ -59,6 +60,7 @@ class Sequence:
         "parent",
         "seq_id",
         "status",
+        "text",
         "token_ids",
     )
 
@@ -76,6 +78,7 @@ class Sequence:
         self.is_resident = False
         self.candidates: TokenLogprobs | None = None
         self.num_told_tokens = 0
+        self.text: object = None
         self.parent: tuple[Sequence, int] | None = None
 
     @property
@@ -95,6 +98,7 @@ class Sequence:
         child.num_computed_tokens = self.num_computed_tokens
         child.block_hashes = list(self.block_hashes)
         child.num_published_blocks = self.num_published_blocks
+        child.text = self.text
         child.parent = self, len(self.token_ids)
         return child
 

@@ -91,13 +91,17 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Log-probabilities at one position. `logprob` and `rank` (1 is the likeliest) are of `token_id`;
-    `top_ids` and `top_logprobs` are the likeliest tokens in falling order. `logprob` is None where nobody asked."""
+    `top_ids` and `top_logprobs` are the likeliest tokens in falling order. `logprob` is None where nobody asked.
+
+    stop_places: of the candidates of a beam, the places in `top_ids` of those that complete a stop string.
+    """
 
     token_id: int
     logprob: float | None = None
     rank: int = 0
     top_ids: list[int] = []
     top_logprobs: list[float] = []
+    stop_places: tuple[int, ...] = ()
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):

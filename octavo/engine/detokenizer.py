@@ -6,6 +6,7 @@ behind a prompt. It is made token by token whatever comes in one step, so a stre
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Final
 
@@ -47,11 +48,10 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Text that this token completes; "" when there is none yet."""
-        if self._is_joined and not self._pending:
-            piece = self._tokenizer.first_text(token_id, self._skip)
-            if piece and REPLACEMENT not in piece:
-                self._before, self._before_text = [token_id], piece
-                return piece
+        plain = self.plain_piece(token_id)
+        if plain is not None:
+            self._before, self._before_text = [token_id], plain
+            return plain
         if not _has_text(self._tokenizer, token_id, self._skip):
             return ""
         if self._joins_special and (special := self._joined_special(token_id)) is not None:
@@ -62,6 +62,19 @@ class Detokenizer:
             return ""
         self._advance()
         return piece
+
+    def plain_piece(self, token_id: int) -> str | None:
+        """What `push` would answer, where that takes no look at the tokens before; None where it does."""
+        if not self._is_joined or self._pending:
+            return None
+        piece = self._tokenizer.first_text(token_id, self._skip)
+        return piece if piece and REPLACEMENT not in piece else None
+
+    def fork(self) -> Detokenizer:
+        """One that goes on from here by itself."""
+        other = copy.copy(self)
+        other._pending = self._pending.copy()
+        return other
 
     def flush(self) -> str:
         """What is still held back, at the end of the sequence: an incomplete character shows as U+FFFD."""
@@ -118,6 +131,11 @@ class StopStrings:
         start, _, stop = min(matches)
         return start, stop
 
+    def completes(self, text: str, piece: str) -> bool:
+        """Whether `piece`, behind `text`, completes a match."""
+        tail = text[max(0, len(text) - self._longest + 1) :]
+        return self.find(tail + piece, len(tail)) is not None
+
     def num_held_chars(self, text: str) -> int:
         """Length of the longest end of `text` that may be the start of a stop string."""
         tail = text[len(text) - self._longest + 1 :] if len(text) >= self._longest else text
@@ -160,6 +178,19 @@ class SequenceText:
         if self._detokenizer is None or (is_end and not self._include_stop):
             return False
         return self._append(self._detokenizer.push(token_id))
+
+    def completes_stop(self, token_id: int) -> bool:
+        """Whether `push` of this token would answer True; nothing changes."""
+        if self._stops is None or self._detokenizer is None or self._num_tokens + 1 < self._min_tokens:
+            return False
+        piece = self._detokenizer.plain_piece(token_id)
+        return self.fork().push(token_id) if piece is None else self._stops.completes(self.text, piece)
+
+    def fork(self) -> SequenceText:
+        """One that goes on from here by itself."""
+        other = copy.copy(self)
+        other._detokenizer = self._detokenizer and self._detokenizer.fork()
+        return other
 
     def finish(self) -> bool:
         """Add what was held back; True when that completes a stop string."""

@@ -18,6 +18,7 @@ from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest,
 from octavo.core.outputs import PinnedPrefix, RequestError
 from octavo.core.seams import Seam, Seams
 from octavo.core.step import ModelRunnerOutput
+from octavo.engine.beam_texts import BeamTexts
 from octavo.engine.block_moves import BlockMoveRates, measure_block_moves
 from octavo.engine.recorder import (
     Aborted,
@@ -32,7 +33,8 @@ from octavo.engine.recorder import (
     Updated,
     step_digest,
 )
-from octavo.errors import ConfigError
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import CheckpointError, ConfigError
 from octavo.executor.executor import Executor, make_executor
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.scheduler.rates import PreemptionCosts
@@ -54,6 +56,7 @@ class EngineCore:
         max_steps_in_flight: int = 1,
         clock: Callable[[], float] = time.monotonic,
         recorder: Recorder | None = None,
+        open_tokenizer: Callable[[], Tokenizer] | None = None,
     ) -> None:
         self.executor = executor
         self.scheduler = scheduler
@@ -63,10 +66,14 @@ class EngineCore:
         self._recorder = recorder
         self._in_flight: deque[Future[ModelRunnerOutput]] = deque()
         self._refused: list[EngineCoreOutput] = []
+        self._beam_texts = BeamTexts(open_tokenizer)
 
     @classmethod
-    def build(cls, config: EngineConfig) -> EngineCore:
-        """Load the model, size the cache, and be ready. Raises ConfigError or CheckpointError."""
+    def build(cls, config: EngineConfig, tokenizer: Tokenizer | None = None) -> EngineCore:
+        """Load the model, size the cache, and be ready. Raises ConfigError or CheckpointError.
+
+        Without `tokenizer` the model's own is opened when it is needed.
+        """
         if config.model.load_format == "auto" and config.model.packed_cache is None:
             Checkpoint.open(Path(config.model.path)).fetch_ahead()
         executor = make_executor(config)
@@ -105,7 +112,14 @@ class EngineCore:
         except BaseException:
             executor.shutdown()
             raise
-        return cls(executor, build_scheduler(settings), ready, max_steps_in_flight=depth, recorder=recorder)
+        return cls(
+            executor,
+            build_scheduler(settings),
+            ready,
+            max_steps_in_flight=depth,
+            recorder=recorder,
+            open_tokenizer=lambda: tokenizer or Tokenizer.open(config.model.tokenizer_path),
+        )
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Take a request in. Whatever is wrong with it comes back as an output with an error, never as an exception."""
@@ -122,12 +136,21 @@ class EngineCore:
                 code="duplicate_id",
                 is_client_error=True,
             )
-            self._refused += [
-                EngineCoreOutput(request_id=each, deltas=[], finished=True, error=error) for each in request_ids
-            ]
+            self._refuse(request_ids, error)
+            return
+        try:
+            for request in requests:
+                self._beam_texts.add(request)
+        except (CheckpointError, ConfigError) as failure:
+            self._refuse(request_ids, RequestError(str(failure), field="stop"))
             return
         self._record(Added(requests))
         self.scheduler.add_together(requests)
+
+    def _refuse(self, request_ids: list[str], error: RequestError) -> None:
+        self._refused += [
+            EngineCoreOutput(request_id=each, deltas=[], finished=True, error=error) for each in request_ids
+        ]
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """End requests; no output follows for them. Unknown ids are passed over."""
@@ -159,6 +182,7 @@ class EngineCore:
         outputs += self.scheduler.take_ended()
         if self._in_flight:
             result = self._in_flight.popleft().result()
+            result = self._beam_texts.mark(result, self.scheduler.find, self.scheduler.groups)
             now = self._clock()
             self._record(Updated(now, result))
             outputs += self.scheduler.update(result, now)

@@ -63,7 +63,7 @@ class LLMEngine:
 
         config = configure(dataclasses.replace(args, max_queued_requests=None, max_queued_tokens=None))
         tokenizer, chat_template = open_tokenizer(config.model)  # before the weights: it is the quicker to fail
-        return cls(config, EngineCore.build(config), tokenizer, chat_template)
+        return cls(config, EngineCore.build(config, tokenizer), tokenizer, chat_template)
 
     def seams(self) -> Seams:
         """The parts of a step, for those who measure them; `step` is the whole of it."""

@@ -67,6 +67,9 @@ def nothing_found(group: SequenceGroup) -> RequestError:
 
 def _told(group: SequenceGroup, index: int, beam: FinishedBeam) -> SequenceDelta:
     token_ids = beam.token_ids
+    if beam.is_stopped_by_text:
+        # the front makes the text that is shown, finds the stop string in it, and says so
+        return SequenceDelta(index=index, token_ids=token_ids, logprobs=beam.logprobs)
     status = SequenceStatus.FINISHED_LENGTH_CAPPED if beam.is_capped else SequenceStatus.FINISHED_STOPPED
     is_stop_id = not beam.is_capped and token_ids[-1] not in group.request.end_token_ids
     return SequenceDelta(

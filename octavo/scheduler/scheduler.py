@@ -17,7 +17,7 @@ from octavo.core.cache_key import CacheKey
 from octavo.core.limits import check_runs_alone
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, RequestTimeline, SchedulerStats
 from octavo.core.outputs import PinnedPrefix, RequestError
-from octavo.core.sequence import SequenceGroup, SequenceStatus
+from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import RequestTooLarge
 from octavo.kv_cache.block_manager import BlockManager
@@ -116,6 +116,10 @@ class Scheduler:
     def swapped(self) -> WaitingQueue:
         """Groups with blocks on the host."""
         return self._registry.swapped
+
+    def find(self, seq_id: int) -> tuple[SequenceGroup | None, Sequence | None]:
+        """The group and the sequence with this id; None, None when it is gone."""
+        return self._registry.find(seq_id)
 
     # ---- requests come and go ----
 

@@ -142,7 +142,7 @@ def test_never_does_not_give_up_where_length_is_punished() -> None:
         ({"use_beam_search": True, "top_p": 0.5}, "top_p"),
         ({"use_beam_search": True, "min_p": 0.5}, "min_p"),
         ({"use_beam_search": True, "temperature": 0.7}, "temperature"),
-        ({"use_beam_search": True, "stop": "x"}, "stop"),
+        ({"use_beam_search": True, "stop": "x", "detokenize": False}, "stop"),
         ({"use_beam_search": True, "early_stopping": "soon"}, "early_stopping"),
         ({"use_beam_search": True, "early_stopping": 1}, "early_stopping"),
         ({"use_beam_search": True, "early_stopping": 0}, "early_stopping"),

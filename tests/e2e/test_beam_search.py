@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from octavo import LLM
 from octavo.core.outputs import RequestOutput
@@ -45,6 +46,12 @@ def prompts() -> list[list[int]]:
 def expected(
     oracle: Any, prompt: list[int], width: int, end: list[int], **settings: Any
 ) -> list[tuple[list[int], float]]:
+    stops = [stop.encode() for stop in settings.get("stop_strings", ())]
+
+    def is_stopped(ids: list[int]) -> bool:
+        text = bytes(token if token < 256 else 0 for token in ids)
+        return any(text.endswith(stop) for stop in stops)
+
     with torch.inference_mode():
         found = oracle.generate(
             torch.tensor([prompt]),
@@ -61,8 +68,8 @@ def expected(
         )
     answers = []
     for ids, score in zip(found.sequences[:, len(prompt) :].tolist(), found.sequences_scores.tolist(), strict=True):
-        stop = next((place for place, token in enumerate(ids) if token in end), len(ids) - 1)
-        answers.append((ids[: stop + 1], score))
+        stop = next((place for place, token in enumerate(ids) if token in end or is_stopped(ids[: place + 1])), -1)
+        answers.append((ids[: stop + 1] if stop >= 0 else ids, score))
     return answers
 
 
@@ -125,6 +132,51 @@ def test_processors_act_on_scores_as_those_of_transformers(
         [each.token_ids for each in one.outputs] != [each.token_ids for each in other.outputs]
         for one, other in zip(without, changed, strict=True)
     )
+
+
+STOPS = ["V", "g", "f", "h", "N", "=", "Zz", "=?"]
+"""Texts of frequent tokens, and some of two; no part of a special token, whose text transformers looks at, too."""
+
+
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+@pytest.mark.parametrize("width", [2, 4])
+def test_stop_strings_end_beams_as_those_of_transformers(
+    llm: LLM, oracle: Any, checkpoint: Path, width: int, length_penalty: float, early_stopping: bool | str
+) -> None:
+    settings = {"length_penalty": length_penalty, "early_stopping": early_stopping}
+    reader = PreTrainedTokenizerFast(tokenizer_file=str(checkpoint / "tokenizer.json"))
+    theirs = {**settings, "stop_strings": STOPS, "tokenizer": reader}
+    outputs = check(llm, oracle, prompts(), width, ends(width), {**settings, "stop": STOPS}, theirs)
+    stopped = [each for output in outputs for each in output.outputs if isinstance(each.stop_reason, str)]
+    assert stopped
+    for each in stopped:
+        assert each.finish_reason == "stop"
+        assert each.stop_reason in STOPS
+        assert not any(stop in each.text for stop in STOPS)
+        assert bytes(each.token_ids[-1:]).decode() == each.stop_reason[-1]
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_beams_that_give_way_keep_their_text(checkpoint: Path, mode: str) -> None:
+    def run(num_blocks: int, **others: Any) -> tuple[list[Any], int]:
+        with LLM(
+            model=str(checkpoint), block_size=4, num_gpu_blocks_override=num_blocks, max_model_len=48, threads=1,
+            preemption_mode=mode, swap_space=0.01,
+        ) as llm:  # fmt: skip
+            found = llm.beam_search(prompts() * 3, 4, max_tokens=20, ignore_eos=True, stop=STOPS, **others)
+            answers = [[(each.token_ids, each.text, each.stop_reason) for each in one.outputs] for one in found]
+            return answers, llm.engine.stats.num_preemptions
+
+    for others in ({}, {"min_tokens": 15, "include_stop_str_in_output": True}):
+        roomy, none = run(400, **others)
+        tight, some = run(26, **others)
+        assert tight == roomy
+        assert none == 0 < some
+        stopped = [each for one in roomy for each in one if each[2] is not None]
+        assert stopped
+        assert all(len(token_ids) >= others.get("min_tokens", 0) for token_ids, _, _ in stopped)
+        assert all(text.endswith(reason) is bool(others) for _, text, reason in stopped)
 
 
 def ends(width: int) -> list[int]:

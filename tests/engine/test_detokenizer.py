@@ -177,3 +177,39 @@ def test_only_what_may_become_a_stop_string_is_held_back() -> None:
         1,
         0,
     ]
+
+
+@given(
+    token_ids=st.lists(st.integers(0, 262), min_size=1, max_size=30),
+    stops=st.lists(
+        st.sampled_from(["a", "b ", "€", "\ufffd", "ab", "ba", "<", "s>", "\ufffda"]), min_size=1, unique=True
+    ),
+    min_tokens=st.integers(0, 6),
+    skip=st.booleans(),
+    is_joined=st.booleans(),
+)
+@example(token_ids=[0xE2, 0x82, 97], stops=["\ufffda"], min_tokens=0, skip=True, is_joined=True)
+def test_a_text_says_beforehand_which_token_completes_a_stop_string(
+    bytes_only: Tokenizer,
+    pieces: Tokenizer,
+    token_ids: list[int],
+    stops: list[str],
+    min_tokens: int,
+    skip: bool,
+    is_joined: bool,
+) -> None:
+    params = SamplingParams(stop=tuple(stops), min_tokens=min_tokens, max_tokens=40, skip_special_tokens=skip)
+    text = SequenceText(bytes_only if is_joined else pieces, [1, 97], params)
+    for token_id in token_ids:
+        # what is asked about, and what becomes of forks, leaves a text as it is
+        others = {other: text.completes_stop(other) for other in (97, 98, 0x82, token_id)}
+        for other, completes in others.items():
+            fork = text.fork()
+            assert fork.push(other) is completes
+            fork.finish()
+        before = text.text
+        if text.push(token_id):
+            assert others[token_id]
+            return
+        assert not others[token_id]
+        assert text.text.startswith(before)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.engine_core import EngineCore
 from octavo.engine.recorder import Recorder
+from octavo.engine.tokenizer import Tokenizer
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.scheduler.rates import PreemptionCosts
 from tests.fakes.executor import HashExecutor
@@ -60,7 +61,8 @@ def make_settings(
 
 def make_core(
     *, depth: int = 1, fail_token: int | None = None, swap_block_s: float = 0.0, record_to: Path | None = None,
-    clock: Clock | None = None, sliding_window: int | None = None, keeps_unseen: bool = False, **settings: Any,
+    clock: Clock | None = None, sliding_window: int | None = None, keeps_unseen: bool = False,
+    open_tokenizer: Callable[[], Tokenizer] | None = None, **settings: Any,
 ) -> EngineCore:  # fmt: skip
     """A core over the hash executor; `settings` are those of `make_settings`. `keeps_unseen`: blocks that left the
     window are not released."""
@@ -82,6 +84,7 @@ def make_core(
         max_steps_in_flight=depth,
         clock=clock or Clock(),
         recorder=Recorder(str(record_to), chosen, depth) if record_to is not None else None,
+        open_tokenizer=open_tokenizer,
     )
 
 

@@ -212,7 +212,7 @@ def test_token_ids_come_on_request(server: Served) -> None:
         ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
         ({"guided_json": {}}, "guided_json", "unsupported_parameter"),
         ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
-        ({"use_beam_search": True, "stop": ["x"]}, "stop", "invalid_value"),
+        ({"use_beam_search": True, "min_p": 0.5}, "min_p", "invalid_value"),
         ({"chat_template": "{{ messages }}"}, "chat_template", "unsupported_parameter"),
         ({"temprature": 1}, "temprature", "unknown_parameter"),
         ({"temperature": "hot"}, "temperature", "invalid_type"),
