@@ -77,11 +77,7 @@ class Preemption:
         if decision.swap:
             assert plan is not None
             for sequence in group.live:
-                num_kept = computed[sequence.seq_id]
-                if not group.may_read_prefix_cache:
-                    # results on their way are dropped, and with them log-probabilities of the prompt that are owed
-                    num_kept = min(num_kept, group.num_prompt_logprobs_sent - 1)
-                sequence.pause(num_kept)
+                sequence.pause(computed[sequence.seq_id])
             moves = manager.swap_out(group.live)
             # a copy that this step would have made is not made: what it would have copied is still at its source
             plan.swap_outs += [BlockCopy(_origin(move.source, copied_from), move.target) for move in moves]

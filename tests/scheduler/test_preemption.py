@@ -186,7 +186,7 @@ def test_the_front_is_told_of_a_preemption_before_the_request_ends() -> None:
     assert "swapped in" in told[1]
 
 
-def test_log_probabilities_of_a_prompt_that_was_swapped_out_on_its_way_are_computed_again() -> None:
+def test_log_probabilities_of_a_prompt_that_was_swapped_out_on_its_way_are_not_lost() -> None:
     core = make_core(
         max_num_batched_tokens=8,
         max_num_seqs=1,
