@@ -88,6 +88,18 @@ def test_a_step_is_all_prefill_or_all_decode(case: Callable[[], tuple[EngineCore
     run(core)
 
 
+def test_sequences_that_compute_their_tails_again_have_steps_of_their_own() -> None:
+    core = classic(enable_prefix_caching=False)
+    core.add_request(make_request("other", range(4)))
+    core.add_request(make_request("several", range(10, 15), n=2))
+    core.step()
+    core.step()
+    preempted = core.scheduler.groups["several"]
+    assert [sequence.num_output_tokens for sequence in preempted.live] == [2, 2]
+    core.scheduler._preemption.preempt(preempted)
+    assert [rows(core) for _ in range(3)] == [[5], [2, 2], [1, 1, 1]]
+
+
 def swapped_core() -> EngineCore:
     """Two groups run until the younger is swapped out; a third waits."""
     core = classic(num_blocks=8, num_host_blocks=16, preemption_mode="swap", enable_prefix_caching=False)

@@ -8,7 +8,9 @@ import pytest
 
 from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.admission import Admission
+from octavo.scheduler.budget import PartialBudget
 from octavo.scheduler.plan import StepPlan
+from octavo.scheduler.policies.fair_share import FairShare
 from octavo.scheduler.rates import PreemptionCosts
 from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
 from tests.fakes.executor import HashExecutor
@@ -157,6 +159,85 @@ def test_only_what_had_been_computed_counts_as_computed_again() -> None:
     run(core)
     assert core.stats().num_preemptions == 1
     assert core.stats().num_recomputed_tokens == 16
+
+
+def test_a_copy_of_a_copy_is_swapped_out_from_where_its_content_is() -> None:
+    core = make_core(num_host_blocks=16, preemption_mode="swap", max_num_batched_tokens=64)
+    run(core, [make_request("first", range(12), max_tokens=1)])
+    request = make_request("several", range(10), n=3, max_tokens=6)
+    core.add_request(request)
+    seen = Collected()
+    seen.add(core.step().outputs + core.step().outputs)
+    scheduler, plan = core.scheduler, StepPlan()
+    group = scheduler.running[0]
+    scheduler._preemption.preempt(group)
+    assert scheduler.waiting.pop(0.0) is group
+    # it finds its prompt with the beginning of a block; its sequences share that block, and copy it to write
+    admission = Admission(scheduler._registry, scheduler._preemption, scheduler.log, 0)
+    admission.allocate(group, admission.find_prefix(group), plan, now=0.0)
+    scheduler._planner._rows.plan_group(group, plan, PartialBudget(64))
+    copies = [copy for each in plan.copies.values() for copy in each]
+    assert {copy.source for copy in copies} & {copy.target for copy in copies}
+    scheduler._preemption.preempt(group, plan)
+    assert isinstance(core.executor, HashExecutor)
+    core.executor.execute(plan.output(0, [sequence.seq_id for sequence in scheduler._registry.released]))
+    scheduler._registry.released = []
+    scheduler.block_manager.end_planning()
+    assert run(core, collected=seen).token_ids["several"] == run_alone(request).token_ids["several"]
+
+
+@pytest.mark.parametrize("enable_chunked_prefill", [True, False])
+def test_no_step_swaps_out_and_in(enable_chunked_prefill: bool) -> None:
+    core = pressed(
+        num_blocks=12, policy="fair-share", preemption_mode="swap", enable_chunked_prefill=enable_chunked_prefill
+    )
+    policy = core.scheduler.policy
+    assert isinstance(policy, FairShare)
+    for name, num_tokens, max_tokens in (("grows", 8, 24), ("small", 4, 12), ("large", 24, 12)):
+        request = make_request(name, range(num_tokens), max_tokens=max_tokens)
+        request.tenant = name
+        core.add_request(request)
+    policy.counters["small"] = 1e3
+    while not len(core.scheduler.swapped):
+        core.step()
+    policy.counters["large"] = 1e6
+    while len(core.scheduler.swapped) == 1:
+        core.step()
+    # the small one comes first and would fit
+    assert [group.request_id for group in core.scheduler.running] == ["grows"]
+    core.step()
+    assert [group.request_id for group in core.scheduler.running] == ["grows", "small"]
+    run(core)
+
+
+def test_a_step_that_preempted_lets_nobody_in() -> None:
+    core = pressed(num_blocks=8, max_bypasses=5, max_num_seqs=8)
+    core.add_request(make_request("grows", range(8), max_tokens=20))
+    core.add_request(make_request("large", range(20, 43), max_tokens=2, n=1))
+    core.step()
+    assert core.stats().num_used_blocks == 8
+    core.add_request(make_request("small", [40]))
+    core.step()
+    assert core.stats().num_preemptions == 1
+    assert [group.request_id for group in core.scheduler.running] == ["grows"]
+    core.step()
+    assert [group.request_id for group in core.scheduler.running] == ["grows", "small"]
+    run(core)
+
+
+def test_a_swapped_group_waits_for_a_sequence() -> None:
+    core = pressed(num_blocks=7, policy="priority", preemption_mode="swap", max_num_seqs=2)
+    for name, max_tokens, priority in (("a", 13, 1), ("b", 9, 5)):
+        request = make_request(name, range(ord(name), ord(name) + 12), max_tokens=max_tokens)
+        request.prompt_token_ids, request.priority = [token % 50 for token in request.prompt_token_ids], priority
+        core.add_request(request)
+    while not len(core.scheduler.swapped):
+        core.step()
+    for name in "cdef":
+        core.add_request(make_request(name, [ord(name) % 50], max_tokens=8))
+    while core.has_unfinished():
+        core.step()
+        assert sum(group.max_running_sequences for group in core.scheduler.running) <= 2
 
 
 def test_the_timeline_tells_what_happened() -> None:

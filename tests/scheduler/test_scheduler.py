@@ -122,6 +122,16 @@ class TestAdmission:
         assert run(core, [request]).token_ids == run_alone(request).token_ids
         assert core.stats().num_preemptions == 0
 
+    def test_pins_stay_while_another_group_can_give_way(self) -> None:
+        core = make_core(num_blocks=8, max_num_batched_tokens=64)
+        run(core, [make_request("first", range(9), max_tokens=1)])
+        assert core.pin_prefix(list(range(9)), 1e9).num_tokens == 8
+        core.add_request(make_request("old", range(30, 39), max_tokens=9))
+        core.add_request(make_request("young", range(20, 29), max_tokens=9))
+        while not core.stats().num_preemptions:
+            core.step()
+        assert core.scheduler.block_manager.num_pinned_blocks == 2
+
     def test_an_id_in_use_is_refused_and_the_first_request_goes_on(self) -> None:
         core = make_core()
         core.add_request(make_request("a", [1, 2]))

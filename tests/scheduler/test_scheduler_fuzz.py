@@ -205,9 +205,8 @@ class Schedules(RuleBasedStateMachine):
         repeated = [each for each in outputs if each.error is not None and each.error.field == "request_id"]
         self.num_repeated -= len(repeated)
         self.seen.add(each for each in outputs if each not in repeated)
-        if self.options["enable_chunked_prefill"]:
-            for made in self.executor.steps[num_before:]:
-                assert made.num_tokens <= self.options["max_num_batched_tokens"]
+        for made in self.executor.steps[num_before:]:
+            assert not (made.block_ops.swap_outs and made.block_ops.swap_ins), "out and in by one step"
         scheduler = self.core.scheduler
         assert sum(group.max_running_sequences for group in scheduler.running) <= self.options["max_num_seqs"]
         adapters = {group.request.adapter for group in scheduler.running} - {None}

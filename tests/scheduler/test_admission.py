@@ -1,0 +1,44 @@
+"""How groups come onto the device, beyond what `test_scheduler.py` sees of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.sequence import Sequence
+from octavo.scheduler.admission import common_prefix_length
+from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length"),
+    [
+        ([[1, 2, 3, 4], [1, 2, 3, 5]], 3),
+        ([[1, 2, 3, 4], [1, 2, 9, 4]], 2),
+        ([[1, 2, 3, 4], [1, 2, 3, 4]], 3),
+        ([[1, 2, 3, 4, 5], [1, 2, 3]], 2),
+        ([[1, 2, 3], [1, 2, 3, 4, 5], [1, 7, 3]], 1),
+    ],
+)
+def test_what_sequences_share_ends_before_the_last_token_of_each(tokens: list[list[int]], length: int) -> None:
+    sequences = [Sequence(number, number, token_ids, 1) for number, token_ids in enumerate(tokens)]
+    assert common_prefix_length(sequences) == length
+
+
+def test_pins_go_when_nothing_runs_and_a_swapped_group_needs_their_blocks() -> None:
+    core = make_core(
+        num_blocks=8, num_host_blocks=16, preemption_mode="swap", policy="priority", max_num_seqs=1,
+        max_num_batched_tokens=64,
+    )  # fmt: skip
+    request = make_request("low", range(17), max_tokens=4)
+    request.priority = 5
+    core.add_request(request)
+    seen = Collected()
+    seen.add(core.step().outputs)
+    assert core.pin_prefix(list(range(17)), 1e9).num_cached_tokens == 16
+    core.add_request(make_request("high", [40, 41], max_tokens=2))
+    while len(core.scheduler.groups) > 1:
+        seen.add(core.step().outputs)
+    assert core.stats().num_preemptions_by_swap == 1
+    run(core, collected=seen)
+    assert core.scheduler.block_manager.num_pinned_blocks == 0
+    assert seen.token_ids["low"] == run_alone(request).token_ids["low"]
