@@ -51,12 +51,12 @@ def test_once_a_step_has_left_requests_behind_those_that_come_wait_too() -> None
 
 
 def test_an_aborted_newcomer_leaves_its_place() -> None:
-    core = make_core(max_num_seqs=1, max_queued_requests=1)
+    core = make_core(max_num_seqs=2, max_queued_requests=1)
+    core.add_request(make_request("gone", range(4), n=2))
     core.add_request(make_request("a", range(4)))
-    core.abort_requests(["a"])
-    core.add_request(make_request("b", range(4)))
-    core.add_request(make_request("c", range(4)))
-    core.add_request(make_request("d", range(4)))
+    core.abort_requests(["gone"])
+    for name in ("b", "c", "d"):
+        core.add_request(make_request(name, range(4)))
     assert sorted(errors(run(core))) == ["d"]
 
 
