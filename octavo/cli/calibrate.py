@@ -84,7 +84,13 @@ def calibrate(
     return 0
 
 
-def fitted(llm: LLM, batch_sizes: Sequence[int], input_lens: Sequence[int], repetitions: int) -> tuple[Fitted, int]:
+def fitted(
+    llm: LLM,
+    batch_sizes: Sequence[int],
+    input_lens: Sequence[int],
+    repetitions: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[Fitted, int]:
     """A cost model of this engine, and the number of steps that it was fitted to. Raises ConfigError."""
     ready, config = llm.engine.ready, llm.config
     longest = ready.max_model_len - _OUTPUT_LEN
@@ -102,7 +108,7 @@ def fitted(llm: LLM, batch_sizes: Sequence[int], input_lens: Sequence[int], repe
         if size * length <= max(_MOST_PROMPT_TOKENS, min(batch_sizes) * min(input_lens))
     )
     at_once = [Batch([length] * size, [_OUTPUT_LEN] * size) for size, length in grid]
-    *batches, checked = measure(llm, [*at_once, _one_by_one(longest), mixed], repetitions)
+    *batches, checked = measure(llm, [*at_once, _one_by_one(longest), mixed], repetitions, clock)
     steps = [step for batch in batches for step in batch.steps]
     coefficients, fit_error = fit(steps)
     moves = msgspec.convert(llm.engine.call("measure_block_moves"), BlockMoveRates)
@@ -118,6 +124,7 @@ def fitted(llm: LLM, batch_sizes: Sequence[int], input_lens: Sequence[int], repe
         step_s=coefficients["step_s"],
         prefill_step_s=coefficients["prefill_step_s"],
         sequence_s=coefficients["sequence_s"],
+        further_sequence_s=coefficients["further_sequence_s"],
         prefill_token_s=coefficients["prefill_token_s"],
         context_token_s=coefficients["context_token_s"],
         pair_s=coefficients["pair_s"],
@@ -158,32 +165,34 @@ class TypicalBatch(NamedTuple):
     besides_s: float
 
 
-def measure(llm: LLM, batches: Sequence[Batch], repetitions: int) -> list[TypicalBatch]:
+def measure(
+    llm: LLM, batches: Sequence[Batch], repetitions: int, clock: Callable[[], float] = time.perf_counter
+) -> list[TypicalBatch]:
     """Every repetition of a batch has the same steps, so each one's time is the median over those in which it was not
     interrupted. Batches take turns, so that a busy moment of the machine does not meet all repetitions of one."""
     found: list[list[MeasuredBatch]] = [[] for _ in batches]
     for repetition in range(repetitions + 1):
         for place, batch in enumerate(batches):
             llm.engine.call("reset_prefix_cache")
-            run = _run(llm, batch, place)
+            run = _run(llm, batch, place, clock)
             if repetition > 0:  # the first does not count
                 found[place].append(run)
     return [_typical(runs) for runs in found]
 
 
-def _run(llm: LLM, batch: Batch, seed: int) -> MeasuredBatch:
+def _run(llm: LLM, batch: Batch, seed: int, clock: Callable[[], float]) -> MeasuredBatch:
     engine = llm.engine
     waiting = deque(zip(_prompts(llm, batch.input_lens, seed), map(_greedy, batch.output_lens), strict=True))
     num_steps = 0
-    with _watched(engine) as steps:
-        began = time.perf_counter()
+    with _watched(engine, clock) as steps:
+        began = clock()
         while waiting or engine.has_unfinished_requests():
             while waiting and num_steps >= batch.steps_between * (len(batch.input_lens) - len(waiting)):
                 prompt, params = waiting.popleft()
                 engine.add_request(str(len(waiting)), prompt, params)
             engine.step()
             num_steps += 1
-        elapsed = time.perf_counter() - began
+        elapsed = clock() - began
     return MeasuredBatch(steps, elapsed - sum(each.step.seconds for each in steps))
 
 
@@ -246,7 +255,7 @@ def _num_interruptions() -> int:
 
 
 @contextmanager
-def _watched(engine: LLMEngine) -> Iterator[list[TimedStep]]:
+def _watched(engine: LLMEngine, clock: Callable[[], float] = time.perf_counter) -> Iterator[list[TimedStep]]:
     """Inside, the work and the time of every step that computes something are written down."""
     steps: list[TimedStep] = []
     planned: list[SchedulerOutput] = []
@@ -262,9 +271,9 @@ def _watched(engine: LLMEngine) -> Iterator[list[TimedStep]]:
 
     def timed_step() -> object:
         interruptions = _num_interruptions()
-        began = time.perf_counter()
+        began = clock()
         outputs = step()
-        seconds = time.perf_counter() - began
+        seconds = clock() - began
         # with steps in flight one begins what another ends: only a step that did both by itself has a time
         if len(planned) == 1:
             was_interrupted = _num_interruptions() > interruptions

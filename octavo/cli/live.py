@@ -5,6 +5,8 @@ from __future__ import annotations
 import heapq
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from octavo.core.outputs import RequestOutput
@@ -16,14 +18,42 @@ from octavo.simulate.report import summarize
 from octavo.simulate.traces import Trace, TraceRequest
 
 if TYPE_CHECKING:
+    from octavo.engine.llm_engine import LLMEngine
     from octavo.llm import LLM
+
+
+class WallClock:
+    """Seconds on the wall."""
+
+    def __call__(self) -> float:
+        return time.monotonic()
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        time.sleep(seconds)
+
+
+class ProcessorClock:
+    """Seconds in which this process had a processor, and those that it waited: what other programs take does not count.
+    They begin where the wall's are. Right for an engine with one thread."""
+
+    def __init__(self) -> None:
+        self._skipped_s = time.monotonic() - time.process_time()
+
+    def __call__(self) -> float:
+        return time.process_time() + self._skipped_s
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self._skipped_s += seconds
 
 
 class Live:
     """A trace on an engine, at the times that it says. `run` may be called once."""
 
-    def __init__(self, llm: LLM, trace: Trace) -> None:
+    def __init__(self, llm: LLM, trace: Trace, clock: WallClock | ProcessorClock | None = None) -> None:
         self._engine = llm.engine
+        self._clock = clock or WallClock()
         self._trace = trace
         self._vocab_size = llm.config.model.vocab_size
         self._histories: dict[str, list[int]] = {}
@@ -31,26 +61,37 @@ class Live:
         self._records: dict[int, RequestRecord] = {}
         self._due = [(each.arrival_s, number) for number, each in enumerate(trace.requests) if each.follows is None]
         heapq.heapify(self._due)
+        # drawn before the clock starts: a server's prompts come from elsewhere
+        self._prefixes = {
+            name: self._random(f"prefix {name}", length)
+            for request in trace.requests
+            for name, length in request.prefixes
+        }
+        self._rests = [self._random(f"request {number}", each.prompt_len) for number, each in enumerate(trace.requests)]
 
     def run(self) -> Measured:
         """Until every request has ended."""
-        engine = self._engine
-        began, steps_before = time.monotonic(), engine.stats.num_steps
+        with _on_clock(self._engine, self._clock):
+            return self._run()
+
+    def _run(self) -> Measured:
+        engine, clock = self._engine, self._clock
+        began, steps_before = clock(), engine.stats.num_steps
         preemptions_before = engine.stats.num_preemptions
         busy_s = cpu_s = 0.0
         while self._due or engine.has_unfinished_requests():
-            now = time.monotonic() - began
+            now = clock() - began
             while self._due and self._due[0][0] <= now:
                 self._submit(*heapq.heappop(self._due))
             if engine.has_unfinished_requests():
-                before, cpu_before = time.monotonic(), time.process_time()
+                before, cpu_before = clock(), time.process_time()
                 outputs = engine.step()
-                busy_s += time.monotonic() - before
+                busy_s += clock() - before
                 cpu_s += time.process_time() - cpu_before
                 for output in outputs:
                     self._finish(output, began)
             else:
-                time.sleep(max(0.0, self._due[0][0] - now))
+                clock.wait(max(0.0, self._due[0][0] - now))
         stats = engine.stats
         outcome = Outcome(
             records=sorted(self._records.values(), key=lambda record: record.number),
@@ -62,6 +103,8 @@ class Live:
             num_swapped_blocks=0,
             num_recomputed_tokens=0,
         )
+        if isinstance(clock, ProcessorClock):
+            return Measured(summarize(outcome))
         return Measured(summarize(outcome), min(1.0, cpu_s / max(busy_s, 1e-9)))
 
     def _submit(self, arrival_s: float, number: int) -> None:
@@ -96,11 +139,9 @@ class Live:
             return traced.prompt_token_ids
         prompt = list(self._histories.get(traced.conversation or "", ()))
         if not prompt:
-            for name, length in traced.prefixes:
-                prompt += self._random(f"prefix {name}", length)
-        prompt = prompt[: traced.prompt_len]
-        prompt += self._random(f"request {number}", traced.prompt_len - len(prompt))
-        return prompt
+            for name, _ in traced.prefixes:
+                prompt += self._prefixes[name]
+        return (prompt + self._rests[number])[: traced.prompt_len]
 
     def _random(self, name: str, length: int) -> list[int]:
         source = random.Random(name)
@@ -124,3 +165,17 @@ class Live:
             self._histories[traced.conversation] = [*output.prompt_token_ids, *output.outputs[0].token_ids]
         for follower in self._trace.followers.get(number, ()):
             heapq.heappush(self._due, (record.finished_s + self._trace.requests[follower].arrival_s, follower))
+
+
+@contextmanager
+def _on_clock(engine: LLMEngine, clock: WallClock | ProcessorClock) -> Iterator[None]:
+    """Inside, the scheduler is told what this clock says."""
+    scheduler = next(seam.owner for seam in engine.seams().parts if seam.method == "schedule")
+    schedule, update = scheduler.schedule, scheduler.update  # type: ignore[attr-defined]
+    setattr(scheduler, "schedule", lambda now: schedule(clock()))  # noqa: B010
+    setattr(scheduler, "update", lambda output, now: update(output, clock()))  # noqa: B010
+    try:
+        yield
+    finally:
+        delattr(scheduler, "schedule")
+        delattr(scheduler, "update")

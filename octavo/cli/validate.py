@@ -7,6 +7,7 @@ summarised by the same code. HTTP is in neither.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
@@ -14,10 +15,11 @@ import msgspec
 
 from octavo.cli.bench import load, positive
 from octavo.cli.calibrate import BATCH_SIZES, INPUT_LENS, fitted, write
-from octavo.cli.live import Live
-from octavo.cli.options import Given, count, with_options, word
+from octavo.cli.live import Live, ProcessorClock, WallClock
+from octavo.cli.options import Given, count, switch, with_options, word
 from octavo.cli.report import report
 from octavo.config.args import EngineArgs
+from octavo.errors import ConfigError
 from octavo.simulate.comparison import Comparison, table, to_json
 from octavo.simulate.cost_model import load_cost_model
 from octavo.simulate.report import summarize
@@ -43,6 +45,14 @@ def validate(
     ] = None,
     num_requests: Annotated[int, count("Requests of each load.", "Benchmark")] = 300,
     repetitions: Annotated[int, count("Times to measure each load; the least disturbed counts.", "Benchmark")] = 3,
+    processor_clock: Annotated[
+        bool,
+        switch(
+            "Count the seconds in which this process had a processor, not those on the wall: for machines that other "
+            "programs use too, with one thread.",
+            "Benchmark",
+        ),
+    ] = False,
     output: Annotated[str | None, word("File that gets the cost model, when it is calibrated.", "Benchmark")] = None,
     given: Given,
 ) -> int:
@@ -50,8 +60,17 @@ def validate(
     positive(num_requests=num_requests, repetitions=repetitions)
     traced = _alike(read_trace(trace)) if trace is not None else None
     llm = load(given)
+    if processor_clock and llm.config.device.threads != 1:
+        raise ConfigError(
+            f"threads is {llm.config.device.threads}, must be 1 with processor_clock: with several threads processor "
+            "time and time are not the same"
+        )
     model = (
-        load_cost_model(cost_model) if cost_model is not None else fitted(llm, BATCH_SIZES, INPUT_LENS, repetitions)[0]
+        load_cost_model(cost_model)
+        if cost_model is not None
+        else fitted(
+            llm, BATCH_SIZES, INPUT_LENS, repetitions, time.process_time if processor_clock else time.perf_counter
+        )[0]
     )
     if output is not None:
         write("output", output, msgspec.json.format(msgspec.json.encode(model)) + b"\n")
@@ -64,13 +83,18 @@ def validate(
         measured = []
         for _ in range(repetitions):
             llm.engine.call("reset_prefix_cache")
-            measured.append(Live(llm, each.trace).run())
+            measured.append(Live(llm, each.trace, ProcessorClock() if processor_clock else WallClock()).run())
         comparisons.append(Comparison.of(each.name, measured, summarize(simulate(each.trace, simulation))))
     print(model.describe(), file=sys.stderr)
     print(table(comparisons), file=sys.stderr)
     report(
         "validate",
-        {"model": llm.config.model.name, "num_requests": num_requests, "repetitions": repetitions},
+        {
+            "model": llm.config.model.name,
+            "num_requests": num_requests,
+            "repetitions": repetitions,
+            "processor_clock": processor_clock,
+        },
         {"loads": to_json(comparisons)},
     )
     return 0

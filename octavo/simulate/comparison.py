@@ -18,16 +18,17 @@ _FIGURES: Final = (
 )
 """Label, field of `Summary`, what of its spread, and the factor to the label's unit."""
 
+_NEXT_TO_NOTHING: Final = 0.1
 _UNDISTURBED: Final = 0.95
 """A process that has a processor for this share of its time was hardly disturbed."""
 
 
 class Measured(NamedTuple):
     """A load on a real engine. processor_share: of the time in which it computed, that in which it had a processor;
-    other programs had the rest."""
+    other programs had the rest. None where only the former was counted."""
 
     summary: Summary
-    processor_share: float
+    processor_share: float | None = None
 
 
 class Comparison(NamedTuple):
@@ -65,13 +66,15 @@ def table(comparisons: Sequence[Comparison]) -> str:
     for comparison in comparisons:
         summary = comparison.predicted
         share = comparison.measured.processor_share
-        lines.append(f"{comparison.load}: {summary.num_requests:,} requests, had a processor {share:.0%} of the time")
+        had = f", had a processor {share:.0%} of the time" if share is not None else ""
+        lines.append(f"{comparison.load}: {summary.num_requests:,} requests{had}")
         for label, measured, predicted in comparison.rows():
-            error = f"{predicted / measured - 1:+9.1%}" if measured > 0 and "preemptions" not in label else ""
+            # of next to nothing no error is large
+            error = f"{predicted / measured - 1:+9.1%}" if measured > _NEXT_TO_NOTHING else ""
             lines.append(f"  {label:34}{measured:12,.4g}{predicted:12,.4g}{error}")
     worst = max(comparisons, key=lambda each: abs(each.throughput_error))
     lines.append(f"throughput is predicted within {abs(worst.throughput_error):.1%} (worst: {worst.load})")
-    share = min(each.measured.processor_share for each in comparisons)
+    share = min((s for each in comparisons if (s := each.measured.processor_share) is not None), default=1.0)
     if share < _UNDISTURBED:
         lines.append(
             f"other programs had the processor for up to {1 - share:.0%} of the measured time, so the engine was "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -128,13 +128,23 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
 
-FEATURES = ("step_s", "prefill_step_s", "sequence_s", "prefill_token_s", "context_token_s", "pair_s")
+FEATURES = (
+    "step_s",
+    "prefill_step_s",
+    "sequence_s",
+    "further_sequence_s",
+    "prefill_token_s",
+    "context_token_s",
+    "pair_s",
+)
 """The coefficients of `Fitted` in the order of `_features`."""
+_FEW_SEQUENCES: Final = 8
+"""Up to so many rows of a step are cheaper on some processors: their data stay in the nearest cache."""
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="fitted"):
-    """Seconds per step, and more per step with a prefill; per row, prefill token, token of context of a decoding row,
-    and query-key pair of a prefill.
+    """Seconds per step, and more per step with a prefill; per row, and more per row beyond the eighth; per prefill
+    token, token of context of a decoding row, and query-key pair of a prefill.
 
     Made by `octavo bench calibrate`. num_kv_tokens: what the measured engine's cache holds. swap_bytes_per_s,
     copy_bytes_per_s: of keys and values that are moved between device and host, and copied within the device.
@@ -146,6 +156,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     step_s: float
     prefill_step_s: float = 0.0
     sequence_s: float
+    further_sequence_s: float = 0.0
     prefill_token_s: float
     context_token_s: float
     pair_s: float
@@ -168,6 +179,8 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         )
         if work.num_prefill_tokens:
             seconds += self.prefill_step_s
+        if work.num_sequences > _FEW_SEQUENCES:
+            seconds += self.further_sequence_s * (work.num_sequences - _FEW_SEQUENCES)
         if work.num_swapped_blocks or work.num_copied_blocks:
             seconds += self.swap_seconds(work.num_swapped_blocks, block_size)
             seconds += work.num_copied_blocks * block_size * self.kv_bytes_per_token / self.copy_bytes_per_s
@@ -337,7 +350,9 @@ _FIT_ROUNDS = 6
 
 def _features(work: StepWork) -> tuple[float, ...]:
     has_prefill = float(work.num_prefill_tokens > 0)
-    return 1.0, has_prefill, work.num_sequences, work.num_prefill_tokens, work.num_context_tokens, work.num_pairs
+    num_further = max(0, work.num_sequences - _FEW_SEQUENCES)
+    rows = 1.0, has_prefill, work.num_sequences, num_further
+    return *rows, work.num_prefill_tokens, work.num_context_tokens, work.num_pairs
 
 
 def non_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:

@@ -127,6 +127,7 @@ def recorded_costs(name: str, recorded: Recorded) -> Fitted:
         step_s=coefficients["step_s"],
         prefill_step_s=coefficients["prefill_step_s"],
         sequence_s=coefficients["sequence_s"],
+        further_sequence_s=coefficients["further_sequence_s"],
         prefill_token_s=coefficients["prefill_token_s"],
         context_token_s=coefficients["context_token_s"],
         pair_s=coefficients["pair_s"],

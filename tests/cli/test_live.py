@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from octavo import LLM
-from octavo.cli.live import Live
+from octavo.cli.live import Live, ProcessorClock
 from octavo.errors import ContextTooLong
 from octavo.simulate.traces import Trace, TraceRequest
 
@@ -23,7 +25,18 @@ def test_requests_come_when_the_trace_says_and_are_as_long(llm: LLM) -> None:
     assert summary.duration_s > 0.1
     assert summary.output_tokens_per_s == pytest.approx((3 + 4 + 5) / summary.duration_s)
     assert 0 < summary.time_to_first_token_s.mean < summary.latency_s.mean
+    assert measured.processor_share is not None
     assert 0 < measured.processor_share <= 1
+
+
+def test_on_the_processors_clock_waiting_takes_no_time_and_is_counted(llm: LLM) -> None:
+    requests = [TraceRequest(arrival_s=1000.0 * i, num_prompt_tokens=20, output_len=4) for i in range(2)]
+    began = time.monotonic()
+    measured = Live(llm, Trace(requests), ProcessorClock()).run()
+    assert time.monotonic() - began < 60
+    assert measured.processor_share is None
+    assert 1000 < measured.summary.duration_s < 1010
+    assert 0 < measured.summary.time_to_first_token_s.mean < measured.summary.latency_s.mean < 5
 
 
 def test_a_later_turn_begins_with_the_tokens_that_were_produced(llm: LLM) -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from octavo.cli.main import main
+from octavo.platform import Platform
 from octavo.simulate.traces import TraceRequest, write_trace
 from tests.simulate.parts import make_costs
 
@@ -48,6 +49,8 @@ def test_a_trace_is_a_load(tiny_model: str, tmp_path: Path, capsys: pytest.Captu
     options = ("--model", tiny_model, "--cost-model", costs(tmp_path), "--trace", str(file), *SMALL)
     assert main(["bench", "validate", *options]) == 0
     assert list(json.loads(capsys.readouterr().out)["loads"]) == ["trace"]
+    assert main(["bench", "validate", *options, "--processor-clock", "--threads", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["processor_clock"] is True
 
 
 @pytest.mark.parametrize(
@@ -63,3 +66,10 @@ def test_what_cannot_be_compared_is_refused(
 ) -> None:
     assert main(["bench", "validate", "--model", tiny_model, *SMALL, *arguments]) != 0
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(Platform.detect().cores < 2, reason="a machine with one core has no second thread")
+def test_the_processors_clock_is_for_one_thread(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--model", tiny_model, *SMALL, "--processor-clock", "--threads", "2")
+    assert main(["bench", "validate", *options]) != 0
+    assert "threads is 2, must be 1 with processor_clock" in capsys.readouterr().err

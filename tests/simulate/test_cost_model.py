@@ -122,7 +122,9 @@ def test_a_missing_file_is_told_from_an_unknown_preset() -> None:
 def test_coefficients_that_made_the_times_are_found_again() -> None:
     source = random.Random(0)
     truth = make_costs(step_s=2e-3, sequence_s=1e-4, prefill_token_s=5e-5)
-    truth = msgspec.structs.replace(truth, context_token_s=2e-7, pair_s=3e-8, prefill_step_s=5e-4)
+    truth = msgspec.structs.replace(
+        truth, context_token_s=2e-7, pair_s=3e-8, prefill_step_s=5e-4, further_sequence_s=3e-5
+    )
     steps = []
     for _ in range(60):
         prefill = source.choice([0, source.randrange(2, 500)])
@@ -149,5 +151,5 @@ def test_coefficients_are_never_negative() -> None:
 
 
 def test_too_few_steps_are_refused() -> None:
-    with pytest.raises(ConfigError, match="1 measured steps are too few to fit 6 coefficients"):
+    with pytest.raises(ConfigError, match="1 measured steps are too few to fit 7 coefficients"):
         fit([MeasuredStep(StepWork(1, 1), 1.0)])
