@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+import msgspec
+
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import (
     BlockCopy,
@@ -175,7 +177,7 @@ class HashExecutor:
             samples.append(SequenceOutput(index=index, token=self._draw(read, state.params, index, end)))
         if samples:
             state.token_ids.append(samples[0].token.token_id)
-        candidates = self._candidates(read, row.num_candidates) if row.num_candidates else None
+        candidates = self._candidates(read, row.num_candidates, state.params) if row.num_candidates else None
         prompt = None
         if row.num_prompt_logprobs:
             tokens = [
@@ -187,9 +189,14 @@ class HashExecutor:
             seq_id=row.seq_id, epoch=row.epoch, samples=samples, prompt_logprobs=prompt, candidates=candidates
         )
 
-    def _candidates(self, read: list[int], count: int) -> TokenLogprobs:
-        ranked = sorted((self._describe(read, token) for token in range(self.vocab_size)), key=lambda t: -t.logprob)
-        best = ranked[:count]
+    def _candidates(self, read: list[int], count: int, params: SamplingParams) -> TokenLogprobs:
+        """The likeliest tokens. `allowed_token_ids` bar others, and `bad_words`, whatever they are, two of three."""
+        described = [self._describe(read, token) for token in range(self.vocab_size)]
+        for token, each in enumerate(described):
+            is_allowed = params.allowed_token_ids is None or token in params.allowed_token_ids
+            if not is_allowed or (params.bad_words and digest(read, token, "bad") % 3):
+                described[token] = msgspec.structs.replace(each, logprob=-math.inf)
+        best = sorted(described, key=lambda t: -t.logprob)[:count]
         return TokenLogprobs(
             token_id=best[0].token_id,
             logprob=best[0].logprob,

@@ -24,6 +24,8 @@ KINDS: list[dict[str, object]] = [
     {"n": 1, "best_of": 3, "use_beam_search": True, "early_stopping": True, "length_penalty": 0.0},
     {"n": 2, "best_of": 3, "use_beam_search": True, "early_stopping": "never", "length_penalty": 2.0},
     {"n": 2, "use_beam_search": True, "early_stopping": "never", "length_penalty": -1.0},
+    {"n": 3, "use_beam_search": True, "allowed_token_ids": (1, 2)},
+    {"n": 2, "best_of": 3, "use_beam_search": True, "allowed_token_ids": (1, 2, 3, 5), "bad_words": ("some",)},
 ]  # fmt: skip
 PREFIXES = [[7] * 9, [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9], list(range(10, 30))]
 FAIL_TOKEN = 11
