@@ -49,6 +49,19 @@ class SamplingKernels(Protocol):
         scratch: int,
     ) -> None: ...
 
+    def rank_tokens(
+        self,
+        logits: int,
+        rows: int,
+        vocab: int,
+        requests: int,
+        wanted: int,
+        statuses: int,
+        top_tokens: int,
+        top_values: int,
+        scratch: int,
+    ) -> None: ...
+
     def describe_tokens(
         self,
         logits: int,
@@ -102,22 +115,33 @@ class NativeSampler:
 
     def rank(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
         """See `Sampler.rank`."""
-        processed = [place for place, row in enumerate(rows) if self._reference.has_processors(row.sequence)]
-        if not processed:
-            return self._rank_plain(logits, rows, counts)
-        plain = [place for place in range(len(rows)) if place not in processed]
-        results: dict[int, RowSamples] = {}
-        for rank, places in ((self._reference.rank, processed), (self._rank_plain, plain)):
-            if places:
-                part = rank(logits[places], [rows[i] for i in places], [counts[i] for i in places])
-                results.update(zip(places, part, strict=True))
-        return [results[place] for place in range(len(rows))]
-
-    def _rank_plain(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
-        listed = min(max(counts), logits.shape[1])
-        read = self._describe(logits, [0] * len(rows), listed)
+        logits = logits.contiguous()
+        num_rows, vocab_size = logits.shape
+        requests = [self._request_of(row.sequence, vocab_size) for row in rows]
+        # a processor of another's making acts on log-probabilities too, and before the compiled ones
+        others = [place for place, request in enumerate(requests) if request.processors]
+        ranked = self._reference.rank(logits[others], *_chosen(others, rows, counts)) if others else []
+        packed = [request.packed(row) for request, row in zip(requests, rows, strict=True)]
+        listed = min(max(counts), vocab_size)
+        answer = self._answer_of(num_rows, 0, num_rows * listed)
+        statuses, _, top_tokens, top_values = answer.addresses
+        scratch = self._scratch.reserve(self._kernels.sampling_scratch_bytes(num_rows, vocab_size))
+        first_request = self._input.write(b"".join(packed))
+        self._kernels.rank_tokens(
+            logits.data_ptr(),
+            num_rows,
+            vocab_size,
+            first_request,
+            listed,
+            statuses,
+            top_tokens,
+            top_values,
+            scratch,
+        )
+        read = answer.read()
         results = []
         for place, (row, status) in enumerate(zip(rows, read.statuses, strict=True)):
+            _check_vocabulary(status)
             if status != _DRAWN:
                 error = refusal(row.position, row.sequence.params, *_LARGEST_BY_STATUS[status])
                 results.append(RowSamples([], error))
@@ -125,6 +149,8 @@ class NativeSampler:
             ids, values = read.listed(place * listed, min(counts[place], listed))
             candidates = TokenLogprobs(token_id=ids[0], logprob=values[0], rank=1, top_ids=ids, top_logprobs=values)
             results.append(RowSamples([], candidates=candidates))
+        for place, result in zip(others, ranked, strict=True):
+            results[place] = result
         return results
 
     def describe(self, logits: Tensor, token_ids: Sequence[int], num_logprobs: int) -> list[TokenLogprobs]:
@@ -220,6 +246,12 @@ def _results(rows: Sequence[SamplingRow], requests: Sequence[PackedRequest], rea
         draw += row.num_samples
         first_listed += request.num_listed
     return results
+
+
+def _chosen(
+    places: list[int], rows: Sequence[SamplingRow], counts: Sequence[int]
+) -> tuple[list[SamplingRow], list[int]]:
+    return [rows[place] for place in places], [counts[place] for place in places]
 
 
 def _check_vocabulary(status: int) -> None:

@@ -107,10 +107,6 @@ class ReferenceSampler:
             )
         return traits
 
-    def has_processors(self, sequence: SampledSequence) -> bool:
-        """Whether processors may change this sequence's logits."""
-        return bool(self._traits_of(sequence).processors)
-
     def _process(self, logits: Tensor, rows: Sequence[SamplingRow], *, may_bar_all: bool = False) -> dict[int, str]:
         """Apply the processors to `logits` [rows, vocab]; sentences for the rows from which nothing can be drawn.
 

@@ -28,7 +28,7 @@ class Sampler(Protocol):
         """For beam search: instead of drawing, the `counts[i]` tokens with the largest values, as `candidates`.
 
         The values are log-probabilities on which the processors have acted, as in transformers: they are not normalised
-        again, and -inf is a barred token. float32 logits [rows, vocab], which are overwritten.
+        again, and -inf is a barred token, whose id means nothing. float32 logits [rows, vocab], which are overwritten.
         """
         ...
 

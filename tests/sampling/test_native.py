@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.sampling.metadata import SamplingRow
+from octavo.sampling.metadata import RowSamples, SamplingRow
 from octavo.sampling.native import NativeSampler, native_bytes
 from octavo.sampling.processors import ProcessedRow, default_processors
 from octavo.sampling.reference import ReferenceSampler
@@ -158,12 +159,9 @@ def test_beams_get_the_likeliest_tokens_after_the_processors() -> None:
     found = native().rank(logits.clone(), rows, counts)
     expected = ReferenceSampler().rank(logits.clone(), rows, counts)
     for one, other in zip(found[:3], expected[:3], strict=True):
-        assert one.candidates is not None
-        assert other.candidates is not None
-        assert one.candidates.top_ids == other.candidates.top_ids
-        assert one.candidates.top_logprobs == pytest.approx(other.candidates.top_logprobs, abs=2e-6)
-    assert found[1:3] == expected[1:3]
-    assert found[3:] == expected[3:]
+        check_equal(one, other)
+    assert found[3] == expected[3]
+    assert found[5] == expected[5]
     for place in (3, 5):
         assert "NaN" in (found[place].error or "")
     # nothing may follow: that ends a beam, not a request
@@ -184,12 +182,70 @@ def test_what_the_processors_leave_is_not_normalised_again() -> None:
         assert barred is not None
         assert biased is not None
         known = dict(zip(barred.top_ids, barred.top_logprobs, strict=True))
-        assert {token: known[token] for token in (9, 4, 7)} == {token: logprobs[0, token] for token in (9, 4, 7)}
-        assert [value for token, value in known.items() if token not in (9, 4, 7)] == [-math.inf] * 2
+        for token in (9, 4, 7):
+            assert known[token] == pytest.approx(logprobs[0, token].item(), abs=2e-6)
+        assert barred.top_logprobs[3:] == [-math.inf] * 2
         known = dict(zip(biased.top_ids, biased.top_logprobs, strict=True))
-        assert known[4] == logprobs[1, 4] + 2.0
-        assert known[9] == logprobs[1, 9] - 1.0
-        assert known[5] == logprobs[1, 5]
+        for token, bias in ((4, 2.0), (9, -1.0), (5, 0.0)):
+            assert known[token] == pytest.approx(logprobs[1, token].item() + bias, abs=2e-6)
+
+
+def check_equal(one: RowSamples, other: RowSamples) -> None:
+    """The same candidates of two samplers, in the same order; barred ones have no ids."""
+    assert one.error == other.error
+    assert one.candidates is not None
+    assert other.candidates is not None
+    assert one.candidates.top_logprobs == pytest.approx(other.candidates.top_logprobs, abs=4e-6)
+    count = sum(value > -math.inf for value in one.candidates.top_logprobs)
+    assert one.candidates.top_ids[:count] == other.candidates.top_ids[:count]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("vocab_size", [40, 1000, 40_000])
+def test_beams_are_ranked_as_the_reference_ranks_them(level: str, vocab_size: int) -> None:
+    source = random.Random(vocab_size)
+    logits = make_logits(60, vocab_size)
+    rows = []
+    for _ in range(len(logits)):
+        some = source.sample(range(vocab_size), 30)
+        settings: dict[str, Any] = {
+            "allowed_token_ids": source.choice([None, None, some[:12], some]),
+            "logit_bias": source.choice([None, {token: source.uniform(-9, 9) for token in some[5:20]}]),
+            "repetition_penalty": source.choice([1.0, 1.0, 1.3, 0.7]),
+            "frequency_penalty": source.choice([0.0, 0.5]),
+            "presence_penalty": source.choice([0.0, -0.4]),
+            "bad_words": source.choice([(), ("x",)]),
+            "min_tokens": source.choice([0, 99]),
+            "max_tokens": 99,
+        }
+        words = ((some[6],), (some[0],)) if settings["bad_words"] else ()
+        sequence = FakeSequence(SamplingParams(**settings), end_token_ids=tuple(some[:3]), bad_words_token_ids=words)
+        sequence.output += source.choices(some, k=source.choice([0, 5, 90]))
+        rows.append(SamplingRow(sequence, 0))
+    counts = [source.choice([1, 4, 30]) for _ in rows]
+    sampler = make_sampler(runtime(level))
+    found = sampler.rank(logits.clone(), rows, counts)
+    expected = ReferenceSampler().rank(logits.clone(), rows, counts)
+    for place, (one, other) in enumerate(zip(found, expected, strict=True)):
+        check_equal(one, other)
+        assert sampler.rank(logits[place : place + 1].clone(), [rows[place]], [counts[place]]) == [one]
+
+
+def test_ranking_says_what_is_wrong_with_a_row() -> None:
+    logits = make_logits(3, 64)
+    logits[0] -= 1e30
+    logits[0, 5] = 0.0
+    rows = [
+        sampling_row(repetition_penalty=1e-3, logit_bias={5: 100.0}),
+        sampling_row(seed=2, logit_bias={3: 100.0}),
+        sampling_row(seed=100),
+    ]
+    found = native(OnlyEven()).rank(logits.clone(), rows, [3, 3, 3])
+    expected = make_sampler(None, [OnlyEven()]).rank(logits.clone(), rows, [3, 3, 3])
+    for one, other in zip(found, expected, strict=True):
+        check_equal(one, other)
+    with pytest.raises(IndexError, match="outside the vocabulary"):
+        native().rank(make_logits(1, 8), [sampling_row(logit_bias={8: 1.0})], [2])
 
 
 def test_no_rows_give_nothing() -> None:

@@ -71,7 +71,10 @@ class SampledRow {
                         float* top_logprobs) {
     if (!survey()) return SamplingStatus::not_finite;
     const bool is_described = request.num_logprobs >= 0;
-    if (is_described) list_likeliest(request.num_logprobs, top_tokens, top_logprobs);
+    if (is_described) {
+      normalise();
+      list_likeliest(request.num_logprobs, top_tokens, top_logprobs);
+    }
     if (!ids_are_known(request)) return SamplingStatus::outside_vocabulary;
     const std::vector<Change> changes = change_logits(request);
     if (!changes.empty() || request.num_allowed) {
@@ -91,12 +94,49 @@ class SampledRow {
   SamplingStatus describe_token(int num_logprobs, Draw& draw, std::int32_t* top_tokens, float* top_logprobs) {
     if (draw.token < 0 || draw.token >= vocab_) return SamplingStatus::outside_vocabulary;
     if (!survey()) return SamplingStatus::not_finite;
+    normalise();
     list_likeliest(num_logprobs, top_tokens, top_logprobs);
     describe(draw);
     return SamplingStatus::drawn;
   }
 
+  // The `wanted` tokens with the largest log-probabilities after bias, bars and penalties, which act on these; the
+  // result is not normalised again. Barred tokens have -inf, and whatever ids. Changes the logits.
+  SamplingStatus rank(const SamplingRequest& request, int wanted, std::int32_t* tokens, float* values) {
+    if (!survey()) return SamplingStatus::not_finite;
+    if (!ids_are_known(request)) return SamplingStatus::outside_vocabulary;
+    normalise();
+    wanted = std::min(wanted, vocab_);
+    std::vector<Ranked> ranked;
+    if (!rank_changed(request, ranked)) return SamplingStatus::overflow;
+    if (request.num_allowed) {
+      if (!ranked.empty()) keep_allowed(request, ranked);
+      for (int i = 0; i < request.num_allowed; ++i)
+        ranked.push_back({logprob(logits_[request.allowed[i]]), static_cast<std::int32_t>(request.allowed[i])});
+    } else {
+      if (!ranked.empty()) survey();
+      list_likeliest(wanted, tokens, values);
+      if (ranked.empty()) return SamplingStatus::drawn;
+      for (int i = 0; i < wanted; ++i) ranked.push_back({values[i], tokens[i]});
+    }
+    const auto first = [](const Ranked& a, const Ranked& b) {
+      return a.value != b.value ? a.value > b.value : a.token < b.token;
+    };
+    const int found = std::min(wanted, static_cast<int>(ranked.size()));
+    std::partial_sort(ranked.begin(), ranked.begin() + found, ranked.end(), first);
+    for (int i = 0; i < wanted; ++i) {
+      tokens[i] = i < found ? ranked[i].token : 0;
+      values[i] = i < found ? ranked[i].value : -INFINITY;
+    }
+    return SamplingStatus::drawn;
+  }
+
  private:
+  struct Ranked {
+    float value;
+    std::int32_t token;
+  };
+
   struct Change {
     std::int64_t token;
     float before;
@@ -154,9 +194,11 @@ class SampledRow {
 
   float logprob(float logit) const { return static_cast<float>(static_cast<double>(logit) - log_total_); }
 
-  // The `wanted` likeliest tokens, of equals those that come first, and what log-probabilities are counted from.
+  // Finds what log-probabilities are counted from.
+  void normalise() { log_total_ = largest_ + std::log(exponential_sum({largest_, 1.0f})); }
+
+  // The `wanted` likeliest tokens, of equals those that come first.
   void list_likeliest(int wanted, std::int32_t* tokens, float* logprobs) {
-    log_total_ = largest_ + std::log(exponential_sum({largest_, 1.0f}));
     wanted = std::min(wanted, vocab_);
     if (wanted == 0) return;
     float threshold = reached_by(wanted);
@@ -209,6 +251,32 @@ class SampledRow {
       change(request.penalized[i], value);
     }
     return changes;
+  }
+
+  // What the processors make of the log-probabilities of the tokens that they change; the logits of these become -inf.
+  // False when one is no number.
+  bool rank_changed(const SamplingRequest& request, std::vector<Ranked>& ranked) {
+    std::vector<std::int64_t> changed(request.biased, request.biased + request.num_biased);
+    changed.insert(changed.end(), request.barred, request.barred + request.num_barred);
+    changed.insert(changed.end(), request.penalized, request.penalized + request.num_penalized);
+    std::sort(changed.begin(), changed.end());
+    changed.erase(std::unique(changed.begin(), changed.end()), changed.end());
+    for (const std::int64_t token : changed) logits_[token] = logprob(logits_[token]);
+    change_logits(request);
+    bool are_numbers = true;
+    for (const std::int64_t token : changed) {
+      const float value = logits_[token];
+      are_numbers &= value < INFINITY;  // nor NaN
+      ranked.push_back({value, static_cast<std::int32_t>(token)});
+      logits_[token] = -INFINITY;
+    }
+    return are_numbers;
+  }
+
+  static void keep_allowed(const SamplingRequest& request, std::vector<Ranked>& ranked) {
+    std::erase_if(ranked, [&](const Ranked& each) {
+      return !std::binary_search(request.allowed, request.allowed + request.num_allowed, each.token);
+    });
   }
 
   void choose(const SamplingRequest& request, const DrawKey* keys, Draw* draws) {

@@ -78,6 +78,14 @@ void describe(Cpu& cpu, float* logits, int rows, int vocab, int num_logprobs, Sa
   });
 }
 
+void rank(Cpu& cpu, float* logits, int rows, int vocab, const SamplingRequest* requests, int wanted,
+          SamplingStatus* statuses, std::int32_t* top_tokens, float* top_values, void* scratch) {
+  const std::int64_t listed = std::min(wanted, vocab);
+  for_rows(cpu, logits, rows, vocab, scratch, [&](int row, auto sampled) {
+    statuses[row] = sampled.rank(requests[row], wanted, top_tokens + row * listed, top_values + row * listed);
+  });
+}
+
 }  // namespace
 
 void bind_sampling(nb::class_<Cpu>& cpu) {
@@ -110,6 +118,19 @@ void bind_sampling(nb::class_<Cpu>& cpu) {
       },
       nb::call_guard<nb::gil_scoped_release>(),
       "Log-probability and rank of one given token in each row of float32 logits, and the likeliest tokens there.");
+  cpu.def(
+      "rank_tokens",
+      [](Cpu& cpu, Address logits, int rows, int vocab, Address requests, int wanted, Address statuses,
+         Address top_tokens, Address top_values, Address scratch) {
+        cpu.submit([=, &cpu] {
+          rank(cpu, pointer<float>(logits), rows, vocab, pointer<const SamplingRequest>(requests), wanted,
+               pointer<SamplingStatus>(statuses), pointer<std::int32_t>(top_tokens), pointer<float>(top_values),
+               pointer(scratch));
+        });
+      },
+      nb::call_guard<nb::gil_scoped_release>(),
+      "The tokens with the largest log-probabilities after what the requests change of them, in each row of float32 "
+      "logits, which are changed.");
 }
 
 }  // namespace octavo
