@@ -327,25 +327,31 @@ def fit(steps: Sequence[MeasuredStep]) -> tuple[dict[str, float], float]:
     """Non-negative coefficients by `FEATURES`, and the median of |predicted - measured| / measured.
 
     Errors count relative to what is predicted, which is found in rounds: relative to what is measured, steps that were
-    slow by chance would count for less than those that were fast, and predictions come out too low. Raises ConfigError
-    for fewer steps than coefficients.
+    slow by chance would count for less than those that were fast, and predictions come out too low. Steps that took
+    `_STALLED` times what is predicted were held up by something else, and are left out. Raises ConfigError for fewer
+    steps than coefficients.
     """
     if len(steps) < len(FEATURES):
         raise ConfigError(f"{len(steps)} measured steps are too few to fit {len(FEATURES)} coefficients")
-    features = [_features(step.work) for step in steps]
-    scales = [step.seconds for step in steps]
+    measured = [(step.seconds, _features(step.work)) for step in steps]
+    scaled = [(seconds, seconds, features) for seconds, features in measured]
     coefficients: list[float] = []
     for _ in range(_FIT_ROUNDS):
-        rows = [[value / scale for value in row] for row, scale in zip(features, scales, strict=True)]
-        targets = [step.seconds / scale for step, scale in zip(steps, scales, strict=True)]
-        coefficients = non_negative_least_squares(rows, targets)
+        coefficients = non_negative_least_squares(
+            [[value / scale for value in features] for scale, _, features in scaled],
+            [seconds / scale for scale, seconds, _ in scaled],
+        )
         # a prediction of nothing would count infinitely
-        scales = [max(_dot(coefficients, row), 1e-3 * step.seconds) for row, step in zip(features, steps, strict=True)]
-    errors = sorted(abs(_dot(coefficients, row) / step.seconds - 1) for row, step in zip(features, steps, strict=True))
+        scaled = [
+            (max(_dot(coefficients, features), 1e-3 * seconds), seconds, features) for seconds, features in measured
+        ]
+        scaled = [each for each in scaled if each[1] < _STALLED * each[0]] or scaled
+    errors = sorted(abs(_dot(coefficients, features) / seconds - 1) for seconds, features in measured)
     return dict(zip(FEATURES, coefficients, strict=True)), errors[len(errors) // 2]
 
 
-_FIT_ROUNDS = 6
+_FIT_ROUNDS: Final = 6
+_STALLED: Final = 4.0
 
 
 def _features(work: StepWork) -> tuple[float, ...]:

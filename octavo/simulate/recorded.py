@@ -17,7 +17,7 @@ from octavo.engine.recorder import Added, Planned, Updated
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.simulate.cluster import Outcome, RequestRecord
-from octavo.simulate.cost_model import Fitted, MeasuredStep, StepWork, fit, num_pairs_of, work_of
+from octavo.simulate.cost_model import FEATURES, Fitted, MeasuredStep, StepWork, fit, num_pairs_of, work_of
 from octavo.simulate.replay import Replay, ReplayedStep
 from octavo.simulate.traces import TraceRequest
 
@@ -118,10 +118,9 @@ def recorded_arguments(recorded: Recorded) -> dict[str, Any]:
 def recorded_costs(name: str, recorded: Recorded) -> Fitted:
     """A cost model fitted to the recorded steps, of a device with the recorded cache. Raises ConfigError."""
     settings = recorded.settings
-    # whose blocks moved, the fit knows nothing of
-    coefficients, error = fit(
-        [step for step in recorded.steps if not step.work.num_swapped_blocks + step.work.num_copied_blocks]
-    )
+    # the fit knows nothing of moved blocks
+    steps = [step for step in recorded.steps if not step.work.num_swapped_blocks + step.work.num_copied_blocks]
+    coefficients, error = fit(steps)
     model = Fitted(
         name=name,
         step_s=coefficients["step_s"],
@@ -137,9 +136,14 @@ def recorded_costs(name: str, recorded: Recorded) -> Fitted:
         swap_bytes_per_s=recorded.swap_bytes_per_s or settings.preemption_costs.swap_bytes_per_s,
         fit_error=error,
     )
+    # where steps of one kind differ much, because of other programs, the sum of them all must be right at least
+    block_size = settings.cache.block_size
+    measured_s = sum(step.seconds for step in recorded.steps)
+    scale = measured_s / sum(model.step_seconds(step.work, block_size) for step in recorded.steps)
+    model = msgspec.structs.replace(model, **{name: scale * getattr(model, name) for name in FEATURES})
     num_pairs = num_pairs_of(0, _PROMPT_LEN, settings.sliding_window)
     prompt = StepWork(1, _PROMPT_LEN, _PROMPT_LEN, 0, num_pairs)
-    rate = _PROMPT_LEN / model.step_seconds(prompt, settings.cache.block_size)
+    rate = _PROMPT_LEN / model.step_seconds(prompt, block_size)
     return msgspec.structs.replace(model, prefill_tokens_per_s=rate)
 
 

@@ -127,7 +127,7 @@ _SPREADS = {
 
 def table(run: Run) -> str:
     """The summary for people."""
-    s = run.summary
+    s, has_samples = run.summary, bool(run.outcome.samples)
     lines = [
         f"{s.num_requests:,} requests on {_replicas(s.num_replicas)}, {s.offered_requests_per_s:,.4g} a second offered"
         f"{f', {s.num_failed:,} refused' if s.num_failed else ''}",
@@ -135,12 +135,16 @@ def table(run: Run) -> str:
         "",
         f"  {'throughput':22}{s.requests_per_s:,.4g} requests/s, {s.output_tokens_per_s:,.0f} tokens/s out, "
         f"{s.total_tokens_per_s:,.0f} in all",
-        f"  {'simulated time':22}{s.duration_s:,.4g} s in {s.num_steps:,} steps, replicas busy {s.utilization:.0%}",
-        f"  {'KV cache in use':22}{s.mean_kv_usage:.1%} on average, at most {s.max_kv_usage:.1%}",
+        f"  {'duration':22}{s.duration_s:,.4g} s in {s.num_steps:,} steps, replicas busy {s.utilization:.0%}",
+        *(
+            [f"  {'KV cache in use':22}{s.mean_kv_usage:.1%} on average, at most {s.max_kv_usage:.1%}"]
+            if has_samples
+            else []
+        ),
         f"  {'found in cache':22}{s.cached_share:.1%} of prompt tokens",
         f"  {'preemptions':22}{s.num_preemptions:,}; {s.num_recomputed_tokens:,} tokens computed again, "
         f"{s.num_swapped_blocks:,} blocks moved",
-        f"  {'waiting':22}at most {s.max_waiting:,}",
+        *([f"  {'waiting':22}at most {s.max_waiting:,}"] if has_samples else []),
         "",
         f"  {'seconds':22}" + "".join(f"{name:>10}" for name in ("mean", "p50", "p90", "p99")),
     ]

@@ -145,6 +145,12 @@ def test_noise_makes_no_prediction_too_low() -> None:
     assert (predicted + constant * len(works)) / sum(step.seconds for step in steps) == pytest.approx(1.0, abs=0.03)
 
 
+def test_steps_that_were_held_up_change_nothing() -> None:
+    steps = [MeasuredStep(StepWork(rows, rows), 1e-3 + 1e-4 * rows) for rows in range(1, 60)]
+    stalled = [MeasuredStep(StepWork(rows, rows), 0.5) for rows in range(5, 60, 10)]
+    assert fit([*steps, *stalled])[0] == pytest.approx(fit(steps)[0], rel=1e-6)
+
+
 def test_coefficients_are_never_negative() -> None:
     # without bounds the best line through these falls
     assert non_negative_least_squares([[1, 0], [1, 1], [1, 2]], [3, 2, 1]) == pytest.approx([2, 0])
