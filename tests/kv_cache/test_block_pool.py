@@ -118,6 +118,31 @@ def test_an_evicted_content_is_told_from_one_that_never_was() -> None:
     assert not pool.was_evicted(b"y")
 
 
+def test_a_content_that_came_back_counts_as_evicted_no_more() -> None:
+    pool = BlockPool(1)
+    for _ in range(2):
+        block = pool.allocate()
+        pool.publish(block, named(b"x"))
+        pool.release(block)
+    pool.acquire(block)
+    pool.withdraw(block)
+    assert not pool.was_evicted(b"x")
+
+
+def test_by_cost_a_new_content_starts_without_the_hits_of_the_old_one() -> None:
+    pool = BlockPool(2, GreedyDual())
+    first, second = pool.allocate(), pool.allocate()
+    pool.publish(first, named(b"first"))
+    for _ in range(5):
+        pool.note_hit(first)
+    pool.withdraw(first)
+    pool.publish(first, named(b"again"))
+    pool.publish(second, named(b"second"))
+    pool.release(first)
+    pool.release(second)
+    assert pool.allocate() == first
+
+
 def test_by_cost_what_was_found_often_outlives_what_is_new() -> None:
     pool = BlockPool(3, GreedyDual())
     often, once = pool.allocate(), pool.allocate()

@@ -103,6 +103,17 @@ class TestOrder:
             admitted_before += 1
         assert admitted_before == MOST_PASSES
 
+    def test_prefix_match_lets_who_was_preempted_go_first(self) -> None:
+        core = make_core(max_num_seqs=1, policy="prefix-match", num_blocks=64)
+        run(core, [request("first", tokens=[9] * 32)])
+        core.add_request(request("cold", tokens=[1] * 16, max_tokens=9))
+        core.step()
+        core.scheduler._preemption.preempt(core.scheduler.running[0])
+        core.add_request(request("warm", tokens=[9] * 32 + [2]))
+        core.step()
+        assert [group.request_id for group in core.scheduler.running] == ["cold"]
+        run(core)
+
     def test_fair_share_serves_the_tenant_that_was_served_least(self) -> None:
         requests = [request(f"x{i}", tenant="x", max_tokens=4) for i in range(3)]
         requests += [request(f"y{i}", tenant="y", max_tokens=4) for i in range(3)]
@@ -285,6 +296,16 @@ class TestPreemption:
         core.add_request(request("high", priority=1, max_tokens=3))
         core.step()
         assert [group.request_id for group in core.scheduler.running] == ["high"]
+        run(core)
+
+    def test_nobody_gives_way_who_frees_no_adapter_slot(self) -> None:
+        core = make_core(max_loras=1, policy="priority", max_num_batched_tokens=64)
+        core.add_request(request("best", priority=0, max_tokens=9, adapter="x"))
+        core.add_request(request("worst", priority=5, max_tokens=9))
+        core.step()
+        core.add_request(request("middle", priority=1, adapter="y"))
+        core.step()
+        assert [group.request_id for group in core.scheduler.running] == ["best", "worst"]
         run(core)
 
     def test_no_more_give_way_than_one_that_frees_an_adapter_slot(self) -> None:
