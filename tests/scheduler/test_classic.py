@@ -100,6 +100,17 @@ def test_sequences_that_compute_their_tails_again_have_steps_of_their_own() -> N
     assert [rows(core) for _ in range(3)] == [[5], [2, 2], [1, 1, 1]]
 
 
+def test_what_is_left_of_known_tokens_beyond_the_budget_has_a_step_of_its_own() -> None:
+    core = classic(enable_prefix_caching=False)
+    core.add_request(make_request("long", range(10, 22), max_tokens=9))
+    core.add_request(make_request("other", range(4), max_tokens=20))
+    for _ in range(6):
+        core.step()
+    assert core.scheduler.groups["long"].live[0].num_output_tokens == 6
+    core.scheduler._preemption.preempt(core.scheduler.groups["long"])
+    assert [rows(core) for _ in range(3)] == [[16], [2], [1, 1]]
+
+
 def swapped_core() -> EngineCore:
     """Two groups run until the younger is swapped out; a third waits."""
     core = classic(num_blocks=8, num_host_blocks=16, preemption_mode="swap", enable_prefix_caching=False)

@@ -177,8 +177,10 @@ def test_a_copy_of_a_copy_is_swapped_out_from_where_its_content_is() -> None:
     admission.allocate(group, admission.find_prefix(group), plan, now=0.0)
     scheduler._planner._rows.plan_group(group, plan, PartialBudget(64))
     copies = [copy for each in plan.copies.values() for copy in each]
-    assert {copy.source for copy in copies} & {copy.target for copy in copies}
+    written = {copy.target for copy in copies}
+    assert {copy.source for copy in copies} & written
     scheduler._preemption.preempt(group, plan)
+    assert not {move.source for move in plan.swap_outs} & written
     assert isinstance(core.executor, HashExecutor)
     core.executor.execute(plan.output(0, [sequence.seq_id for sequence in scheduler._registry.released]))
     scheduler._registry.released = []

@@ -359,6 +359,23 @@ class TestEnds:
         seen = run(core)
         assert list(seen.finish["a"]) == [1]
 
+    def test_a_sequence_that_ends_while_it_computes_for_its_siblings_leaves_them_whole(self) -> None:
+        request = make_request("a", range(20), n=3, max_tokens=6)
+        core = make_core(enable_prefix_caching=False, max_num_batched_tokens=8)
+        core.add_request(request)
+        seen = Collected()
+        for _ in range(4):
+            seen.add(core.step().outputs)
+        group = core.scheduler.running[0]
+        core.scheduler._preemption.preempt(group)
+        seen.add(core.step().outputs)
+        assert group.refork_at is not None
+        core.stop_sequence("a", 0)
+        core.scheduler.check()
+        run(core, collected=seen)
+        alone = run_alone(request).token_ids["a"]
+        assert [seen.token_ids["a"][index] for index in (1, 2)] == [alone[1], alone[2]]
+
     def test_a_failed_row_ends_its_request_only(self) -> None:
         good, bad = make_request("good", range(4)), make_request("bad", [1, 2, 49, 3])
         seen = run(make_core(fail_token=49), [bad, good])
