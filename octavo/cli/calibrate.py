@@ -199,7 +199,10 @@ def _run(llm: LLM, batch: Batch, seed: int, clock: Callable[[], float]) -> Measu
 def _typical(runs: Sequence[MeasuredBatch]) -> TypicalBatch:
     works = [each.step.work for each in runs[0].steps]
     if any([each.step.work for each in run.steps] != works for run in runs):
-        raise ConfigError("the same batch ran in different steps; calibrate with a cache that is large enough for it")
+        raise ConfigError(
+            "the same batch ran in different steps; calibrate with a cache that is large enough for it, and with "
+            "octavo bench validate give the file as cost_model"
+        )
     steps = [
         MeasuredStep(work, _typical_seconds([run.steps[place] for run in runs])) for place, work in enumerate(works)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -21,14 +22,20 @@ class BlockMoveRates(msgspec.Struct, frozen=True):
     copy_bytes_per_s: float
 
 
-def measure_block_moves(executor: Executor, num_blocks: int, num_host_blocks: int, block_bytes: int) -> BlockMoveRates:
+def measure_block_moves(
+    executor: Executor,
+    num_blocks: int,
+    num_host_blocks: int,
+    block_bytes: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> BlockMoveRates:
     """Rates of the cache engine behind `executor`, without what a step costs besides. What the blocks hold is lost."""
     copied = max(1, min(num_blocks // 2, _MOST_BLOCKS))
     copies = [BlockCopy(1 + i, 1 + (copied + i) % num_blocks) for i in range(copied)]
     swapped = min(num_blocks, num_host_blocks, _MOST_BLOCKS)
     moves = [BlockCopy(1 + i, 1 + i) for i in range(swapped)]
     idle, copy, swap = (
-        _least_seconds(executor, ops)
+        _least_seconds(executor, ops, clock)
         for ops in (BlockOps(), BlockOps(copies=copies), BlockOps(swap_outs=moves, swap_ins=moves))
     )
     return BlockMoveRates(
@@ -42,12 +49,12 @@ def _rate(num_bytes: int, seconds: float) -> float:
     return num_bytes / max(seconds, 1e-7)
 
 
-def _least_seconds(executor: Executor, ops: BlockOps) -> float:
+def _least_seconds(executor: Executor, ops: BlockOps, clock: Callable[[], float]) -> float:
     """Whatever else runs on the machine only adds to it; the first time also touches memory that is new."""
     step = SchedulerOutput(step_id=-1, new_sequences=[], rows=[], finished_ids=[], block_ops=ops)
     seconds = []
     for _ in range(_REPETITIONS):
-        began = time.perf_counter()
+        began = clock()
         executor.submit(step).result()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(clock() - began)
     return min(seconds[1:])
