@@ -101,7 +101,8 @@ def test_through_preemption(
         enable_prefix_caching=enable_prefix_caching,
     ) as llm:  # fmt: skip
         outputs = llm.generate(prompts, GREEDY)
-        assert llm.engine.stats.num_preemptions > 0
+        # a window holds so little that nobody gives way here (tests/e2e/test_sliding_window.py has that)
+        assert (llm.engine.stats.num_preemptions > 0) == (llm.engine.ready.sliding_window is None)
         for output in outputs:
             assert_agrees(oracle, output)
 
