@@ -164,6 +164,18 @@ class TestGrowth:
         assert manager.append_slots(parent, 6, 7) is UNCHANGED
         manager.check([parent, child])
 
+    def test_every_shared_block_that_may_be_written_is_copied(self) -> None:
+        manager = make_manager()
+        parent = allocate(manager, 6)
+        assert manager.append_slots(parent, 6, 7, num_lookahead=3) is not None
+        child = parent.fork(2, 1)
+        manager.fork(parent, child)
+        growth = manager.append_slots(child, 6, 7, num_lookahead=3)
+        assert growth is not None
+        assert [copy.source for copy in growth.copies] == manager.table(parent)[1:]
+        assert manager.table(child)[0] == manager.table(parent)[0]
+        assert growth.blocks == manager.table(child)[1:] == [copy.target for copy in growth.copies]
+
     def test_a_fork_at_a_block_border_needs_no_copy(self) -> None:
         manager = make_manager()
         parent = allocate(manager, 8)

@@ -15,6 +15,7 @@ from octavo.scheduler.policies import POLICIES
 from octavo.scheduler.policies.fair_share import FairShare
 from octavo.scheduler.policies.first_come import FirstComeFirstServed
 from octavo.scheduler.policies.prefix_match import MOST_PASSES
+from octavo.scheduler.policies.priority import Priority
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.scheduler import Scheduler
 from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
@@ -102,6 +103,29 @@ class TestOrder:
                 break
             admitted_before += 1
         assert admitted_before == MOST_PASSES
+
+    def test_a_request_that_has_its_first_token_has_no_deadline_any_more(self) -> None:
+        core = make_core(max_num_seqs=2, policy="deadline", prefill_tokens_per_s=10.0)
+        core.add_request(request("met", first_token_deadline=50.0, max_tokens=9))
+        core.step()
+        core.scheduler._preemption.preempt(core.scheduler.running[0])
+        core.add_request(request("due", first_token_deadline=60.0))
+        group = core.scheduler.waiting.peek(1.0)
+        assert group is not None
+        assert group.request_id == "due"
+        run(core)
+
+    @pytest.mark.parametrize(("own", "other", "does"), [((1, 5.0), (1, 9.0), False), ((1, 5.0), (2, 9.0), True)])
+    def test_only_a_better_priority_outranks(
+        self, own: tuple[int, float], other: tuple[int, float], does: bool
+    ) -> None:
+        policy = Priority(ageing_s=1.0)
+        registry = Registry(BlockManager(8, 4, 0.0, False), policy)
+        groups = [
+            registry.add(request(str(priority) + str(arrival), priority=priority, arrival_time=arrival))
+            for priority, arrival in (own, other)
+        ]
+        assert policy.outranks(groups[0], groups[1], 10.0) is does
 
     def test_prefix_match_lets_who_was_preempted_go_first(self) -> None:
         core = make_core(max_num_seqs=1, policy="prefix-match", num_blocks=64)

@@ -284,15 +284,19 @@ class TestPreemption:
         assert seen.prompt_logprobs["a"] == run_alone(request).prompt_logprobs["a"]
 
     @pytest.mark.parametrize("mode", ["recompute", "swap"])
-    def test_prompt_logprobs_of_a_step_on_its_way_survive_a_preemption(self, mode: str) -> None:
+    @pytest.mark.parametrize("num_steps", [1, 3])  # the last one draws
+    def test_prompt_logprobs_of_a_step_on_its_way_survive_a_preemption(self, mode: str, num_steps: int) -> None:
         request = make_request("a", range(30), max_tokens=2, prompt_logprobs=0)
         core = make_core(max_num_batched_tokens=8, depth=2, preemption_mode=mode, num_host_blocks=16)
         core.add_request(request)
         seen = Collected()
-        seen.add(core.step().outputs)
+        for _ in range(num_steps):
+            seen.add(core.step().outputs)
         preempt_in_a_step(core)
         run(core, collected=seen)
-        assert seen.prompt_logprobs["a"] == run_alone(request).prompt_logprobs["a"]
+        alone = run_alone(request)
+        assert seen.prompt_logprobs == alone.prompt_logprobs
+        assert seen.token_ids == alone.token_ids
 
     @pytest.mark.parametrize("mode", ["recompute", "swap"])
     def test_a_row_that_failed_on_its_way_ends_its_request_though_it_was_preempted(self, mode: str) -> None:

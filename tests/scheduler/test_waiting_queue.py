@@ -61,6 +61,16 @@ def test_a_group_that_comes_again_stands_where_its_key_is_then() -> None:
     assert queue.peek() is None
 
 
+def test_the_order_outlives_many_removals() -> None:
+    queue = make_queue()
+    groups = [make_group(i) for i in range(100)]
+    for group in reversed(groups):
+        queue.push(group)
+    for group in groups[5:95]:
+        queue.remove(group)
+    assert [queue.pop() for _ in range(len(queue))] == groups[:5] + groups[95:]
+
+
 def test_many_removed_groups_take_no_room() -> None:
     queue = make_queue()
     groups = [make_group(i) for i in range(100)]
