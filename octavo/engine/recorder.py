@@ -7,7 +7,9 @@ stops, pins, resets, each time that `schedule` is told with a digest of the step
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -21,6 +23,8 @@ from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 
 RECORDING_VERSION: Final = 3
+
+_log = logging.getLogger(__name__)
 
 
 class Began(msgspec.Struct, frozen=True, tag="began"):
@@ -92,19 +96,47 @@ def step_digest(step: SchedulerOutput | None) -> str | None:
 
 
 class Recorder:
-    """Appends events to a file. Each reaches it at once: the recording of a crash is the most useful one."""
+    """Appends events to a file. Each reaches it at once: the recording of a crash is the most useful one.
+
+    When the file can be written no longer (the disk is full), that is logged once and the recording ends there: what is
+    in the file stays, and whoever is recorded goes on.
+    """
 
     def __init__(self, path: str, settings: SchedulerSettings, max_steps_in_flight: int) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
         try:
-            self._file: BinaryIO = Path(path).expanduser().open("wb")
+            self._file = Path(path).expanduser().open("wb")
+            self._append(self._file, Began(settings, max_steps_in_flight))
         except OSError as error:
-            raise ConfigError(f"record_trace is {path!r}, which cannot be written: {error.strerror}") from error
-        self.write(Began(settings, max_steps_in_flight))
+            self.close()
+            raise ConfigError(
+                f"record_trace is {path!r}, which cannot be written: {error.strerror}; give another file, or leave "
+                "it out"
+            ) from error
 
     def write(self, event: Event) -> None:
-        self._file.write(frames.pack(event))
-        self._file.flush()
+        if self._file is None:
+            return
+        try:
+            self._append(self._file, event)
+        except OSError as error:
+            _log.warning(
+                "record_trace is %r, which cannot be written any more: %s; recording has stopped",
+                self._path,
+                error.strerror,
+            )
+            self.close()
+
+    @staticmethod
+    def _append(file: BinaryIO, event: Event) -> None:
+        file.write(frames.pack(event))
+        file.flush()
 
     def close(self) -> None:
         """Idempotent."""
-        self._file.close()
+        file, self._file = self._file, None
+        if file is not None:
+            # whatever a failed write left in the buffer is tried once more here, and its failure has been told
+            with contextlib.suppress(OSError):
+                file.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from octavo.engine.recorder import Aborted, Began, Recorder
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.simulate.replay import read_recording
+from tests.fakes.engine import make_core, make_request, run
 
 SETTINGS = SchedulerSettings(
     cache=CacheConfig(dtype="float32"), scheduler=SchedulerConfig(max_model_len=16), num_blocks=4
@@ -28,3 +31,24 @@ def test_events_are_in_the_file_before_it_is_closed(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_an_error_of_the_argument(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="record_trace is .* cannot be written: No such file"):
         Recorder(str(tmp_path / "nowhere" / "run"), SETTINGS, 1)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
+def test_a_disk_that_is_full_at_the_start_is_an_error_of_the_argument() -> None:
+    with pytest.raises(ConfigError, match="record_trace is '/dev/full', which cannot be written: No space left"):
+        Recorder("/dev/full", SETTINGS, 1)
+
+
+def test_an_engine_goes_on_without_its_recording(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    core = make_core(record_to=path)
+    os.close(reader)  # from now on each write fails, and so does closing with what is left in the buffer
+    with caplog.at_level(logging.WARNING):
+        seen = run(core, [make_request("a", range(4), max_tokens=3)])
+        core.shutdown()
+    assert len(seen.token_ids["a"][0]) == 3
+    (warning,) = caplog.messages
+    assert str(path) in warning
+    assert "Broken pipe" in warning
