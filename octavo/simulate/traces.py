@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
+from octavo.core.cache_key import Placeholder
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ConfigError, InvalidRequest
@@ -38,6 +40,8 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     first_token_deadline_s: seconds after its arrival in which its first token is due.
     conversation: output and the rest of the prompt belong to this stream, so that a later turn of it, whose prompt is
     longer, begins with all of them.
+    cache_salt, adapter: prompts share nothing where these differ. placeholders: runs of prompt tokens that stand for
+    other content, such as images: offset, length, and a name that is the same where the content is.
     """
 
     request_id: str = ""
@@ -57,6 +61,9 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     priority: int = 0
     tenant: str | None = None
     first_token_deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    cache_salt: str | None = None
+    adapter: str | None = None
+    placeholders: list[tuple[Annotated[int, msgspec.Meta(ge=0)], Positive, str]] = []
 
     def __post_init__(self) -> None:
         if (self.num_prompt_tokens is None) == (self.prompt_token_ids is None):
@@ -70,6 +77,14 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError("output_token_ids has as many tokens for each sequence as output_len or output_lens says")
         if sum(length for _, length in self.prefixes) > self.prompt_len:
             raise ValueError("its prefixes are longer than num_prompt_tokens")
+        end = 0
+        for offset, length, name in self.placeholders:
+            if offset < end or offset + length > self.prompt_len:
+                raise ValueError(
+                    f"the placeholder {name!r} is at [{offset}, {offset + length}), must lie behind the one before it "
+                    f"and within the {self.prompt_len} tokens of the prompt"
+                )
+            end = offset + length
 
     @property
     def prompt_len(self) -> int:
@@ -155,6 +170,12 @@ class Trace:
             first_token_deadline=None
             if traced.first_token_deadline_s is None
             else arrival_time + traced.first_token_deadline_s,
+            cache_salt=traced.cache_salt,
+            adapter=traced.adapter,
+            placeholders=tuple(
+                Placeholder(offset, length, sha256(name.encode()).digest())
+                for offset, length, name in traced.placeholders
+            ),
         )
         output_len = traced.final_len
         lengths = [min(each, output_len) for each in traced.output_lens] or output_len

@@ -142,3 +142,20 @@ def test_a_recording_in_which_nothing_came_out_is_refused(tmp_path: Path) -> Non
     (tmp_path / "run").write_bytes(frames.pack(Began(make_settings(), 1)))
     with pytest.raises(ConfigError, match="has no request that produced a token"):
         read_recorded(tmp_path / "run")
+
+
+def test_what_keeps_prompts_apart_in_the_cache_does_so_in_the_simulation(tmp_path: Path) -> None:
+    prompt, image = list(range(1, 18)), (2, 6, "a cat")
+    keys = [{}, {}, {"cache_salt": "b"}, {"adapter": "c"}, {"placeholders": [image]}, {"placeholders": [image]}]
+    trace = Trace(
+        [
+            TraceRequest(arrival_s=number, prompt_token_ids=prompt, output_len=1, **key)  # type: ignore[arg-type]
+            for number, key in enumerate(keys)
+        ]
+    )
+    record(tmp_path / "run", make_settings(max_num_batched_tokens=32), trace, make_costs(step_s=0.1))
+    recorded = read_recorded(tmp_path / "run")
+    outcome = simulate(Trace(recorded.requests), Simulation(settings=recorded.settings, cost_model=COSTS))
+    found = [each.num_cached_tokens for each in recorded.outcome.records]
+    assert found == [0, 16, 0, 0, 2, 16]
+    assert [each.num_cached_tokens for each in outcome.records] == found

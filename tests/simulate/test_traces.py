@@ -43,6 +43,14 @@ def test_a_trace_survives_its_file(tmp_path: Path) -> None:
             '{"num_prompt_tokens": 3, "output_len": 1, "request_id": "a"}',
             "line 2: request_id is 'a', which an earlier request has",
         ),
+        (
+            '{"num_prompt_tokens": 9, "output_len": 1, "placeholders": [[2, 3, "a"], [4, 1, "b"]]}',
+            r"line 2: the placeholder 'b' is at \[4, 5\), must lie behind the one before it",
+        ),
+        (
+            '{"num_prompt_tokens": 9, "output_len": 1, "placeholders": [[8, 2, "a"]]}',
+            r"'a' is at \[8, 10\), must lie .* within the 9 tokens of the prompt",
+        ),
         ('{"num_prompt_tokens": 3, "output_len": 1, "follows": "b"}', "line 2: follows is 'b', which is no earlier"),
     ],
 )
@@ -184,3 +192,19 @@ def test_conversations_grow_until_they_are_too_long() -> None:
 def test_what_cannot_be_generated_is_refused(values: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Workload(**values)  # type: ignore[arg-type]
+
+
+def test_cache_keys_reach_the_scheduler_and_survive_a_file(tmp_path: Path) -> None:
+    image = (1, 4, "cat")
+    requests = [
+        TraceRequest(num_prompt_tokens=9, output_len=1, cache_salt="s", adapter="a", placeholders=[image]),
+        TraceRequest(num_prompt_tokens=9, output_len=1, placeholders=[image, (6, 2, "dog")]),
+    ]
+    write_trace(tmp_path / "trace", requests)
+    trace = read_trace(tmp_path / "trace")
+    first, second = (trace.request(number, 0.0)[0] for number in range(2))
+    assert (first.cache_salt, first.adapter, second.cache_salt, second.adapter) == ("s", "a", None, None)
+    cat, dog = second.placeholders
+    assert first.placeholders == (cat,)
+    assert (cat.offset, cat.length, dog.offset, dog.length) == (1, 4, 6, 2)
+    assert cat.digest != dog.digest
