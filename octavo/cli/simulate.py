@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -79,8 +79,10 @@ def simulate(
     ] = None,
     output: Annotated[str | None, word("File that gets the whole report as JSON.", "Simulation")] = None,
     svg: Annotated[str | None, word("File that gets the picture.", "Simulation")] = None,
-    first_step: Annotated[int, count("First step of a recording that its picture shows.", "Simulation")] = 1,
-    num_steps: Annotated[int, count("How many it shows.", "Simulation")] = 400,
+    first_step: Annotated[
+        int | None, count("First step that the picture of a replay shows. [default: 1]", "Simulation")
+    ] = None,
+    num_steps: Annotated[int | None, count("How many it shows. [default: 400]", "Simulation")] = None,
     save_trace: Annotated[str | None, word("File that gets the generated trace.", "Simulation")] = None,
     arrivals: Annotated[
         str, word("How requests arrive: poisson, gamma, on-off or at-once.", "Workload")
@@ -121,37 +123,60 @@ def simulate(
     """Run the scheduler in simulated time: the same code that serves, over steps that a cost model times."""
     if sum(each is not None for each in (replay, recording, trace)) > 1:
         raise ConfigError("of replay, recording and trace only one can be given")
+    # the rate is not among them: each of several makes a workload of its own
+    generated: dict[str, Any] = {
+        "arrivals": arrivals,
+        "num_requests": num_requests,
+        "burstiness": burstiness,
+        "on_s": on_s,
+        "off_s": off_s,
+        "input_len": input_len,
+        "output_len": output_len,
+        "length_spread": length_spread,
+        "shared_prefix_len": shared_prefix_len,
+        "num_shared_prefixes": num_shared_prefixes,
+        "turns": turns,
+        "think_s": think_s,
+        "n": n,
+        "best_of": best_of,
+        "use_beam_search": beam_search,
+        "num_tenants": num_tenants,
+        "num_priorities": num_priorities,
+        "first_token_deadline_s": first_token_deadline_s,
+    }
+    for_generator = _for_generator(generated, request_rate, seed, save_trace)
     if replay is not None:
-        return _replay(replay, svg, first_step, num_steps)
+        simulated = {
+            "cost_model": cost_model is not None,
+            "replicas": replicas != 1,
+            "router": router != "round-robin",
+            "disaggregated": disaggregated is not None,
+            "transfer_bytes_per_s": transfer_bytes_per_s != Disaggregation(num_prefill=1).bytes_per_s,
+            "processes": processes is not None,
+            "output": output is not None,
+            "config": given.config is not None,
+        }
+        others = [*given.values, *(name for name, is_given in simulated.items() if is_given), *for_generator]
+        if others:
+            raise ConfigError(
+                f"{others[0]} is for simulations, but replay is given, which decides as it was recorded; leave out one "
+                "of them, or give recording instead of replay"
+            )
+    for name, value in {"first_step": first_step, "num_steps": num_steps}.items():
+        if value is not None and (replay is None or svg is None):
+            raise ConfigError(f"{name} is for the picture of a replay; give replay and svg too, or leave it out")
+    if replay is not None:
+        return _replay(replay, svg, 1 if first_step is None else first_step, 400 if num_steps is None else num_steps)
     if router not in ROUTERS:
         raise ConfigError(f"router is {router!r}, must be one of {', '.join(ROUTERS)}{suggestion(router, ROUTERS)}")
     recorded = read_recorded(recording) if recording is not None else None
     if recorded is not None:
         given = Given(given.config, recorded_arguments(recorded) | given.values)
     args = given.arguments(EngineArgs)
-    workload = Workload(
-        arrivals=arrivals,
-        num_requests=num_requests,
-        burstiness=burstiness,
-        on_s=on_s,
-        off_s=off_s,
-        input_len=input_len,
-        output_len=output_len,
-        length_spread=length_spread,
-        max_len=args.max_model_len or _DEFAULTS.max_len,
-        shared_prefix_len=shared_prefix_len,
-        num_shared_prefixes=num_shared_prefixes,
-        turns=turns,
-        think_s=think_s,
-        n=n,
-        best_of=best_of,
-        use_beam_search=beam_search,
-        num_tenants=num_tenants,
-        num_priorities=num_priorities,
-        first_token_deadline_s=first_token_deadline_s,
-    )
-    if trace is not None or recording is not None:
-        _check_not_generated(workload, request_rate, seed, save_trace, "recording" if trace is None else "trace")
+    if for_generator and (trace is not None or recording is not None):
+        source = "recording" if trace is None else "trace"
+        raise ConfigError(f"{for_generator[0]} is for generated requests, but {source} is given; leave out one of them")
+    workload = Workload(**generated, max_len=args.max_model_len or _DEFAULTS.max_len)
     for name, value in {"replicas": replicas, "processes": processes}.items():
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}, must be at least 1")
@@ -207,20 +232,16 @@ def _generated(workload: Workload, rates: Sequence[float], seed: int, save_to: s
     return traces
 
 
-def _check_not_generated(
-    workload: Workload, rates: Sequence[float], seed: int, save_trace: str | None, source: str
-) -> None:
-    """Refuse beside a trace or a recording what only a generator is told."""
-    changed = {
-        "beam_search" if name == "use_beam_search" else name: getattr(workload, name) != getattr(_DEFAULTS, name)
-        for name in Workload.__struct_fields__
-        if name not in ("max_len", "request_rate")
+def _for_generator(generated: dict[str, Any], rates: Sequence[float], seed: int, save_trace: str | None) -> list[str]:
+    """Names of the options that were given, and that only a generator is told."""
+    changed = [name for name, value in generated.items() if value != getattr(_DEFAULTS, name)]
+    others = {
+        "request_rate": list(rates) != [_DEFAULTS.request_rate],
+        "seed": seed != 0,
+        "save_trace": save_trace is not None,
     }
-    changed |= {"request_rate": list(rates) != [_DEFAULTS.request_rate], "seed": seed != 0}
-    changed["save_trace"] = save_trace is not None
-    for name, is_changed in changed.items():
-        if is_changed:
-            raise ConfigError(f"{name} is for generated requests, but {source} is given; leave out one of them")
+    names = [*changed, *(name for name, is_given in others.items() if is_given)]
+    return ["beam_search" if name == "use_beam_search" else name for name in names]
 
 
 def _longest(traces: Sequence[Trace]) -> int:
