@@ -141,7 +141,7 @@ def measure_swaps(num_blocks: int, repetitions: int) -> dict[str, float]:
     """Medians in µs to plan the way of a group of `num_blocks` to the host, and back."""
     manager = BlockManager(num_blocks + 8, BLOCK_SIZE, 0.01, enable_prefix_caching=False, num_host_blocks=num_blocks)
     registry, log = Registry(manager, FirstComeFirstServed()), DecisionLog()
-    preemption = Preemption(registry, log, FirstComeFirstServed(), "swap", Rates())
+    preemption = Preemption(registry, log, "swap", Rates())
     admission = Admission(registry, preemption, log, 0)
     group = running_group(registry, num_blocks)
     out_us, in_us = [], []

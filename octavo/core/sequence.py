@@ -202,6 +202,11 @@ class SequenceGroup:
         return self.width if self.beams is not None or not self.is_forked else len(self.live)
 
     @property
+    def is_computing_prompt(self) -> bool:
+        """True until a step is planned that computes the last token of the prompt."""
+        return not self.has_output and self.sequences[0].num_computed_tokens < self.num_prompt_tokens
+
+    @property
     def has_output(self) -> bool:
         """True once a token of any of its sequences is known."""
         return len(self.sequences) > 1 or self.sequences[0].num_output_tokens > 0

@@ -6,8 +6,7 @@ table begins with null blocks: those that no later step reads have been let go.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from octavo.core.arithmetic import num_blocks_for
 from octavo.core.cache_key import CacheKey
@@ -325,7 +324,7 @@ class BlockManager:
         num_cached = self._pins.num_held(digests[:num_kept])
         because = f"only full blocks are kept, of {size} tokens each" if num_kept * size < len(token_ids) else ""
         if num_kept < len(digests):
-            because = f"pins may take half of the {self.pool.num_blocks} KV blocks, and those are pinned"
+            because = f"pins may take half of the {self.pool.num_blocks} KV blocks, and this one has no more of them"
         return PinnedPrefix(num_tokens=num_kept * size, num_cached_tokens=num_cached * size, because=because)
 
     def unpin(self, token_ids: list[int], cache_key: CacheKey) -> bool:
@@ -341,10 +340,10 @@ class BlockManager:
         """End all pins. Answers how many blocks they held."""
         return self._pins.clear()
 
-    def num_blocks_only_used_by(self, sequences: Iterable[Sequence]) -> int:
-        """Device blocks that would be free without these sequences."""
-        users = Counter(block for s in sequences for block in self._tables.get(s.seq_id, ()) if block)
-        return sum(self.pool.num_users(block) == count for block, count in users.items())
+    def blocks_of(self, sequences: Iterable[Sequence]) -> Iterator[int]:
+        """Device blocks of these sequences: as often as they use them."""
+        for sequence in sequences:
+            yield from filter(None, self._tables.get(sequence.seq_id, ()))
 
     def num_blocks_used_by_others(self, sequences: Iterable[Sequence]) -> int:
         """Leading blocks of the first of these sequences that other sequences than these use as well."""

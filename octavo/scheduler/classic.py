@@ -12,8 +12,8 @@ from octavo.kv_cache.allocation import AllocStatus
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.budget import AdapterBudget, PartialBudget, WholeBudget
 from octavo.scheduler.decisions import DecisionLog
+from octavo.scheduler.displacement import Displacement, Shortage
 from octavo.scheduler.plan import StepPlan
-from octavo.scheduler.preemption import Preemption, Shortage
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.rows import RowPlanner
 
@@ -26,7 +26,7 @@ class ClassicPlanner:
         registry: Registry,
         rows: RowPlanner,
         admission: Admission,
-        preemption: Preemption,
+        displacement: Displacement,
         log: DecisionLog,
         *,
         max_num_seqs: int,
@@ -37,7 +37,7 @@ class ClassicPlanner:
         self._registry = registry
         self._rows = rows
         self._admission = admission
-        self._preemption = preemption
+        self._displacement = displacement
         self._log = log
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -97,8 +97,8 @@ class ClassicPlanner:
             no_slot = adapters.refusal(group.request.adapter)
             if because := no_slot or allocation.because or sequences.refusal(group.max_running_sequences):
                 num_missing = sequences.num_missing(group.max_running_sequences)
-                shortage = Shortage(allocation.num_missing, num_missing, bool(no_slot))
-                victims = self._preemption.displace(group, shortage, plan, tokens)
+                shortage = Shortage(allocation.num_missing, num_missing, 1 if no_slot else 0)
+                victims = self._displacement.displace(group, shortage, plan, tokens)
                 if victims:
                     sequences.refund(sum(victim.max_running_sequences for victim in victims))
                     adapters = AdapterBudget(self._max_loras, (each.request.adapter for each in running))

@@ -9,9 +9,9 @@ from octavo.kv_cache.allocation import AllocStatus
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.budget import AdapterBudget, PartialBudget, WholeBudget
 from octavo.scheduler.decisions import DecisionLog
+from octavo.scheduler.displacement import Displacement, Shortage
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.policy import Policy
-from octavo.scheduler.preemption import Preemption, Shortage
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.rows import RowPlanner
 
@@ -31,7 +31,7 @@ class ContinuousPlanner:
         registry: Registry,
         rows: RowPlanner,
         admission: Admission,
-        preemption: Preemption,
+        displacement: Displacement,
         policy: Policy,
         log: DecisionLog,
         *,
@@ -43,7 +43,7 @@ class ContinuousPlanner:
         self._registry = registry
         self._rows = rows
         self._admission = admission
-        self._preemption = preemption
+        self._displacement = displacement
         self._policy = policy
         self._log = log
         self._max_num_seqs = max_num_seqs
@@ -64,16 +64,18 @@ class ContinuousPlanner:
         self._admit_if_there_is_room(plan, tokens, now)
 
     def _outranked(self, now: float) -> list[SequenceGroup]:
-        """Running groups whose prompts are not computed yet and come after another one's, be that running or the first
-        that waits; in the policy's order."""
+        """Running groups whose prompts are not computed yet and come after the first of them, or of those that wait; in
+        the policy's order."""
         if not self._policy.may_outrank:
             return []
-        prompts = [group for group in self._registry.running if not group.has_output]
+        prompts = [group for group in self._registry.running if group.is_computing_prompt]
+        if not prompts:
+            return []
         head = self._registry.waiting.peek(now)
-        others = prompts if head is None else [head, *prompts]
-        outranks = self._policy.outranks
-        outranked = [group for group in prompts if any(outranks(other, group, now) for other in others)]
-        return sorted(outranked, key=lambda group: self._policy.place(group, now))
+        place = {group: self._policy.place(group, now) for group in (prompts if head is None else [head, *prompts])}
+        first = min(place, key=place.__getitem__)
+        outranked = [group for group in prompts if self._policy.outranks(first, group, now)]
+        return sorted(outranked, key=place.__getitem__)
 
     def _admit_if_there_is_room(
         self, plan: StepPlan, tokens: PartialBudget, now: float, before: SequenceABC[SequenceGroup] = ()
@@ -84,7 +86,7 @@ class ContinuousPlanner:
 
     def _admit(self, plan: StepPlan, tokens: PartialBudget, now: float, before: SequenceABC[SequenceGroup]) -> None:
         """Let groups in that wait, on the host or without blocks, in order, until one does not fit, or does not outrank
-        all of `before`."""
+        the first of `before`."""
         registry, block_size = self._registry, self._registry.block_manager.block_size
         policy = self._policy
         running = registry.running
@@ -116,7 +118,7 @@ class ContinuousPlanner:
                     if self._must_not_wait(blocked):
                         break
                 continue
-            if group is None or not all(policy.outranks(group, other, now) for other in before):
+            if group is None or (before and not policy.outranks(group, before[0], now)):
                 break
             hit = self._admission.find_prefix(group)
             if hit.missing is not None and hit.missing in computing:
@@ -132,8 +134,8 @@ class ContinuousPlanner:
             because = allocation.because or sequences.refusal(group.max_running_sequences) or no_slot
             if because:
                 num_missing = sequences.num_missing(group.max_running_sequences)
-                shortage = Shortage(allocation.num_missing, num_missing, bool(no_slot))
-                victims = self._preemption.displace(group, shortage, plan, tokens)
+                shortage = Shortage(allocation.num_missing, num_missing, 1 if no_slot else 0)
+                victims = self._displacement.displace(group, shortage, plan, tokens)
                 if victims:
                     sequences.refund(sum(victim.max_running_sequences for victim in victims))
                     adapters = AdapterBudget(self._max_loras, (each.request.adapter for each in running))

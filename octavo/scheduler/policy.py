@@ -60,7 +60,7 @@ class Policy(Protocol):
         ...
 
     def outranks(self, head: SequenceGroup, group: SequenceGroup, now: float) -> bool:
-        """Does the first waiting group's prompt come before what is left of a running group's?"""
+        """Does the prompt of `head`, a group that waits or runs, come before what is left of a running group's?"""
         ...
 
     def victim(self, running: SequenceABC[SequenceGroup]) -> SequenceGroup:

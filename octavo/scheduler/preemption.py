@@ -17,7 +17,6 @@ from octavo.kv_cache.block_manager import BlockManager
 from octavo.scheduler.budget import PartialBudget
 from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.plan import StepPlan
-from octavo.scheduler.policy import Policy
 from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 
@@ -29,23 +28,12 @@ class Decision(NamedTuple):
     because: str
 
 
-class Shortage(NamedTuple):
-    """What a waiting group lacks to come in: KV blocks, sequences, a slot for its adapter."""
-
-    num_blocks: int
-    num_sequences: int
-    adapter_slot: bool
-
-
 class Preemption:
     """Takes groups off the device."""
 
-    def __init__(
-        self, registry: Registry, log: DecisionLog, policy: Policy, mode: PreemptionMode, rates: Rates
-    ) -> None:
+    def __init__(self, registry: Registry, log: DecisionLog, mode: PreemptionMode, rates: Rates) -> None:
         self._registry = registry
         self._log = log
-        self._policy = policy
         self._mode = mode
         self._rates = rates
 
@@ -99,39 +87,6 @@ class Preemption:
         group.metrics.note(self._log.now, f"preempted, {how}")
         self._log.note("preempted", group.request_id, f"{because}; {how}: {decision.because}")
 
-    def displace(
-        self, head: SequenceGroup, shortage: Shortage, plan: StepPlan, tokens: PartialBudget
-    ) -> list[SequenceGroup]:
-        """Preempt running groups that give way to the first waiting one, as few as free what it lacks. Nobody is
-        preempted, and the answer is empty, when all of them together would not."""
-        victims: list[SequenceGroup] = []
-        for group in self._policy.gives_way_to(head, self._registry.running):
-            victims.append(group)
-            if self._suffices(victims, shortage):
-                break
-        else:
-            return []
-        for group in victims[:-1]:
-            others = [each for each in victims if each is not group]
-            if self._suffices(others, shortage):
-                victims = others
-        for group in victims:
-            self.preempt(group, plan, tokens, because=f"{head.request_id} comes before it")
-        return victims
-
-    def _suffices(self, victims: list[SequenceGroup], shortage: Shortage) -> bool:
-        registry = self._registry
-        if sum(group.max_running_sequences for group in victims) < shortage.num_sequences:
-            return False
-        if shortage.adapter_slot:
-            kept = {group.request.adapter for group in registry.running if group not in victims}
-            if all(group.request.adapter is None or group.request.adapter in kept for group in victims):
-                return False
-        sequences = (sequence for group in victims for sequence in group.live)
-        return (
-            not shortage.num_blocks or registry.block_manager.num_blocks_only_used_by(sequences) >= shortage.num_blocks
-        )
-
     def clear_pins(self, group: SequenceGroup) -> bool:
         """End all pins for a group that could not run otherwise, even alone. False when they held nothing."""
         num_held = self._registry.block_manager.clear_pins()
@@ -145,7 +100,9 @@ class Preemption:
             return Decision(False, "preemption_mode is recompute")
         if manager.host_pool.num_blocks == 0:
             return Decision(False, "there is no swap space")
-        if plan is None or plan.swap_ins:
+        if plan is None:
+            return Decision(False, "no step is being planned that could swap it out")
+        if plan.swap_ins:
             return Decision(False, "this step swaps in, and a step swaps out before it swaps in")
         if group.refork_at is not None:
             return Decision(False, "it is computing its common prefix")

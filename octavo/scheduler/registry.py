@@ -33,6 +33,7 @@ class Registry:
     num_running_sequences: most sequences that those can still run at once.
     swapped: groups whose blocks are on the host.
     timelines: of the requests that ended last.
+    num_departures: how often a group has left the running ones.
     num_queued_tokens: prompt tokens of the groups that have never run.
     newcomers: those that came since the last step was planned. has_left_overs: that step let not everybody in.
     released: sequences whose state the worker drops with the next step.
@@ -45,6 +46,7 @@ class Registry:
         self.waiting = policy.make_queue()
         self.running: list[SequenceGroup] = []
         self.num_running_sequences = 0
+        self.num_departures = 0
         self.swapped = WaitingQueue(policy.key)
         self.released: list[Sequence] = []
         self.ended: list[EngineCoreOutput] = []
@@ -106,8 +108,7 @@ class Registry:
     def suspend(self, group: SequenceGroup, status: SequenceStatus) -> None:
         """Move a running group to the waiting or the swapped ones."""
         self._set_status(group, status)
-        self.running.remove(group)
-        self.num_running_sequences -= group.max_running_sequences
+        self._leave_running(group)
         (self.swapped if status is SequenceStatus.SWAPPED else self.waiting).put_back(group)
 
     # ---- leaving ----
@@ -137,8 +138,7 @@ class Registry:
         for sequence in list(group.live):
             self.end_sequence(group, sequence, status)
         if group.status is SequenceStatus.RUNNING:
-            self.running.remove(group)
-            self.num_running_sequences -= group.max_running_sequences
+            self._leave_running(group)
         else:
             (self.swapped if group.status is SequenceStatus.SWAPPED else self.waiting).remove(group)
             self._leave_queue(group)
@@ -159,6 +159,11 @@ class Registry:
         for sequence in list(group.live):
             self.end_sequence(group, sequence, SequenceStatus.FINISHED_IGNORED)
         self._forget(group, SequenceStatus.FINISHED_IGNORED, now)
+
+    def _leave_running(self, group: SequenceGroup) -> None:
+        self.running.remove(group)
+        self.num_running_sequences -= group.max_running_sequences
+        self.num_departures += 1
 
     def _leave_queue(self, group: SequenceGroup) -> None:
         if group.status is SequenceStatus.WAITING and not group.was_preempted:

@@ -25,6 +25,7 @@ from octavo.scheduler.admission import Admission
 from octavo.scheduler.classic import ClassicPlanner
 from octavo.scheduler.continuous import ContinuousPlanner
 from octavo.scheduler.decisions import DecisionLog
+from octavo.scheduler.displacement import Displacement
 from octavo.scheduler.door import Door, Load, hopeless_deadline
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.policies.first_come import FirstComeFirstServed
@@ -67,7 +68,8 @@ class Scheduler:
         self._door = door or Door()
         self._registry = registry = Registry(block_manager, self.policy)
         self._results = Results(registry)
-        self._preemption = Preemption(registry, self.log, self.policy, preemption_mode, self.rates)
+        self._preemption = Preemption(registry, self.log, preemption_mode, self.rates)
+        displacement = Displacement(registry, self._preemption, self.policy)
         rows = RowPlanner(registry, self._preemption, self.policy, num_lookahead_slots)
         admission = Admission(registry, self._preemption, self.log, num_lookahead_slots)
         self._planner: ContinuousPlanner | ClassicPlanner
@@ -76,7 +78,7 @@ class Scheduler:
                 registry,
                 rows,
                 admission,
-                self._preemption,
+                displacement,
                 self.policy,
                 self.log,
                 max_num_seqs=max_num_seqs,
@@ -89,7 +91,7 @@ class Scheduler:
                 registry,
                 rows,
                 admission,
-                self._preemption,
+                displacement,
                 self.log,
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
@@ -198,7 +200,8 @@ class Scheduler:
         if group is None or sequence is None:
             return
         if group.refork_at is not None and sequence is group.live[0] and len(group.live) > 1:
-            self._preemption.preempt(group)  # it was computing the common prefix for its siblings: they start over
+            # it was computing the common prefix for its siblings: they start over
+            self._preemption.preempt(group, because="its leader met a stop string")
         self._registry.end_sequence(group, sequence, SequenceStatus.FINISHED_STOPPED)
         if not group.live:
             self._registry.end_group(group, SequenceStatus.FINISHED_STOPPED, self.log.now if now is None else now)

@@ -543,7 +543,7 @@ class TestPins:
         assert manager.pin(list(range(32)), PLAIN, until=1.0) == PinnedPrefix(
             num_tokens=16,
             num_cached_tokens=16,
-            because="pins may take half of the 8 KV blocks, and those are pinned",
+            because="pins may take half of the 8 KV blocks, and this one has no more of them",
         )
         assert manager.pin([9] * 8, PLAIN, until=1.0).num_tokens == 0
         assert manager.pin(list(range(16)), PLAIN, until=1.0).num_tokens == 16

@@ -32,7 +32,8 @@ class EarliestDeadline(FirstComeFirstServed):
         return (self.latest_start(group), group.arrival)
 
     def place(self, group: SequenceGroup, now: float) -> tuple[Any, ...]:
-        return (self.latest_start(group) < now, *self.key(group))
+        latest_start = self.latest_start(group)
+        return (True, 0.0, group.arrival) if latest_start < now else (False, latest_start, group.arrival)
 
     def outranks(self, head: SequenceGroup, group: SequenceGroup, now: float) -> bool:
         return now <= self.latest_start(head) < self.latest_start(group)

@@ -29,8 +29,11 @@ class Priority(FirstComeFirstServed):
         return max(running, key=self.key)
 
     def outranks(self, head: SequenceGroup, group: SequenceGroup, now: float) -> bool:
-        return head.request.priority < group.request.priority and self.key(head) < self.key(group)
+        return self._comes_before(head, group)
 
     def gives_way_to(self, head: SequenceGroup, running: SequenceABC[SequenceGroup]) -> SequenceABC[SequenceGroup]:
-        worse = (group for group in running if self.outranks(head, group, 0.0))
+        worse = (group for group in running if self._comes_before(head, group))
         return sorted(worse, key=self.key, reverse=True)
+
+    def _comes_before(self, head: SequenceGroup, group: SequenceGroup) -> bool:
+        return head.request.priority < group.request.priority and self.key(head) < self.key(group)
