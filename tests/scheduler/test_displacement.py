@@ -59,5 +59,5 @@ def test_it_is_tried_again_when_somebody_has_left(asked: list[str]) -> None:
         core.step()
     # best has ended; one of the two others made room, and no more than that
     assert [group.request_id for group in core.scheduler.running] in (["worse", "head"], ["also", "head"])
-    assert len(asked) == 2
+    assert asked.count("head") == 2
     run(core)
