@@ -39,7 +39,8 @@ class Frame(NamedTuple):
 
 
 class Film(NamedTuple):
-    """`names`: request ids by number, in the order of arrival. `first_step`: number of the step of the first frame."""
+    """`names`: request ids by number, in the order of arrival, of those too that had ended before the first frame.
+    `first_step`: number of the step of the first frame."""
 
     names: list[str]
     frames: list[Frame]
@@ -51,8 +52,9 @@ def film(path: str | Path, first_step: int = 1, num_steps: int = 400) -> Film:
 
     Raises ConfigError for a file that is no recording, that is decided otherwise by this version, or that ends before.
     """
-    if num_steps < 1:
-        raise ConfigError(f"num_steps is {num_steps}, must be at least 1")
+    for field, value in {"first_step": first_step, "num_steps": num_steps}.items():
+        if value < 1:
+            raise ConfigError(f"{field} is {value}, must be at least 1")
     replay = Replay(path)
     numbers: dict[str, int] = {}
     frames = []

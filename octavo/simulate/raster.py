@@ -12,13 +12,17 @@ from octavo.simulate.chart import ticks
 from octavo.simulate.film import CACHED, EMPTY, BlockState, Film
 
 _WIDTH: Final = 920
-_LEFT: Final = 84
+_LEFT: Final = 96
 _RIGHT: Final = 16
 _TOP: Final = 66
 _BOTTOM: Final = 42
 """Of the picture, and what of it lies outside the cells."""
 _GREY: Final = "#d2d2d2"
 _MOST_LABELS: Final = 40
+_MOST_CHARACTERS: Final = 12
+"""Of a label, which fits beside the cells."""
+_BEGIN: Final = 7
+"""Of those, the ones in which a long label begins; the others are its end."""
 _MEANINGS: Final = {
     "waiting": "waits",
     "prompt": "computes known tokens",
@@ -56,10 +60,12 @@ class Raster(NamedTuple):
 
 
 def requests_raster(film: Film, title: str = "Requests") -> Raster:
-    """What each request did in each step."""
+    """What each request that was there did in each step."""
+    there = {number for frame in film.frames for number in frame.requests}
     rows = [
         Row(_shortened(name), [_request_cell(number, frame.requests.get(number)) for frame in film.frames])
         for number, name in enumerate(film.names)
+        if number in there
     ]
     states = {state for frame in film.frames for state in frame.requests.values()}
     legend = [
@@ -147,14 +153,20 @@ def _drawn(raster: Raster, num_steps: int, first_step: int) -> list[str]:
             top = y + (raster.row_height - height) / 2
             parts.append(_bar(_LEFT + start * step_width, top, length * step_width, height, cell.colour))
     parts.append(f'<line x1="{_LEFT}" y1="{bottom}" x2="{_WIDTH - _RIGHT}" y2="{bottom}" stroke="#999"/>')
-    for tick in ticks(0.0, num_steps, count=10):
-        if tick <= num_steps:
-            at = f"{_LEFT + tick * step_width:.1f}"
-            parts.append(f'<line x1="{at}" y1="{bottom}" x2="{at}" y2="{bottom + 4}" stroke="#999"/>')
-            parts.append(f'<text x="{at}" y="{bottom + 17}" text-anchor="middle">{first_step - 1 + tick:g}</text>')
+    for tick in _ticks(first_step - 1, num_steps):
+        at = f"{_LEFT + (tick - first_step + 1) * step_width:.1f}"
+        parts.append(f'<line x1="{at}" y1="{bottom}" x2="{at}" y2="{bottom + 4}" stroke="#999"/>')
+        parts.append(f'<text x="{at}" y="{bottom + 17}" text-anchor="middle">{tick}</text>')
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     parts.append(f'<text x="{middle}" y="{bottom + 34}" text-anchor="middle">steps</text>')
     return parts
+
+
+def _ticks(num_before: int, num_steps: int) -> range:
+    """Round numbers of steps, of those that end within the picture; what lies left of a tick are so many steps."""
+    first, second, *_ = ticks(0.0, num_steps, count=10)
+    every = max(1, round(second - first))
+    return range(-(-num_before // every) * every, num_before + num_steps + 1, every)
 
 
 def _runs(cells: Sequence[Cell | None]) -> Iterator[tuple[int, int, Cell]]:
@@ -172,7 +184,8 @@ def _bar(x: float, y: float, width: float, height: float, colour: str) -> str:
 
 
 def _shortened(name: str) -> str:
-    return name if len(name) <= 11 else name[:10] + "…"
+    """Begin and end: those of the prompts of one call begin alike."""
+    return name if len(name) <= _MOST_CHARACTERS else f"{name[:_BEGIN]}…{name[_BEGIN + 1 - _MOST_CHARACTERS :]}"
 
 
 def _colour(number: int) -> str:
