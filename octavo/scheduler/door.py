@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.outputs import RequestError
+from octavo.scheduler.standing import Standing
 
 
 class Load(NamedTuple):
@@ -89,7 +90,12 @@ class Door(NamedTuple):
         return self.max_queued_requests is not None or self.max_queued_tokens is not None
 
     def refusal(
-        self, requests: Sequence[EngineCoreRequest], load: Load, idle: Load, prefill_tokens_per_s: float | None
+        self,
+        requests: Sequence[EngineCoreRequest],
+        load: Load,
+        idle: Load,
+        prefill_tokens_per_s: float | None,
+        standing: Standing,
     ) -> RequestError | None:
         """Why requests that came together are not taken in: all of them are, or none. `idle`: the load of no request.
 
@@ -97,10 +103,11 @@ class Door(NamedTuple):
         `prefill_tokens_per_s`; while that is not known no deadline is held to be out of reach.
         """
         rate = prefill_tokens_per_s or math.inf
-        reason = self._reason(requests, load, rate)
+        reason = self._reason(requests, load, rate, standing)
         if reason is None:
             return None
-        if len(requests) > 1 and (always := self._reason(requests, idle, rate)) is not None:
+        among_themselves = standing.among_themselves()
+        if len(requests) > 1 and (always := self._reason(requests, idle, rate, among_themselves)) is not None:
             return RequestError(
                 f"{len(requests)} prompts at once are too many, even when nothing else runs: one would find that "
                 f"{always.message}; send fewer at once",
@@ -111,11 +118,13 @@ class Door(NamedTuple):
         seconds = max(1, math.ceil(reason.wait_s))
         return RequestError(f"{reason.message}; try again in {seconds} s", code=reason.code, retry_after_s=seconds)
 
-    def _reason(self, requests: Sequence[EngineCoreRequest], load: Load, prefill_tokens_per_s: float) -> _Reason | None:
-        for request in requests:
+    def _reason(
+        self, requests: Sequence[EngineCoreRequest], load: Load, prefill_tokens_per_s: float, standing: Standing
+    ) -> _Reason | None:
+        for index, request in enumerate(requests):
             before, load = load, load.after(len(request.prompt_token_ids), request.params.width)
             reason = self._queue_full(before, load, prefill_tokens_per_s)
-            reason = reason or _too_late(request, before.num_tokens_before, prefill_tokens_per_s)
+            reason = reason or _too_late(requests, index, before.num_tokens_before, prefill_tokens_per_s, standing)
             if reason is not None:
                 return reason
         return None
@@ -155,15 +164,26 @@ def hopeless_deadline(
     )
 
 
-def _too_late(request: EngineCoreRequest, num_before: int, prefill_tokens_per_s: float) -> _Reason | None:
+def _too_late(
+    requests: Sequence[EngineCoreRequest],
+    index: int,
+    num_before: int,
+    prefill_tokens_per_s: float,
+    standing: Standing,
+) -> _Reason | None:
+    request = requests[index]
     due, num_tokens = request.first_token_deadline, len(request.prompt_token_ids)
-    wait_s = num_before / prefill_tokens_per_s
-    expected = request.arrival_time + wait_s + num_tokens / prefill_tokens_per_s
-    if due is None or not num_before or expected <= due:
+    if due is None or request.arrival_time + (num_before + num_tokens) / prefill_tokens_per_s <= due:
+        return None
+    # only what would be refused is looked at closely
+    num_before -= standing.num_tokens_behind(index)
+    num_tokens -= standing.num_cached_tokens(index)
+    expected_s = (num_before + num_tokens) / prefill_tokens_per_s
+    if not num_before or request.arrival_time + expected_s <= due:
         return None
     return _Reason(
         f"the first token is due in {due - request.arrival_time:.3g} s, but {num_before} prompt tokens "
-        f"before this request's {num_tokens} take about {expected - request.arrival_time:.3g} s",
+        f"before this request's {num_tokens} take about {expected_s:.3g} s",
         "deadline_unreachable",
-        wait_s,
+        num_before / prefill_tokens_per_s,
     )

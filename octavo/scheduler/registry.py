@@ -196,7 +196,15 @@ class Registry:
 
     def num_prompt_tokens_left(self) -> int:
         """Prompt tokens that running groups have still to compute."""
-        return sum(max(0, group.num_prompt_tokens - group.live[0].num_computed_tokens) for group in self.running)
+        return sum(map(_num_prompt_tokens_left, self.running))
+
+    def groups_with_prompts(self) -> Iterator[tuple[SequenceGroup, int]]:
+        """Running groups and those that have never run, with the prompt tokens that they have left to compute."""
+        for group in self.groups.values():
+            if group.status is SequenceStatus.RUNNING:
+                yield group, _num_prompt_tokens_left(group)
+            elif group.status is SequenceStatus.WAITING and not group.was_preempted:
+                yield group, group.num_prompt_tokens
 
     def load(self, max_num_seqs: int, max_num_batched_tokens: int) -> Load:
         """What a request finds that comes now: those whom the next step has room for do not wait."""
@@ -236,6 +244,10 @@ def _timeline(group: SequenceGroup) -> RequestTimeline:
         num_preemptions=group.metrics.num_preemptions,
         events=group.metrics.timeline,
     )
+
+
+def _num_prompt_tokens_left(group: SequenceGroup) -> int:
+    return max(0, group.num_prompt_tokens - group.live[0].num_computed_tokens)
 
 
 def _arrival(group: SequenceGroup) -> int:

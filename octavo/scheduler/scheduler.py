@@ -35,6 +35,7 @@ from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.results import Results
 from octavo.scheduler.rows import RowPlanner
+from octavo.scheduler.standing import Standing
 from octavo.scheduler.waiting_queue import WaitingQueue
 
 
@@ -168,13 +169,17 @@ class Scheduler:
             else:
                 ended = EngineCoreOutput(request_id=request.request_id, deltas=[], finished=True, error=error)
                 self._registry.ended.append(ended)
+                self.log.note("refused", request.request_id, error.message)
 
     def _refusal_at_door(self, requests: SequenceABC[EngineCoreRequest]) -> RequestError | None:
         if not self._door.has_limits and all(request.first_token_deadline is None for request in requests):
             return None
         load = self._registry.load(self.max_num_seqs, self.max_num_batched_tokens)
         idle = Load(self.max_num_seqs, self.max_num_batched_tokens)
-        return self._door.refusal(requests, load, idle, self.rates.known_prefill_tokens_per_s)
+        # both times are the same in a replay
+        now = max(self.log.now, *(request.arrival_time for request in requests))
+        standing = Standing(requests, self._registry.groups_with_prompts, self.policy, self.block_manager, now)
+        return self._door.refusal(requests, load, idle, self.rates.known_prefill_tokens_per_s, standing)
 
     def _hopeless_deadline(self, request: EngineCoreRequest) -> RequestError | None:
         rate = self.rates.known_prefill_tokens_per_s

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.core.messages import EngineCoreRequest
 from octavo.core.outputs import RequestError
 from octavo.scheduler.door import Door, Load
+from octavo.scheduler.standing import Standing
 from tests.fakes.engine import Collected, make_core, make_request, run
 
 IDLE = Load(8, 16)
@@ -17,7 +19,10 @@ def errors(seen: Collected) -> dict[str, RequestError]:
 
 def test_without_limits_everybody_may_wait() -> None:
     load = Load(0, 0, num_queued=10**6, num_waiting=10**6, num_waiting_tokens=10**9, num_tokens_before=10**9)
-    assert Door().refusal([make_request("a", range(5))], load, IDLE, 1.0) is None
+    request = make_request("a", range(5))
+    scheduler = make_core().scheduler
+    standing = Standing([request], lambda: (), scheduler.policy, scheduler.block_manager, 0.0)
+    assert Door().refusal([request], load, IDLE, 1.0, standing) is None
 
 
 def test_what_can_start_in_the_next_step_does_not_wait() -> None:
@@ -159,7 +164,7 @@ def test_what_running_prompts_have_left_is_counted() -> None:
     core = make_core(prefill_tokens_per_s=10.0)  # 16 tokens a step
     core.add_request(make_request("running", range(48)))
     core.step()
-    late = make_request("late", range(10))
+    late = make_request("late", range(30, 40))
     late.first_token_deadline = 4.0
     core.add_request(late)
     error = run(core).finals["late"].error
@@ -173,3 +178,65 @@ def test_no_deadline_is_out_of_reach_while_the_rate_is_not_known() -> None:
     request.first_token_deadline = 0.001
     core.add_request(request)
     assert run(core).finals["a"].error is None
+
+
+def due(request_id: str, num_tokens: int, deadline: float | None, priority: int = 0) -> EngineCoreRequest:
+    request = make_request(request_id, (ord(request_id[0]) % 50,) * num_tokens, max_tokens=1)
+    request.first_token_deadline, request.priority = deadline, priority
+    return request
+
+
+@pytest.mark.parametrize("policy", ["deadline", "priority"])
+def test_whom_the_policy_puts_behind_a_request_does_not_keep_it_from_its_deadline(policy: str) -> None:
+    core = make_core(policy=policy, prefill_tokens_per_s=40.0, num_blocks=256)
+    core.add_request(due("running", 40, None, priority=5))
+    core.step()
+    for number in range(10):
+        core.add_request(due(f"queued{number}", 40, None, priority=5))
+    core.add_request(due("urgent", 10, 9.0, priority=1))
+    seen = run(core)
+    assert errors(seen) == {}
+    assert next(iter(seen.finals)) == "urgent"
+
+
+@pytest.mark.parametrize(("policy", "num_before"), [("deadline", 64), ("priority", 64), ("fcfs", 104)])
+def test_whom_the_policy_puts_before_a_request_is_counted(policy: str, num_before: int) -> None:
+    core = make_core(policy=policy, prefill_tokens_per_s=100.0, num_blocks=256)
+    core.add_request(due("running", 40, 0.41, priority=0))
+    core.step()
+    core.add_request(due("better", 40, 0.75, priority=1))
+    core.add_request(due("worse", 40, 9.0, priority=3))
+    core.add_request(due("late", 40, 1.0, priority=2))
+    assert f"{num_before} prompt tokens before this request's 40" in errors(run(core))["late"].message
+
+
+def test_requests_that_come_together_are_before_each_other_in_the_policys_order() -> None:
+    def found(policy: str) -> dict[str, RequestError]:
+        core = make_core(policy=policy, prefill_tokens_per_s=100.0, num_blocks=256)
+        core.add_requests([due("long", 100, 9.0), due("soon", 50, 0.6)])
+        return errors(run(core))
+
+    assert found("deadline") == {}
+    assert {error.code for error in found("fcfs").values()} == {"too_many_prompts"}
+
+
+def test_what_is_cached_needs_no_time_behind_others_either() -> None:
+    core = make_core(prefill_tokens_per_s=10.0)
+    run(core, [make_request("first", range(12))])
+    core.add_request(make_request("other", range(20, 21)))
+    request = make_request("again", range(12))
+    request.first_token_deadline = 0.6
+    assert errors(run(core, [request])) == {}
+    core.add_request(make_request("more", range(20, 28)))
+    request = make_request("late", range(12))
+    request.first_token_deadline = 0.6
+    assert "8 prompt tokens before this request's 1 take about 0.9 s" in errors(run(core, [request]))["late"].message
+
+
+def test_a_refusal_is_among_the_decisions() -> None:
+    core = make_core(max_num_seqs=1, max_queued_requests=1, prefill_tokens_per_s=10.0)
+    impossible = due("impossible", 12, 1.0)
+    seen = run(core, [due(name, 4, None) for name in ("a", "b", "c")] + [impossible])
+    noted = {entry.request_id: entry.because for entry in core.scheduler.log.entries if entry.kind == "refused"}
+    assert noted == {name: error.message for name, error in errors(seen).items()}
+    assert sorted(noted) == ["c", "impossible"]
