@@ -32,7 +32,8 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True):
 class RequestRecord(msgspec.Struct, gc=False):
     """What became of one request; times in seconds since the begin. `error` is None for those that were served.
 
-    num_output_tokens: of all its sequences together, those that best_of drops too.
+    num_output_tokens: of all its sequences together, those that best_of drops too; of a beam search, its width times
+    the length of its longest answer.
     """
 
     number: int

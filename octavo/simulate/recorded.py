@@ -191,39 +191,45 @@ def _step_of(result: object, path: str | Path) -> SchedulerOutput | None:
 
 
 class _Output:
-    """What a request has produced: tokens by index, and the times of the first and the last."""
+    """What a request has produced: tokens by index, and the times of the first and the last. Tokens of beams come when
+    the search is over, and those of the n best alone."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
-        self.first_token_time = self.last_token_time = 0.0
+        self.last_token_time = 0.0
         self.first_scheduled_time: float | None = None
+        self.first_token_time: float | None = None
         self.num_cached_tokens = 0
 
     def take(self, output: EngineCoreOutput, now: float) -> None:
         """Add what an update brought."""
         for delta in output.deltas:
             if delta.token_ids:
-                self.first_token_time = self.first_token_time or now
                 self.last_token_time = now
                 self.tokens.setdefault(delta.index, []).extend(delta.token_ids)
         if output.metrics is not None:
             self.first_scheduled_time = output.metrics.first_scheduled_time
+            self.first_token_time = output.metrics.first_token_time
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
 
 
 def _record(number: int, request: EngineCoreRequest, output: _Output, began: float) -> RequestRecord:
-    scheduled = output.first_scheduled_time
+    params, lengths = request.params, list(map(len, output.tokens.values()))
     return RequestRecord(
         number=number,
         arrival_s=request.arrival_time - began,
-        first_scheduled_s=None if scheduled is None else scheduled - began,
-        first_token_s=output.first_token_time - began,
+        first_scheduled_s=_since(began, output.first_scheduled_time),
+        first_token_s=_since(began, output.first_token_time),
         finished_s=output.last_token_time - began,
-        num_sequences=request.params.width,
+        num_sequences=params.width,
         num_prompt_tokens=len(request.prompt_token_ids),
-        num_output_tokens=sum(map(len, output.tokens.values())),
+        num_output_tokens=params.width * max(lengths) if params.use_beam_search else sum(lengths),
         num_cached_tokens=output.num_cached_tokens,
     )
+
+
+def _since(began: float, time: float | None) -> float | None:
+    return None if time is None else time - began
 
 
 def _traced(request: EngineCoreRequest, output: _Output, began: float) -> TraceRequest:

@@ -82,6 +82,22 @@ def test_under_the_recorded_settings_a_simulation_is_the_recorded_run(tmp_path: 
         assert (simulated.first_token_s, simulated.finished_s) == pytest.approx((real.first_token_s, real.finished_s))
 
 
+@pytest.mark.parametrize(
+    "kind", [{"n": 1, "best_of": 3}, {"n": 1, "best_of": 3, "use_beam_search": True}, {"n": 2, "use_beam_search": True}]
+)
+def test_sequences_that_are_not_returned_count_in_both(tmp_path: Path, kind: dict[str, int]) -> None:
+    settings = make_settings(num_blocks=400, max_num_seqs=16)
+    costs = make_costs(step_s=0.1)  # the cost of steps does not hang on which beams survive
+    record(tmp_path / "run", settings, small_trace(**kind), costs)
+    recorded = read_recorded(tmp_path / "run")
+    outcome = simulate(Trace(recorded.requests), Simulation(settings=settings, cost_model=costs))
+    for simulated, real in zip(outcome.records, recorded.outcome.records, strict=True):
+        assert simulated.num_output_tokens == real.num_output_tokens
+        assert real.num_output_tokens >= real.num_sequences
+        assert (simulated.first_token_s, simulated.finished_s) == pytest.approx((real.first_token_s, real.finished_s))
+    assert any(each.first_token_s != each.finished_s for each in recorded.outcome.records)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_cost_of_steps_is_found_in_the_recording(tmp_path: Path, depth: int) -> None:
     settings = make_settings(num_blocks=24, num_host_blocks=16, preemption_mode="swap", depth=depth)
