@@ -137,7 +137,9 @@ FEATURES = (
     "context_token_s",
     "pair_s",
 )
-"""The coefficients of `Fitted` in the order of `_features`."""
+"""The coefficients of `Fitted` in the order of `_features`, where that of `COPIED_BLOCK` follows."""
+COPIED_BLOCK: Final = "copied_block_s"
+"""Seconds per block that is copied within the device."""
 _FEW_SEQUENCES: Final = 8
 """Up to so many rows of a step are cheaper on some processors: their data stay in the nearest cache."""
 
@@ -324,7 +326,7 @@ class MeasuredStep(NamedTuple):
 
 
 def fit(steps: Sequence[MeasuredStep]) -> tuple[dict[str, float], float]:
-    """Non-negative coefficients by `FEATURES`, and the median of |predicted - measured| / measured.
+    """Non-negative coefficients by `FEATURES` and `COPIED_BLOCK`, and the median of |predicted - measured| / measured.
 
     Errors count relative to what is predicted, which is found in rounds: relative to what is measured, steps that were
     slow by chance would count for less than those that were fast, and predictions come out too low. Steps that took
@@ -347,7 +349,7 @@ def fit(steps: Sequence[MeasuredStep]) -> tuple[dict[str, float], float]:
         ]
         scaled = [each for each in scaled if each[1] < _STALLED * each[0]] or scaled
     errors = sorted(abs(_dot(coefficients, features) / seconds - 1) for seconds, features in measured)
-    return dict(zip(FEATURES, coefficients, strict=True)), errors[len(errors) // 2]
+    return dict(zip((*FEATURES, COPIED_BLOCK), coefficients, strict=True)), errors[len(errors) // 2]
 
 
 _FIT_ROUNDS: Final = 6
@@ -358,7 +360,7 @@ def _features(work: StepWork) -> tuple[float, ...]:
     has_prefill = float(work.num_prefill_tokens > 0)
     num_further = max(0, work.num_sequences - _FEW_SEQUENCES)
     rows = 1.0, has_prefill, work.num_sequences, num_further
-    return *rows, work.num_prefill_tokens, work.num_context_tokens, work.num_pairs
+    return *rows, work.num_prefill_tokens, work.num_context_tokens, work.num_pairs, work.num_copied_blocks
 
 
 def non_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:

@@ -17,7 +17,16 @@ from octavo.engine.recorder import Added, Planned, Updated
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.simulate.cluster import Outcome, RequestRecord
-from octavo.simulate.cost_model import FEATURES, Fitted, MeasuredStep, StepWork, fit, num_pairs_of, work_of
+from octavo.simulate.cost_model import (
+    COPIED_BLOCK,
+    FEATURES,
+    Fitted,
+    MeasuredStep,
+    StepWork,
+    fit,
+    num_pairs_of,
+    work_of,
+)
 from octavo.simulate.replay import Replay, ReplayedStep
 from octavo.simulate.traces import TraceRequest
 
@@ -116,11 +125,18 @@ def recorded_arguments(recorded: Recorded) -> dict[str, Any]:
 
 
 def recorded_costs(name: str, recorded: Recorded) -> Fitted:
-    """A cost model fitted to the recorded steps, of a device with the recorded cache. Raises ConfigError."""
+    """A cost model fitted to the recorded steps, of a device with the recorded cache. Raises ConfigError where too few
+    were recorded."""
     settings = recorded.settings
-    # the fit knows nothing of moved blocks
-    steps = [step for step in recorded.steps if not step.work.num_swapped_blocks + step.work.num_copied_blocks]
+    # the fit knows nothing of swapped blocks
+    steps = [step for step in recorded.steps if not step.work.num_swapped_blocks]
+    if len(steps) < len(FEATURES):
+        raise ConfigError(
+            f"the recording has too few steps to fit their cost: {len(steps)} without swapped blocks, needed are "
+            f"{len(FEATURES)}; give cost_model, or record more"
+        )
     coefficients, error = fit(steps)
+    block_bytes, copied_block_s = settings.preemption_costs.block_bytes, coefficients[COPIED_BLOCK]
     model = Fitted(
         name=name,
         step_s=coefficients["step_s"],
@@ -130,12 +146,14 @@ def recorded_costs(name: str, recorded: Recorded) -> Fitted:
         prefill_token_s=coefficients["prefill_token_s"],
         context_token_s=coefficients["context_token_s"],
         pair_s=coefficients["pair_s"],
-        kv_bytes_per_token=settings.preemption_costs.block_bytes / settings.cache.block_size,
+        kv_bytes_per_token=block_bytes / settings.cache.block_size,
         num_kv_tokens=settings.num_blocks * settings.cache.block_size,
         sliding_window=settings.sliding_window,
         swap_bytes_per_s=recorded.swap_bytes_per_s or settings.preemption_costs.swap_bytes_per_s,
         fit_error=error,
     )
+    if block_bytes and copied_block_s:
+        model = msgspec.structs.replace(model, copy_bytes_per_s=block_bytes / copied_block_s)
     # where steps of one kind differ much, because of other programs, the sum of them all must be right at least
     block_size = settings.cache.block_size
     measured_s = sum(step.seconds for step in recorded.steps)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from octavo.core.step import BlockCopy, BlockOps, ScheduledSequence, SchedulerOutput
 from octavo.errors import ConfigError
 from octavo.simulate.cost_model import (
+    COPIED_BLOCK,
     FEATURES,
     Fitted,
     MeasuredStep,
@@ -123,16 +124,24 @@ def test_coefficients_that_made_the_times_are_found_again() -> None:
     source = random.Random(0)
     truth = make_costs(step_s=2e-3, sequence_s=1e-4, prefill_token_s=5e-5)
     truth = msgspec.structs.replace(
-        truth, context_token_s=2e-7, pair_s=3e-8, prefill_step_s=5e-4, further_sequence_s=3e-5
+        truth,
+        context_token_s=2e-7,
+        pair_s=3e-8,
+        prefill_step_s=5e-4,
+        further_sequence_s=3e-5,
+        copy_bytes_per_s=1e6,
+        kv_bytes_per_token=100.0,
     )
     steps = []
     for _ in range(60):
         prefill = source.choice([0, source.randrange(2, 500)])
-        work = StepWork(source.randrange(1, 60), 1, prefill, source.randrange(9000), prefill * source.randrange(1, 900))
+        rows, context, pairs = source.randrange(1, 60), source.randrange(9000), prefill * source.randrange(1, 900)
+        work = StepWork(rows, 1, prefill, context, pairs, num_copied_blocks=source.choice([0, source.randrange(20)]))
         steps.append(MeasuredStep(work, truth.step_seconds(work, 16)))
     coefficients, error = fit(steps)
     assert error < 1e-5
-    assert coefficients == pytest.approx({name: getattr(truth, name) for name in FEATURES}, rel=1e-3)
+    expected = {name: getattr(truth, name) for name in FEATURES} | {COPIED_BLOCK: 16 * 100 / 1e6}
+    assert coefficients == pytest.approx(expected, rel=1e-3)
 
 
 def test_noise_makes_no_prediction_too_low() -> None:

@@ -110,6 +110,25 @@ def test_the_cost_of_steps_is_found_in_the_recording(tmp_path: Path, depth: int)
     assert (model.num_kv_tokens, model.kv_bytes_per_token) == (96, 2.0)
 
 
+def test_a_recording_of_beams_alone_has_a_cost_too(tmp_path: Path) -> None:
+    settings = make_settings(num_blocks=400, max_num_seqs=16)
+    settings = msgspec.structs.replace(settings, preemption_costs=settings.preemption_costs._replace(block_bytes=8))
+    costs = msgspec.structs.replace(COSTS, copy_bytes_per_s=400.0)
+    record(tmp_path / "run", settings, small_trace(n=4, use_beam_search=True), costs)
+    recorded = read_recorded(tmp_path / "run")
+    assert sum(step.work.num_copied_blocks > 0 for step in recorded.steps) > len(recorded.steps) / 2
+    model = recorded_costs("recorded", recorded)
+    assert model.fit_error < 1e-6
+    assert model.copy_bytes_per_s == pytest.approx(400.0, rel=0.02)
+
+
+def test_a_recording_with_too_few_steps_for_a_cost_model_says_what_to_do(tmp_path: Path) -> None:
+    trace = Trace([TraceRequest(num_prompt_tokens=3, output_len=4)])
+    record(tmp_path / "run", make_settings(), trace, COSTS)
+    with pytest.raises(ConfigError, match="too few steps .*: 4 without swapped blocks, needed are 7; give cost_model"):
+        recorded_costs("recorded", read_recorded(tmp_path / "run"))
+
+
 def test_arguments_are_those_of_the_recorded_scheduler(tmp_path: Path) -> None:
     args = EngineArgs(
         scheduling_policy="fair-share",
