@@ -305,6 +305,12 @@ class BlockManager:
                 self._pins.hold(hashes[i])
         sequence.num_published_blocks = num_full
 
+    def disown(self, sequence: Sequence, num_trusted_tokens: int) -> None:
+        """What a sequence computed after its first tokens went wrong: nobody is to find it."""
+        for digest in sequence.block_hashes[num_trusted_tokens // self.block_size :]:
+            self._pins.let_go(digest)
+            self.pool.disown(digest)
+
     # ---- pins ----
 
     @property

@@ -147,6 +147,16 @@ class BlockPool:
         if self._contents[block] is not None:
             self._forget(block)
 
+    def disown(self, digest: bytes) -> None:
+        """The content of this name is not to be trusted: it is found no more, and its block, if cached, is empty."""
+        block = self._index.get(digest)
+        if block is None:
+            return
+        if self._counts[block] == 0:
+            self._cached.remove(block)
+            self._empty.append(block)
+        self._forget(block)
+
     def reset(self) -> bool:
         """Empty the prefix index. Only when no block is used; answers whether it was done."""
         if self.num_used_blocks:

@@ -64,6 +64,11 @@ class Pins:
                 self._pool.acquire(block)
                 self._blocks[digest] = block
 
+    def let_go(self, digest: bytes) -> None:
+        """Hold the block with this content no longer, until there is another one."""
+        if digest in self._blocks:
+            self._pool.release(self._blocks.pop(digest))
+
     def unpin(self, digests: Sequence[bytes]) -> bool:
         """End the pin of exactly this prefix. Answers whether there was one."""
         pin = self._pins.pop(digests[-1], None) if digests else None

@@ -99,6 +99,8 @@ class Results:
         self._registry.stats.num_generated_tokens += count
 
     def _fail(self, group: SequenceGroup, message: str, now: float) -> EngineCoreOutput:
+        for sequence in group.live:
+            self._registry.block_manager.disown(sequence, group.num_cached_tokens)
         self._registry.end_group(group, SequenceStatus.FINISHED_ERROR, now)
         return EngineCoreOutput(
             request_id=group.request_id, deltas=[], finished=True, error=RequestError(message), metrics=group.metrics

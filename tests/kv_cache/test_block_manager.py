@@ -461,6 +461,25 @@ class TestKeys:
         assert manager.pool.num_used_blocks == 3
 
 
+class TestDisown:
+    def test_what_came_after_the_trusted_tokens_is_found_no_more_pinned_or_not(self) -> None:
+        manager = make_manager(8)
+        tokens = list(range(12))
+        manager.pin(tokens, PLAIN, until=9.0)
+        group = SequenceGroup(make_request("owner", tokens), 0, 1)
+        sequence = group.live[0]
+        manager.allocate(sequence, 12, NO_HIT)
+        sequence.num_computed_tokens = 12
+        manager.publish(sequence, PLAIN)
+        manager.disown(sequence, 4)
+        other = make_group(13, first_seq_id=2)
+        assert manager.find_prefix(other, other.live[0], 13).blocks == manager.table(sequence)[:1]
+        manager.check([sequence])
+        manager.free(sequence)
+        manager.check([])
+        assert manager.pool.num_used_blocks == 1  # what is pinned and trusted
+
+
 class TestPins:
     """What is pinned stays, from when it is computed until its time is over."""
 

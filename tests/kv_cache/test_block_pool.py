@@ -170,3 +170,17 @@ def test_by_cost_what_is_no_longer_asked_for_goes_at_last() -> None:
         if pool.find(b"old") is None:
             break
     assert 2 < number < 7
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_what_is_disowned_is_found_no_more(is_used: bool) -> None:
+    pool = BlockPool(1)
+    block = pool.allocate()
+    pool.publish(block, named(b"a"))
+    if not is_used:
+        pool.release(block)
+    pool.disown(b"a")
+    pool.disown(b"never was")
+    assert pool.find(b"a") is None
+    pool.check({block: 1} if is_used else {})
+    assert pool.num_free_blocks == (0 if is_used else 1)

@@ -387,6 +387,17 @@ class TestEnds:
         assert "NaN" in seen.finals["bad"].error.message
         assert seen.finals["good"].error is None
 
+    def test_what_a_failed_row_computed_is_not_found_by_the_next(self) -> None:
+        core = make_core(fail_token=49)
+        first = run(core, [make_request("first", [1, 2, 3, 4, 5], max_tokens=1)])
+        run(core, [make_request("bad", [1, 2, 3, 4, 49, 6, 7, 8, 9])], collected=first)
+        again = make_request("again", [1, 2, 3, 4, 49, 6, 7, 8, 10])
+        error = run(core, [again], collected=first).finals["again"].error
+        assert error is not None
+        assert "NaN" in error.message
+        # what others had computed before it went wrong is still found
+        assert core.stats().num_cached_tokens == 8
+
     def test_no_step_is_planned_past_the_last_token(self) -> None:
         core = make_core(depth=3)
         run(core, [make_request("a", range(4), max_tokens=5)])
