@@ -16,10 +16,10 @@ from octavo.config.fields import arguments
 from octavo.errors import ConfigError, suggestion
 from octavo.platform import Platform
 from octavo.simulate.cluster import Disaggregation
-from octavo.simulate.cost_model import CostModel, load_cost_model
+from octavo.simulate.cost_model import CostModel, Fitted, load_cost_model
 from octavo.simulate.film import film
 from octavo.simulate.raster import whole_picture
-from octavo.simulate.recorded import read_recorded, recorded_arguments, recorded_costs
+from octavo.simulate.recorded import Recorded, read_recorded, recorded_arguments, recorded_costs
 from octavo.simulate.replay import Replay
 from octavo.simulate.report import Run, picture, summarize, table, to_json
 from octavo.simulate.router import ROUTERS
@@ -30,6 +30,8 @@ from octavo.simulate.traces import Trace, TraceRequest, Workload, generate, read
 
 _DEFAULTS = Workload()
 _COST_MODEL = "h100/llama-3.1-8b"
+_ROUGH_FIT = 0.2
+"""A median error of steps beyond which a fitted cost model is warned of."""
 _KEPT = {"max_model_len", "gpu_memory_utilization"}
 _NOT_SIMULATED = tuple(
     argument.name
@@ -202,6 +204,11 @@ def simulate(
         left_out = f", and {recorded.num_left_out:,} that produced nothing" if recorded.num_left_out else ""
         print(f"As recorded{left_out}:\n{table(Run(summarize(recorded.outcome), recorded.outcome))}\n\nSimulated:")
     print(model.describe())
+    if isinstance(model, Fitted) and model.fit_error > _ROUGH_FIT:
+        print(
+            f"warning: half of the measured steps are off by more than {model.fit_error:.0%}, as on a busy machine: "
+            "times below are rough; measure on an idle one, or give another cost_model"
+        )
     print(f"{simulation.settings.num_blocks:,} KV blocks of {args.block_size} tokens each, router {router}\n")
     has_rates = trace is None and recording is None and arrivals != "at-once"
     runs = []
@@ -210,6 +217,8 @@ def simulate(
         outcome = run_simulation(each, simulation, processes or Platform.detect().cores)
         runs.append(Run(summarize(outcome), outcome, rate if has_rates else None))
         print(table(runs[-1]), end="\n\n")
+        if recorded is not None and runs[-1].summary.num_failed and (limits := _limits(args, recorded)):
+            print(f"requests are refused by limits of the queue, the recorded ones unless given here: {limits}\n")
     elapsed = time.perf_counter() - began
     print(f"simulated in {elapsed:,.1f} s", file=sys.stderr)
     if output is not None:
@@ -242,6 +251,15 @@ def _for_generator(generated: dict[str, Any], rates: Sequence[float], seed: int,
     }
     names = [*changed, *(name for name, is_given in others.items() if is_given)]
     return ["beam_search" if name == "use_beam_search" else name for name in names]
+
+
+def _limits(args: EngineArgs, recorded: Recorded) -> str:
+    """What refuses requests that an empty engine would serve."""
+    limits = {"max_queued_requests": args.max_queued_requests, "max_queued_tokens": args.max_queued_tokens}
+    names = [f"{name} {value}" for name, value in limits.items() if value is not None]
+    if any(request.first_token_deadline_s is not None for request in recorded.requests):
+        names.append("deadlines of first tokens")
+    return ", ".join(names)
 
 
 def _longest(traces: Sequence[Trace]) -> int:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from octavo.cli.main import main
-from octavo.simulate.traces import read_trace
+from octavo.simulate.traces import Trace, TraceRequest, read_trace
+from tests.simulate.parts import make_costs, make_settings
+from tests.simulate.test_recorded import record
 from tests.simulate.test_replay import record_busy_run
 
 SMALL = ("--num-requests", "30", "--input-len", "40")
@@ -137,6 +140,32 @@ def test_a_recording_is_simulated_under_other_settings(tmp_path: Path, capsys: p
     assert main(["simulate", *options, "--num-gpu-blocks-override", "400", "--scheduling-policy", "priority"]) == 0
     assert "400 KV blocks of 4 tokens each" in capsys.readouterr().out
     assert json.loads(report.read_text())["runs"][0]["num_preemptions"] == 0
+
+
+def test_a_poor_fit_and_recorded_limits_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    costs = make_costs(step_s=0.1, prefill_token_s=0.01)
+    settings = make_settings(max_num_batched_tokens=32, max_num_seqs=1)
+    limited = msgspec.structs.replace(settings.scheduler, max_queued_requests=1)
+    settings = msgspec.structs.replace(settings, scheduler=limited)
+    # one by one: the door lets all of them in
+    requests = [TraceRequest(arrival_s=9.0 * i, num_prompt_tokens=5 + i, output_len=4) for i in range(9)]
+    record(tmp_path / "run", settings, Trace(requests), costs)
+    run = ("--recording", str(tmp_path / "run"))
+    assert main(["simulate", *run]) == 0
+    shown = capsys.readouterr().out
+    assert "warning" not in shown
+    assert "limits of the queue" not in shown
+    slow = tmp_path / "slow.json"
+    slow.write_bytes(msgspec.json.encode(make_costs(step_s=30.0)))
+    assert main(["simulate", *run, "--cost-model", str(slow)]) == 0
+    assert (
+        "limits of the queue, the recorded ones unless given here: max_queued_requests 1\n" in capsys.readouterr().out
+    )
+    assert main(["simulate", *run, "--cost-model", str(slow), "--max-queued-requests", "50"]) == 0
+    assert "limits of the queue" not in capsys.readouterr().out
+    slow.write_bytes(msgspec.json.encode(msgspec.structs.replace(costs, fit_error=0.21)))
+    assert main(["simulate", *run, "--cost-model", str(slow)]) == 0
+    assert "warning: half of the measured steps are off by more than 21%" in capsys.readouterr().out
 
 
 def test_the_recording_of_a_real_engine_is_replayed(
