@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest
 from octavo.core.step import SchedulerOutput
-from octavo.engine.recorder import Added, Planned, Updated
+from octavo.engine.recorder import Aborted, Added, Planned, Stopped, Updated
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.simulate.cluster import Outcome, RequestRecord
@@ -61,8 +61,11 @@ def read_recorded(path: str | Path) -> Recorded:
                 requests |= {request.request_id: request for request in added}
             case Planned(now, _):
                 clock.planned(now, _step_of(result, path))
+            case Aborted() | Stopped():
+                if not replay.scheduler.groups:
+                    clock.idle()
             case Updated(now, output):
-                clock.updated(now, is_busy=replay.scheduler.has_unfinished())
+                clock.updated(now, is_busy=bool(replay.scheduler.groups))
                 swap_s += output.swap_s
                 assert isinstance(result, list), "an update answers outputs"
                 for each in result:
@@ -190,6 +193,10 @@ class _StepClock:
         self._last_end = now
         if self._in_flight or not is_busy:
             self.close(now)
+
+    def idle(self) -> None:
+        """Without a step, what was left to do is gone: what the engine waits for from here on is no part of one."""
+        self.close(self._last_end)
 
     def close(self, now: float) -> None:
         """The step that has returned is over."""

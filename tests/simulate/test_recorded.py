@@ -173,6 +173,31 @@ def test_requests_that_are_aborted_or_stopped_end_where_they_were(tmp_path: Path
     assert all(simulated.num_output_tokens == real.num_output_tokens for simulated, real in single)
 
 
+@pytest.mark.parametrize("how", ["abort", "stop"])
+def test_a_wait_behind_a_request_that_was_given_up_is_no_step(tmp_path: Path, how: str) -> None:
+    settings, costs, clock = make_settings(), make_costs(step_s=0.1), Clock()
+    executor = SimulatedExecutor(costs, 4, clock)
+    ready = CoreReady(num_blocks=64, block_size=4, max_model_len=256, vocab_size=0, plan="")
+    recorder = Recorder(str(tmp_path / "run"), settings, 1)
+    core = EngineCore(executor, build_scheduler(settings), ready, max_steps_in_flight=1, clock=clock, recorder=recorder)
+    trace = Trace([TraceRequest(num_prompt_tokens=5, output_len=9) for _ in range(3)])
+    for number in range(3):
+        request, script = trace.request(number, clock.now)
+        executor.expect(number, script)
+        core.add_request(request)
+        core.step()
+        core.step()
+        if how == "abort":
+            core.abort_requests([request.request_id])
+        else:
+            core.stop_sequence(request.request_id, 0)
+        while core.has_unfinished():
+            core.step()
+        clock.now += 60.0
+    core.shutdown()
+    assert [step.seconds for step in read_recorded(tmp_path / "run").steps] == pytest.approx([0.1] * 6)
+
+
 def test_a_recording_in_which_nothing_came_out_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").write_bytes(frames.pack(Began(make_settings(), 1)))
     with pytest.raises(ConfigError, match="has no request that produced a token"):
