@@ -12,6 +12,7 @@ import msgspec
 
 from octavo.cli.options import Given, count, number, numbers, switch, with_options, word
 from octavo.config.args import EngineArgs
+from octavo.config.effects import without_effect
 from octavo.config.fields import arguments
 from octavo.errors import ConfigError, suggestion
 from octavo.platform import Platform
@@ -172,9 +173,7 @@ def simulate(
     if router not in ROUTERS:
         raise ConfigError(f"router is {router!r}, must be one of {', '.join(ROUTERS)}{suggestion(router, ROUTERS)}")
     recorded = read_recorded(recording) if recording is not None else None
-    if recorded is not None:
-        given = Given(given.config, recorded_arguments(recorded) | given.values)
-    args = given.arguments(EngineArgs)
+    args = given.arguments(EngineArgs) if recorded is None else _arguments_over(recorded, given)
     if for_generator and (trace is not None or recording is not None):
         source = "recording" if trace is None else "trace"
         raise ConfigError(f"{for_generator[0]} is for generated requests, but {source} is given; leave out one of them")
@@ -228,6 +227,14 @@ def simulate(
         title = f"{runs[-1].summary.num_requests:,} requests, {f'{replicas} × ' if replicas > 1 else ''}{model.name}"
         _write("svg", svg, picture(title, runs).encode())
     return 0
+
+
+def _arguments_over(recorded: Recorded, given: Given) -> EngineArgs:
+    """What was recorded, but for what is given and for what that leaves without effect."""
+    values = recorded_arguments(recorded)
+    idle = without_effect(Given(given.config, values | given.values).arguments(EngineArgs))
+    kept = {name: value for name, value in values.items() if name not in idle}
+    return Given(given.config, kept | given.values).arguments(EngineArgs)
 
 
 def _generated(workload: Workload, rates: Sequence[float], seed: int, save_to: str | None) -> list[Trace]:

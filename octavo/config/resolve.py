@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_object
+from octavo.config.effects import without_effect
 from octavo.config.schema import (
     CacheConfig,
     CacheDType,
@@ -130,6 +131,8 @@ def scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
             f"max_num_batched_tokens is {args.max_num_batched_tokens}, must be at least max_num_seqs, which is "
             f"{args.max_num_seqs}: every running sequence needs a token in each step; raise the one or lower the other"
         )
+    for message in without_effect(args).values():
+        raise ConfigError(message)
     return SchedulerConfig(
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,

@@ -10,6 +10,7 @@ import pytest
 
 from octavo.cli.main import main
 from octavo.simulate.traces import Trace, TraceRequest, read_trace
+from tests.fakes.engine import make_core, make_request, run
 from tests.simulate.parts import make_costs, make_settings
 from tests.simulate.test_recorded import record
 from tests.simulate.test_replay import record_busy_run
@@ -150,22 +151,38 @@ def test_a_poor_fit_and_recorded_limits_are_told(tmp_path: Path, capsys: pytest.
     # one by one: the door lets all of them in
     requests = [TraceRequest(arrival_s=9.0 * i, num_prompt_tokens=5 + i, output_len=4) for i in range(9)]
     record(tmp_path / "run", settings, Trace(requests), costs)
-    run = ("--recording", str(tmp_path / "run"))
-    assert main(["simulate", *run]) == 0
+    recording = ("--recording", str(tmp_path / "run"))
+    assert main(["simulate", *recording]) == 0
     shown = capsys.readouterr().out
     assert "warning" not in shown
     assert "limits of the queue" not in shown
     slow = tmp_path / "slow.json"
     slow.write_bytes(msgspec.json.encode(make_costs(step_s=30.0)))
-    assert main(["simulate", *run, "--cost-model", str(slow)]) == 0
+    assert main(["simulate", *recording, "--cost-model", str(slow)]) == 0
     assert (
         "limits of the queue, the recorded ones unless given here: max_queued_requests 1\n" in capsys.readouterr().out
     )
-    assert main(["simulate", *run, "--cost-model", str(slow), "--max-queued-requests", "50"]) == 0
+    assert main(["simulate", *recording, "--cost-model", str(slow), "--max-queued-requests", "50"]) == 0
     assert "limits of the queue" not in capsys.readouterr().out
     slow.write_bytes(msgspec.json.encode(msgspec.structs.replace(costs, fit_error=0.21)))
-    assert main(["simulate", *run, "--cost-model", str(slow)]) == 0
+    assert main(["simulate", *recording, "--cost-model", str(slow)]) == 0
     assert "warning: half of the measured steps are off by more than 21%" in capsys.readouterr().out
+
+
+def test_what_given_settings_leave_without_effect_is_not_taken_from_a_recording(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    core = make_core(
+        record_to=tmp_path / "run", policy="priority", priority_ageing_s=5.0, max_bypasses=2, preemption_mode="swap"
+    )
+    run(core, [make_request(f"r{number}", range(3 + number), max_tokens=4 + number) for number in range(12)])
+    core.shutdown()
+    recording = ("simulate", "--recording", str(tmp_path / "run"))
+    others = ("--scheduling-policy", "fcfs", "--swap-space", "0", "--no-enable-chunked-prefill")
+    assert main([*recording, *others, "--max-num-batched-tokens", "200"]) == 0
+    assert "As recorded" in capsys.readouterr().out
+    assert main([*recording, "--scheduling-policy", "fcfs", "--priority-ageing", "5"]) != 0
+    assert "priority_ageing is 5.0, but has no effect" in capsys.readouterr().err
 
 
 def test_the_recording_of_a_real_engine_is_replayed(

@@ -97,6 +97,44 @@ def test_a_step_must_have_a_token_for_every_sequence(tmp_path: Path) -> None:
         resolve(EngineArgs(max_num_batched_tokens=8, max_num_seqs=9), checkpoint(tmp_path), PLATFORM)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "right", "message"),
+    [
+        (
+            {"delay_factor": 0.5},
+            {"enable_chunked_prefill": False},
+            "delay_factor is 0.5, but has no effect where enable_chunked_prefill is True; switch chunked prefill off",
+        ),
+        (
+            {"max_bypasses": 2, "enable_chunked_prefill": False},
+            {"enable_chunked_prefill": True},
+            "max_bypasses is 2, but has no effect where enable_chunked_prefill is False; enable chunked prefill",
+        ),
+        (
+            {"priority_ageing": 9.0},
+            {"scheduling_policy": "priority"},
+            "priority_ageing is 9.0, but has no effect where scheduling_policy is fcfs; choose the policy priority",
+        ),
+        (
+            {"tenant_weights": {"a": "2"}, "scheduling_policy": "priority"},
+            {"scheduling_policy": "fair-share"},
+            "tenant_weights is a=2, but has no effect where scheduling_policy is priority; choose the policy fair-sh",
+        ),
+        (
+            {"preemption_mode": "swap", "swap_space": 0},
+            {"swap_space": 0.5},
+            "preemption_mode is swap, but has no effect where swap_space is 0; give swap space, or choose",
+        ),
+    ],
+)
+def test_arguments_that_would_have_no_effect_are_refused(
+    tmp_path: Path, wrong: dict[str, Any], right: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(EngineArgs(**wrong), checkpoint(tmp_path), PLATFORM)
+    resolve(EngineArgs(**(wrong | right)), checkpoint(tmp_path), PLATFORM)
+
+
 def test_generation_defaults_have_the_names_of_sampling_parameters(tmp_path: Path) -> None:
     generation = {"temperature": 0.6, "top_p": 0.95, "max_new_tokens": 99, "do_sample": True, "eos_token_id": [3, 4]}
     here = checkpoint(tmp_path, generation)

@@ -99,6 +99,8 @@ def requests(draw: st.DrawFn) -> list[Asked]:
 def engines(draw: st.DrawFn) -> dict[str, Any]:
     """Ways of running them that change nothing but the schedule."""
     is_chunked = draw(st.sampled_from([True, True, False]))
+    policy = draw(st.sampled_from(["fcfs", "priority", "fair-share", "deadline", "prefix-match"]))
+    preemption_mode = draw(st.sampled_from(["recompute", "swap", "classic", "auto"]))
     block_size = draw(st.sampled_from(BLOCK_SIZES))
     return {
         "block_size": block_size,
@@ -107,17 +109,17 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "max_num_batched_tokens": draw(st.sampled_from([16, 64, 512] if is_chunked else [80, 512])),
         "max_num_seqs": draw(st.sampled_from([5, 16, 16])),
         "enable_chunked_prefill": is_chunked,
-        "delay_factor": draw(st.sampled_from([0.0, 1.0])),
-        "scheduling_policy": draw(st.sampled_from(["fcfs", "priority", "fair-share", "deadline", "prefix-match"])),
-        "priority_ageing": draw(st.sampled_from([0.0, 0.01])),
-        "tenant_weights": draw(st.sampled_from([{}, {"x": "3"}])),
-        "max_bypasses": draw(st.sampled_from([0, 2])),
+        "delay_factor": 0.0 if is_chunked else draw(st.sampled_from([0.0, 1.0])),
+        "scheduling_policy": policy,
+        "priority_ageing": draw(st.sampled_from([0.0, 0.01])) if policy == "priority" else 0.0,
+        "tenant_weights": draw(st.sampled_from([{}, {"x": "3"}])) if policy == "fair-share" else {},
+        "max_bypasses": draw(st.sampled_from([0, 2])) if is_chunked else 0,
         "num_lookahead_slots": draw(st.sampled_from([0, 0, 1, 5])),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.01, 0.3])),
         "enable_prefix_caching": draw(st.sampled_from([True, True, False])),
         "prefix_cache_eviction": draw(st.sampled_from(["lru", "cost"])),
-        "preemption_mode": draw(st.sampled_from(["recompute", "swap", "classic", "auto"])),
-        "swap_space": draw(st.sampled_from([0.0, 2e-5, 0.01])),
+        "preemption_mode": preemption_mode,
+        "swap_space": draw(st.sampled_from([2e-5, 0.01] if preemption_mode == "swap" else [0.0, 2e-5, 0.01])),
         "max_steps_in_flight": draw(st.integers(1, 3)),
         "threads": draw(st.sampled_from([1, 2])),
         "enforce_eager": draw(st.booleans()),

@@ -1,0 +1,41 @@
+"""Arguments that others leave without effect: who gives one expects something that would not happen."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from octavo.config.args import EngineArgs
+
+
+class _Need(NamedTuple):
+    """An argument that does something only where another one has a certain value, and how to get that."""
+
+    name: str
+    other: str
+    value: Any
+    remedy: str
+
+
+_NEEDS: Final = (
+    _Need("delay_factor", "enable_chunked_prefill", False, "switch chunked prefill off"),
+    _Need("max_bypasses", "enable_chunked_prefill", True, "enable chunked prefill"),
+    _Need("priority_ageing", "scheduling_policy", "priority", "choose the policy priority"),
+    _Need("tenant_weights", "scheduling_policy", "fair-share", "choose the policy fair-share"),
+)
+"""All of them are off (0, or empty) by default."""
+
+
+def without_effect(args: EngineArgs) -> dict[str, str]:
+    """Arguments that are not off and do nothing beside the others, by name: both values, and what to do."""
+    found = {}
+    for name, other, needed, remedy in _NEEDS:
+        value, actual = getattr(args, name), getattr(args, other)
+        if value and actual != needed:
+            shown = ",".join(f"{key}={each}" for key, each in value.items()) if isinstance(value, dict) else value
+            found[name] = f"{name} is {shown}, but has no effect where {other} is {actual}; {remedy}, or leave it out"
+    if args.preemption_mode == "swap" and not args.swap_space:
+        found["preemption_mode"] = (
+            f"preemption_mode is swap, but has no effect where swap_space is {args.swap_space:g}; give swap space, or "
+            "choose preemption_mode recompute"
+        )
+    return found
