@@ -120,6 +120,10 @@ class ContinuousPlanner:
                 continue
             if group is None or (before and not policy.outranks(group, before[0], now)):
                 break
+            if sequences.remaining <= 0 and not policy.may_outrank:
+                # nobody comes in, whatever it would find in the cache
+                self._log.note("blocked", group.request_id, sequences.refusal(group.max_running_sequences))
+                break
             hit = self._admission.find_prefix(group)
             if hit.missing is not None and hit.missing in computing:
                 aside.append(registry.waiting.set_aside(now))  # this step computes what it needs: next time it is a hit

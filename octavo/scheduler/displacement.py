@@ -38,9 +38,12 @@ class Displacement:
         of them together would not make up for the shortage."""
         if self._is_known_to_be_in_vain(head, shortage):
             return []
+        candidates = self._policy.gives_way_to(head, self._registry.running)
+        if not candidates:
+            return []
         room = _Room(self._registry)
         victims: list[SequenceGroup] = []
-        for group in self._policy.gives_way_to(head, self._registry.running):
+        for group in candidates:
             victims.append(group)
             room.add(group)
             if room.covers(shortage):

@@ -45,7 +45,7 @@ class Policy(Protocol):
     """Whether `note_service` is to be called for every row."""
 
     may_outrank: bool
-    """Whether `outranks` is ever true."""
+    """Whether `outranks` is ever true, or `gives_way_to` ever names somebody."""
 
     def make_queue(self) -> GroupQueue:
         """A queue for waiting groups in this policy's order. Preempted groups wait there too."""
