@@ -50,7 +50,11 @@ class AdapterBudget:
 
     def __init__(self, limit: int, in_use: Iterable[str | None]) -> None:
         self._limit = limit
-        self._in_use = {name for name in in_use if name is not None} if limit else set[str]()
+        self.count(in_use)
+
+    def count(self, in_use: Iterable[str | None]) -> None:
+        """Only these run from here on."""
+        self._in_use = {name for name in in_use if name is not None} if self._limit else set[str]()
 
     def refusal(self, name: str | None) -> str:
         """Why a request for adapter `name` has to wait; empty when it need not."""

@@ -9,7 +9,7 @@ from octavo.kv_cache.allocation import AllocStatus
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.budget import AdapterBudget, PartialBudget, WholeBudget
 from octavo.scheduler.decisions import DecisionLog
-from octavo.scheduler.displacement import Displacement, Shortage
+from octavo.scheduler.displacement import Displacement
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.policy import Policy
 from octavo.scheduler.registry import Registry
@@ -134,15 +134,10 @@ class ContinuousPlanner:
                 assert not group.has_output, "a request that has produced a token is never ignored"
                 self._admission.refuse(group, allocation.because, now)
                 continue
-            no_slot = adapters.refusal(group.request.adapter)
-            because = allocation.because or sequences.refusal(group.max_running_sequences) or no_slot
+            because = allocation.because or sequences.refusal(group.max_running_sequences)
+            because = because or adapters.refusal(group.request.adapter)
             if because:
-                num_missing = sequences.num_missing(group.max_running_sequences)
-                shortage = Shortage(allocation.num_missing, num_missing, 1 if no_slot else 0)
-                victims = self._displacement.displace(group, shortage, plan, tokens)
-                if victims:
-                    sequences.refund(sum(victim.max_running_sequences for victim in victims))
-                    adapters = AdapterBudget(self._max_loras, (each.request.adapter for each in running))
+                if self._displacement.make_way(group, allocation, sequences, adapters, plan, tokens):
                     continue
                 if not blocked:
                     self._log.note("blocked", group.request_id, because)

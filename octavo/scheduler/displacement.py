@@ -6,7 +6,8 @@ from collections import Counter
 from typing import NamedTuple
 
 from octavo.core.sequence import SequenceGroup
-from octavo.scheduler.budget import PartialBudget
+from octavo.kv_cache.allocation import Allocation
+from octavo.scheduler.budget import AdapterBudget, PartialBudget, WholeBudget
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.policy import Policy
 from octavo.scheduler.preemption import Preemption
@@ -31,11 +32,28 @@ class Displacement:
         self._in_vain: dict[str, Shortage] = {}
         self._in_vain_since = 0
 
-    def displace(
-        self, head: SequenceGroup, shortage: Shortage, plan: StepPlan, tokens: PartialBudget
-    ) -> list[SequenceGroup]:
-        """Preempt running groups that give way to the first waiting one. Nobody is, and the answer is empty, when all
-        of them together would not make up for the shortage."""
+    def make_way(
+        self,
+        head: SequenceGroup,
+        allocation: Allocation,
+        sequences: WholeBudget,
+        adapters: AdapterBudget,
+        plan: StepPlan,
+        tokens: PartialBudget,
+    ) -> bool:
+        """Preempt running groups that give way to the first waiting one, and give back what they had of the budgets.
+        Nobody is preempted, and the answer is False, when all of them together would not make up for what it lacks."""
+        num_sequences = sequences.num_missing(head.max_running_sequences)
+        shortage = Shortage(allocation.num_missing, num_sequences, bool(adapters.refusal(head.request.adapter)))
+        victims = self._victims(head, shortage)
+        for group in victims:
+            self._preemption.preempt(group, plan, tokens, because=f"{head.request_id} comes before it")
+            sequences.refund(group.max_running_sequences)
+        adapters.count(group.request.adapter for group in self._registry.running)
+        return bool(victims)
+
+    def _victims(self, head: SequenceGroup, shortage: Shortage) -> list[SequenceGroup]:
+        """As few as suffice; none when all do not."""
         if self._is_known_to_be_in_vain(head, shortage):
             return []
         candidates = self._policy.gives_way_to(head, self._registry.running)
@@ -57,8 +75,6 @@ class Displacement:
                 victims.remove(group)  # those behind it do without
             else:
                 room.add(group)
-        for group in victims:
-            self._preemption.preempt(group, plan, tokens, because=f"{head.request_id} comes before it")
         return victims
 
     def _is_known_to_be_in_vain(self, head: SequenceGroup, shortage: Shortage) -> bool:
