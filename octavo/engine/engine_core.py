@@ -225,7 +225,7 @@ class EngineCore:
         """A named control call; ConfigError for a name that is none. Values can be encoded by msgspec."""
         calls: dict[str, Callable[..., Any]] = {
             "stats": lambda: msgspec.to_builtins(self.stats()),
-            "decisions": lambda: msgspec.to_builtins(list(self.scheduler.log.entries)),
+            "decisions": lambda: msgspec.to_builtins(self.scheduler.log.entries),
             "timelines": lambda: msgspec.to_builtins(self.scheduler.timelines),
             "pin_prefix": lambda *arguments: msgspec.to_builtins(self.pin_prefix(*arguments)),
             "unpin_prefix": self.unpin_prefix,

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 
 from octavo.core.messages import Decision
 
 
 class DecisionLog:
-    """The last `size` decisions. Of the waiting groups only the first one's blocker is named, not every row's."""
+    """The last `size` decisions, and the last `num_refused` refusals: a flood of them pushes nothing else out.
 
-    def __init__(self, size: int = 1024) -> None:
-        self.entries: deque[Decision] = deque(maxlen=size)
+    Of the waiting groups only the first one's blocker is named, not every row's.
+    """
+
+    def __init__(self, size: int = 1024, num_refused: int = 256) -> None:
+        self._decisions: deque[Decision] = deque(maxlen=size)
+        self._refusals: deque[Decision] = deque(maxlen=num_refused)
         self._goes_on: dict[tuple[str, str], Decision] = {}
         self.step = 0
         self.now = 0.0
+
+    @property
+    def entries(self) -> list[Decision]:
+        """All of them, oldest first."""
+        return list(heapq.merge(self._decisions, self._refusals, key=lambda entry: (entry.step, entry.time)))
 
     def begin(self, step: int, now: float) -> None:
         """What follows belongs to this step."""
@@ -31,6 +41,6 @@ class DecisionLog:
         entry = Decision(
             step=self.step, last_step=self.step, time=self.now, kind=kind, request_id=request_id, because=because
         )
-        self.entries.append(entry)
+        (self._refusals if kind == "refused" else self._decisions).append(entry)
         if kind in ("blocked", "passed"):
             self._goes_on[kind, request_id] = entry
