@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from octavo.core.sequence import Sequence
+from octavo.core.cache_key import PLAIN
+from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.kv_cache.allocation import NO_HIT, AllocStatus
 from octavo.kv_cache.block_manager import BlockManager
+from tests.fakes.engine import make_request
 
 
 def forked(manager: BlockManager, num_tokens: int, num_sequences: int) -> list[Sequence]:
@@ -61,3 +63,34 @@ def test_the_last_free_blocks_are_enough() -> None:
     assert manager.can_swap_in(sequences, waive_watermark=True).status is AllocStatus.OK
     later = manager.can_swap_in(sequences, waive_watermark=True, num_lookahead=2)
     assert (later.status, later.because) == (AllocStatus.LATER, "needs 5 free KV blocks, 3 are free, 0 stay free")
+
+
+def test_the_watermark_counts_for_who_comes_back_unless_it_is_waived() -> None:
+    manager = BlockManager(10, 4, 0.3, enable_prefix_caching=False, num_host_blocks=8)
+    sequence, other = Sequence(1, 0, list(range(16)), 16), Sequence(2, 0, list(range(16)), 16)
+    for each in (sequence, other):
+        manager.allocate(each, 16, NO_HIT)
+        each.num_computed_tokens = 16
+    manager.swap_out([sequence])
+    answer = manager.can_swap_in([sequence], waive_watermark=False)
+    assert (answer.status, answer.because) == (AllocStatus.LATER, "needs 4 free KV blocks, 6 are free, 3 stay free")
+    assert manager.can_swap_in([sequence], waive_watermark=True).status is AllocStatus.OK
+    # lookahead slots: a block more for each sequence
+    assert manager.can_swap_in([sequence], waive_watermark=True, num_lookahead=9).status is AllocStatus.LATER
+
+
+def test_what_comes_back_is_found_again() -> None:
+    manager = BlockManager(3, 4, 0.0, enable_prefix_caching=True, num_host_blocks=8)
+    group = SequenceGroup(make_request("r", range(9)), 0, 1)
+    sequence = group.live[0]
+    manager.allocate(sequence, 9, NO_HIT)
+    sequence.num_computed_tokens = 8
+    manager.publish(sequence, PLAIN)
+    manager.swap_out([sequence])
+    thief = Sequence(2, 0, list(range(90, 102)), 12)
+    manager.allocate(thief, 12, NO_HIT)
+    manager.free(thief)
+    manager.swap_in([sequence])
+    manager.publish(sequence, PLAIN)
+    other = SequenceGroup(make_request("other", range(9)), 1, 3)
+    assert manager.find_prefix(other, other.live[0], 9).blocks == manager.table(sequence)[:2]

@@ -42,3 +42,17 @@ def test_pins_go_when_nothing_runs_and_a_swapped_group_needs_their_blocks() -> N
     run(core, collected=seen)
     assert core.scheduler.block_manager.num_pinned_blocks == 0
     assert seen.token_ids["low"] == run_alone(request).token_ids["low"]
+
+
+def test_who_is_swapped_in_has_room_for_its_lookahead_slots() -> None:
+    core = make_core(
+        num_blocks=9, num_lookahead_slots=4, num_host_blocks=40, preemption_mode="swap", enable_prefix_caching=False
+    )
+    requests = [make_request("a", [1], max_tokens=20), make_request("b", range(20, 28), max_tokens=12)]
+    run(core, requests)
+    entries = [(each.kind, each.because) for each in core.scheduler.log.entries if each.request_id == "b"]
+    moved = next(because for kind, because in entries if kind == "swapped_in")
+    blocked = next(because for kind, because in entries if kind == "blocked")
+    # a block more than what it brings and its next token need
+    assert (moved, blocked.split(" free ")[0]) == ("4 blocks", "needs 6")
+    assert core.stats().num_preemptions == 1

@@ -10,12 +10,15 @@ import pytest
 from octavo.config.args import EngineArgs
 from octavo.config.fields import arguments
 from octavo.core.messages import EngineCoreRequest
+from octavo.core.sequence import SequenceGroup
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.scheduler.policies import POLICIES
+from octavo.scheduler.policies.deadline import EarliestDeadline
 from octavo.scheduler.policies.fair_share import FairShare
 from octavo.scheduler.policies.first_come import FirstComeFirstServed
 from octavo.scheduler.policies.prefix_match import MOST_PASSES
 from octavo.scheduler.policies.priority import Priority
+from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.scheduler import Scheduler
 from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
@@ -226,6 +229,25 @@ class TestOrder:
             core.step()
         assert [group.request_id for group in core.scheduler.running] == ["y0"]
         assert policy.counters["x"] == before < policy.counters["y"]
+
+
+class TestVictims:
+    def test_under_deadlines_who_has_most_time_gives_way(self) -> None:
+        groups = [
+            SequenceGroup(request(name, first_token_deadline=due), number, number)
+            for number, (name, due) in enumerate([("none", None), ("soon", 5.0), ("later", 9.0)])
+        ]
+        policy = EarliestDeadline(Rates())
+        assert policy.victim(groups).request_id == "none"
+        assert policy.victim(groups[1:]).request_id == "later"
+        assert policy.victim(groups[:2]).request_id == "none"
+
+    def test_under_fair_share_the_most_served_tenant_gives_way(self) -> None:
+        groups = [SequenceGroup(request(name, tenant=name), number, number) for number, name in enumerate("xy")]
+        policy = FairShare()
+        policy.note_service(groups[0], 10, 1)
+        policy.note_service(groups[1], 2, 1)
+        assert policy.victim(groups) is groups[0]
 
 
 class TestPreemption:

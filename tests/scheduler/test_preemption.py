@@ -242,6 +242,46 @@ def test_a_swapped_group_waits_for_a_sequence() -> None:
         assert sum(group.max_running_sequences for group in core.scheduler.running) <= 2
 
 
+def test_a_swapped_group_that_needs_what_the_watermark_keeps_comes_back_when_nothing_runs() -> None:
+    core = make_core(
+        num_blocks=7, watermark=0.5, num_host_blocks=40, preemption_mode="swap", enable_prefix_caching=False
+    )
+    requests = [make_request("a", [1], max_tokens=20), make_request("b", range(20, 28), max_tokens=12)]
+    seen = run(core, requests)
+    moves = [(each.kind, each.because) for each in core.scheduler.log.entries if each.request_id == "b"]
+    # five of seven blocks, of which three stay free while somebody runs
+    assert any(kind == "blocked" and because.startswith("needs 5 free KV blocks") for kind, because in moves)
+    assert ("swapped_in", "4 blocks") in moves
+    for request in requests:
+        assert seen.token_ids[request.request_id] == run_alone(request).token_ids[request.request_id]
+
+
+def test_auto_counts_a_common_prompt_once_and_leaves_out_what_others_keep() -> None:
+    core = make_core(num_blocks=64, preemption_mode="auto", num_host_blocks=64, max_num_batched_tokens=64)
+    core.add_request(make_request("other", range(9), max_tokens=30))
+    core.step()
+    core.add_request(make_request("forks", range(8), n=2, max_tokens=30))
+    for _ in range(4):
+        core.step()
+    group = core.scheduler.groups["forks"]
+    assert [sequence.num_computed_tokens for sequence in group.live] == [11, 11]
+    because = core.scheduler._preemption._cheaper(group, core.scheduler.block_manager).because
+    # 8 tokens of prompt and twice 3 behind it; the first block of the prompt is the other's too
+    rate = core.scheduler.rates.prefill_tokens_per_s
+    assert because.startswith(f"14 tokens, 1 blocks of them shared, take {10 / rate * 1e3:.3g} ms to compute again")
+
+
+def test_a_preempted_group_that_leaves_is_not_among_those_that_never_ran() -> None:
+    core = pressed()
+    for request in (make_request("a", range(12), max_tokens=16), make_request("b", range(20, 30), max_tokens=10)):
+        core.add_request(request)
+    while not core.stats().num_preemptions:
+        core.step()
+    assert core.scheduler._registry.num_queued_tokens == 0
+    core.abort_requests(["b"])
+    assert core.scheduler._registry.num_queued_tokens == 0
+
+
 def test_the_timeline_tells_what_happened() -> None:
     core = pressed(preemption_mode="swap")
     seen = run_two(core)
