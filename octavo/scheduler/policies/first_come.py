@@ -1,4 +1,4 @@
-"""First come, first served; the youngest gives way. The base of the policies that change only one of the two."""
+"""First come, first served; the youngest gives way. The base of the policies that change a part of that."""
 
 from __future__ import annotations
 
