@@ -13,7 +13,8 @@ from octavo.config.args import EngineArgs, ServerArgs
 from octavo.errors import OctavoError
 from octavo.server.context import ServerContext
 from octavo.server.errors import answer_error
-from octavo.server.middleware import LimitBody, RequestContext, RequireKey
+from octavo.server.keys import RequireKey
+from octavo.server.middleware import LimitBody, RequestContext
 from octavo.server.open_requests import OpenRequests
 from octavo.server.routes import chat, completions, health, models, prefix_cache, scheduler, tokens
 from octavo.server.serving import run
