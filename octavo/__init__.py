@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
-    from octavo.config.args import EngineArgs, ServerArgs
+    from octavo.async_llm_engine import AsyncLLMEngine
+    from octavo.config.args import AsyncEngineArgs, EngineArgs, ServerArgs
     from octavo.core.outputs import CompletionOutput, PinnedPrefix, RequestOutput
     from octavo.core.prompt import Prompt
     from octavo.core.sampling_params import OutputKind, SamplingParams
@@ -27,7 +28,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
+    "AsyncLLMEngine",
     "CompletionOutput",
     "EngineArgs",
     "LLMEngine",
@@ -43,7 +46,9 @@ __all__ = [
 
 _HOME = {
     "LLM": "octavo.llm",
+    "AsyncEngineArgs": "octavo.config.args",
     "AsyncLLM": "octavo.async_llm",
+    "AsyncLLMEngine": "octavo.async_llm_engine",
     "CompletionOutput": "octavo.core.outputs",
     "EngineArgs": "octavo.config.args",
     "LLMEngine": "octavo.engine.llm_engine",

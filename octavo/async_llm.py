@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
@@ -192,17 +192,20 @@ class AsyncLLM:
                         del streams[index]
                     yield index, output
         finally:
-            for index in streams:  # the id of one that is finished may be another request's by now
-                await self.abort(request_ids[index])
+            # the id of one that is finished may be another request's by now
+            await self.abort([request_ids[index] for index in streams])
 
-    async def abort(self, request_id: str) -> None:
-        """End a request; its reader gets a last output with finish reason "abort". Unknown ids are ignored."""
-        output = self._output.abort(request_id)
-        if output is None:
-            return
-        self._streams.pop(request_id).put(output)
-        if self._client.is_running:
-            self._client.send(AbortRequests([request_id]))
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End one request or several; each reader gets a last output with finish reason "abort".
+
+        Unknown ids are ignored.
+        """
+        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        outputs = [output for each in request_ids if (output := self._output.abort(each)) is not None]
+        for output in outputs:
+            self._streams.pop(output.request_id).put(output)
+        if outputs and self._client.is_running:
+            self._client.send(AbortRequests([output.request_id for output in outputs]))
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes and end all pins. False, and nothing happens, while requests have KV blocks."""

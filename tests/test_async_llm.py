@@ -147,6 +147,19 @@ async def test_cancelled_reader_ends_its_request(tmp_path: Path) -> None:
         await eventually(lambda: core.aborted == ["r"])
 
 
+async def test_several_requests_are_aborted_at_once(tmp_path: Path) -> None:
+    core = endless_core()
+    async with serving(tmp_path, core) as llm:
+        readers = {name: asyncio.create_task(collect(llm, "abc", DELTA, request_id=name)) for name in "xyz"}
+        await eventually(lambda: llm.num_open_requests == 3)
+        await llm.abort(["x", "unknown", "z"])
+        ended = await asyncio.gather(readers["x"], readers["z"])
+        assert [outputs[-1].outputs[0].finish_reason for outputs in ended] == ["abort", "abort"]
+        await eventually(lambda: core.aborted == ["x", "z"])
+        await llm.abort("y")
+        await readers["y"]
+
+
 async def test_aborted_request_tells_its_reader(tmp_path: Path) -> None:
     async with serving(tmp_path, endless_core()) as llm:
         reader = asyncio.create_task(collect(llm, "x", DELTA, request_id="r"))

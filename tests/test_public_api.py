@@ -70,8 +70,13 @@ def test_llm_methods_take_their_well_known_arguments() -> None:
 
 
 def test_engine_methods_have_their_well_known_names() -> None:
-    for name in ("from_args", "add_request", "abort_request", "step", "has_unfinished_requests"):
+    for name in ("from_args", "from_engine_args", "add_request", "abort_request", "step"):
         assert callable(getattr(octavo.LLMEngine, name))
+    for name in ("has_unfinished_requests", "get_num_unfinished_requests"):
+        assert callable(getattr(octavo.LLMEngine, name))
+    for name in ("from_engine_args", "generate", "abort", "get_tokenizer", "check_health", "shutdown"):
+        assert callable(getattr(octavo.AsyncLLMEngine, name))
+    assert octavo.AsyncEngineArgs is octavo.EngineArgs
     assert callable(octavo.AsyncLLM.generate)
 
 

@@ -365,6 +365,10 @@ class EngineArgs:
         return cls(**values)
 
 
+AsyncEngineArgs = EngineArgs
+"""The name under which users of vLLM know the arguments of an asynchronous engine; there is one set for both."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerArgs:
     """What a person wrote about the HTTP server."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -64,6 +64,11 @@ class LLMEngine:
         config = configure(dataclasses.replace(args, max_queued_requests=None, max_queued_tokens=None))
         tokenizer, chat_template = open_tokenizer(config.model)  # before the weights: it is the quicker to fail
         return cls(config, EngineCore.build(config, tokenizer), tokenizer, chat_template)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
+        """`from_args`, by the name that users of vLLM know."""
+        return cls.from_args(engine_args)
 
     def seams(self) -> Seams:
         """The parts of a step, for those who measure them; `step` is the whole of it."""
@@ -132,13 +137,16 @@ class LLMEngine:
         self._output.add(request, prompt.text)
         self._core.add_request(request)
 
-    def abort_request(self, request_id: str) -> None:
-        """End a request; its final output (finish reason "abort") comes from the next step. Unknown ids are ignored."""
-        output = self._output.abort(request_id)
-        if output is not None:
-            self._aborted.append(output)
-            if self._error is None:
-                self._core.abort_requests([request_id])
+    def abort_request(self, request_id: str | Iterable[str]) -> None:
+        """End one request or several; the next step returns their final outputs (finish reason "abort").
+
+        Unknown ids are ignored.
+        """
+        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        outputs = [output for each in request_ids if (output := self._output.abort(each)) is not None]
+        self._aborted += outputs
+        if outputs and self._error is None:
+            self._core.abort_requests([output.request_id for output in outputs])
 
     def step(self) -> list[RequestOutput]:
         """One step of the engine: what callers see of it. Raises EngineDeadError after a failure."""
@@ -157,6 +165,10 @@ class LLMEngine:
         for stop in processed.stops:
             self._core.stop_sequence(stop.request_id, stop.index)
         return outputs + processed.outputs
+
+    def get_num_unfinished_requests(self) -> int:
+        """The number of requests whose final output `step` has yet to return; 0 after a failure."""
+        return 0 if self._error is not None else len(self._aborted) + len(self._output)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to do."""

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.config.args import EngineArgs
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.core_client import Core
@@ -55,6 +56,27 @@ def test_aborted_request_has_a_final_output_too(tmp_path: Path) -> None:
     engine.abort_request("x")
     [output] = run(engine)
     assert (output.outputs[0].text, output.outputs[0].finish_reason, core.aborted) == ("a", "abort", ["x"])
+
+
+def test_several_requests_are_aborted_at_once_and_counted_until_their_last_output(tmp_path: Path) -> None:
+    core = ScriptedCore()
+    engine = make_engine(tmp_path, core)
+    for request_id in "xyz":
+        engine.add_request(request_id, "abc")
+    assert engine.get_num_unfinished_requests() == 3
+    engine.abort_request(["x", "unknown", "z"])
+    assert (core.aborted, engine.get_num_unfinished_requests()) == (["x", "z"], 3)
+    ended = [output.request_id for output in run(engine) if output.finished]
+    assert (sorted(ended), engine.get_num_unfinished_requests()) == (["x", "y", "z"], 0)
+    assert not engine.has_unfinished_requests()
+
+
+def test_engine_arguments_make_an_engine_under_both_names() -> None:
+    args = EngineArgs(kv_cache_memory=1 << 22)
+    engines = [LLMEngine.from_args(args), LLMEngine.from_engine_args(args)]
+    assert engines[0].config == engines[1].config
+    for engine in engines:
+        engine.shutdown()
 
 
 def test_refused_request_leaves_no_trace(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""`AsyncLLMEngine`: an `AsyncLLM` that is made without `await` and starts its core process when it is first used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from typing import Any
+
+from octavo.async_llm import AsyncLLM
+from octavo.config.args import EngineArgs
+from octavo.core.outputs import RequestOutput
+from octavo.core.prompt import Prompt, PromptLike
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.tokenizer import Tokenizer
+
+
+class AsyncLLMEngine:
+    """The name and the constructor that users of vLLM know. Use one engine on one event loop only.
+
+    A wrong argument is an error of the constructor; a wrong model is an error of the first call that needs it.
+    """
+
+    def __init__(self, args: EngineArgs) -> None:
+        self._args = args
+        self._starting: asyncio.Task[AsyncLLM] | None = None
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLMEngine:
+        return cls(engine_args)
+
+    async def start(self) -> AsyncLLM:
+        """Start the core process unless it is there, and return what this engine wraps.
+
+        Raises ConfigError, CheckpointError or UnsupportedModel, every time.
+        """
+        if self._starting is None:
+            self._starting = asyncio.create_task(AsyncLLM.start(self._args), name="octavo-start")
+        return await asyncio.shield(self._starting)  # a caller that is cancelled leaves the others their engine
+
+    async def generate(
+        self,
+        prompt: PromptLike | Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the outputs of one request, as `AsyncLLM.generate` does with the same `options`."""
+        llm = await self.start()
+        async with aclosing(llm.generate(prompt, sampling_params, request_id, **options)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End one request or several; ids of no running request are ignored."""
+        if self._starting is not None:
+            await (await self.start()).abort(request_id)
+
+    async def get_tokenizer(self) -> Tokenizer:
+        return (await self.start()).tokenizer
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError when the core process has died or was shut down."""
+        llm = await self.start()
+        if not llm.is_running:
+            raise await llm.wait_dead()
+
+    async def reset_prefix_cache(self) -> bool:
+        """Drop all cached prefixes and pins; False, without effect, while requests have KV blocks."""
+        return await (await self.start()).reset_prefix_cache()
+
+    async def shutdown(self) -> None:
+        """End the core process, if it was started; open requests get EngineDeadError. Idempotent."""
+        if self._starting is None:
+            return
+        self._starting.cancel()  # without effect on an engine that has started
+        [started] = await asyncio.gather(self._starting, return_exceptions=True)
+        if isinstance(started, AsyncLLM):
+            await started.shutdown()

@@ -1,0 +1,83 @@
+"""AsyncLLMEngine: made without an event loop, started by its first request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo import AsyncEngineArgs, AsyncLLMEngine
+from octavo.async_llm import AsyncLLM
+from octavo.config.args import EngineArgs
+from octavo.core.outputs import RequestOutput
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import CheckpointError, EngineDeadError
+from tests.fakes.byte_tokenizer import byte_tokenizer
+from tests.fakes.core import ScriptedCore, engine_config
+from tests.fakes.served_core import served_core
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[list[EngineArgs]]:
+    """The arguments of every engine that was started; each has a scripted core that repeats its prompt."""
+    started: list[EngineArgs] = []
+    async with AsyncExitStack() as cores:
+
+        async def start(args: EngineArgs) -> AsyncLLM:
+            started.append(args)
+            client = await cores.enter_async_context(served_core(ScriptedCore()))
+            return AsyncLLM(engine_config(str(tmp_path)), client, byte_tokenizer(tmp_path))
+
+        monkeypatch.setattr(AsyncLLM, "start", start)
+        yield started
+
+
+async def collect(engine: AsyncLLMEngine, *arguments: Any, **options: Any) -> list[RequestOutput]:
+    return [output async for output in engine.generate(*arguments, **options)]
+
+
+async def test_requests_start_one_engine_between_them(starts: list[EngineArgs]) -> None:
+    args = AsyncEngineArgs(max_num_seqs=7)
+    engine = AsyncLLMEngine.from_engine_args(args)
+    assert starts == []
+    read = await asyncio.gather(*(collect(engine, "text", SamplingParams(), name, priority=1) for name in "xy"))
+    assert [(outputs[-1].request_id, outputs[-1].outputs[0].text) for outputs in read] == [("x", "text"), ("y", "text")]
+    await engine.abort(["x", "y"])
+    await engine.check_health()
+    assert (await engine.get_tokenizer()).vocab_size > 0
+    assert await engine.reset_prefix_cache()
+    assert starts == [args]
+    await engine.shutdown()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        await engine.check_health()
+
+
+async def test_a_reader_that_leaves_while_the_engine_starts_leaves_it_to_others(starts: list[EngineArgs]) -> None:
+    engine = AsyncLLMEngine(AsyncEngineArgs())
+    leaving = asyncio.create_task(collect(engine, "a"))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert (await collect(engine, "b"))[-1].outputs[0].text == "b"
+    assert len(starts) == 1
+    await engine.shutdown()
+
+
+async def test_an_engine_that_never_started_ends_without_starting(starts: list[EngineArgs]) -> None:
+    engine = AsyncLLMEngine(AsyncEngineArgs())
+    await engine.abort("x")
+    await engine.shutdown()
+    assert starts == []
+
+
+async def test_a_wrong_model_is_an_error_of_each_request() -> None:
+    engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model="/no/such/model"))
+    for _ in range(2):
+        with pytest.raises(CheckpointError):
+            await collect(engine, "text")
+    await engine.shutdown()
