@@ -380,6 +380,7 @@ class ServerArgs:
         Arg(
             "Key that clients must send; may be given several times. Without one everybody who can connect is served.",
             group=_SERVER,
+            is_secret=True,
         ),
     ] = ()
     max_body_size: Annotated[

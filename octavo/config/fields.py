@@ -39,6 +39,7 @@ class Arg(msgspec.Struct, frozen=True):
 
     doc: one sentence. group: heading in help and reference page. is_bytes: a number of bytes that may be written with a
     suffix ("4GiB", "512M"). only: the values that this version carries out; others are refused, because of `otherwise`.
+    is_secret: no message shows the value.
     """
 
     doc: str
@@ -50,6 +51,7 @@ class Arg(msgspec.Struct, frozen=True):
     only: tuple[Any, ...] | None = None
     otherwise: str = ""
     is_bytes: bool = False
+    is_secret: bool = False
 
 
 class Argument(msgspec.Struct, frozen=True):
@@ -130,7 +132,7 @@ def _typed(argument: Argument, value: Any) -> Any:
     if kind is str and isinstance(value, os.PathLike):
         return os.fspath(value)
     if kind is tuple:
-        return _strings(name, value)
+        return _strings(argument, value)
     if kind is dict:
         return _pairs(name, value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -141,10 +143,11 @@ def _typed(argument: Argument, value: Any) -> Any:
 _NOUN = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
-def _strings(name: str, value: Any) -> tuple[str, ...]:
+def _strings(argument: Argument, value: Any) -> tuple[str, ...]:
     items = (value,) if isinstance(value, str) else value
     if not isinstance(items, list | tuple) or not all(isinstance(item, str) and item for item in items):
-        raise ConfigError(f"{name} is {value!r}, expected text or a list of texts")
+        shown = "not what it should be" if argument.arg.is_secret else repr(value)
+        raise ConfigError(f"{argument.name} is {shown}, expected text or a list of texts, none of them empty")
     return tuple(items)
 
 

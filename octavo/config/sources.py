@@ -5,7 +5,9 @@ The one place that reads the environment.
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,8 +18,15 @@ from octavo.errors import ConfigError, suggestion
 
 Args = TypeVar("Args", EngineArgs, ServerArgs)
 
+_log = logging.getLogger(__name__)
+
 _PREFIX = "OCTAVO_"
 _CONFIG_VARIABLE = "OCTAVO_CONFIG"
+
+_LINK_NAME = re.compile(
+    r"OCTAVO_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)"
+)
+_LINK_PORT_NAME, _LINK_PORT_VALUE = re.compile(r"OCTAVO_(\w+_)?PORT"), re.compile(r"(tcp|udp|sctp)://")
 
 
 def known_arguments() -> dict[str, Argument]:
@@ -38,6 +47,13 @@ def gather(
     """
     environ = os.environ if environ is None else environ
     config_file = config_file or environ.get(_CONFIG_VARIABLE)
+    if cls is EngineArgs and (links := [name for name, value in environ.items() if is_service_link(name, value)]):
+        # a command that takes both classes of arguments logs it once
+        _log.warning(
+            "ignored %s, which Kubernetes sets for a service of that name; enableServiceLinks: false in the pod's "
+            "specification, or another name of the service, ends this note",
+            ", ".join(sorted(links)),
+        )
     merged = (read_yaml(Path(config_file)) if config_file else {}) | read_environment(environ)
     mine = arguments(cls)
     return cls(**({name: value for name, value in merged.items() if name in mine} | dict(given)))
@@ -52,12 +68,19 @@ def engine_args(keywords: Mapping[str, Any], environ: Mapping[str, str] | None =
     return gather(EngineArgs, keywords, environ=environ)
 
 
+def is_service_link(variable: str, text: str) -> bool:
+    """Whether Kubernetes sets the variable for a service whose name begins with octavo: `OCTAVO_SERVICE_HOST`,
+    `OCTAVO_PORT=tcp://10.0.0.1:8000`, `OCTAVO_PORT_8000_TCP_ADDR`, …"""
+    is_address = _LINK_PORT_NAME.fullmatch(variable) is not None and _LINK_PORT_VALUE.match(text) is not None
+    return is_address or _LINK_NAME.fullmatch(variable) is not None
+
+
 def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Values of the OCTAVO_* variables that are set."""
+    """Values of the OCTAVO_* variables that are set, without those that Kubernetes sets for a service."""
     known = {argument.variable: argument for argument in known_arguments().values()}
     values: dict[str, Any] = {}
     for variable, text in environ.items():
-        if not variable.startswith(_PREFIX) or variable == _CONFIG_VARIABLE:
+        if not variable.startswith(_PREFIX) or variable == _CONFIG_VARIABLE or is_service_link(variable, text):
             continue
         if variable not in known:
             raise ConfigError(
@@ -81,7 +104,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path} is not YAML: {yaml_problem(error)}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -96,6 +119,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: {key} is there twice, with a hyphen and with an underscore; keep one")
         values[name] = _checked(known[name], value, str(path))
     return values
+
+
+def yaml_problem(error: Exception) -> str:
+    """What is wrong with a YAML text and where, without its words: they may be secret."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or type(error).__name__
+    return problem if mark is None else f"{problem}, line {mark.line + 1}, column {mark.column + 1}"
 
 
 def _checked(argument: Argument, value: Any, where: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,54 @@ def test_llm_hears_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_MAX_NUM_SEQS", "0")
     with pytest.raises(ConfigError, match="^OCTAVO_MAX_NUM_SEQS: max_num_seqs is 0"):
         LLM()
+
+
+SERVICE_LINKS = {
+    "OCTAVO_PORT": "tcp://10.96.7.1:8000",
+    "OCTAVO_SERVICE_HOST": "10.96.7.1",
+    "OCTAVO_SERVICE_PORT": "8000",
+    "OCTAVO_SERVICE_PORT_HTTP": "8000",
+    "OCTAVO_PORT_8000_TCP": "tcp://10.96.7.1:8000",
+    "OCTAVO_PORT_8000_TCP_PROTO": "tcp",
+    "OCTAVO_PORT_8000_TCP_PORT": "8000",
+    "OCTAVO_PORT_8000_TCP_ADDR": "10.96.7.1",
+    "OCTAVO_GPU_PORT": "udp://10.96.7.2:53",
+    "OCTAVO_GPU_SERVICE_HOST": "10.96.7.2",
+    "OCTAVO_GPU_PORT_53_UDP_ADDR": "10.96.7.2",
+}
+
+
+def test_variables_that_kubernetes_sets_for_a_service_are_ignored_with_one_note(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "octavo")
+    environ = SERVICE_LINKS | {"OCTAVO_BLOCK_SIZE": "8"}
+    assert gather(EngineArgs, {}, environ=environ) == EngineArgs(block_size=8)
+    assert gather(ServerArgs, {}, environ=environ) == ServerArgs()
+    (note,) = caplog.messages
+    assert f"ignored {', '.join(sorted(SERVICE_LINKS))}, which Kubernetes sets" in note
+    assert "enableServiceLinks: false" in note
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("OCTAVO_PORT", "tcp:8000", "OCTAVO_PORT='tcp:8000' is not a whole number"),
+        ("OCTAVO_PORTS", "tcp://10.0.0.1:8000", "OCTAVO_PORTS, which octavo does not know"),
+        ("OCTAVO_PORT_HTTP_TCP", "tcp://10.0.0.1:8000", "OCTAVO_PORT_HTTP_TCP, which octavo does not know"),
+        ("OCTAVO_SERVICE_HOSTS", "10.0.0.1", "OCTAVO_SERVICE_HOSTS, which octavo does not know"),
+    ],
+)
+def test_other_variables_are_no_links(variable: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        gather(EngineArgs, {}, environ={variable: value})
+    assert gather(ServerArgs, {}, environ={"OCTAVO_PORT": "9000"}).port == 9000
+
+
+@pytest.mark.parametrize(
+    "text", ["api_key: [hush-1, 5]", "api_key: [hush-1, '']", "api_key: {hush-1: a}", "api_key: [hush-1"]
+)
+def test_errors_show_no_key(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"octavo\.yaml") as caught:
+        gather(ServerArgs, {}, config_file=yaml_file(tmp_path, text), environ={})
+    assert "hush" not in str(caught.value)
