@@ -7,17 +7,35 @@ once. Used as a library, octavo leaves logging to the program around it.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from typing import TextIO
 
 _NAME = "octavo"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def escaped(text: str) -> str:
+    """Return `text` on one line of printable ASCII: control and other characters become escapes such as `\\n`, `\\x1b`.
+
+    What a client has sent goes through this before it is logged on a line of its own.
+    """
+    ascii_text = text.encode("ascii", "backslashreplace").decode()
+    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], ascii_text)
 
 
 class _LineFormatter(logging.Formatter):
-    """`12:34:56.789 core INFO message`; the process's role tells the lines of a server apart."""
+    """`12:34:56.789 core INFO message`; the process's role tells the lines of a server apart.
+
+    A record cannot imitate another one, nor steer a terminal, whatever a client put into it: further lines are
+    indented, and everything but printable ASCII is escaped.
+    """
 
     def __init__(self, role: str) -> None:
         super().__init__(f"%(asctime)s.%(msecs)03d {role} %(levelname)s %(message)s", datefmt="%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n    ".join(escaped(line) for line in super().format(record).split("\n"))
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from octavo.logging import set_up
+from octavo.logging import escaped, set_up
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +41,22 @@ def test_the_root_logger_is_left_alone() -> None:
     before = logging.getLogger().handlers[:]
     set_up(stream=io.StringIO())
     assert logging.getLogger().handlers == before
+
+
+def test_no_text_imitates_a_line_or_steers_the_terminal() -> None:
+    stream = io.StringIO()
+    set_up(role="server", stream=stream)
+    forged = "x\n12:00:00.000 server INFO forged\r\x1b[2J\x7f\x9b\u202e\u00e9\ud800"
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        logging.getLogger("octavo").exception("failed: %s", forged)
+    first, *others = stream.getvalue().splitlines()
+    assert first.endswith("server ERROR failed: x")
+    assert all(line.startswith("    ") for line in others)
+    assert others[0] == r"    12:00:00.000 server INFO forged\r\x1b[2J\x7f\x9b\u202e\xe9\ud800"
+    assert all(line.isascii() and line.isprintable() for line in others)
+
+
+def test_escaped_text_is_one_line() -> None:
+    assert escaped("a\nb\tc\0d") == r"a\nb\tc\x00d"

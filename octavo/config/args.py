@@ -393,6 +393,14 @@ class ServerArgs:
             group=_SERVER,
         ),
     ] = ()
+    allow_hosts: Annotated[
+        tuple[str, ...],
+        Arg(
+            "Name by which clients ask for the server, as in the Host header, or *; may be given several times. By "
+            "default any name, but on a loopback address only localhost and the machine's name. Addresses always pass.",
+            group=_SERVER,
+        ),
+    ] = ()
     shutdown_timeout_s: Annotated[
         float,
         Arg("Seconds that open requests may take to finish after SIGTERM or Ctrl-C.", group=_SERVER, ge=0, le=86400),
@@ -401,7 +409,9 @@ class ServerArgs:
         bool, Arg("Let a request bring its own chat template, a program that runs here.", group=_SERVER)
     ] = False
     log_requests: Annotated[bool, Arg("Log a line for each HTTP request.", group=_SERVER)] = False
-    root_path: Annotated[str, Arg("Path under which a proxy serves octavo.", group=_SERVER)] = ""
+    root_path: Annotated[
+        str, Arg("Path under which a proxy serves octavo, whether it strips it or not.", group=_SERVER)
+    ] = ""
 
     def __post_init__(self) -> None:
         check_values(self)

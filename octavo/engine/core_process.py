@@ -13,7 +13,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -147,7 +146,7 @@ def main() -> int:
             report_failure(connection, CoreFailed(message=str(error), kind=type(error).__name__))
             return 1
         except Exception as error:
-            traceback.print_exc()
+            _log.exception("the engine core failed")
             message = f"the engine core failed ({type(error).__name__}: {error}); its log has the traceback"
             report_failure(connection, CoreFailed(message=message))
             return 1

@@ -12,7 +12,8 @@ from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
 from octavo.errors import InvalidRequest, suggestion
-from octavo.server.errors import ApiError, ClientDisconnectedError
+from octavo.server.errors import ClientDisconnectedError
+from octavo.server.guards import is_json, not_json
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -50,14 +51,9 @@ def refused_fields(kind: type[msgspec.Struct]) -> dict[str, Refused]:
 
 async def read_json(request: Request, kind: type[T]) -> T:
     """Body of a request as a struct of this kind. Raises InvalidRequest, or ApiError 413 and 415."""
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json" and not content_type.endswith("+json"):
-        # also keeps web pages out: a browser sends other types to any server, but asks before it sends JSON
-        raise ApiError(
-            415,
-            f"Content-Type is {content_type or 'absent'}; send JSON with Content-Type: application/json",
-            code="invalid_content_type",
-        )
+    content_type = request.headers.get("content-type", "")
+    if not is_json(content_type):
+        raise not_json(content_type)
     try:
         body = await request.body()
     except ClientDisconnect as error:

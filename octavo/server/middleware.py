@@ -1,16 +1,18 @@
-"""What every HTTP request passes through, in plain ASGI: its id and date, the limit of its body."""
+"""What every HTTP request passes through, in plain ASGI: its id and date, its path, the limit of its body."""
 
 from __future__ import annotations
 
 import logging
 import re
 import time
+from collections.abc import Callable
 from email.utils import formatdate
 from uuid import uuid4
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.logging import escaped
 from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error
 
 logger = logging.getLogger(__name__)
@@ -64,7 +66,27 @@ class RequestContext:
             if self._log_requests:
                 duration_s = time.perf_counter() - started_at
                 line = f"{scope['method']} {scope['path']} {status} {duration_s:.3f} s {request_id}"
-                logger.info("%s", line.encode("ascii", "backslashreplace").decode())
+                logger.info("%s", escaped(line))
+
+
+class AcceptRootPath:
+    """Lets a proxy that serves the server below `root_path` leave that path in requests, or strip it.
+
+    The HTTP server puts `root_path` before every path, so that one that still had it has it twice.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str, is_route: Callable[[str], bool]) -> None:
+        self._app = app
+        self._root_path = root_path
+        self._is_route = is_route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            root, sent = self._root_path, scope["path"].removeprefix(self._root_path)
+            if (sent + "/").startswith(root + "/") and not self._is_route(sent):
+                raw_path = scope["raw_path"].removeprefix(root.encode())
+                scope = {**scope, "path": sent if sent != root else root + "/", "raw_path": raw_path}
+        await self._app(scope, receive, send)
 
 
 class LimitBody:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -11,6 +12,7 @@ import openai
 import pytest
 import uvloop
 
+from octavo import logging as octavo_logging
 from octavo.async_llm import AsyncLLM
 from octavo.config.args import ServerArgs
 from octavo.server.app import build_app
@@ -58,6 +60,16 @@ class Served:
         assert not self._thread.is_alive()
         assert self.exit_code is not None
         return self.exit_code
+
+
+@pytest.fixture
+def log_to_stderr() -> Iterator[None]:
+    """Logging as a server sets it up, until the test ends."""
+    logger = logging.getLogger("octavo")
+    before = (logger.handlers[:], logger.level, logger.propagate)
+    octavo_logging.set_up(role="server")
+    yield
+    logger.handlers[:], logger.level, logger.propagate = before
 
 
 @pytest.fixture

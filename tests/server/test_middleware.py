@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from email.utils import parsedate_to_datetime
+from urllib.parse import quote
 
 import pytest
 
@@ -85,3 +86,27 @@ def test_requests_are_logged_only_on_demand_and_never_with_prompts_or_keys(
     assert "POST /v1/completions 200" in caplog.text
     assert "r-9" in caplog.text
     assert "hush" not in caplog.text
+
+
+@pytest.mark.parametrize("sent", ["%0a12:00:00.000 server INFO forged", "%1b[2J", "%0d", "\u00e9", "%00", "%e2%80%ae"])
+def test_no_request_writes_a_log_line_of_its_own(
+    capsys: pytest.CaptureFixture[str], log_to_stderr: None, start_server: Start, sent: str
+) -> None:
+    server = start_server(log_requests=True)
+    ask(server.url, f"/v1/nothing{quote(sent, safe='%')}")
+    server.stop()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "nothing" in line]
+    assert len(lines) == 1
+    assert lines[0].isascii()
+    assert lines[0].isprintable()
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/v1/models/letters", "/"])
+@pytest.mark.parametrize("root", ["/llm", "/v1", "/llm/a"])
+def test_proxy_may_strip_the_root_path_or_leave_it(start_server: Start, root: str, path: str) -> None:
+    server = start_server(root_path=root, api_key=("k",))
+    for sent in (path, root + path):
+        assert ask(server.url, sent, headers={"Authorization": "Bearer k"}).status == 200
+        assert (ask(server.url, sent).status == 200) == (path in ("/health", "/"))
+    assert ask(server.url, root, headers={"Authorization": "Bearer k"}).status == 200 if root != "/v1" else True
+    assert ask(server.url, f"{root}x/health", headers={"Authorization": "Bearer k"}).status == 404

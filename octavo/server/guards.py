@@ -1,0 +1,112 @@
+"""What a request's headers are refused for before its body is read: hosts and origins of web pages, and how the body is
+declared. Plain ASGI.
+
+A web page can send any request that a form could send, `Content-Type` text or none, to any server that its browser
+reaches, and reads the answer where it made the browser take the server for its own host (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo.server.errors import ApiError
+
+_READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+def is_json(content_type: str) -> bool:
+    """Is this the media type of JSON? A browser asks the server before it lets a foreign page send it."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type == "application/json" or media_type.endswith("+json")
+
+
+def not_json(content_type: str) -> ApiError:
+    """The refusal of a body that is not declared as JSON."""
+    given = content_type.partition(";")[0].strip().lower() or "absent"
+    return ApiError(
+        415,
+        f"Content-Type is {given}; send JSON with Content-Type: application/json",
+        code="invalid_content_type",
+    )
+
+
+def own_hosts(listening_on: str) -> frozenset[str] | None:
+    """Names that a server on this address has, besides addresses; None, all names, when other machines reach it."""
+    try:
+        is_loopback = listening_on == "localhost" or ipaddress.ip_address(listening_on).is_loopback
+    except ValueError:
+        is_loopback = False
+    return frozenset({"localhost", socket.gethostname().lower()}) if is_loopback else None
+
+
+class GuardHeaders:
+    """Refuses requests for a host that is not ours (403), bodyless commands of foreign pages (403), and bodies that are
+    compressed or not JSON (415).
+
+    hosts: names that requests may have in `Host`; addresses and names below `localhost` always may. None allows all.
+    origins: web origins whose pages may send commands, or `*`.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str] | None, origins: Collection[str]) -> None:
+        self._app = app
+        self._hosts = None if hosts is None or "*" in hosts else {host.lower() for host in hosts}
+        self._origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._error(scope["method"], Headers(scope=scope)) if scope["type"] == "http" else None
+        await (self._app if error is None else error.response())(scope, receive, send)
+
+    def _error(self, method: str, headers: Headers) -> ApiError | None:
+        host = headers.get("host", "")
+        if host and not self._is_ours(host):
+            message = (
+                f"this server is not {host}; ask for it by its address or as localhost, or start it with "
+                "--allow-hosts and that name"
+            )
+            return ApiError(403, message, code="host_not_allowed")
+        encoding = ", ".join(headers.getlist("content-encoding")).lower()
+        if encoding not in ("", "identity"):
+            message = f"Content-Encoding {encoding} is not supported; send the body uncompressed"
+            return ApiError(415, message, code="unsupported_content_encoding", headers={"Accept-Encoding": "identity"})
+        content_type = headers.get("content-type", "")
+        if method in _READING_METHODS or is_json(content_type):
+            return None
+        if content_type:
+            return not_json(content_type)
+        origin = headers.get("origin")
+        if origin is not None and not self._is_allowed(origin, host):
+            message = (
+                f"pages of {origin} may not send this; send it with Content-Type: application/json, or start the "
+                "server with --allow-origins and that origin"
+            )
+            return ApiError(403, message, code="origin_not_allowed")
+        return None
+
+    def _is_ours(self, host: str) -> bool:
+        if self._hosts is None:
+            return True
+        name = _host_name(host)
+        if name in self._hosts or name.endswith(".localhost"):
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    def _is_allowed(self, origin: str, host: str) -> bool:
+        return origin in self._origins or "*" in self._origins or origin.partition("://")[2].lower() == host.lower()
+
+
+def _host_name(host: str) -> str:
+    """The name of `name:port`, in lower case; empty when it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
