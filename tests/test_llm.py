@@ -353,3 +353,20 @@ def test_a_prefix_that_is_none_is_refused(prefix: Any, salt: Any, message: str, 
 def test_without_the_prefix_cache_nothing_can_be_pinned(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="the prefix cache is off; start the engine with enable_prefix_caching"):
         real_llm(tmp_path, enable_prefix_caching=False).pin_prefix("0123", 60.0)
+
+
+def test_text_that_is_no_unicode_is_refused_by_itself(tmp_path: Path) -> None:
+    llm = make_llm(tmp_path)
+    outputs = llm.generate(["one", "a\udcff", {"prompt": "two", "cache_salt": "\ud800"}, "three"])
+    assert [output.error and output.error.field for output in outputs] == [None, "prompt", "cache_salt", None]
+    assert texts(outputs) == ["one", "", "", "three"]
+    good, bad = [{"role": "user", "content": "hi"}], [{"role": "user", "content": "\ud83d"}]
+    outputs = llm.chat([good, bad, good])
+    assert [output.error and output.error.field for output in outputs] == [None, "messages", None]
+    for prefix in ("a\udcff", bad):
+        with pytest.raises(InvalidRequest, match="lone surrogate"):
+            llm.pin_prefix(prefix, 10)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="tenant is no valid Unicode"):
+        llm.generate("one", tenant="\ud800")
+    with pytest.raises(InvalidRequest, match="stop is no valid Unicode"):
+        SamplingParams(stop="\ud800")

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from octavo.cli.options import Given, heading, with_options
 from octavo.cli.start import ends_at_interrupt, log_quietly, mention_demonstration_model, mention_memory
 from octavo.config.args import EngineArgs
+from octavo.core.prompt import checked_text
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequest
 
@@ -33,7 +34,8 @@ def run(
     if prompt is None:
         if sys.stdin.isatty():
             raise InvalidRequest('there is no prompt; write one, as in octavo run "Once upon a time"', field="prompt")
-        prompt = sys.stdin.read().removesuffix("\n")
+        prompt = _standard_input().removesuffix("\n")
+    checked_text(prompt, "prompt")
     given.sampling({})  # what is wrong with the flags is said before a model is loaded
     log_quietly(args)
     mention_demonstration_model(args)
@@ -50,6 +52,17 @@ def run(
     else:
         _write_several(engine, prompt, params)
     return 0
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"standard input is no {error.encoding} text: the byte 0x{error.object[error.start]:02x} at position "
+            f"{error.start} starts no character; convert it, for instance with iconv -t UTF-8",
+            field="prompt",
+        ) from error
 
 
 def _write_one(engine: LLMEngine, prompt: str, params: SamplingParams) -> None:

@@ -9,6 +9,7 @@ import math
 from typing import Any, Final
 
 from octavo.core.arithmetic import max_blocks_of_group
+from octavo.core.prompt import checked_text
 from octavo.errors import InvalidRequest, RequestTooLarge
 
 MAX_TENANT_CHARS: Final = 256
@@ -36,6 +37,8 @@ def check_standing(priority: Any, first_token_deadline_s: Any, tenant: Any) -> N
         raise InvalidRequest(
             f"tenant has {len(tenant):,} characters, must have at most {MAX_TENANT_CHARS}", field="tenant"
         )
+    if tenant is not None:
+        checked_text(tenant, "tenant")
 
 
 def check_runs_alone(

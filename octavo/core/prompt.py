@@ -71,7 +71,24 @@ def checked_cache_salt(value: Any) -> str | None:
     """A salt, or None for none. Raises InvalidRequest for what is not text."""
     if value is not None and not isinstance(value, str):
         raise InvalidRequest(f"cache_salt is {value!r}; give text, or leave it out", field="cache_salt")
-    return value
+    return value if value is None else checked_text(value, "cache_salt")
+
+
+def checked_text(text: str, field: str) -> str:
+    """`text`. Raises InvalidRequest where a lone surrogate is in it, which no UTF-8 stands for.
+
+    It comes from bytes that were decoded with `surrogateescape`, as Python does with the command line, or from half of
+    a pair.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{field} is no valid Unicode text: the character at position {error.start} is a lone surrogate "
+            f"(U+{ord(text[error.start]):04X}); decode its bytes as UTF-8, for instance with errors='replace'",
+            field=field,
+        ) from error
+    return text
 
 
 def _is_int(value: Any) -> bool:

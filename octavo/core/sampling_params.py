@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
+from octavo.core.prompt import checked_text
 from octavo.errors import InvalidRequest, suggestion
 
 GREEDY_BELOW = 1e-5
@@ -271,6 +272,7 @@ def _check_sequences(params: SamplingParams) -> None:
         for value in values:
             if not isinstance(value, str) or not value:
                 raise InvalidRequest(f"{name} contains {value!r}; its entries are non-empty strings", field=name)
+            checked_text(value, name)
     for name in ("stop_token_ids", "allowed_token_ids"):
         for value in getattr(params, name) or ():
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:

@@ -15,7 +15,7 @@ from octavo.config.schema import ModelConfig
 from octavo.core.arithmetic import num_blocks_touched
 from octavo.core.limits import check_runs_alone, check_standing
 from octavo.core.messages import CoreReady, EngineCoreRequest
-from octavo.core.prompt import Prompt, PromptLike, checked_cache_salt
+from octavo.core.prompt import Prompt, PromptLike, checked_cache_salt, checked_text
 from octavo.core.sampling_params import MAX_SEED, SamplingParams
 from octavo.engine.chat_template import ChatTemplate, Message, no_template
 from octavo.engine.tokenizer import Tokenizer
@@ -82,7 +82,7 @@ class InputProcessor:
             continue_final_message=continue_final_message,
             variables=chat_template_kwargs,
         )
-        return Prompt(text=text, add_special_tokens=False)
+        return Prompt(text=checked_text(text, "messages"), add_special_tokens=False)
 
     def process(
         self,
@@ -98,6 +98,7 @@ class InputProcessor:
         arrival_time: float | None = None,
     ) -> EngineCoreRequest:
         """A request within all limits. Raises InvalidRequest (ContextTooLong, RequestTooLarge)."""
+        checked_text(request_id, "request_id")
         prompt = Prompt.read(prompt)
         token_ids = self._token_ids(prompt)
         self._check_params(params)

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from octavo.core.prompt import checked_text
 from octavo.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ SPECIAL_TOKENS_MAP: Final = "special_tokens_map.json"
 
 LONG_TEXT_CHARS: Final = 4096
 """Texts from this length on are encoded without holding the interpreter lock, so other threads go on meanwhile."""
+
+_BEFORE_A_WORD: Final = ("\n", ".", "a")
+"""Texts that words are encoded behind: the first one that no token joins to the word is taken."""
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -100,7 +104,9 @@ class Tokenizer:
         return self._backend.id_to_token(token_id) is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. One that starts with the BOS token, as chat templates write it, gets no second one."""
+        """Token ids of a text. Where the text itself starts with the BOS token, as chat templates write it, none is
+        added; every one that the text has stays. Raises InvalidRequest for text that no UTF-8 stands for."""
+        checked_text(text, "prompt")
         # a text with explicit rules gets BOS and EOS here, else from the post-processor
         explicit = self._add_bos is not None
         from_backend = add_special_tokens and not explicit
@@ -111,13 +117,16 @@ class Tokenizer:
         if not add_special_tokens:
             return ids
         bos, eos = self.bos_token_id, self.eos_token_id
-        if explicit and self._add_bos and bos is not None:
-            ids = [bos, *ids]
-        if bos is not None and ids[:2] == [bos, bos] and self.bos_token and text.lstrip().startswith(self.bos_token):
-            ids = ids[1:]
-        if explicit and self._add_eos and eos is not None:
-            ids = [*ids, eos]
-        return ids
+        if explicit:
+            if self._add_bos and bos is not None and ids[:1] != [bos]:
+                ids = [bos, *ids]
+            return [*ids, eos] if self._add_eos and eos is not None else ids
+        return ids[1:] if bos is not None and ids[:2] == [bos, bos] and self._backend_adds_bos else ids
+
+    @cached_property
+    def _backend_adds_bos(self) -> bool:
+        """Whether the post-processor writes a BOS token before every text."""
+        return self._backend.encode("", add_special_tokens=True).ids[:1] == [self.bos_token_id]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids without a token have none."""
@@ -153,9 +162,25 @@ class Tokenizer:
         return text
 
     def encode_word(self, word: str) -> list[tuple[int, ...]]:
-        """The token sequences that a word stands for: at the start of a text, and after a space."""
-        variants = (self.encode(text, add_special_tokens=False) for text in (word, " " + word.lstrip()))
+        """The token sequences that a word stands for: inside a text after other text, at its start, and after a space.
+
+        A word with a leading space stands for itself after other text alone.
+        """
+        texts = (word,) if word.startswith(" ") else (word, " " + word)
+        variants = [self._encode_inside(text) for text in texts]
+        if not word.startswith(" "):
+            variants.append(self.encode(word, add_special_tokens=False))
         return list(dict.fromkeys(tuple(ids) for ids in variants if ids))
+
+    def _encode_inside(self, text: str) -> list[int]:
+        """Token ids of a text behind other text: tokenizers of the sentencepiece kind write a space before the first
+        word of a text, which is none there."""
+        for before in _BEFORE_A_WORD:
+            start = self.encode(before, add_special_tokens=False)
+            ids = self.encode(before + text, add_special_tokens=False)
+            if len(ids) > len(start) and ids[: len(start)] == start:
+                return ids[len(start) :]
+        return self.encode(text, add_special_tokens=False)
 
     @cached_property
     def _anchor(self) -> list[int]:

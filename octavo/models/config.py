@@ -80,16 +80,27 @@ def read_rope(c: Checkpoint, head_dim: int) -> Rope:
     rope = c.rope()
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise UnsupportedModel(f"{c.where}: rotary parameters differ by kind of layer, which is not implemented")
+    _check_whole_heads_turn(c, rope, head_dim)
+    if head_dim % 2:
+        raise CheckpointError(f"{c.where}: heads have {head_dim} elements, expected an even number: they turn in pairs")
+    return Rope(head_dim, rope.positive_float("rope_theta"), _read_scaling(c, rope))
+
+
+def _check_whole_heads_turn(c: Checkpoint, rope: Section, head_dim: int) -> None:
+    """Refuse a `partial_rotary_factor` that would change an answer.
+
+    In transformers, which the families here follow, plain frequencies ignore it; the scaled ones are as many as it
+    says, which then do not fit the heads.
+    """
     section = rope if rope.values.get("partial_rotary_factor") is not None else c
-    part = section.positive_float("partial_rotary_factor", 1.0)
-    if part > 1.0:
-        raise section.error("partial_rotary_factor", "a number of at most 1")
-    dim = int(head_dim * part)
-    if dim % 2 or dim == 0:
-        raise CheckpointError(
-            f"{c.where}: {dim} elements of a head of {head_dim} are rotated, expected an even number above 0"
+    if rope.str("rope_type") == "default" or section.values.get("partial_rotary_factor") is None:
+        return
+    if int(head_dim * section.positive_float("partial_rotary_factor")) != head_dim:
+        raise UnsupportedModel(
+            f"{section.where}: partial_rotary_factor is {shown(section.values['partial_rotary_factor'])} and rope_type "
+            f'is {shown(rope.values["rope_type"])}; expected 1, or rope_type "default", which turns whole heads '
+            "whatever the factor is"
         )
-    return Rope(dim, rope.positive_float("rope_theta"), _read_scaling(c, rope))
 
 
 def _read_scaling(c: Checkpoint, rope: Section) -> Scaling | None:

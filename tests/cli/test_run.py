@@ -86,3 +86,14 @@ def test_without_a_prompt_on_a_terminal_it_says_what_to_write(
     monkeypatch.setattr("sys.stdin", terminal)
     assert main(["run"]) == EXIT_ERROR
     assert "there is no prompt" in capsys.readouterr().err
+
+
+def test_input_that_is_no_utf_8_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"abc\xff"), encoding="utf-8"))
+    assert main(["run"]) == EXIT_ERROR
+    assert "standard input is no utf-8 text: the byte 0xff at position 3" in capsys.readouterr().err
+    # the command line, and standard input where the locale is C
+    assert main(["run", "abc\udcff"]) == EXIT_ERROR
+    assert "lone surrogate (U+DCFF)" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, InvalidRequest
 from tests.fakes.byte_tokenizer import BOS, EOS, USER, byte_tokenizer, piece_tokenizer, write_byte_tokenizer
 
 
@@ -28,7 +28,19 @@ def test_bos_is_added_once_where_the_config_asks_for_it(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer(tmp_path, add_bos_token=True)
     assert tokenizer.encode("hi") == [BOS, *b"hi"]
     assert tokenizer.encode("<bos>hi") == [BOS, *b"hi"]
+    assert tokenizer.encode("<bos><bos>hi") == [BOS, BOS, *b"hi"]
     assert tokenizer.encode("hi", add_special_tokens=False) == [*b"hi"]
+
+
+@pytest.mark.parametrize("config", [{}, {"add_bos_token": False}])
+def test_every_bos_of_a_text_stays_where_none_is_added(config: dict[str, bool], tmp_path: Path) -> None:
+    assert byte_tokenizer(tmp_path, **config).encode("<bos><bos>hi") == [BOS, BOS, *b"hi"]
+
+
+def test_text_with_a_lone_surrogate_is_refused_with_its_place(tmp_path: Path) -> None:
+    for text in ("ab\udcff", "\ud83d" * LONG_TEXT_CHARS):
+        with pytest.raises(InvalidRequest, match=r"prompt is no valid Unicode text: .* lone surrogate \(U\+D"):
+            byte_tokenizer(tmp_path).encode(text)
 
 
 def test_eos_is_added_where_the_config_asks_for_it(tmp_path: Path) -> None:
@@ -49,6 +61,7 @@ def test_post_processor_of_the_tokenizer_adds_bos_once_when_the_config_says_noth
     tokenizer = Tokenizer.open(tmp_path)
     assert tokenizer.encode("hi") == [BOS, *b"hi"]
     assert tokenizer.encode("<bos>hi") == [BOS, *b"hi"]
+    assert tokenizer.encode("<bos><bos>hi") == [BOS, BOS, *b"hi"]
 
 
 def test_special_tokens_are_left_out_of_text_unless_wanted(tmp_path: Path) -> None:
@@ -93,9 +106,28 @@ def test_text_of_a_token_keeps_the_space_before_its_word(tmp_path: Path) -> None
     assert tokenizer.token_text(100_000) == ""
 
 
-def test_word_stands_for_its_tokens_at_a_start_and_behind_a_space(tmp_path: Path) -> None:
+def test_word_stands_for_its_tokens_inside_a_text_and_behind_a_space(tmp_path: Path) -> None:
     assert byte_tokenizer(tmp_path).encode_word("no") == [(*b"no",), (*b" no",)]
     assert byte_tokenizer(tmp_path).encode_word(" no") == [(*b" no",)]
+
+
+def test_word_has_no_second_space_where_a_text_starts_with_one_of_its_own(tmp_path: Path) -> None:
+    tokenizer = piece_tokenizer(tmp_path)
+    inside, after_a_space = (tokenizer.token_id(piece) for piece in ("ab", "▁ab"))
+    assert tokenizer.encode("ab", add_special_tokens=False) == [after_a_space]
+    assert tokenizer.encode_word(" ab") == [(after_a_space,)]
+    assert tokenizer.encode_word("ab") == [(inside,), (after_a_space,)]
+    # what a model writes for the word in the middle of a text
+    for word in ("ab", " ab"):
+        assert tuple(tokenizer.encode("z ab", add_special_tokens=False)[-1:]) in tokenizer.encode_word(word)
+
+
+def test_word_that_joins_the_text_before_it_is_encoded_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text(json.dumps({"Ċ": 0, "ĊĊ": 1, "ĊĊĊ": 2, "Ġ": 3, ".": 4}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nĊ Ċ\nĊĊ Ċ\n", encoding="utf-8")
+    tokenizer = Tokenizer.open(tmp_path)
+    assert tokenizer.encode("\n\n\n") == [2]
+    assert tokenizer.encode_word("\n\n") == [(1,), (3, 1)]
 
 
 def test_vocabulary_of_the_older_kind_is_read_from_its_two_files(tmp_path: Path) -> None:

@@ -30,11 +30,13 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}
+PARTIAL = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
     "llama with llama3 positions": ("llama", {"rope_parameters": LLAMA3}),
     "llama with linear positions": ("llama", {"rope_parameters": LINEAR}),
+    "llama with a factor that plain positions ignore": ("llama", {"rope_parameters": PARTIAL}),
     "llama with dynamic positions": ("llama", {"rope_parameters": DYNAMIC}),
     "qwen3 with yarn positions": ("qwen3", {"rope_parameters": YARN}),
     "qwen2 with yarn positions": ("qwen2", {"rope_parameters": {**YARN, "attention_factor": 1.2, "truncate": False}}),

@@ -117,7 +117,8 @@ class _Answer:
         def chunk(choice: ChatChunkChoice, prompt_token_ids: list[int] | UnsetType = UNSET) -> bytes:
             usage: Usage | UnsetType | None = None if self.asked.wants_usage_chunk else UNSET
             if self.asked.wants_usage_always:
-                usage = counts.usage()
+                # the role comes with the first output, but before its tokens
+                usage = counts.usage(without_completion=choice.delta.role is not UNSET)
             return event(
                 encoder,
                 ChatCompletionChunk(

@@ -173,4 +173,5 @@ class _Answer:
     def _prompt_text(self, output: RequestOutput) -> str:
         if output.prompt is not None:
             return output.prompt
-        return self.context.llm.tokenizer.decode(output.prompt_token_ids)
+        # an echo holds what was sent, special tokens too
+        return self.context.llm.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)

@@ -82,7 +82,7 @@ def test_stream_has_no_usage_unless_it_is_asked_for(server: Served) -> None:
 def test_usage_comes_with_every_chunk_when_asked_for(server: Served) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, _ = events(chat(server, max_tokens=2, stream=True, stream_options=options).body)
-    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 1, 2, 2, 2]
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [0, 1, 2, 2, 2]
 
 
 @pytest.mark.anyio

@@ -105,6 +105,11 @@ def test_start_token_takes_no_characters_of_an_echoed_text(server: Served) -> No
     assert choice["logprobs"]["text_offset"] == [0, 0, 1, 2]
 
 
+def test_echo_of_ids_has_their_special_tokens(server: Served) -> None:
+    (choice,) = complete(server, prompt=[0, 97, 0, 98], echo=True, max_tokens=1).json["choices"]
+    assert choice["text"] == "<s>a<s>bB"
+
+
 def test_echo_alone_generates_nothing(server: Served) -> None:
     answer = complete(server, prompt=[97, 98], echo=True, logprobs=1, max_tokens=0).json
     (choice,) = answer["choices"]
