@@ -214,8 +214,8 @@ class AsyncLLM:
     async def pin_prefix(self, prompt: PrefixLike, ttl_s: float, cache_salt: str | None = None) -> PinnedPrefix:
         """Keep a prefix in the cache for `ttl_s` seconds, as `LLM.pin_prefix` does. Raises InvalidRequest."""
         ttl_s = checked_ttl_s(ttl_s)
-        token_ids, salt = await self._prefix(prompt, cache_salt)
-        return msgspec.convert(await self.call("pin_prefix", token_ids, ttl_s, salt), PinnedPrefix)
+        token_ids, *key = await self._prefix(prompt, cache_salt)
+        return msgspec.convert(await self.call("pin_prefix", token_ids, ttl_s, *key), PinnedPrefix)
 
     async def unpin_prefix(self, prompt: PrefixLike, cache_salt: str | None = None) -> bool:
         """End the pin of exactly this prefix before its time; False when there is none."""
@@ -236,7 +236,7 @@ class AsyncLLM:
         self._die(EngineDeadError("the engine has been shut down"))
         await self._client.shutdown()
 
-    async def _prefix(self, prompt: PrefixLike, cache_salt: str | None) -> tuple[list[int], str | None]:
+    async def _prefix(self, prompt: PrefixLike, cache_salt: str | None) -> tuple[list[int], str | None, str | None]:
         read = self._input.read_prefix(prompt)
         if read.text is not None and len(read.text) >= LONG_TEXT_CHARS:
             return await asyncio.to_thread(self._input.process_prefix, read, cache_salt)

@@ -82,7 +82,7 @@ class LLM:
         tenant: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """Continue one prompt or a list of them: text, token ids, or mappings with `prompt` or `prompt_token_ids` and,
-        if you like, `cache_salt`.
+        if you like, `cache_salt` and `cache_namespace` (only prompts with the same ones share cached prefixes).
 
         sampling_params: for all prompts, or a list with one for each; None takes the model's defaults. use_tqdm: show a
         progress bar on stderr; None shows it on a terminal. priority (smaller numbers first), first_token_deadline_s

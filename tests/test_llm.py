@@ -290,6 +290,7 @@ def test_a_prefix_is_pinned_before_it_is_computed_in_all_forms_of_a_prompt(tmp_p
         ("0123456789", "0123456789 and more"),
         ([*b"0123456789"], [*b"0123456789 and more"]),
         ({"prompt": "0123456789", "cache_salt": "s"}, {"prompt": "0123456789 and more", "cache_salt": "s"}),
+        ({"prompt": "0123456789", "cache_namespace": "n"}, {"prompt": "0123456789 and more", "cache_namespace": "n"}),
         ([{"role": "system", "content": "01234567"}], "<01234567><user's turn>!"),
     ):
         llm = real_llm(tmp_path, num_blocks=12)
@@ -316,6 +317,9 @@ def test_an_output_says_why_it_found_no_more_in_the_cache(tmp_path: Path) -> Non
     assert found("0123456789") == (8, "the rest fills no block")
     assert found("01234567") == (7, None)
     assert found({"prompt": "0123456789", "cache_salt": "s"}) == (0, "the next block is new")
+    assert found({"prompt": "0123456789", "cache_namespace": "s"}) == (0, "the next block is new")
+    assert found({"prompt": "0123456789", "cache_namespace": "s"}) == (8, "the rest fills no block")
+    assert found({"prompt": "0123456789", "cache_namespace": "s", "cache_salt": "s"}) == (0, "the next block is new")
     assert llm.reset_prefix_cache()
     assert found("0123456789") == (0, "the next block is new")
     (output,) = llm.generate("0123456789", SamplingParams(max_tokens=1, prompt_logprobs=0))

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from octavo.core.outputs import RequestOutput
+from octavo.core.prompt import Prompt
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.errors import ConfigError
 from octavo.simulate.cluster import Outcome, RequestRecord
@@ -126,7 +127,7 @@ class Live:
         )
         self._engine.add_request(
             self._trace.ids[number],
-            prompt,
+            Prompt(token_ids=prompt, cache_salt=traced.cache_salt, cache_namespace=traced.cache_namespace),
             params,
             priority=traced.priority,
             first_token_deadline_s=traced.first_token_deadline_s,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 import msgspec
 
 
@@ -21,12 +23,22 @@ class Placeholder(msgspec.Struct, frozen=True):
 
 
 class CacheKey(msgspec.Struct, frozen=True):
-    """Salt and adapter concern the whole prompt; a placeholder only what comes after its first token."""
+    """Namespace, salt and adapter concern the whole prompt; a placeholder only what comes after its first token.
+
+    cache_namespace: the digest of a secret of who sends the request (`namespace_digest`). The sender chooses the salt,
+    but not the namespace that it composes with.
+    """
 
     cache_salt: str | None = None
     adapter: str | None = None
     placeholders: tuple[Placeholder, ...] = ()
+    cache_namespace: str | None = None
 
 
 PLAIN = CacheKey()
 """Of a prompt that is text alone."""
+
+
+def namespace_digest(secret: str) -> str:
+    """What stands for a namespace's secret in requests: 64 hexadecimal digits that do not reveal it."""
+    return sha256(b"octavo cache namespace\0" + secret.encode("utf-8", "surrogatepass")).hexdigest()

@@ -25,6 +25,7 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True, tag="add"):
     tenant: who is served, for fair shares.
     first_token_deadline: when the first token is due, on the clock of `arrival_time`.
     placeholders: runs of prompt tokens that stand for other content, such as images, in order and without overlap.
+    cache_namespace, cache_salt, adapter: see `CacheKey`.
     """
 
     request_id: str
@@ -40,11 +41,12 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True, tag="add"):
     adapter: str | None = None
     trace_id: str | None = None
     placeholders: tuple[Placeholder, ...] = ()
+    cache_namespace: str | None = None
 
     @property
     def cache_key(self) -> CacheKey:
-        """What changes the keys and values besides the tokens."""
-        return CacheKey(self.cache_salt, self.adapter, self.placeholders)
+        """What decides about sharing KV blocks besides the tokens."""
+        return CacheKey(self.cache_salt, self.adapter, self.placeholders, self.cache_namespace)
 
 
 class AddRequests(msgspec.Struct, frozen=True, tag="add_together"):

@@ -15,6 +15,7 @@ class TextPrompt(TypedDict):
 
     prompt: str
     cache_salt: NotRequired[str]
+    cache_namespace: NotRequired[str]
 
 
 class TokensPrompt(TypedDict):
@@ -22,6 +23,7 @@ class TokensPrompt(TypedDict):
 
     prompt_token_ids: list[int]
     cache_salt: NotRequired[str]
+    cache_namespace: NotRequired[str]
 
 
 PromptLike = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
@@ -30,13 +32,15 @@ PromptLike = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
 class Prompt(msgspec.Struct, frozen=True):
     """Text or token ids, exactly one of the two. `add_special_tokens`: BOS still has to be added to the text.
 
-    `cache_salt`: only prompts with the same salt share cached prefixes.
+    `cache_salt`: only prompts with the same salt share cached prefixes. `cache_namespace`: a secret of whoever the
+    prompt is of; only prompts with the same one share cached prefixes, whatever their salts.
     """
 
     text: str | None = None
     token_ids: list[int] | None = None
     add_special_tokens: bool = True
     cache_salt: str | None = None
+    cache_namespace: str | None = None
 
     @classmethod
     def read(cls, value: PromptLike | Prompt) -> Prompt:
@@ -46,17 +50,19 @@ class Prompt(msgspec.Struct, frozen=True):
         if isinstance(value, str):
             return cls(text=value)
         if isinstance(value, Mapping):
-            if set(value) - {"cache_salt"} not in ({"prompt"}, {"prompt_token_ids"}):
+            if set(value) - {"cache_salt", "cache_namespace"} not in ({"prompt"}, {"prompt_token_ids"}):
                 raise InvalidRequest(
                     "a prompt given as a mapping has one of the keys prompt and prompt_token_ids, and perhaps "
-                    f"cache_salt; got {sorted(value)}",
+                    f"cache_salt and cache_namespace; got {sorted(value)}",
                     field="prompt",
                 )
             items: Mapping[str, Any] = value
             salt = checked_cache_salt(items.get("cache_salt"))
+            namespace = _checked_namespace(items.get("cache_namespace"))
             if "prompt" in items:
-                return cls(text=_text(items["prompt"]), cache_salt=salt)
-            return cls(token_ids=_token_ids(items["prompt_token_ids"]), cache_salt=salt)
+                return cls(text=_text(items["prompt"]), cache_salt=salt, cache_namespace=namespace)
+            token_ids = _token_ids(items["prompt_token_ids"])
+            return cls(token_ids=token_ids, cache_salt=salt, cache_namespace=namespace)
         return cls(token_ids=_token_ids(value))
 
 
@@ -89,6 +95,13 @@ def checked_text(text: str, field: str) -> str:
             field=field,
         ) from error
     return text
+
+
+def _checked_namespace(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        # it is a secret: the message does not show it
+        raise InvalidRequest("cache_namespace is not text; give text, or leave it out", field="cache_namespace")
+    return value
 
 
 def _is_int(value: Any) -> bool:

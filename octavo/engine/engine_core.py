@@ -198,15 +198,20 @@ class EngineCore:
         self._record(CacheReset())
         return self.scheduler.block_manager.reset_prefix_cache()
 
-    def pin_prefix(self, token_ids: list[int], ttl_s: float, cache_salt: str | None = None) -> PinnedPrefix:
+    def pin_prefix(
+        self, token_ids: list[int], ttl_s: float, cache_salt: str | None = None, cache_namespace: str | None = None
+    ) -> PinnedPrefix:
         """Keep a prefix in the cache for `ttl_s` seconds from now, whatever else wants blocks; it need not be there."""
-        pinned = Pinned(token_ids, CacheKey(cache_salt), self._clock() + ttl_s)
+        key = CacheKey(cache_salt, cache_namespace=cache_namespace)
+        pinned = Pinned(token_ids, key, self._clock() + ttl_s)
         self._record(pinned)
         return self.scheduler.pin_prefix(pinned.token_ids, pinned.cache_key, pinned.until)
 
-    def unpin_prefix(self, token_ids: list[int], cache_salt: str | None = None) -> bool:
+    def unpin_prefix(
+        self, token_ids: list[int], cache_salt: str | None = None, cache_namespace: str | None = None
+    ) -> bool:
         """End a pin before its time; False when there is none of exactly this prefix."""
-        key = CacheKey(cache_salt)
+        key = CacheKey(cache_salt, cache_namespace=cache_namespace)
         self._record(Unpinned(token_ids, key))
         return self.scheduler.unpin_prefix(token_ids, key)
 

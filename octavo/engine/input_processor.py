@@ -6,13 +6,15 @@ import hashlib
 import itertools
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from octavo.config.schema import ModelConfig
 from octavo.core.arithmetic import num_blocks_touched
+from octavo.core.cache_key import namespace_digest
 from octavo.core.limits import check_runs_alone, check_standing
 from octavo.core.messages import CoreReady, EngineCoreRequest
 from octavo.core.prompt import Prompt, PromptLike, checked_cache_salt, checked_text
@@ -52,7 +54,8 @@ class InputProcessor:
         self._max_num_seqs = max_num_seqs
         self._enable_prefix_caching = enable_prefix_caching
         self._clock = clock
-        self._counter = itertools.count()
+        # counted by namespace, so that a seed tells nothing of how many requests others have sent
+        self._counters: defaultdict[str | None, Iterator[int]] = defaultdict(itertools.count)
         ends = model.eos_token_ids or (() if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,))
         # an id without logits never comes; some checkpoints write -1 for none
         self._end_token_ids = tuple(token_id for token_id in ends if 0 <= token_id < ready.vocab_size)
@@ -105,7 +108,8 @@ class InputProcessor:
         check_standing(priority, first_token_deadline_s, tenant)
         arrival_time = self._clock() if arrival_time is None else arrival_time
         max_tokens = self._max_tokens(len(token_ids), params)
-        number = next(self._counter)
+        namespace = _namespace(prompt)
+        number = next(self._counters[namespace])
         seed = params.seed if params.seed is not None else request_seed(self._model.seed, number)
         return EngineCoreRequest(
             request_id=request_id,
@@ -118,6 +122,7 @@ class InputProcessor:
             first_token_deadline=None if first_token_deadline_s is None else arrival_time + first_token_deadline_s,
             tenant=tenant,
             cache_salt=_one_salt(prompt, cache_salt),
+            cache_namespace=namespace,
             trace_id=trace_id,
         )
 
@@ -128,14 +133,14 @@ class InputProcessor:
             return self.render_chat(given, add_generation_prompt=False)
         return Prompt.read(given)
 
-    def process_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> tuple[list[int], str | None]:
-        """Token ids and salt of a prefix that is to be pinned or unpinned. Raises InvalidRequest."""
+    def process_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> tuple[list[int], str | None, str | None]:
+        """Token ids, salt and namespace digest of a prefix that is to be pinned or unpinned. Raises InvalidRequest."""
         if not self._enable_prefix_caching:
             raise InvalidRequest(
                 "prefixes cannot be pinned: the prefix cache is off; start the engine with enable_prefix_caching",
                 code="unsupported_parameter",
             )
-        return self._token_ids(prompt), _one_salt(prompt, cache_salt)
+        return self._token_ids(prompt), _one_salt(prompt, cache_salt), _namespace(prompt)
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if prompt.token_ids is not None:
@@ -302,6 +307,10 @@ def _one_salt(prompt: Prompt, cache_salt: str | None) -> str | None:
             f"cache_salt is {cache_salt!r}, and {prompt.cache_salt!r} in the prompt; give one", field="cache_salt"
         )
     return prompt.cache_salt if cache_salt is None else cache_salt
+
+
+def _namespace(prompt: Prompt) -> str | None:
+    return None if prompt.cache_namespace is None else namespace_digest(prompt.cache_namespace)
 
 
 def request_seed(engine_seed: int, number: int) -> int:

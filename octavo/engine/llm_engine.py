@@ -185,8 +185,8 @@ class LLMEngine:
         time. Pins hold at most half of the KV blocks, and end before their time when a request could not run otherwise,
         even alone. Raises InvalidRequest.
         """
-        token_ids, salt = self._input.process_prefix(self._input.read_prefix(prompt), cache_salt)
-        return msgspec.convert(self.call("pin_prefix", token_ids, checked_ttl_s(ttl_s), salt), PinnedPrefix)
+        token_ids, *key = self._input.process_prefix(self._input.read_prefix(prompt), cache_salt)
+        return msgspec.convert(self.call("pin_prefix", token_ids, checked_ttl_s(ttl_s), *key), PinnedPrefix)
 
     def unpin_prefix(self, prompt: PrefixLike, cache_salt: str | None = None) -> bool:
         """End the pin of exactly this prefix; False when there is none. It stays cached until its blocks are wanted."""

@@ -3,15 +3,20 @@
 The file is a sequence of frames (octavo/engine/frames.py): first the settings, then in their order requests, aborts,
 stops, pins, resets, each time that `schedule` is told with a digest of the step it planned, and each result that
 `update` is given with its time. MessagePack and not JSON, because log-probabilities may be infinite.
+
+Salts and namespaces are secrets of those who send requests: a recording has words instead that are the same where those
+are, within this recording.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
 import logging
+import secrets
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeVar
 
 import msgspec
 
@@ -87,6 +92,8 @@ class Unpinned(msgspec.Struct, frozen=True, tag="unpinned"):
     cache_key: CacheKey
 
 
+Keyed = TypeVar("Keyed", EngineCoreRequest, CacheKey)
+
 Event = Began | Added | Aborted | Stopped | Planned | Updated | CacheReset | Pinned | Unpinned
 
 
@@ -104,6 +111,7 @@ class Recorder:
 
     def __init__(self, path: str, settings: SchedulerSettings, max_steps_in_flight: int) -> None:
         self._path = path
+        self._disguise = secrets.token_bytes(32)
         self._file: BinaryIO | None = None
         try:
             self._file = Path(path).expanduser().open("wb")
@@ -118,6 +126,11 @@ class Recorder:
     def write(self, event: Event) -> None:
         if self._file is None:
             return
+        match event:
+            case Added(requests):
+                event = Added([self._disguised(request) for request in requests])
+            case Pinned() | Unpinned():
+                event = msgspec.structs.replace(event, cache_key=self._disguised(event.cache_key))
         try:
             self._append(self._file, event)
         except OSError as error:
@@ -127,6 +140,15 @@ class Recorder:
                 error.strerror,
             )
             self.close()
+
+    def _disguised(self, keyed: Keyed) -> Keyed:
+        if not keyed.cache_salt and keyed.cache_namespace is None:
+            return keyed
+        words = [
+            word and hmac.digest(self._disguise, ascii(word).encode(), "sha256").hex()[:32]
+            for word in (keyed.cache_salt, keyed.cache_namespace)
+        ]
+        return msgspec.structs.replace(keyed, cache_salt=words[0], cache_namespace=words[1])
 
     @staticmethod
     def _append(file: BinaryIO, event: Event) -> None:

@@ -1,8 +1,8 @@
 """Names of KV blocks by content: a chain of SHA-256 digests, one per full block.
 
-A digest covers every token up to the end of its block, and what else changes the keys and values: salt, adapter, and
-the content that placeholders up to there stand for. It is 256 bits of a cryptographic hash, so that equal digests are
-taken as equal prefixes.
+A digest covers every token up to the end of its block, and what else keeps prefixes apart: namespace, salt, adapter,
+and the content that placeholders up to there stand for. It is 256 bits of a cryptographic hash, so that equal digests
+are taken as equal prefixes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ TokenKey = int | tuple[int, int, bytes]
 
 
 def root_digest(cache_key: CacheKey) -> bytes:
-    """The start of a chain. Requests with different salts or adapters share nothing."""
-    # `ascii` tells every pair of texts from every other one, whatever characters they hold
-    return sha256(b"octavo block chain\0" + ascii((cache_key.cache_salt or "", cache_key.adapter)).encode()).digest()
+    """The start of a chain. Requests with different namespaces, salts or adapters share nothing."""
+    # `ascii` tells every three texts from every other three, whatever characters they hold
+    named = ascii((cache_key.cache_namespace, cache_key.cache_salt or "", cache_key.adapter))
+    return sha256(b"octavo block chain\0" + named.encode()).digest()
 
 
 def next_digest(parent: bytes, token_ids: list[int], content: bytes = b"") -> bytes:

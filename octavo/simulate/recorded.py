@@ -276,6 +276,7 @@ def _traced(request: EngineCoreRequest, output: _Output, began: float) -> TraceR
         priority=request.priority,
         tenant=request.tenant,
         first_token_deadline_s=None if deadline is None else deadline - request.arrival_time,
+        cache_namespace=request.cache_namespace,
         cache_salt=request.cache_salt,
         adapter=request.adapter,
         placeholders=[(each.offset, each.length, each.digest.hex()) for each in request.placeholders],

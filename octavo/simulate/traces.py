@@ -40,8 +40,8 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     first_token_deadline_s: seconds after its arrival in which its first token is due.
     conversation: output and the rest of the prompt belong to this stream, so that a later turn of it, whose prompt is
     longer, begins with all of them.
-    cache_salt, adapter: prompts share nothing where these differ. placeholders: runs of prompt tokens that stand for
-    other content, such as images: offset, length, and a name that is the same where the content is.
+    cache_namespace, cache_salt, adapter: prompts share nothing where these differ. placeholders: runs of prompt tokens
+    that stand for other content, such as images: offset, length, and a name that is the same where the content is.
     """
 
     request_id: str = ""
@@ -61,6 +61,7 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     priority: int = 0
     tenant: str | None = None
     first_token_deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    cache_namespace: str | None = None
     cache_salt: str | None = None
     adapter: str | None = None
     placeholders: list[tuple[Annotated[int, msgspec.Meta(ge=0)], Positive, str]] = []
@@ -170,6 +171,7 @@ class Trace:
             first_token_deadline=None
             if traced.first_token_deadline_s is None
             else arrival_time + traced.first_token_deadline_s,
+            cache_namespace=traced.cache_namespace,
             cache_salt=traced.cache_salt,
             adapter=traced.adapter,
             placeholders=tuple(

@@ -58,6 +58,16 @@ def test_shared_prefixes_are_shared_and_other_tokens_are_not(llm: LLM) -> None:
     assert Live(llm, Trace(requests)).run().summary.cached_share == pytest.approx(32 / 120, abs=2 / 120)
 
 
+def test_salts_and_namespaces_of_the_trace_reach_the_engine(llm: LLM) -> None:
+    llm.engine.call("reset_prefix_cache")
+    keys = [{}, {"cache_salt": "s"}, {"cache_namespace": "n"}, {"cache_namespace": "n"}]
+    requests = [
+        TraceRequest(arrival_s=0.1 * number, num_prompt_tokens=33, prefixes=[("all", 33)], output_len=1, **key)  # type: ignore[arg-type]
+        for number, key in enumerate(keys)
+    ]
+    assert Live(llm, Trace(requests)).run().summary.cached_share == 32 / (4 * 33)
+
+
 def test_what_the_engine_refuses_is_named(llm: LLM) -> None:
     with pytest.raises(ContextTooLong, match="the prompt has 4000 tokens"):
         Live(llm, Trace([TraceRequest(num_prompt_tokens=4000, output_len=1)])).run()

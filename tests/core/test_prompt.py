@@ -18,6 +18,11 @@ from octavo.errors import InvalidRequest
         ({"prompt_token_ids": [3]}, Prompt(token_ids=[3])),
         ({"prompt": "text", "cache_salt": "s"}, Prompt(text="text", cache_salt="s")),
         ({"prompt_token_ids": [3], "cache_salt": None}, Prompt(token_ids=[3])),
+        ({"prompt": "a", "cache_namespace": "n"}, Prompt(text="a", cache_namespace="n")),
+        (
+            {"prompt_token_ids": [3], "cache_salt": "s", "cache_namespace": "n"},
+            Prompt(token_ids=[3], cache_salt="s", cache_namespace="n"),
+        ),
         (Prompt(text="a", add_special_tokens=False), Prompt(text="a", add_special_tokens=False)),
     ],
 )
@@ -38,6 +43,7 @@ def test_a_prompt_has_one_normal_form(given: object, expected: Prompt) -> None:
         {"text": "a"},
         {"cache_salt": "s"},
         {"prompt": "a", "cache_salt": 3},
+        {"prompt": "a", "cache_namespace": 3},
         {},
         b"bytes",
     ],

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.arithmetic import max_blocks_of_group
+from octavo.core.cache_key import namespace_digest
+from octavo.core.prompt import Prompt
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.input_processor import InputProcessor, request_seed, tokens_that_fit
@@ -71,6 +73,27 @@ def test_requests_without_a_seed_get_the_same_ones_in_every_run(tmp_path: Path) 
     assert seeds() == seeds()
     assert len(set(seeds() + seeds(seed=1))) == 6
     assert processor(tmp_path).process("r", "hi", SamplingParams(seed=5)).params.seed == 5
+
+
+def test_seeds_and_digests_of_a_namespace_depend_on_no_other_one(tmp_path: Path) -> None:
+    def of_alice(others: list[str | None]) -> list[tuple[int | None, str | None]]:
+        door = processor(tmp_path)
+        requests = []
+        for number, namespace in enumerate(["alice", *others, "alice"]):
+            prompt = Prompt(text="hi", cache_namespace=namespace)
+            requests.append(door.process(str(number), prompt, SamplingParams()))
+        return [(each.params.seed, each.cache_namespace) for each in (requests[0], requests[-1])]
+
+    alone = of_alice([])
+    assert alone == of_alice(["bob", None, "bob"])
+    assert [namespace for _, namespace in alone] == [namespace_digest("alice")] * 2
+    assert alone[0] != alone[1]
+
+
+def test_a_namespace_that_is_no_text_is_refused_without_showing_it(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="cache_namespace is not text") as caught:
+        processor(tmp_path).process("r", {"prompt": "hi", "cache_namespace": b"hush"}, SamplingParams())
+    assert "hush" not in str(caught.value)
 
 
 def test_rest_of_the_context_is_granted_when_no_number_is_set(tmp_path: Path) -> None:

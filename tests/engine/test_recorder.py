@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from octavo.config.schema import CacheConfig, SchedulerConfig
-from octavo.engine.recorder import Aborted, Began, Recorder
+from octavo.core.cache_key import PLAIN, CacheKey
+from octavo.engine.recorder import Aborted, Added, Began, Pinned, Recorder, Unpinned
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.simulate.replay import read_recording
@@ -52,3 +53,28 @@ def test_an_engine_goes_on_without_its_recording(tmp_path: Path, caplog: pytest.
     (warning,) = caplog.messages
     assert str(path) in warning
     assert "Broken pipe" in warning
+
+
+def test_salts_and_namespaces_are_not_in_the_file_but_which_are_the_same_is(tmp_path: Path) -> None:
+    requests = [make_request(name, range(4)) for name in "abc"]
+    for request, namespace in zip(requests, ("hush-1", "hush-1", None), strict=True):
+        request.cache_namespace = namespace
+    requests[0].cache_salt = "hush-2"
+    key = CacheKey("hush-2", cache_namespace="hush-1")
+    words = []
+    for name in ("first", "second"):
+        recorder = Recorder(str(tmp_path / name), SETTINGS, 1)
+        for event in (Added(requests), Pinned([1], key, 5.0), Unpinned([1], PLAIN)):
+            recorder.write(event)
+        recorder.close()
+        assert b"hush" not in (tmp_path / name).read_bytes()
+        _, added, pinned, unpinned = read_recording(tmp_path / name)
+        assert isinstance(added, Added)
+        assert isinstance(pinned, Pinned)
+        a, b, c = added.requests
+        assert a.cache_key == pinned.cache_key
+        assert (b.cache_namespace, b.cache_salt, c.cache_key) == (a.cache_namespace, None, PLAIN)
+        assert unpinned == Unpinned([1], PLAIN)
+        words.append((a.cache_namespace, a.cache_salt))
+    assert words[0] != words[1]
+    assert requests[0].cache_namespace == "hush-1"

@@ -29,9 +29,11 @@ def test_equal_prefixes_have_equal_digests_and_no_others() -> None:
     assert hashes([1, 2]) != hashes([2, 1])
 
 
-def test_salt_and_adapter_separate() -> None:
+def test_namespace_salt_and_adapter_separate() -> None:
     keys = [PLAIN, CacheKey("a"), CacheKey("b"), CacheKey(None, "a"), CacheKey("a", "b"), CacheKey("a\0adapter b")]
     keys += [CacheKey("a', 'b"), CacheKey("\ud800"), CacheKey("\\ud800")]
+    keys += [CacheKey(cache_namespace="a"), CacheKey("b", cache_namespace="a"), CacheKey("a", cache_namespace="b")]
+    keys += [CacheKey("a", cache_namespace="a"), CacheKey(cache_namespace="")]
     assert len({hashes([1, 2], key)[0] for key in keys}) == len(keys)
     assert hashes([1, 2], CacheKey("a", "b")) == hashes([1, 2], CacheKey("a", "b"))
     assert hashes([1, 2], CacheKey("")) == hashes([1, 2])

@@ -207,6 +207,7 @@ def test_a_recording_in_which_nothing_came_out_is_refused(tmp_path: Path) -> Non
 def test_what_keeps_prompts_apart_in_the_cache_does_so_in_the_simulation(tmp_path: Path) -> None:
     prompt, image = list(range(1, 18)), (2, 6, "a cat")
     keys = [{}, {}, {"cache_salt": "b"}, {"adapter": "c"}, {"placeholders": [image]}, {"placeholders": [image]}]
+    keys += [{"cache_namespace": "b"}, {"cache_namespace": "b", "cache_salt": "b"}, {"cache_namespace": "b"}]
     trace = Trace(
         [
             TraceRequest(arrival_s=number, prompt_token_ids=prompt, output_len=1, **key)  # type: ignore[arg-type]
@@ -217,5 +218,5 @@ def test_what_keeps_prompts_apart_in_the_cache_does_so_in_the_simulation(tmp_pat
     recorded = read_recorded(tmp_path / "run")
     outcome = simulate(Trace(recorded.requests), Simulation(settings=recorded.settings, cost_model=COSTS))
     found = [each.num_cached_tokens for each in recorded.outcome.records]
-    assert found == [0, 16, 0, 0, 2, 16]
+    assert found == [0, 16, 0, 0, 2, 16, 0, 0, 16]
     assert [each.num_cached_tokens for each in outcome.records] == found

@@ -197,13 +197,16 @@ def test_what_cannot_be_generated_is_refused(values: dict[str, float], message: 
 def test_cache_keys_reach_the_scheduler_and_survive_a_file(tmp_path: Path) -> None:
     image = (1, 4, "cat")
     requests = [
-        TraceRequest(num_prompt_tokens=9, output_len=1, cache_salt="s", adapter="a", placeholders=[image]),
+        TraceRequest(
+            num_prompt_tokens=9, output_len=1, cache_namespace="n", cache_salt="s", adapter="a", placeholders=[image]
+        ),
         TraceRequest(num_prompt_tokens=9, output_len=1, placeholders=[image, (6, 2, "dog")]),
     ]
     write_trace(tmp_path / "trace", requests)
     trace = read_trace(tmp_path / "trace")
     first, second = (trace.request(number, 0.0)[0] for number in range(2))
     assert (first.cache_salt, first.adapter, second.cache_salt, second.adapter) == ("s", "a", None, None)
+    assert (first.cache_namespace, second.cache_namespace) == ("n", None)
     cat, dog = second.placeholders
     assert first.placeholders == (cat,)
     assert (cat.offset, cat.length, dog.offset, dog.length) == (1, 4, 6, 2)
