@@ -17,6 +17,8 @@ exception that surfaces is a bug of ours.
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 from collections.abc import Iterable
 
 
@@ -70,6 +72,18 @@ class RequestFailed(OctavoError, RuntimeError):
 
 class EngineDeadError(OctavoError, RuntimeError):
     """The engine core has stopped; the message carries its last words."""
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether `error`, or one that it was raised from, says that a disk or a quota is full."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if os.strerror(errno.ENOSPC) in str(seen):  # from libraries that wrap it
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

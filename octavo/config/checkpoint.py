@@ -26,6 +26,7 @@ CONFIG: Final = "config.json"
 GENERATION_CONFIG: Final = "generation_config.json"
 
 _DTYPE_NAMES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_GGUF_MAGIC: Final = b"GGUF"
 _REQUIRED: Final[Any] = object()
 _FETCH_AHEAD_BYTES: Final = 2 << 30
 """About what a disk reads while torch is imported."""
@@ -160,21 +161,26 @@ class WeightFile:
 class Checkpoint(Section):
     """A model directory. Keys of `config.json` are read with the accessors of `Section`."""
 
-    def __init__(self, path: Path, config: Mapping[builtins.str, Any], generation: Mapping[builtins.str, Any]) -> None:
+    def __init__(self, path: Path, config: Mapping[builtins.str, Any]) -> None:
         super().__init__(config, str(path / CONFIG))
         self.path = path
-        self.generation_config = generation
 
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
-        """Read the JSON files of `path`. Raises CheckpointError when it is no model directory."""
+        """Read the config of the directory `path`. Raises CheckpointError when it is no model directory."""
         if not path.is_dir():
             state = "is a file" if path.exists() else "does not exist"
             raise CheckpointError(f"{path}: {state}; expected a directory with a {CONFIG} and weights")
         if not (path / CONFIG).is_file():
+            refuse_gguf(path)
             raise CheckpointError(f"{path}: has no {CONFIG}; expected a model directory in Hugging Face layout")
-        generation = path / GENERATION_CONFIG
-        return cls(path, read_json_object(path / CONFIG), read_json_object(generation) if generation.is_file() else {})
+        return cls(path, read_json_object(path / CONFIG))
+
+    @cached_property
+    def generation_config(self) -> Mapping[builtins.str, Any]:
+        """All of `generation_config.json`; empty where there is none. Raises CheckpointError when it is damaged."""
+        path = self.path / GENERATION_CONFIG
+        return read_json_object(path) if path.is_file() else {}
 
     @property
     def config(self) -> Mapping[builtins.str, Any]:
@@ -183,27 +189,47 @@ class Checkpoint(Section):
 
     @cached_property
     def architecture(self) -> builtins.str:
-        """The first name in `architectures`, else `model_type`."""
-        names = self.values.get("architectures") or self.optional_str("model_type")
-        if isinstance(names, str) and not self.values.get("architectures"):
-            return names
+        """The first name in `architectures`, else `model_type` where that key is absent.
+
+        Raises UnsupportedModel for a config that names only code of its own (`auto_map`).
+        """
+        names = self.values.get("architectures")
+        if names is None:
+            code = self.section("auto_map")
+            if code is not None and code.values:
+                raise UnsupportedModel(
+                    f"{self.where}: auto_map is {shown(code.values)} and architectures is missing: code in the "
+                    "directory alone defines the model, which octavo does not run; use a model whose architectures "
+                    "names a family that octavo has"
+                )
+            return self.str("model_type") if "model_type" in self.values else self._first_architecture(names)
+        return self._first_architecture(names)
+
+    def _first_architecture(self, names: object) -> builtins.str:
         if not isinstance(names, list) or not names or not isinstance(names[0], str):
-            raise self.error("architectures", "a list with the name of the architecture")
+            raise self.error("architectures", 'a list with the name of the architecture, such as ["LlamaForCausalLM"]')
         return names[0]
 
     def max_model_len(self) -> builtins.int:
-        """Longest context the model is made for, in tokens."""
+        """Longest context the model is made for, in tokens.
+
+        A number beyond all memory is no reason to refuse: an engine takes the context that fits it.
+        """
         name = "n_positions" if "n_positions" in self.values else "max_position_embeddings"
-        length = self.positive(name)
+        length = self.int(name)
+        return self._stretched(min(length, _LARGEST_SIZE) if length > 0 else self.positive(name))
+
+    def _stretched(self, length: builtins.int) -> builtins.int:
+        """`length` positions with what rotary scaling adds to them."""
         rope = self.rope()
         kind = rope.str("rope_type")
         # linear scaling stretches the positions that max_position_embeddings states; llama3's figure includes it, and
         # yarn's does in some checkpoints
         if kind == "linear":
-            return int(length * rope.positive_float("factor"))
+            return int(min(length * rope.positive_float("factor"), _LARGEST_SIZE))
         if kind == "yarn":
             original = rope.positive("original_max_position_embeddings", length)
-            return max(length, int(original * rope.positive_float("factor")))
+            return int(max(length, min(original * rope.positive_float("factor"), _LARGEST_SIZE)))
         return length
 
     def rope(self) -> Section:
@@ -236,9 +262,11 @@ class Checkpoint(Section):
         """The token that starts a text, where the config names one."""
         return self.optional_int("bos_token_id")
 
-    def eos_token_ids(self) -> tuple[builtins.int, ...]:
+    def eos_token_ids(self, *, with_generation_config: builtins.bool = True) -> tuple[builtins.int, ...]:
         """Tokens that end a text: `generation_config.json`'s, else `config.json`'s; there may be none."""
-        generation = Section(self.generation_config, str(self.path / GENERATION_CONFIG))
+        generation = Section(
+            self.generation_config if with_generation_config else {}, str(self.path / GENERATION_CONFIG)
+        )
         for section in (generation, self):
             ids = section.values.get("eos_token_id")
             if ids is None:
@@ -257,6 +285,7 @@ class Checkpoint(Section):
                 return self._indexed_files(index)
             if (self.path / stem).is_file():
                 return (WeightFile(self.path / stem),)
+        refuse_gguf(self.path)
         raise CheckpointError(
             f"{self.path}: has no weights; expected model.safetensors, model.safetensors.index.json with its shards, "
             "pytorch_model.bin or pytorch_model.bin.index.json"
@@ -319,6 +348,19 @@ class Checkpoint(Section):
                 "download the model again"
             )
         return tuple(WeightFile(self.path / name, frozenset(names[name])) for name in sorted(names))
+
+
+def refuse_gguf(path: Path) -> None:
+    """Raise UnsupportedModel where `path` is a file in llama.cpp's format, or a directory that holds one."""
+    files = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
+    for file in files:
+        with file.open("rb") as content:
+            if content.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC:
+                raise UnsupportedModel(
+                    f"{file}: is a GGUF file, which octavo does not read yet; use the model that it was made from, a "
+                    "directory or hub name with safetensors, or convert it: transformers reads it by "
+                    f'from_pretrained(DIRECTORY, gguf_file="{file.name}"), and save_pretrained writes safetensors'
+                )
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from typing import Final, Literal, get_args
 
 from octavo.builtin import model_directory
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
-from octavo.errors import CheckpointError, ConfigError
+from octavo.config.checkpoint import CONFIG, refuse_gguf
+from octavo.config.sources import offline_variable
+from octavo.errors import CheckpointError, ConfigError, is_disk_full
 
 Source = Literal["huggingface", "modelscope"]
 
@@ -72,7 +74,11 @@ def locate(
     if model == BUILTIN_MODEL:
         return _shipped()
     if path.exists():
-        raise CheckpointError(f"{model}: is a file, expected a model directory or the name of a model on a hub")
+        refuse_gguf(path)
+        raise CheckpointError(
+            f"{model}: is a file, expected a model directory or the name of a model on a hub; give the directory with "
+            f"{CONFIG} and the weights"
+        )
     if not _HUB_NAME.fullmatch(model) or model.startswith((".", "~")):
         raise CheckpointError(
             f"{model}: does not exist, and is no name on a hub (owner/model); check the path or the name"
@@ -123,6 +129,7 @@ def _from_hugging_face(
         return Path(str(found))
 
     hub = endpoint or "the Hugging Face hub"
+    offline = offline_variable()
     asked = f"{model} at revision {revision}" if revision else model
     try:
         path = download(_TEXT_FILES, revision)
@@ -147,14 +154,25 @@ def _from_hugging_face(
             f"{asked}: {hub} has the model but not this revision; check branch, tag or commit"
         ) from error
     except LocalEntryNotFoundError as error:
+        if offline is not None:
+            raise _offline(asked, hub, offline) from error
         raise CheckpointError(
             f"{asked}: there is no such directory, {hub} cannot be reached, and the model is not (wholly) in the local "
             "cache; check the connection, or give the path of a directory"
         ) from error
     except Exception as error:
         # the library lets many kinds of network and disk trouble through, which differ by its release
-        raise CheckpointError(f"{asked}: the download from {hub} failed: {_first_line(error)}") from error
+        raise CheckpointError(f"{asked}: the download from {hub} failed: {_reason(error)}") from error
+    if offline is not None and with_weights and not any(any(path.glob(kind[0])) for kind in _WEIGHT_FILES):
+        raise _offline(asked, hub, offline)
     return path
+
+
+def _offline(asked: str, hub: str, variable: str) -> CheckpointError:
+    return CheckpointError(
+        f"{asked}: there is no such directory, {variable} is set, so {hub} is not asked, and the model is not (wholly) "
+        f"in the local cache; unset {variable} to download it, or give the path of a directory"
+    )
 
 
 def _from_modelscope(model: str, revision: str | None, cache_dir: Path | None, with_weights: bool) -> Path:
@@ -186,9 +204,12 @@ def _from_modelscope(model: str, revision: str | None, cache_dir: Path | None, w
     except Exception as error:
         # the library's own errors have no common base
         asked = f"{model} at revision {revision}" if revision else model
-        raise CheckpointError(f"{asked}: the download from ModelScope failed: {_first_line(error)}") from error
+        raise CheckpointError(f"{asked}: the download from ModelScope failed: {_reason(error)}") from error
     return path
 
 
-def _first_line(error: Exception) -> str:
+def _reason(error: Exception) -> str:
+    """Why a download failed, in one line, with a remedy where the disk is full."""
+    if is_disk_full(error):
+        return "the disk is full; free some space, or name a directory on another disk with download_dir"
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,6 +37,8 @@ _GENERATION_KEYS = {
 """Keys of generation_config.json that have a sampling parameter, and which."""
 
 _GIB = 1 << 30
+
+_log = logging.getLogger(__name__)
 
 
 def configure(args: EngineArgs) -> EngineConfig:
@@ -81,7 +84,7 @@ def resolve(
             max_model_len=max_model_len,
             user_set_max_model_len=args.max_model_len is not None,
             vocab_size=checkpoint.positive("vocab_size"),
-            eos_token_ids=checkpoint.eos_token_ids(),
+            eos_token_ids=_eos_token_ids(args.generation_config, checkpoint),
             bos_token_id=checkpoint.bos_token_id(),
             generation_defaults=_generation_defaults(args.generation_config, checkpoint, max_model_len),
             max_logprobs=args.max_logprobs,
@@ -202,6 +205,21 @@ def _generation_defaults(source: str, checkpoint: Checkpoint, max_model_len: int
         # made for a longer context than this one: nobody asked for more than fits
         defaults["max_tokens"] = None
     return defaults
+
+
+def _eos_token_ids(source: str, checkpoint: Checkpoint) -> tuple[int, ...]:
+    """The tokens that end a text. A damaged generation_config.json counts only where its values are asked for."""
+    try:
+        token_ids = checkpoint.eos_token_ids()
+    except CheckpointError as error:
+        if source == "auto":
+            raise
+        _log.warning("%s; end tokens come from config.json alone", error)
+        token_ids = checkpoint.eos_token_ids(with_generation_config=False)
+    unknown = [token_id for token_id in token_ids if not 0 <= token_id < checkpoint.positive("vocab_size")]
+    if unknown:
+        _log.warning("%s: end tokens %s are outside the vocabulary and ignored", checkpoint.path, unknown)
+    return tuple(token_id for token_id in token_ids if token_id not in unknown)
 
 
 def _generation_values(source: str, checkpoint: Checkpoint) -> tuple[Path, dict[str, Any]]:

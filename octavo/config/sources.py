@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 _PREFIX = "OCTAVO_"
 _CONFIG_VARIABLE = "OCTAVO_CONFIG"
+_OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_TRUE_WORDS = {"1", "ON", "YES", "TRUE"}
 
 _LINK_NAME = re.compile(
     r"OCTAVO_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)"
@@ -126,6 +128,14 @@ def yaml_problem(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or type(error).__name__
     return problem if mark is None else f"{problem}, line {mark.line + 1}, column {mark.column + 1}"
+
+
+def offline_variable(environ: Mapping[str, str] | None = None) -> str | None:
+    """The variable that keeps the hub's library from asking the hub, or None where none does."""
+    environ = os.environ if environ is None else environ
+    # of the two the library takes the first that is not empty
+    name = next((name for name in _OFFLINE_VARIABLES if environ.get(name)), None)
+    return name if name is not None and environ[name].upper() in _TRUE_WORDS else None
 
 
 def _checked(argument: Argument, value: Any, where: str) -> Any:

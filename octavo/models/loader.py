@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +27,8 @@ from octavo.ops.registry import Ops
 from octavo.quantization.method import Unquantized, WeightMethod
 
 LoadFormat = Literal["auto", "dummy"]
+
+_log = logging.getLogger(__name__)
 
 _READ_AHEAD_BYTES = 64 << 20
 """Most bytes of tensors that are read while the one before them is packed."""
@@ -262,7 +265,8 @@ def _fill(checkpoint: Checkpoint, model: CausalLM, ops: Ops, device: torch.devic
                 raise CheckpointError(f"{checkpoint.path}: {error}") from error
             tensor.release()
             advance(tensor.nbytes)
-    _check_names(checkpoint, model, slots, dict.fromkeys(found.values()))
+    if not checkpoint.tensors():
+        _check_names(checkpoint, model, slots, dict.fromkeys(found.values()))
 
 
 def _check_names(
@@ -282,11 +286,21 @@ def _check_names(
         for short, name in plain.items()
         if short not in slots and not any(pattern.fullmatch(short) for pattern in ignored)
     ]
-    if surplus:
+    meant_for_it = [name for name in surplus if _is_inside(model, name)]
+    if meant_for_it:
         raise CheckpointError(
-            f"{checkpoint.path}: {_counted(surplus)} left over, which {architecture} does not read by its config.json; "
-            "the weights belong to another config.json, or to a variant that is not implemented"
+            f"{checkpoint.path}: {_counted(meant_for_it)} left over, which {architecture} does not read by its "
+            "config.json; the weights belong to another config.json, or to a variant that is not implemented"
         )
+    if surplus:
+        _log.warning("%s: %s no part of %s and ignored", checkpoint.path, _counted(surplus), architecture)
+
+
+def _is_inside(model: CausalLM, name: str) -> bool:
+    """Whether a tensor of the checkpoint lies in the decoder, where another model would compute with it."""
+    parts = {part for part, _ in model.named_children()}
+    short = strip_prefix(model, name)
+    return short != name or short.partition(".")[0] in parts
 
 
 def _check_type(name: str, stored_as: str, file: str) -> None:

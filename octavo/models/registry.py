@@ -7,28 +7,38 @@ file has the name that `model_type` gives its family, and answers to that where 
 from __future__ import annotations
 
 import pkgutil
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
 
 import octavo.models
 from octavo.config.checkpoint import Checkpoint
-from octavo.errors import UnsupportedModel, suggestion
+from octavo.errors import UnsupportedModel
 from octavo.models.causal_lm import CausalLM
 
 
 def resolve_model(checkpoint: Checkpoint) -> type[CausalLM]:
-    """The class for the checkpoint's architecture. Raises UnsupportedModel, which names the known ones."""
+    """The class for the checkpoint's architecture. Raises UnsupportedModel, which names the families that are there."""
     wanted = checkpoint.architecture
     for module in _model_files(wanted):
         if wanted in module.ARCHITECTURES or module.__name__.endswith(f".{wanted}"):
             model: type[CausalLM] = module.MODEL
             return model
-    known = known_architectures()
-    raise UnsupportedModel(
-        f'{checkpoint.where}: architecture "{wanted}" is not implemented{suggestion(wanted, known)} '
-        f"(known: {', '.join(known)})"
+    own_code = (
+        "; its auto_map names code in its directory, which octavo does not run"
+        if "auto_map" in checkpoint.values
+        else ""
     )
+    raise UnsupportedModel(
+        f"{checkpoint.where}: there is no model family {_family(wanted)} yet (architecture {wanted}); "
+        f"the families that are there: {', '.join(map(_family, known_architectures()))}{own_code}"
+    )
+
+
+def _family(architecture: str) -> str:
+    """`Gemma2` of `Gemma2ForCausalLM`."""
+    return re.sub(r"(For[A-Z]\w+|LMHeadModel|Model)$", "", architecture) or architecture
 
 
 def known_architectures() -> list[str]:

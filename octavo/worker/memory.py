@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+import msgspec
 import torch
 
 from octavo.attention.backend import AttentionBackend
@@ -54,21 +55,21 @@ class ModelSizes:
     weights_bytes: int
     element_size: int
     """Bytes of one activation."""
+    position_bytes: int = 0
+    """Bytes of the tables that have a row for each position, per position."""
 
     @classmethod
-    def of(
-        cls,
-        checkpoint: Checkpoint,
-        dtype: torch.dtype,
-        ops: Ops,
-        method: WeightMethod | None = None,
-        max_positions: int = 0,
-    ) -> ModelSizes:
+    def of(cls, checkpoint: Checkpoint, dtype: torch.dtype, ops: Ops, method: WeightMethod | None = None) -> ModelSizes:
         """Read config.json and build the model without memory. Raises CheckpointError."""
         model = make_model(checkpoint, Mesh.single(), dtype=dtype, method=method)
         rope = model.config.rope
-        tables = 0 if rope is None else rope.table_bytes(min(max_positions, model.config.max_positions))
-        return cls(model.config.shape(), model.planned_bytes(ops) + tables, dtype.itemsize)
+        position_bytes = 0 if rope is None else rope.table_bytes(1)
+        return cls(model.config.shape(), model.planned_bytes(ops), dtype.itemsize, position_bytes)
+
+    def with_tables(self, num_positions: int) -> ModelSizes:
+        """The same with the tables of `num_positions` positions counted as weights."""
+        tables = self.position_bytes * min(num_positions, self.shape.max_position_embeddings)
+        return replace(self, weights_bytes=self.weights_bytes + tables)
 
 
 def plan_memory(
@@ -84,13 +85,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """The plan for a checkpoint on this machine. Raises CheckpointError, or ConfigError with a remedy."""
     return divide_memory(
-        ModelSizes.of(
-            checkpoint,
-            DTYPES[model.dtype],
-            ops,
-            method_named(model.quantization),
-            max_positions=longest_sequence(model, scheduler),
-        ),
+        ModelSizes.of(checkpoint, DTYPES[model.dtype], ops, method_named(model.quantization)),
         backend,
         platform.memory,
         cache=cache,
@@ -100,9 +95,9 @@ def plan_memory(
     )
 
 
-def longest_sequence(model: ModelConfig, scheduler: SchedulerConfig) -> int:
+def longest_sequence(max_model_len: int, scheduler: SchedulerConfig) -> int:
     """Most positions that a sequence of a step may have: a dummy one may fill the step."""
-    return max(model.max_model_len, scheduler.max_num_batched_tokens)
+    return max(max_model_len, scheduler.max_num_batched_tokens)
 
 
 def divide_memory(
@@ -117,11 +112,15 @@ def divide_memory(
 ) -> MemoryPlan:
     """Divide what `memory` has available. Raises ConfigError, with a remedy, when it is too little."""
     shape = sizes.shape
-    limit = int(memory.available * cache.gpu_memory_utilization)
-    limit_because = f"gpu_memory_utilization {cache.gpu_memory_utilization:g} of what the {memory.source} has available"
-    activations = activation_bytes(sizes, attention, scheduler, cache.block_size)
     one_block = attention.cache_shape(1, cache.block_size, shape.num_kv_heads, shape.head_dim)
     per_block = shape.num_layers * math.prod(one_block) * attention.element_type.itemsize
+    limit = int(memory.available * cache.gpu_memory_utilization)
+    limit_because = f"gpu_memory_utilization {cache.gpu_memory_utilization:g} of what the {memory.source} has available"
+    if not user_set_max_model_len and shape.sliding_window is None:
+        fitting = _most_tokens(limit - sizes.weights_bytes, per_block, cache)
+        scheduler = msgspec.structs.replace(scheduler, max_model_len=min(scheduler.max_model_len, fitting))
+    sizes = sizes.with_tables(longest_sequence(scheduler.max_model_len, scheduler))
+    activations = activation_bytes(sizes, attention, scheduler, cache.block_size)
     left = limit - sizes.weights_bytes - activations
     # one block more than the usable ones: the null block
     most = left // per_block - 1
@@ -165,6 +164,13 @@ def divide_memory(
         sliding_window=shape.sliding_window,
         max_live_tokens=max_live_tokens,
     )
+
+
+def _most_tokens(left: int, per_block: int, cache: CacheConfig) -> int:
+    """More tokens than this do not fit the KV cache, whatever else takes memory: tables need not be longer."""
+    kv_bytes = min(left, cache.kv_cache_memory_bytes or KV_BYTES_ON_CPU)
+    blocks = cache.num_gpu_blocks_override or kv_bytes // per_block
+    return max(1, blocks) * cache.block_size
 
 
 def _num_blocks(

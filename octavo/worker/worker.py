@@ -103,7 +103,7 @@ class Worker:
             seed=config.model.seed,
             packed_cache=None if config.model.packed_cache is None else Path(config.model.packed_cache),
             threads=threads,
-            max_positions=longest_sequence(config.model, config.scheduler),
+            max_positions=longest_sequence(plan.max_model_len, config.scheduler),
             method=method_named(config.model.quantization),
         )
         shape = model.config.shape()

@@ -121,11 +121,36 @@ def test_what_is_refused_may_be_empty(tmp_path: Path) -> None:
 
 def test_the_architecture_must_be_named(tmp_path: Path) -> None:
     assert write(tmp_path).architecture == "LlamaForCausalLM"
-    with pytest.raises(CheckpointError, match=r"architectures is \[\], expected a list"):
-        _ = write(tmp_path, architectures=[]).architecture
+    for others in ({}, {"model_type": "llama"}):
+        with pytest.raises(CheckpointError, match=r"architectures is \[\], expected a list"):
+            _ = write(tmp_path, architectures=[], **others).architecture
     with pytest.raises(CheckpointError, match=r'architectures is "llama", expected a list'):
         _ = write(tmp_path, architectures="llama", model_type="llama").architecture
-    assert write(tmp_path, architectures=[], model_type="llama").architecture == "llama"
+    assert write(tmp_path, architectures=None, model_type="llama").architecture == "llama"
+
+
+def test_an_architecture_that_only_code_in_the_directory_defines_is_refused_by_name(tmp_path: Path) -> None:
+    code = {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+    with pytest.raises(UnsupportedModel, match=r"auto_map is .*modeling_own\.OwnForCausalLM.*octavo does not run"):
+        _ = write(tmp_path, architectures=None, model_type="llama", auto_map=code).architecture
+    assert write(tmp_path, auto_map=code).architecture == "LlamaForCausalLM"
+
+
+def test_a_context_beyond_all_memory_is_the_longest_one(tmp_path: Path) -> None:
+    assert write(tmp_path, max_position_embeddings=10**30).max_model_len() == 2**31 - 1
+    stretched = {"rope_scaling": {"type": "linear", "factor": 1e30}}
+    assert write(tmp_path, **stretched).max_model_len() == 2**31 - 1
+    with pytest.raises(CheckpointError, match="max_position_embeddings is 0, expected an integer of at least 1"):
+        write(tmp_path, max_position_embeddings=0).max_model_len()
+
+
+@pytest.mark.parametrize("config", [None, CONFIG])
+def test_a_directory_with_gguf_weights_says_what_to_use_instead(config: Any, tmp_path: Path) -> None:
+    (tmp_path / "model-q4_0.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match=r"model-q4_0\.gguf: is a GGUF file.*safetensors, or convert it"):
+        Checkpoint.open(tmp_path).weight_files()
 
 
 @pytest.mark.parametrize("factor", [0, -1.5, float("nan")])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import huggingface_hub
 import pytest
 
 from octavo.config.args import EngineArgs
 from octavo.config.hub import locate, locate_model, locate_tokenizer
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, UnsupportedModel
 from tests.fakes.hub import COMMIT, FakeHub, serve_hub
 
 TEXT = {"config.json": b"{}", "tokenizer.json": b'{"a": 1}', "chat_template.jinja": b"{{ messages }}"}
@@ -103,9 +105,42 @@ def test_a_path_that_does_not_exist_is_no_reason_to_ask_a_hub(model: str) -> Non
 
 
 def test_a_file_is_no_model(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(CheckpointError, match="is a file"):
-        locate(str(tmp_path / "model.gguf"))
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(CheckpointError, match=r"is a file.*give the directory with config\.json"):
+        locate(str(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "sha256-0123"])
+def test_a_gguf_file_says_what_to_use_instead(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"GGUF\x03\x00\x00\x00")
+    with pytest.raises(UnsupportedModel, match=rf"is a GGUF file.*safetensors, or convert it.*gguf_file=\"{name}\""):
+        locate(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+def test_an_offline_hub_names_the_variable_and_the_model(
+    variable: str, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locate("someone/both", endpoint=hub.address, cache_dir=tmp_path, with_weights=False)
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    for model in ("someone/archive", "someone/both"):  # of one nothing is there, of the other all but the weights
+        with pytest.raises(CheckpointError, match=rf"{model}: .*{variable} is set.*unset {variable} to download it"):
+            locate(model, endpoint=hub.address, cache_dir=tmp_path)
+
+
+def test_a_full_disk_during_a_download_is_said_plainly(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError as error:
+            raise RuntimeError("the writer stopped") from error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(CheckpointError, match=r"someone/both: .*the disk is full; free some space.*download_dir"):
+        locate("someone/both", endpoint=hub.address, cache_dir=tmp_path)
 
 
 def test_modelscope_is_asked_through_its_own_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -159,6 +159,20 @@ def test_generation_defaults_can_come_from_another_file(tmp_path: Path) -> None:
         resolve(EngineArgs(generation_config="/nowhere"), checkpoint(tmp_path), PLATFORM)
 
 
+def test_a_damaged_generation_config_is_refused_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    here = checkpoint(tmp_path, {}, eos_token_id=3)
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: is not valid JSON"):
+        resolve(EngineArgs(), here, PLATFORM)
+    assert resolve(EngineArgs(generation_config="none"), here, PLATFORM).model.eos_token_ids == (3,)
+
+
+def test_end_tokens_outside_the_vocabulary_are_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    here = checkpoint(tmp_path, {"eos_token_id": [3, -1, 10**9]})
+    assert resolve(EngineArgs(), here, PLATFORM).model.eos_token_ids == (3,)
+    assert "end tokens [-1, 1000000000] are outside the vocabulary and ignored" in caplog.text
+
+
 def test_a_senseless_generation_default_names_its_file(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"generation_config.json: temperature is -1, must be at least 0"):
         resolve(EngineArgs(), checkpoint(tmp_path, {"temperature": -1}), PLATFORM)

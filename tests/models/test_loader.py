@@ -146,6 +146,15 @@ class TestWhatDoesNotFit:
         edit_tensors(llama, **{"model.layers.0.extra.weight": torch.ones(2)})
         assert "model.layers.0.extra.weight is left over" in self.complaint(llama, archive)
 
+    def test_a_surplus_tensor_that_no_model_of_this_kind_has_is_ignored(
+        self, llama: Path, archive: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        edit_tensors(llama, **{"score.weight": torch.ones(2, 32), "mtp.head.weight": torch.ones(3)})
+        if archive:
+            to_pytorch_archive(llama)
+        load(llama)
+        assert caplog.text.count("and 1 more are no part of LlamaForCausalLM and ignored") == 1
+
     def test_layers_beyond_the_config_are_named(self, llama: Path, archive: bool) -> None:
         edit_config(llama, num_hidden_layers=1)
         assert re.search(r"model\.layers\.1\.\S+ and 8 more are left over", self.complaint(llama, archive))

@@ -49,7 +49,12 @@ def make_plan(
     **cache: Any,
 ) -> MemoryPlan:
     return divide_memory(
-        ModelSizes(msgspec.structs.replace(QWEN3_06B, sliding_window=sliding_window), weights_bytes, 2),
+        ModelSizes(
+            msgspec.structs.replace(QWEN3_06B, sliding_window=sliding_window, max_position_embeddings=2**31 - 1),
+            weights_bytes,
+            2,
+            position_bytes=512,
+        ),
         NoWorkspace(),
         Memory(total=64 * GIB, available=available, source="cgroup"),
         cache=CacheConfig(dtype="bfloat16", **cache),
@@ -121,9 +126,16 @@ def test_weights_beyond_the_memory_are_refused_with_a_remedy() -> None:
 
 def test_a_context_that_was_asked_for_and_does_not_fit_is_refused() -> None:
     options: dict[str, Any] = {"available": 3 * GIB, "max_model_len": 40_000}
-    fitting = make_plan(**options)
-    with pytest.raises(ConfigError, match=rf"max_model_len 40,000 .*lower max_model_len to {fitting.kv_tokens:,}"):
+    with pytest.raises(ConfigError, match=r"max_model_len 40,000 .*lower max_model_len to [\d,]+") as raised:
         make_plan(**options, user_set_max_model_len=True)
+    fitting = int(str(raised.value).rpartition("max_model_len to ")[2].partition(", or")[0].replace(",", ""))
+    assert make_plan(3 * GIB, max_model_len=fitting, user_set_max_model_len=True).max_model_len == fitting
+
+
+def test_a_context_that_nobody_asked_for_takes_no_memory_beyond_the_cache() -> None:
+    absurd = make_plan(max_model_len=2**31 - 1)
+    assert absurd.max_model_len <= KV_BYTES_ON_CPU // BLOCK_BYTES * 16
+    assert absurd.weights_bytes < 2_000_000_000
 
 
 def test_activations_grow_with_what_a_step_may_hold() -> None:
