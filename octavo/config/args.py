@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 from octavo.config.fields import Arg, arguments, check_values
+from octavo.core.request_limits import request_limits_in_short
 from octavo.errors import ConfigError, suggestion
 
 BUILTIN_MODEL = "octavo-tiny"
@@ -384,7 +385,13 @@ class ServerArgs:
         ),
     ] = ()
     max_body_size: Annotated[
-        int, Arg("Largest request body, with a suffix such as 8MiB.", group=_SERVER, ge=1, is_bytes=True)
+        int,
+        Arg(
+            f"Largest request body, with a suffix such as 8MiB. {request_limits_in_short()}",
+            group=_SERVER,
+            ge=1,
+            is_bytes=True,
+        ),
     ] = 32 << 20
     allow_origins: Annotated[
         tuple[str, ...],

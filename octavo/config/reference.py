@@ -1,4 +1,4 @@
-"""The reference pages of arguments and sampling parameters, made from the annotated fields.
+"""The reference pages of arguments, sampling parameters and limits, made from the annotated fields and the table.
 
 python -m octavo.config.reference docs/reference
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 from octavo.config.args import EngineArgs, ServerArgs
 from octavo.config.fields import Argument, arguments
+from octavo.core.request_limits import MAX_DEPTH, MAX_REQUEST_TOKENS, MAX_SEQUENCES, REQUEST_LIMITS
 
 _INTRODUCTION = """\
 <!-- Made by `python -m octavo.config.reference docs/reference`; edit the fields in octavo/config/args.py instead. -->
@@ -37,12 +38,21 @@ outside its limits; the message names the field, the value and the limit.
 """
 
 
+_LIMITS_TEXT = """\
+The most that lists and texts of one request may hold; `octavo serve` refuses more with status 400 and the name of the
+field, `LLM` with `InvalidRequest`. Besides, a body has at most `--max-body-size` bytes, a completion request at most
+{tokens:,} token ids in its prompts and {sequences:,} sequences (prompts times `n` or `best_of`), free-form JSON nests
+at most {depth} deep, and a prompt fits the model's context.
+"""
+
+
 def pages() -> dict[str, str]:
     """File name → Markdown of every generated page."""
     return {
         "engine-arguments.md": _page("Engine arguments", _ENGINE_TEXT, arguments(EngineArgs).values()),
         "server-arguments.md": _page("Server arguments", _SERVER_TEXT, arguments(ServerArgs).values()),
         "sampling-parameters.md": _sampling_page(),
+        "request-limits.md": _limits_page(),
     }
 
 
@@ -118,6 +128,21 @@ def _sampling_page() -> str:
         value = getattr(default, name)
         shown = value.value if hasattr(value, "value") else _shown(value)
         lines.append(f"| `{name}` | `{shown}` | {_bounds(param).removeprefix(', ')} | {param.doc} |")
+    return "\n".join(lines) + "\n"
+
+
+def _limits_page() -> str:
+    text = _LIMITS_TEXT.format(tokens=MAX_REQUEST_TOKENS, sequences=MAX_SEQUENCES, depth=MAX_DEPTH).strip()
+    introduction = _INTRODUCTION.replace("config/args.py", "core/request_limits.py")
+    lines = [
+        introduction.format(title="Limits of a request", text=text),
+        "| field | entries | characters of one text | characters together | values, at all depths | because |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, limits in REQUEST_LIMITS.items():
+        numbers = (limits.entries, limits.chars, limits.total_chars, limits.values)
+        cells = " | ".join("" if number is None else f"{number:,}" for number in numbers)
+        lines.append(f"| `{name}` | {cells} | {limits.because} |")
     return "\n".join(lines) + "\n"
 
 

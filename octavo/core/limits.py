@@ -10,10 +10,8 @@ from typing import Any, Final
 
 from octavo.core.arithmetic import max_blocks_of_group
 from octavo.core.prompt import checked_text
+from octavo.core.request_limits import check_field
 from octavo.errors import InvalidRequest, RequestTooLarge
-
-MAX_TENANT_CHARS: Final = 256
-"""Longest name of a tenant."""
 
 MAX_PRIORITY: Final = 2**63 - 1
 """Priorities go from minus this minus 1 to this."""
@@ -33,10 +31,7 @@ def check_standing(priority: Any, first_token_deadline_s: Any, tenant: Any) -> N
         )
     if tenant is not None and not isinstance(tenant, str):
         raise InvalidRequest(f"tenant is {tenant!r}, must be text", field="tenant")
-    if tenant is not None and len(tenant) > MAX_TENANT_CHARS:
-        raise InvalidRequest(
-            f"tenant has {len(tenant):,} characters, must have at most {MAX_TENANT_CHARS}", field="tenant"
-        )
+    check_field("tenant", tenant)
     if tenant is not None:
         checked_text(tenant, "tenant")
 

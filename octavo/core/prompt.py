@@ -7,6 +7,7 @@ from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
+from octavo.core.request_limits import check_field
 from octavo.errors import InvalidRequest
 
 
@@ -77,6 +78,7 @@ def checked_cache_salt(value: Any) -> str | None:
     """A salt, or None for none. Raises InvalidRequest for what is not text."""
     if value is not None and not isinstance(value, str):
         raise InvalidRequest(f"cache_salt is {value!r}; give text, or leave it out", field="cache_salt")
+    check_field("cache_salt", value)
     return value if value is None else checked_text(value, "cache_salt")
 
 

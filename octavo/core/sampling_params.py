@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 
 from octavo.core.prompt import checked_text
+from octavo.core.request_limits import check_field
 from octavo.errors import InvalidRequest, suggestion
 
 GREEDY_BELOW = 1e-5
@@ -21,7 +22,6 @@ GREEDY_BELOW = 1e-5
 MAX_N = 1024
 MAX_SEED = 2**63 - 1
 _MOST_BITS = 64
-MAX_STOPS = 64
 MAX_BIAS = 100.0
 _OF_DRAWING = ("temperature", "top_k", "top_p", "min_p")
 
@@ -80,10 +80,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         float, Param("Subtracted for each time that a token is in the output.", ge=-2, le=2)
     ] = 0.0
     repetition_penalty: Annotated[
-        float, Param("Divides positive (multiplies negative) logits of tokens in prompt or output.", gt=0, le=100)
+        float,
+        Param("Divides positive (multiplies negative) logits of tokens in prompt or output.", ge=0.01, le=100),
     ] = 1.0
     seed: Annotated[
-        int | None, Param("The same seed draws the same tokens, whatever else runs.", ge=-MAX_SEED - 1, le=MAX_SEED)
+        int | None,
+        Param("The same seed draws the same tokens, whatever else runs; -1 means none.", ge=-MAX_SEED - 1, le=MAX_SEED),
     ] = None
     stop: Annotated[tuple[str, ...], Param("Strings that end the text; they are not part of it.")] = ()
     stop_token_ids: Annotated[tuple[int, ...], Param("Token ids that end the sequence.")] = ()
@@ -165,6 +167,8 @@ def _normalise(params: SamplingParams) -> None:
     if isinstance(params.early_stopping, str):
         early_stopping = {"true": True, "false": False}.get(params.early_stopping.lower(), params.early_stopping)
         msgspec.structs.force_setattr(params, "early_stopping", early_stopping)
+    if params.seed == -1:
+        msgspec.structs.force_setattr(params, "seed", None)
     for name in ("stop", "bad_words"):
         value = getattr(params, name)
         if value is None:
@@ -257,23 +261,28 @@ def checked_number(name: str, value: Any, kind: type, limits: Param) -> Any:
 def check_limits(name: str, value: float, limits: Param) -> None:
     """Raise InvalidRequest when `value` is outside `limits`."""
     if limits.ge is not None and value < limits.ge:
-        raise InvalidRequest(f"{name} is {value}, must be at least {limits.ge:g}", field=name)
+        raise InvalidRequest(f"{name} is {value}, must be at least {_shown(limits.ge)}", field=name)
     if limits.gt is not None and value <= limits.gt:
-        raise InvalidRequest(f"{name} is {value}, must be greater than {limits.gt:g}", field=name)
+        raise InvalidRequest(f"{name} is {value}, must be greater than {_shown(limits.gt)}", field=name)
     if limits.le is not None and value > limits.le:
-        raise InvalidRequest(f"{name} is {value}, must be at most {limits.le:g}", field=name)
+        raise InvalidRequest(f"{name} is {value}, must be at most {_shown(limits.le)}", field=name)
+
+
+def _shown(limit: float) -> str:
+    """Whole numbers in full: 2**63 - 1 is a limit that people copy."""
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
 def _check_sequences(params: SamplingParams) -> None:
     for name in ("stop", "bad_words"):
         values = getattr(params, name)
-        if len(values) > MAX_STOPS:
-            raise InvalidRequest(f"{name} has {len(values)} entries, must have at most {MAX_STOPS}", field=name)
+        check_field(name, values)
         for value in values:
             if not isinstance(value, str) or not value:
                 raise InvalidRequest(f"{name} contains {value!r}; its entries are non-empty strings", field=name)
             checked_text(value, name)
     for name in ("stop_token_ids", "allowed_token_ids"):
+        check_field(name, getattr(params, name))
         for value in getattr(params, name) or ():
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise InvalidRequest(f"{name} contains {value!r}; its entries are token ids", field=name)
@@ -288,6 +297,7 @@ def _check_sequences(params: SamplingParams) -> None:
 def _check_logit_bias(params: SamplingParams) -> None:
     if not isinstance(params.logit_bias, dict):
         raise InvalidRequest(f"logit_bias is {params.logit_bias!r}, expected a mapping", field="logit_bias")
+    check_field("logit_bias", params.logit_bias)
     bias: dict[int, float] = {}
     for key, value in params.logit_bias.items():
         try:

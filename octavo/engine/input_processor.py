@@ -105,6 +105,8 @@ class InputProcessor:
         prompt = Prompt.read(prompt)
         token_ids = self._token_ids(prompt)
         self._check_params(params)
+        bad_words = self._bad_words(params.bad_words)
+        self._check_something_is_left(params, bad_words)
         check_standing(priority, first_token_deadline_s, tenant)
         arrival_time = self._clock() if arrival_time is None else arrival_time
         max_tokens = self._max_tokens(len(token_ids), params)
@@ -117,7 +119,7 @@ class InputProcessor:
             params=msgspec.structs.replace(params, max_tokens=max_tokens, seed=seed),
             arrival_time=arrival_time,
             end_token_ids=() if params.ignore_eos else self._end_token_ids,
-            bad_words_token_ids=self._bad_words(params.bad_words),
+            bad_words_token_ids=bad_words,
             priority=priority,
             first_token_deadline=None if first_token_deadline_s is None else arrival_time + first_token_deadline_s,
             tenant=tenant,
@@ -213,6 +215,23 @@ class InputProcessor:
         self._check_ids(params.stop_token_ids, "stop_token_ids")
         self._check_ids(params.allowed_token_ids or (), "allowed_token_ids")
         self._check_ids(params.logit_bias or (), "logit_bias")
+
+    def _check_something_is_left(self, params: SamplingParams, bad_words: Collection[tuple[int, ...]]) -> None:
+        """Refuse parameters that could bar every token at once; a beam search ends by itself where none is left."""
+        if params.use_beam_search:
+            return
+        barred = {ids[-1] for ids in bad_words}
+        if params.min_tokens > 0:
+            barred.update(params.stop_token_ids, () if params.ignore_eos else self._end_token_ids)
+        allowed = params.allowed_token_ids
+        if len(barred) >= self._ready.vocab_size or (allowed is not None and barred.issuperset(allowed)):
+            field = "vocabulary" if allowed is None else "allowed_token_ids"
+            others = [name for name in ("min_tokens", "bad_words") if getattr(params, name)]
+            raise InvalidRequest(
+                f"{field} leaves no token that {' and '.join(others)} would not bar: min_tokens bars the end tokens, "
+                f"bad_words the last token of each word; allow other tokens, or leave {' or '.join(others)} out",
+                field=None if allowed is None else field,
+            )
 
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         """Tokens that each sequence may produce; the rest of context and KV cache when the caller sets no number."""

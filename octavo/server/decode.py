@@ -15,7 +15,16 @@ from octavo.errors import InvalidRequest, suggestion
 from octavo.server.errors import ClientDisconnectedError
 from octavo.server.guards import is_json, not_json
 
-T = TypeVar("T", bound=msgspec.Struct)
+
+class RequestBody(msgspec.Struct):
+    """The body of a request."""
+
+    def check(self) -> None:
+        """Raise InvalidRequest for fields that are too long or contradict each other."""
+        raise NotImplementedError
+
+
+T = TypeVar("T", bound=RequestBody)
 
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?\Z", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[[^\]]*\]")
@@ -62,7 +71,7 @@ async def read_json(request: Request, kind: type[T]) -> T:
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """A struct of this kind from JSON. Raises InvalidRequest for anything that does not fit."""
+    """A checked struct of this kind from JSON. Raises InvalidRequest for anything that does not fit."""
     try:
         value: T = decoder(kind).decode(body)
     except msgspec.ValidationError as error:
@@ -74,6 +83,7 @@ def decode(body: bytes, kind: type[T]) -> T:
     except RecursionError as error:
         raise InvalidRequest("the body nests arrays or objects too deeply", code="invalid_json") from error
     refuse_unsupported(value)
+    value.check()
     return value
 
 

@@ -2,7 +2,8 @@
 
 The structs list every field of the OpenAI API and of vLLM's extensions that is known. A field that is not supported is
 annotated `Refused` with the reason, so that it is refused by name; a name that is not here at all is refused with the
-nearest one that is. Limits of sampling values are checked by SamplingParams alone.
+nearest one that is. Limits of numbers are checked by SamplingParams alone, those of lists and texts come from
+core/request_limits.py.
 """
 
 from __future__ import annotations
@@ -11,10 +12,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from octavo.core.limits import MAX_TENANT_CHARS
+from octavo.core.request_limits import (
+    MAX_REQUEST_TOKENS,
+    MAX_SEQUENCES,
+    REQUEST_LIMITS,
+    check_chars,
+    check_entries,
+    check_field,
+    check_texts,
+)
 from octavo.core.sampling_params import OutputKind
 from octavo.errors import InvalidRequest
-from octavo.server.decode import Refused, refuse_unsupported
+from octavo.server.decode import Refused, RequestBody, refuse_unsupported
 
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -26,8 +35,20 @@ _TOOLS = Refused("tool calls are not there yet", harmless=([],))
 _NO_TOOLS = Refused("tool calls are not there yet", harmless=("none",))
 _MEDIA = Refused("the server reads and writes text only")
 
-MAX_PROMPTS = 2048
-"""Prompts in one completion request; each becomes a request of its own in the engine."""
+
+class Limited(RequestBody):
+    """A request whose lists and texts have the limits of the one table, by the names of their fields."""
+
+    def check(self) -> None:
+        """Raise InvalidRequest for a field that is too long."""
+        for name in self.__struct_fields__:
+            # prompts and messages are measured piece by piece; token ids are limited by the context
+            if name in REQUEST_LIMITS and (name not in ("prompt", "messages") or isinstance(getattr(self, name), str)):
+                check_field(name, getattr(self, name))
+        messages: list[Message] = getattr(self, "messages", None) or []
+        check_field("messages", messages)
+        num_chars = sum(message.check(f"messages[{index}]") for index, message in enumerate(messages))
+        check_chars("messages", num_chars, REQUEST_LIMITS["messages"].total_chars, " together")
 
 
 class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +63,7 @@ class ResponseFormat(Struct, tag_field="type", tag="text", forbid_unknown_fields
     """`{"type": "text"}`, the only format so far."""
 
 
-class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+class GenerationRequest(Limited, kw_only=True, forbid_unknown_fields=True):
     """What completions and chat have in common."""
 
     model: str | None = None
@@ -77,7 +98,7 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     priority: Int | None = None
     first_token_deadline_s: float | None = None
     request_id: RequestId | None = None
-    user: Annotated[str, Meta(max_length=MAX_TENANT_CHARS)] | None = None
+    user: str | None = None
 
     response_format: Annotated[Any, Refused(_STRUCTURED.because, harmless=({"type": "text"},))] = None
     structured_outputs: Annotated[Any, _STRUCTURED] = None
@@ -127,7 +148,8 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
         return self.wants_usage_chunk and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def check(self) -> None:
-        """Raise InvalidRequest for fields that contradict each other."""
+        """Raise InvalidRequest for fields that are too long or contradict each other."""
+        Limited.check(self)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream to be true", field="stream_options")
         if self.stream and self.prompt_logprobs is not None:
@@ -150,7 +172,30 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
             raise InvalidRequest("prompt_logprobs does not go with echo; ask for logprobs", field="prompt_logprobs")
 
     def prompts(self) -> list[str | list[int]]:
-        """The prompts one by one. Raises InvalidRequest for a list of several kinds."""
+        """The prompts one by one. Raises InvalidRequest for a list of several kinds, and for too many or too long ones.
+
+        All prompts together have at most MAX_SEQUENCES sequences (prompts times best_of or n).
+        """
+        prompts = self._listed_prompts()
+        if not isinstance(self.prompt, str):
+            check_texts("prompt", prompts, REQUEST_LIMITS["prompt"])
+        num_tokens = sum(len(prompt) for prompt in prompts if not isinstance(prompt, str))
+        if num_tokens > MAX_REQUEST_TOKENS:
+            raise InvalidRequest(
+                f"prompt has {num_tokens:,} token ids together, must have at most {MAX_REQUEST_TOKENS:,}; send several "
+                "requests",
+                field="prompt",
+            )
+        width = max(self.n or 1, self.best_of or 1)
+        if len(prompts) > 1 and len(prompts) * width > MAX_SEQUENCES:
+            raise InvalidRequest(
+                f"the request asks for {len(prompts) * width:,} sequences ({len(prompts):,} prompts, {width:,} "
+                f"sequences each), must ask for at most {MAX_SEQUENCES:,}; send several requests",
+                field="prompt",
+            )
+        return prompts
+
+    def _listed_prompts(self) -> list[str | list[int]]:
         if isinstance(self.prompt, str):
             return [self.prompt]
         if not self.prompt:
@@ -163,11 +208,7 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
                 "prompt mixes kinds; it is text, a list of texts, a list of token ids, or a list of such lists",
                 field="prompt",
             )
-        if len(self.prompt) > MAX_PROMPTS:
-            raise InvalidRequest(
-                f"prompt has {len(self.prompt):,} entries, must have at most {MAX_PROMPTS:,}; send several requests",
-                field="prompt",
-            )
+        check_entries("prompt", len(self.prompt), REQUEST_LIMITS["prompt"].entries)
         return [item for item in self.prompt if not isinstance(item, int)]
 
 
@@ -224,6 +265,23 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     tool_calls: Annotated[Any, _TOOLS] = None
     function_call: Annotated[Any, _TOOLS] = None
     audio: Annotated[Any, _MEDIA] = None
+
+    def check(self, field: str) -> int:
+        """Return the number of its characters. Raises InvalidRequest, which names `field`, when a part is too long."""
+        parts = self.content if isinstance(self.content, list) else []
+        check_entries(f"{field}.content", len(parts), REQUEST_LIMITS["messages[].content"].entries)
+        if self.annotations is not None:
+            check_field("messages[].annotations", self.annotations, f"{field}.annotations")
+        num_chars = 0
+        for name in ("content", "refusal", "reasoning_content", "name", "tool_call_id"):
+            text = getattr(self, name)
+            if isinstance(text, str):
+                check_field(f"messages[].{name}", text, f"{field}.{name}")
+                num_chars += len(text)
+        for part in parts:
+            text = part.text if isinstance(part, TextPart) else part.refusal if isinstance(part, RefusalPart) else ""
+            num_chars += len(text)
+        return num_chars
 
     def as_dict(self, field: str) -> dict[str, Any]:
         """The message as a chat template reads it. Raises InvalidRequest, which names `field`."""
@@ -305,7 +363,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+class TokenizeRequest(Limited, kw_only=True, forbid_unknown_fields=True):
     """`POST /tokenize`: text, or a conversation."""
 
     model: str | None = None
@@ -319,7 +377,7 @@ class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class PrefixRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+class PrefixRequest(Limited, kw_only=True, forbid_unknown_fields=True):
     """`POST /unpin_prefix`: text, token ids, or the first messages of conversations."""
 
     model: str | None = None
@@ -339,7 +397,7 @@ class PinPrefixRequest(PrefixRequest, kw_only=True, forbid_unknown_fields=True):
     ttl_s: float
 
 
-class DetokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+class DetokenizeRequest(Limited, kw_only=True, forbid_unknown_fields=True):
     """`POST /detokenize`."""
 
     model: str | None = None

@@ -46,6 +46,7 @@ def test_values_take_the_form_of_their_field() -> None:
         ("presence_penalty", 2.1),
         ("frequency_penalty", -2.1),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-38),
         ("seed", 2**63),
         ("seed", 0.5),
         ("stop", ["", "a"]),
@@ -135,3 +136,15 @@ def test_every_field_is_documented() -> None:
     documented = documented_fields()
     assert list(documented) == list(SamplingParams.__struct_fields__)
     assert all(param.doc.endswith(".") for param in documented.values())
+
+
+def test_the_seed_minus_one_is_none_as_in_vllm() -> None:
+    assert SamplingParams(seed=-1).seed is None
+    assert SamplingParams(seed=-2).seed == -2
+
+
+def test_whole_limits_are_shown_in_full() -> None:
+    with pytest.raises(InvalidRequest, match="must be at most 9223372036854775807"):
+        SamplingParams(seed=2**63)
+    with pytest.raises(InvalidRequest, match="must be at most 100$"):
+        SamplingParams(repetition_penalty=1000)

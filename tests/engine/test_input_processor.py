@@ -206,3 +206,30 @@ def test_request_that_never_fits_the_cache_is_refused_with_the_blocks(tmp_path: 
 def test_tokenizer_of_another_model_is_found_out(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="the tokenizer belongs to another model"):
         processor(tmp_path, ready={"vocab_size": 50}).process("r", "hi", SamplingParams())
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"allowed_token_ids": [EOS], "min_tokens": 1},
+        {"allowed_token_ids": [EOS, 7], "stop_token_ids": [7], "min_tokens": 1},
+        {"allowed_token_ids": [7], "stop_token_ids": [7], "min_tokens": 1, "ignore_eos": True},
+        {"allowed_token_ids": [ord("a"), EOS], "bad_words": ["aa", "a"], "min_tokens": 2},
+    ],
+)
+def test_parameters_that_bar_every_token_are_refused(tmp_path: Path, params: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="leaves no token") as caught:
+        processor(tmp_path).process("r", "hi", SamplingParams(**params))
+    assert caught.value.field == "allowed_token_ids"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"allowed_token_ids": [EOS]},
+        {"allowed_token_ids": [EOS], "min_tokens": 1, "ignore_eos": True},
+        {"allowed_token_ids": [EOS, ord("b")], "bad_words": ["aa"], "min_tokens": 2},
+    ],
+)
+def test_parameters_that_leave_one_token_are_taken(tmp_path: Path, params: dict[str, Any]) -> None:
+    processor(tmp_path).process("r", "hi", SamplingParams(**params))

@@ -36,7 +36,6 @@ from octavo.server.streaming import DONE, EventStream, event
 def routes(context: ServerContext) -> list[Route]:
     async def create_chat_completion(request: Request) -> Response | EventStream:
         asked = await read_json(request, ChatCompletionRequest)
-        asked.check()
         answer = _Answer(context, asked, Frame.of("chatcmpl", request, asked, context), tenant_of(request, asked))
         if asked.stream:
             return EventStream(answer.events(), context.open_requests)

@@ -26,7 +26,6 @@ from octavo.server.streaming import DONE, EventStream, event
 def routes(context: ServerContext) -> list[Route]:
     async def create_completion(request: Request) -> Response | EventStream:
         asked = await read_json(request, CompletionRequest)
-        asked.check()
         answer = _Answer(context, asked, Frame.of("cmpl", request, asked, context), tenant_of(request, asked))
         if asked.stream:
             return EventStream(answer.events(), context.open_requests)

@@ -1,0 +1,155 @@
+"""The limits of every list and text of a request, in one table.
+
+The checks of requests, the reference page and a line of `octavo serve --help` derive from it. Limits that depend on the
+model (the context, the vocabulary, the KV cache) are checked where the model is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from octavo.errors import InvalidRequest
+
+
+class FieldLimits(msgspec.Struct, frozen=True):
+    """The most that one field of a request may hold. None: the field has no such part.
+
+    entries: items of its list, or of its object. chars: characters of one text. total_chars: characters of all its
+    texts together. values: values of free-form JSON at all depths. because: what the limit protects.
+    """
+
+    because: str
+    entries: int | None = None
+    chars: int | None = None
+    total_chars: int | None = None
+    values: int | None = None
+
+
+MAX_PROMPTS: Final = 2048
+MAX_PROMPT_CHARS: Final = 2 << 20
+MAX_REQUEST_CHARS: Final = 4 << 20
+MAX_REQUEST_TOKENS: Final = 1 << 20
+MAX_SEQUENCES: Final = 4096
+MAX_DEPTH: Final = 16
+"""Arrays and objects inside each other, in free-form JSON."""
+
+_WORDS = "each is looked for after every token"
+_STEP = "every step reads it"
+_LABEL = "it is a label"
+_IGNORED = "it has no effect"
+_TEMPLATE = "chat templates read it"
+
+REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
+    "prompt": FieldLimits(
+        "the prompts of a request are tokenised and queued together",
+        entries=MAX_PROMPTS,
+        chars=MAX_PROMPT_CHARS,
+        total_chars=MAX_REQUEST_CHARS,
+    ),
+    "tokens": FieldLimits("they are decoded in one piece", entries=MAX_REQUEST_TOKENS),
+    "messages": FieldLimits(_TEMPLATE, entries=4096, total_chars=MAX_PROMPT_CHARS),
+    "messages[].content": FieldLimits(_TEMPLATE, entries=1024, chars=MAX_PROMPT_CHARS, total_chars=MAX_PROMPT_CHARS),
+    "messages[].refusal": FieldLimits(_TEMPLATE, chars=MAX_PROMPT_CHARS),
+    "messages[].reasoning_content": FieldLimits(_TEMPLATE, chars=MAX_PROMPT_CHARS),
+    "messages[].name": FieldLimits(_LABEL, chars=256),
+    "messages[].tool_call_id": FieldLimits(_LABEL, chars=256),
+    "messages[].annotations": FieldLimits(_IGNORED, chars=65_536, total_chars=65_536, values=1024),
+    "chat_template": FieldLimits("it is compiled", chars=65_536),
+    "chat_template_kwargs": FieldLimits(_TEMPLATE, chars=65_536, total_chars=65_536, values=1024),
+    "stop": FieldLimits(_WORDS, entries=64, chars=256, total_chars=4096),
+    "bad_words": FieldLimits(_STEP, entries=64, chars=128, total_chars=4096),
+    "stop_token_ids": FieldLimits(_STEP, entries=1024),
+    "logit_bias": FieldLimits(_STEP, entries=1024),
+    "allowed_token_ids": FieldLimits(_STEP, entries=16_384),
+    "model": FieldLimits(_LABEL, chars=1024),
+    "user": FieldLimits(_LABEL, chars=256),
+    "tenant": FieldLimits(_LABEL, chars=256),
+    "cache_salt": FieldLimits("it becomes part of the names of cached blocks", chars=1024),
+    "request_id": FieldLimits("it travels in a header", chars=128),
+    "early_stopping": FieldLimits("it is one word", chars=16),
+    "metadata": FieldLimits(_IGNORED, entries=16, chars=512, values=64),
+    "service_tier": FieldLimits(_IGNORED, chars=256),
+    "safety_identifier": FieldLimits(_IGNORED, chars=256),
+    "prompt_cache_key": FieldLimits(_IGNORED, chars=256),
+    "prompt_cache_retention": FieldLimits(_IGNORED, chars=256),
+}
+"""Limits by field; `[]` stands for every entry of a list. A prompt of token ids is limited by the context."""
+
+
+def check_field(name: str, value: Any, field: str | None = None) -> None:
+    """Raise InvalidRequest when `value` exceeds the limits of the field `name`, which the caller knows as `field`."""
+    limits = REQUEST_LIMITS[name]
+    field = name if field is None else field
+    if value is None or isinstance(value, int | float):
+        return
+    if isinstance(value, str):
+        check_chars(field, len(value), limits.chars)
+        return
+    check_entries(field, len(value), limits.entries)
+    if limits.values is not None:
+        _check_free_form(field, value, limits)
+    elif limits.chars is not None:
+        check_texts(field, value, limits)
+
+
+def check_texts(field: str, texts: Sequence[Any], limits: FieldLimits) -> None:
+    """Raise InvalidRequest when a text in a list, or all of them together, are too long. Other entries are ignored."""
+    total = 0
+    for index, text in enumerate(texts):
+        if isinstance(text, str):
+            check_chars(f"{field}[{index}]", len(text), limits.chars)
+            total += len(text)
+    check_chars(field, total, limits.total_chars, " together")
+
+
+def check_entries(field: str, count: int, most: int | None) -> None:
+    """Raise InvalidRequest for a list or object with too many entries."""
+    if most is not None and count > most:
+        raise InvalidRequest(f"{field} has {count:,} entries, must have at most {most:,}; send fewer", field=field)
+
+
+def check_chars(field: str, count: int, most: int | None, together: str = "") -> None:
+    """Raise InvalidRequest for a text with too many characters."""
+    if most is not None and count > most:
+        raise InvalidRequest(
+            f"{field} has {count:,} characters{together}, must have at most {most:,}; shorten it", field=field
+        )
+
+
+def _check_free_form(field: str, value: Any, limits: FieldLimits) -> None:
+    """Check JSON of any shape: the number of its values, their depth, the characters of keys and texts."""
+    pending: list[tuple[Any, int]] = [(value, 1)]
+    num_values = num_chars = 0
+    while pending:
+        each, depth = pending.pop()
+        num_values += 1
+        if isinstance(each, str):
+            check_chars(field, len(each), limits.chars, " in one of its texts")
+            num_chars += len(each)
+        elif isinstance(each, Mapping | list | tuple):
+            if depth > MAX_DEPTH:
+                raise InvalidRequest(
+                    f"{field} nests arrays and objects more than {MAX_DEPTH} deep; flatten it", field=field
+                )
+            check_entries(field, num_values + len(pending) + len(each), limits.values)
+            if isinstance(each, Mapping):
+                pending += [(key, depth + 1) for key in each]
+            pending += [(item, depth + 1) for item in (each.values() if isinstance(each, Mapping) else each)]
+    check_chars(field, num_chars, limits.total_chars, " together")
+
+
+def request_limits_in_short() -> str:
+    """One sentence with the limits that users of other servers meet first, for the help of `octavo serve`."""
+    stop, bad_words = REQUEST_LIMITS["stop"], REQUEST_LIMITS["bad_words"]
+    parts = [
+        f"{REQUEST_LIMITS['messages'].entries:,} messages",
+        f"{MAX_PROMPTS:,} prompts of {MAX_PROMPT_CHARS:,} characters",
+        f"{stop.entries} stop strings of {stop.chars}",
+        f"{bad_words.entries} bad words of {bad_words.chars}",
+        f"{REQUEST_LIMITS['logit_bias'].entries:,} biased and {REQUEST_LIMITS['allowed_token_ids'].entries:,} allowed "
+        "token ids",
+    ]
+    return f"Besides, a request has at most {', '.join(parts)} (docs/reference/request-limits.md lists all limits)."
