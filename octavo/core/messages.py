@@ -163,6 +163,7 @@ class Decision(msgspec.Struct, kw_only=True):
     kind: str
     request_id: str
     because: str
+    tenant: str | None = None
 
 
 class RequestTimeline(msgspec.Struct, kw_only=True):
@@ -174,6 +175,7 @@ class RequestTimeline(msgspec.Struct, kw_only=True):
     num_generated_tokens: int
     num_preemptions: int
     events: list[tuple[float, str]]
+    tenant: str | None = None
 
 
 class StepOutputs(msgspec.Struct, kw_only=True, tag="outputs"):

@@ -83,7 +83,8 @@ class RequestError(msgspec.Struct, frozen=True):
     """Why a request ended with an error: one line for a person, the field it is about, a word for machines.
 
     `is_client_error` tells a mistake of the caller (HTTP 4xx) from a failure of ours (5xx). `retry_after_s`: it was
-    refused because of what waits before it; then is a good time to come back.
+    refused because of what waits before it; then is a good time to come back. `public_message`: the message for a
+    client that may not learn how much others have sent; empty where the message holds nothing of that.
     """
 
     message: str
@@ -91,6 +92,7 @@ class RequestError(msgspec.Struct, frozen=True):
     code: str = "internal_error"
     is_client_error: bool = False
     retry_after_s: int | None = None
+    public_message: str = ""
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):

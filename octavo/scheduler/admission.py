@@ -61,7 +61,7 @@ class Admission:
         self._count(group, hit.because, now)
         because = f"; {hit.because}" if hit.because else ""
         cached = group.live[0].num_computed_tokens
-        self._log.note("admitted", group.request_id, f"{cached} of {num_tokens} tokens were in the cache{because}")
+        self._log.note("admitted", group.request, f"{cached} of {num_tokens} tokens were in the cache{because}")
 
     def swap_in(self, group: SequenceGroup, plan: StepPlan, now: float) -> AllocStatus:
         """Bring the head of the swapped queue back. With LATER it stays where it is; with NEVER it has ended."""
@@ -70,7 +70,7 @@ class Admission:
         if allocation.status is AllocStatus.LATER and is_idle and self._preemption.clear_pins(group):
             allocation = self._block_manager.can_swap_in(group.live, waive_watermark=True, num_lookahead=num_lookahead)
         if allocation.status is AllocStatus.LATER:
-            self._log.note("blocked", group.request_id, allocation.because)
+            self._log.note("blocked", group.request, allocation.because)
             return allocation.status
         self._registry.swapped.remove(group)
         if allocation.status is AllocStatus.NEVER:
@@ -81,12 +81,12 @@ class Admission:
         self._registry.stats.num_swapped_in_blocks += len(moves)
         self._registry.start(group)
         group.metrics.note(now, "swapped in")
-        self._log.note("swapped_in", group.request_id, f"{len(moves)} blocks")
+        self._log.note("swapped_in", group.request, f"{len(moves)} blocks")
         return allocation.status
 
     def refuse(self, group: SequenceGroup, because: str, now: float) -> None:
         """End a group that has left its queue and can never run. The door refuses such requests first."""
-        self._log.note("refused", group.request_id, because)
+        self._log.note("refused", group.request, because)
         self._registry.refuse(group, because, now)
 
     def _count(self, group: SequenceGroup, because: str, now: float) -> None:

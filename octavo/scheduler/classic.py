@@ -98,7 +98,7 @@ class ClassicPlanner:
             if because := no_slot or allocation.because or sequences.refusal(group.max_running_sequences):
                 if self._displacement.make_way(group, allocation, sequences, adapters, plan, tokens):
                     continue
-                self._log.note("blocked", group.request_id, because)
+                self._log.note("blocked", group.request, because)
                 if not no_slot:
                     break
                 without_slot.append(registry.waiting.set_aside(now))  # it waits for a slot; others may pass
@@ -107,7 +107,7 @@ class ClassicPlanner:
             num_tokens = len(group.live[0].token_ids) - num_cached
             # known tokens of a preempted group may exceed the budget: then its steps are its own
             if num_tokens > tokens.remaining and (plan.rows or not group.was_preempted):
-                self._log.note("blocked", group.request_id, f"{num_tokens} tokens, {tokens.remaining} are left")
+                self._log.note("blocked", group.request, f"{num_tokens} tokens, {tokens.remaining} are left")
                 break
             registry.waiting.pop(now)
             sequences.take(group.max_running_sequences)
@@ -125,11 +125,11 @@ class ClassicPlanner:
         without_slot: list[SequenceGroup] = []
         while tokens.remaining > 0 and (group := registry.swapped.peek(now)) is not None:
             if because := adapters.refusal(group.request.adapter):
-                self._log.note("blocked", group.request_id, because)
+                self._log.note("blocked", group.request, because)
                 without_slot.append(registry.swapped.set_aside(now))
                 continue
             if because := sequences.refusal(group.max_running_sequences):
-                self._log.note("blocked", group.request_id, because)
+                self._log.note("blocked", group.request, because)
                 break
             status = self._admission.swap_in(group, plan, now)
             if status is AllocStatus.LATER:

@@ -105,7 +105,7 @@ class ContinuousPlanner:
                     break
                 because = sequences.refusal(swapped.max_running_sequences) or adapters.refusal(swapped.request.adapter)
                 if because:
-                    self._log.note("blocked", swapped.request_id, because)
+                    self._log.note("blocked", swapped.request, because)
                     break
                 status = self._admission.swap_in(swapped, plan, now)
                 if status is AllocStatus.LATER:
@@ -122,7 +122,7 @@ class ContinuousPlanner:
                 break
             if sequences.remaining <= 0 and not policy.may_outrank:
                 # nobody comes in, whatever it would find in the cache
-                self._log.note("blocked", group.request_id, sequences.refusal(group.max_running_sequences))
+                self._log.note("blocked", group.request, sequences.refusal(group.max_running_sequences))
                 break
             hit = self._admission.find_prefix(group)
             if hit.missing is not None and hit.missing in computing:
@@ -140,7 +140,7 @@ class ContinuousPlanner:
                 if self._displacement.make_way(group, allocation, sequences, adapters, plan, tokens):
                     continue
                 if not blocked:
-                    self._log.note("blocked", group.request_id, because)
+                    self._log.note("blocked", group.request, because)
                 if len(blocked) == _MOST_ASIDE:
                     break
                 blocked.append(registry.waiting.set_aside(now))
@@ -163,7 +163,7 @@ class ContinuousPlanner:
     def _note_passed(self, blocked: list[SequenceGroup], group: SequenceGroup) -> None:
         for passed in blocked:
             passed.num_passed += 1
-            self._log.note("passed", passed.request_id, f"by {group.request_id}, time {passed.num_passed}")
+            self._log.note("passed", passed.request, f"by {group.request_id}, time {passed.num_passed}")
 
     def _must_not_wait(self, blocked: list[SequenceGroup]) -> bool:
         """Has one of them been passed as often as it may be?"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
-from octavo.core.messages import Decision
+from octavo.core.messages import Decision, EngineCoreRequest
 
 
 class DecisionLog:
@@ -32,15 +32,21 @@ class DecisionLog:
         for key in [key for key, entry in self._goes_on.items() if entry.last_step < step - 1]:
             del self._goes_on[key]
 
-    def note(self, kind: str, request_id: str, because: str = "") -> None:
+    def note(self, kind: str, request: EngineCoreRequest, because: str = "") -> None:
         """Keep a decision. Being blocked, or passed, step after step is one entry with the last reason."""
-        entry = self._goes_on.get((kind, request_id))
+        entry = self._goes_on.get((kind, request.request_id))
         if entry is not None:
             entry.last_step, entry.because = self.step, because
             return
         entry = Decision(
-            step=self.step, last_step=self.step, time=self.now, kind=kind, request_id=request_id, because=because
+            step=self.step,
+            last_step=self.step,
+            time=self.now,
+            kind=kind,
+            request_id=request.request_id,
+            tenant=request.tenant,
+            because=because,
         )
         (self._refusals if kind == "refused" else self._decisions).append(entry)
         if kind in ("blocked", "passed"):
-            self._goes_on[kind, request_id] = entry
+            self._goes_on[kind, request.request_id] = entry

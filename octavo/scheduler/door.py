@@ -72,9 +72,11 @@ class Newcomers:
 
 
 class _Reason(NamedTuple):
-    """Why a request is not taken in now, the word for it, and after how long it may be otherwise."""
+    """Why a request is not taken in now, the same without numbers of others, the word for it, and after how long it may
+    be otherwise."""
 
     message: str
+    public_message: str
     code: str
     wait_s: float
 
@@ -116,7 +118,12 @@ class Door(NamedTuple):
                 is_client_error=True,
             )
         seconds = max(1, math.ceil(reason.wait_s))
-        return RequestError(f"{reason.message}; try again in {seconds} s", code=reason.code, retry_after_s=seconds)
+        return RequestError(
+            f"{reason.message}; try again in {seconds} s",
+            code=reason.code,
+            retry_after_s=seconds,
+            public_message=f"{reason.public_message}; try again later",
+        )
 
     def _reason(
         self, requests: Sequence[EngineCoreRequest], load: Load, prefill_tokens_per_s: float, standing: Standing
@@ -134,6 +141,7 @@ class Door(NamedTuple):
         if most_requests is not None and after.num_waiting > max(most_requests, before.num_waiting):
             return _Reason(
                 f"{before.num_waiting} requests are waiting, and max_queued_requests is {most_requests}",
+                "the queue is full",
                 "queue_full",
                 before.num_tokens_before / prefill_tokens_per_s / max(1, before.num_waiting),
             )
@@ -142,6 +150,7 @@ class Door(NamedTuple):
             return _Reason(
                 f"{before.num_waiting_tokens} prompt tokens are waiting, with this request it would be "
                 f"{after.num_waiting_tokens}, and max_queued_tokens is {most_tokens}",
+                "the queue is full",
                 "queue_full",
                 (after.num_waiting_tokens - most_tokens) / prefill_tokens_per_s,
             )
@@ -184,6 +193,7 @@ def _too_late(
     return _Reason(
         f"the first token is due in {due - request.arrival_time:.3g} s, but {num_before} prompt tokens "
         f"before this request's {num_tokens} take about {expected_s:.3g} s",
+        "what was sent before leaves no time for the first token by first_token_deadline_s",
         "deadline_unreachable",
         num_before / prefill_tokens_per_s,
     )

@@ -85,13 +85,13 @@ class Preemption:
             plan.has_preempted = True
         how = "swapped out" if decision.swap else "to be recomputed"
         group.metrics.note(self._log.now, f"preempted, {how}")
-        self._log.note("preempted", group.request_id, f"{because}; {how}: {decision.because}")
+        self._log.note("preempted", group.request, f"{because}; {how}: {decision.because}")
 
     def clear_pins(self, group: SequenceGroup) -> bool:
         """End all pins for a group that could not run otherwise, even alone. False when they held nothing."""
         num_held = self._registry.block_manager.clear_pins()
         if num_held:
-            self._log.note("unpinned", group.request_id, f"pins held {num_held} blocks, and it runs only without them")
+            self._log.note("unpinned", group.request, f"pins held {num_held} blocks, and it runs only without them")
         return num_held > 0
 
     def _decide(self, group: SequenceGroup, plan: StepPlan | None) -> Decision:

@@ -238,6 +238,7 @@ class Registry:
 def _timeline(group: SequenceGroup) -> RequestTimeline:
     return RequestTimeline(
         request_id=group.request_id,
+        tenant=group.request.tenant,
         num_prompt_tokens=group.num_prompt_tokens,
         num_cached_tokens=group.num_cached_tokens,
         num_generated_tokens=sum(sequence.num_output_tokens for sequence in group.sequences),

@@ -169,7 +169,7 @@ class Scheduler:
             else:
                 ended = EngineCoreOutput(request_id=request.request_id, deltas=[], finished=True, error=error)
                 self._registry.ended.append(ended)
-                self.log.note("refused", request.request_id, error.message)
+                self.log.note("refused", request, error.message)
 
     def _refusal_at_door(self, requests: SequenceABC[EngineCoreRequest]) -> RequestError | None:
         if not self._door.has_limits and all(request.first_token_deadline is None for request in requests):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from octavo.core.messages import EngineCoreRequest
@@ -74,6 +76,7 @@ def test_a_full_queue_refuses_with_the_time_to_come_back() -> None:
     assert refused.code == "queue_full"
     assert "max_queued_requests is 2" in refused.message
     assert refused.retry_after_s == 12  # 24 prompt tokens for two that wait
+    assert refused.public_message == "the queue is full; try again later"
 
 
 def test_queued_tokens_are_bounded_and_freed_when_they_run_or_leave() -> None:
@@ -117,6 +120,8 @@ def test_a_deadline_that_cannot_be_met_is_refused_with_both_times() -> None:
     assert found["soon"].retry_after_s == 1
     assert "due in 2 s" in found["soon"].message
     assert "about 2.2 s" in found["soon"].message
+    assert "leaves no time for the first token" in found["soon"].public_message
+    assert not re.search("[0-9]", found["soon"].public_message)
 
 
 def test_a_deadline_that_not_even_an_idle_engine_meets_is_the_callers_mistake() -> None:
@@ -129,6 +134,7 @@ def test_a_deadline_that_not_even_an_idle_engine_meets_is_the_callers_mistake() 
     assert error.retry_after_s is None
     assert (error.field, error.code) == ("first_token_deadline_s", "deadline_too_short")
     assert "12 prompt tokens take about 1.2 s" in error.message
+    assert error.public_message == ""  # it is of this request alone
 
 
 def test_what_is_cached_needs_no_time() -> None:

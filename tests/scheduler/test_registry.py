@@ -36,6 +36,13 @@ def test_a_timeline_ends_however_a_request_ends() -> None:
         assert times == sorted(times)
 
 
+def test_a_timeline_has_the_tenant_of_its_request() -> None:
+    core, request = make_core(), make_request("a", range(4))
+    request.tenant = "alice"
+    run(core, [request, make_request("b", range(4))])
+    assert {name: timeline.tenant for name, timeline in timelines(core).items()} == {"a": "alice", "b": None}
+
+
 def test_an_end_from_outside_has_its_own_time() -> None:
     core = make_core()
     core.add_request(make_request("a", range(4)))

@@ -146,9 +146,9 @@ class Schedules(RuleBasedStateMachine):
             begin(step, now)
             passes.begin()
 
-        def note_and_tell(kind: str, request_id: str, because: str = "") -> None:
-            note(kind, request_id, because)
-            passes.note(kind, request_id)
+        def note_and_tell(kind: str, request: EngineCoreRequest, because: str = "") -> None:
+            note(kind, request, because)
+            passes.note(kind, request.request_id)
 
         log.begin, log.note = begin_and_tell, note_and_tell  # type: ignore[method-assign]
 
