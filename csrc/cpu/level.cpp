@@ -13,15 +13,10 @@
 namespace octavo {
 namespace {
 
-struct Requirement {
-  Level level;
-  std::vector<std::string> features;
-};
-
-const std::vector<std::string> kAvx2 = {"avx2", "fma", "f16c"};
-const std::vector<std::string> kAvx512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"};
-const std::vector<std::string> kBf16 = {"avx512_bf16"};
-const std::vector<std::string> kTiles = {"amx_tile", "amx_bf16", "amx_int8"};
+const std::vector<std::string> kNeedsAvx2 = {"avx2", "fma", "f16c"};
+const std::vector<std::string> kNeedsAvx512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"};
+const std::vector<std::string> kNeedsBf16 = {"avx512_bf16"};
+const std::vector<std::string> kNeedsTiles = {"amx_tile", "amx_bf16", "amx_int8"};
 
 bool has_all(const std::vector<std::string>& present, const std::vector<std::string>& wanted) {
   return std::all_of(wanted.begin(), wanted.end(), [&](const std::string& name) {
@@ -55,18 +50,18 @@ std::string_view name_of(Level level) {
 std::vector<Level> usable_levels() {
   const std::vector<std::string> present = cpu_features();
   std::vector<Level> levels;
-  if (!has_all(present, kAvx2)) return levels;
+  if (!has_all(present, kNeedsAvx2)) return levels;
   levels.push_back(Level::avx2);
-  if (has_all(present, kAvx512)) {
+  if (has_all(present, kNeedsAvx512)) {
     levels.push_back(Level::avx512);
-    if (has_all(present, kBf16)) {
+    if (has_all(present, kNeedsBf16)) {
       levels.push_back(Level::avx512_bf16);
-      if (has_all(present, kTiles) && may_use_tiles()) levels.push_back(Level::amx);
+      if (has_all(present, kNeedsTiles) && may_use_tiles()) levels.push_back(Level::amx);
     }
   }
   std::reverse(levels.begin(), levels.end());
   // last, for it is never the best
-  if (has_all(present, kBf16)) levels.push_back(Level::amx_emulated);
+  if (has_all(present, kNeedsBf16)) levels.push_back(Level::amx_emulated);
   return levels;
 }
 

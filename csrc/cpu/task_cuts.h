@@ -3,8 +3,17 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 
 namespace octavo {
+
+template <class Integer>
+constexpr Integer divided_up(Integer x, Integer y) {
+  return (x + y - 1) / y;
+}
+
+// The next multiple of a cache line's 64 bytes.
+constexpr std::int64_t line_up(std::int64_t bytes) { return divided_up<std::int64_t>(bytes, 64) * 64; }
 
 class TaskCuts {
  public:

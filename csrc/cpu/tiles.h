@@ -22,6 +22,10 @@ constexpr int kTileRows = 16;
 constexpr int kTileRowBytes = 64;
 constexpr int kTileBytes = kTileRows * kTileRowBytes;
 
+// A step of a panel of weights: two tiles side by side. 8 of them, 16 KB, stay in the first-level cache while rows go by.
+constexpr int kStepBytes = 2 * kTileBytes;
+constexpr int kStepsTogether = 8;
+
 // How many rows each of the eight tiles has, and how many bytes a row has. Every tile must have at least one of each.
 //
 // In a product C[rows, columns] += A[rows, depth] · B[depth, columns], with `lanes` elements side by side in 32 bits (2

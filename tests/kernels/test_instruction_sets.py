@@ -15,9 +15,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 OBJECTS = sorted(
-    path for build in ROOT.glob("build/*") for path in build.glob("CMakeFiles/*.dir/csrc/cpu/**/*.o") if path.is_file()
+    path
+    for kind in ("_native", "kernels_*")
+    for path in ROOT.glob(f"build/*/CMakeFiles/{kind}.dir/**/*.o")
+    if path.is_file()
 )
-LEVEL = re.compile(r"_(avx2|avx512|avx512_bf16|amx|amx_emulated)\.dir")
+LEVEL = re.compile(r"kernels_(\w+)\.dir")
 AVX = r"%ymm|\tv(?!err|erw|mcall)[a-z]"
 AVX512 = r"%zmm|%k[0-7]\b|%[xy]mm(?:1[6-9]|2\d|3[01])\b"
 BF16 = r"\tvdpbf16ps|\tvcvtne2?ps2bf16"
@@ -67,7 +70,7 @@ def test_levels_are_there_to_be_told_apart() -> None:
         assert any(re.search(pattern, line) for path in objects for line in lines_of("objdump", "-d", str(path))), level
 
 
-@pytest.mark.parametrize("path", [path for path in OBJECTS if level_of(path)], ids=lambda path: path.parents[3].name)
+@pytest.mark.parametrize("path", [path for path in OBJECTS if level_of(path)], ids=level_of)
 def test_objects_of_a_level_define_nothing_that_the_linker_could_share(path: Path) -> None:
     defined = [line.split(maxsplit=2) for line in lines_of("nm", "--defined-only", "--demangle", str(path))]
     # a pointer to the C++ library's handler of exceptions is the same everywhere

@@ -9,6 +9,9 @@
 #endif
 
 namespace octavo {
+
+namespace avx512 { extern const AttentionKernels attention_table; }
+
 namespace {
 
 // Memory of one task; everything lies at multiples of 64 bytes.
@@ -170,13 +173,16 @@ void attend(const Attention& a, const AttentionItem& item, int split, const Atte
     return with(Reader<Bfloat16Products, Codes8<Type::fp8_e4m3>, Type::fp8_e4m3>());
 #endif
   }
-#endif
+  // products in float32 are those of avx512, bit for bit: they are compiled once
+  avx512::attention_table.attend(a, item, split, next, partial, scratch);
+#else
   switch (a.cache_type) {
     case Type::float32: return with(Reader<Float32Products, Plain, Type::float32>());
     case Type::bfloat16: return with(Reader<Float32Products, Plain, Type::bfloat16>());
     case Type::int8: return with(Reader<Float32Products, Plain, Type::int8>());
     case Type::fp8_e4m3: return with(Reader<Float32Products, Plain, Type::fp8_e4m3>());
   }
+#endif
 }
 
 void merge(const Attention& a, const AttentionItem& item, const AttentionPartial& total, const AttentionPartial& part) {

@@ -22,21 +22,17 @@ const LinearKernels& linear_kernels(Level level) {
 
 namespace {
 
-// Activations that stay in a second-level cache while panels go by.
-constexpr std::int64_t kGroupBytes = 512 << 10;
 // Rough costs: of streaming a byte of weights, and of a multiply-add.
 constexpr double kByteNs = 0.03, kMultiplyNs = 0.01;
 // Activations that a task rearranges.
 constexpr std::int64_t kArrangedBytes = 16 << 10;
 
-constexpr std::int64_t divided_up(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
-
-constexpr std::int64_t line_up(std::int64_t bytes) { return divided_up(bytes, 64) * 64; }
-
-// Blocks of rows in groups whose activations fit a cache; tiles take blocks by two.
+// Blocks of rows in groups whose activations stay in a second-level cache while panels go by; tiles take blocks by two.
 int blocks_per_group(const LinearWeight& weight, int rows, int blocks) {
+  constexpr std::int64_t kGroupBytes = 512 << 10;
   const std::int64_t bytes = static_cast<std::int64_t>(rows) * weight.padded_inputs() * weight.element_bytes();
-  return std::min(blocks, static_cast<int>(divided_up(divided_up(blocks, divided_up(bytes, kGroupBytes)), 2) * 2));
+  const int wanted_groups = static_cast<int>(divided_up(bytes, kGroupBytes));
+  return std::min(blocks, divided_up(divided_up(blocks, wanted_groups), 2) * 2);
 }
 
 double panel_ns(const LinearWeight& weight, int rows) {
@@ -47,7 +43,7 @@ double panel_ns(const LinearWeight& weight, int rows) {
 void multiply(Cpu& cpu, const LinearProduct& a, const LinearKernels& kernels) {
   const RowBlocks blocks = kernels.blocks(a);
   const int count = blocks.count(), panels = a.weight.columns().panels();
-  const int group = blocks_per_group(a.weight, a.rows, count), groups = static_cast<int>(divided_up(count, group));
+  const int group = blocks_per_group(a.weight, a.rows, count), groups = divided_up(count, group);
   const int group_rows = std::min(a.rows, group * blocks.most);
 
   const std::int64_t row_bytes = kernels.activation_row_bytes(a), activation_bytes = line_up(a.rows * row_bytes);

@@ -13,9 +13,6 @@ namespace octavo {
 namespace {
 
 constexpr int kStepInputs = 32;
-constexpr int kStepBytes = 2 * kTileBytes;
-// Weights of 8 steps of a panel, 16 KB, stay in the first-level cache while the rows go by.
-constexpr int kStepsTogether = 8;
 // How far ahead weights are asked for: where they are read once, and where rows go by, for the next turn.
 constexpr int kStreamAhead = 4096, kTurnAhead = kStepsTogether * kStepBytes;
 

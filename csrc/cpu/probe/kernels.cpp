@@ -71,13 +71,13 @@ std::int64_t compute_bfloat16(std::int64_t) { return 0; }
 #endif
 
 #if defined(__AMX_TILE__)
-struct alignas(64) TileShapes {
+struct alignas(64) WholeTiles {
   std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
   std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
   std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 // static: the intrinsic names eight of the 64 bytes, and the compiler drops stores into the others
-const TileShapes kWholeTiles;
+const WholeTiles kWholeTiles;
 
 // Four sums from two tiles on either side, as in a matrix product.
 template <class Step>

@@ -20,21 +20,12 @@ const QuantizedKernels& quantized_kernels(Level level) {
 
 namespace {
 
-// Activations that stay in a second-level cache while panels go by.
-constexpr std::int64_t kGroupBytes = 256 << 10;
 // A task's share of one call: long enough that a stream from memory gets going, short enough that threads end together.
 constexpr double kTaskNanoseconds = 12e3;
 // Rough costs: of streaming a byte of weights, and of a multiply-add.
 constexpr double kByteNanoseconds = 0.03, kMultiplyNanoseconds = 0.005;
 // Elements of activations that are worth a thread.
 constexpr int kQuantizedElements = 16 << 10;
-
-template <class Integer>
-constexpr Integer divided_up(Integer x, Integer y) {
-  return (x + y - 1) / y;
-}
-
-constexpr std::int64_t line_up(std::int64_t bytes) { return divided_up<std::int64_t>(bytes, 64) * 64; }
 
 // Panels that one task takes for `rows` rows.
 int panels_per_task(const QuantizedWeight& weight, int rows, int threads) {
@@ -49,7 +40,8 @@ void multiply(Cpu& cpu, QuantizedLinear a, const QuantizedKernels& kernels) {
   const RowBlocks blocks = kernels.blocks(a);
   const int count = blocks.count(), panels = a.weight.columns().panels(), threads = cpu.pool.threads();
 
-  // groups of whole blocks; tiles take blocks by two
+  // groups of whole blocks, whose activations stay in a second-level cache while panels go by; tiles take blocks by two
+  constexpr std::int64_t kGroupBytes = 256 << 10;
   const std::int64_t codes_bytes = static_cast<std::int64_t>(a.rows) * a.weight.depth();
   const int wanted_groups = static_cast<int>(divided_up(codes_bytes, kGroupBytes));
   const int group = std::min(count, divided_up(divided_up(count, wanted_groups), 2) * 2), groups = divided_up(count, group);

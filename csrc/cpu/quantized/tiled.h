@@ -13,10 +13,7 @@ namespace {
 
 // Fewer rows wait for memory, however they are multiplied.
 constexpr int kFewestTileRows = 5;
-constexpr int kStepBytes = 2 * kTileBytes;
 constexpr int kTilePrefetchBytes = 4096;
-// Weights of 8 steps of a panel, 16 KB, stay in the first-level cache while the rows go by.
-constexpr int kStepsTogether = 8;
 
 inline RowBlocks tile_blocks(const QuantizedLinear& a) { return {a.rows, kTileRows, false}; }
 
