@@ -82,6 +82,10 @@ class Detokenizer:
         self._advance()
         return piece
 
+    def num_held_chars(self) -> int:
+        """Whole characters that are held back together with an incomplete one behind them."""
+        return len(self._pending_text().rstrip(REPLACEMENT)) if self._pending else 0
+
     def _joined_special(self, token_id: int) -> str | None:
         """The text of a special token right behind another one, without the space that the decoder puts there."""
         follows, self._last_was_special = self._last_was_special, token_id in self._tokenizer.special_ids
@@ -204,6 +208,10 @@ class SequenceText:
             return len(self.text)
         return len(self.text) - self._stops.num_held_chars(self.text)
 
+    def next_offset(self) -> int:
+        """Index of the character that the first byte of the next token is part of."""
+        return len(self.text) + (self._detokenizer.num_held_chars() if self._detokenizer else 0)
+
     def _append(self, piece: str) -> bool:
         if not piece:
             return False
@@ -217,6 +225,27 @@ class SequenceText:
         start, self.stop_string = match
         self.text = self.text[: start + (len(self.stop_string) if self._include_stop else 0)]
         return True
+
+
+def text_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
+    """For each of the tokens that stand for `text`, the index of the character that its first byte is part of.
+
+    Tokens that the text does not have, such as a BOS that was added to it, start where their neighbours do.
+    """
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
+    offsets: list[int] = []
+    place = 0
+    for token_id in token_ids:
+        offsets.append(min(place + detokenizer.num_held_chars(), len(text)))
+        piece = detokenizer.push(token_id)
+        # tokenizers of the sentencepiece kind write a space that the text does not have before its words
+        for shown in (piece, piece.removeprefix(" ")):
+            if text.startswith(shown, place):
+                place += len(shown)
+                break
+        else:
+            place += 0 if token_id in tokenizer.special_ids else len(piece)
+    return offsets
 
 
 def _has_text(tokenizer: Tokenizer, token_id: int, skip_special_tokens: bool) -> bool:

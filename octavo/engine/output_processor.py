@@ -275,6 +275,7 @@ class _Sequence:
         self._text = SequenceText(tokenizer, request.prompt_token_ids, request.params)
         self._cumulative_logprob: float | None = None
         self._logprobs: list[dict[int, Logprob]] | None = [] if request.params.logprobs is not None else None
+        self._text_offsets: list[int] | None = None if self._logprobs is None else []
         self._num_sent_tokens = 0
         self._num_sent_chars = 0
         self._was_sent_finished = False
@@ -292,6 +293,8 @@ class _Sequence:
             self.token_ids.append(token_id)
             if number < len(delta.logprobs):
                 self._take_logprobs(delta.logprobs[number])
+            if self._text_offsets is not None:
+                self._text_offsets.append(self._text.next_offset())
             if self._text.push(token_id, is_end=number == last and delta.finish_reason == "stop"):
                 self._finish("stop", self._text.stop_string)
         if not self.finished and delta.finish_reason is not None:
@@ -314,6 +317,7 @@ class _Sequence:
             token_ids=self.token_ids.copy(),
             cumulative_logprob=self._cumulative_logprob,
             logprobs=None if self._logprobs is None else self._logprobs.copy(),
+            text_offsets=None if self._text_offsets is None else self._text_offsets.copy(),
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
         )
@@ -334,6 +338,7 @@ class _Sequence:
             token_ids=self.token_ids[first_token:],
             cumulative_logprob=self._cumulative_logprob,
             logprobs=None if self._logprobs is None else self._logprobs[first_token:],
+            text_offsets=None if self._text_offsets is None else self._text_offsets[first_token:],
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
         )
@@ -389,6 +394,9 @@ def _merge_completions(old: CompletionOutput, new: CompletionOutput) -> Completi
         token_ids=old.token_ids + new.token_ids,
         cumulative_logprob=new.cumulative_logprob,
         logprobs=None if old.logprobs is None or new.logprobs is None else old.logprobs + new.logprobs,
+        text_offsets=(
+            None if old.text_offsets is None or new.text_offsets is None else old.text_offsets + new.text_offsets
+        ),
         finish_reason=new.finish_reason,
         stop_reason=new.stop_reason,
     )

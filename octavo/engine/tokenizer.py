@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,10 @@ LONG_TEXT_CHARS: Final = 4096
 
 _BEFORE_A_WORD: Final = ("\n", ".", "a")
 """Texts that words are encoded behind: the first one that no token joins to the word is taken."""
+
+_REPLACEMENT: Final = "\ufffd"
+_BYTE_PIECE: Final = re.compile("<0x([0-9A-Fa-f]{2})>")
+"""How vocabularies of the sentencepiece kind write the token of one byte."""
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -161,6 +166,21 @@ class Tokenizer:
             self._texts[token_id] = text
         return text
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes that a token adds to a text, in whose middle it stands; None where they are not known."""
+        piece = self._backend.id_to_token(token_id)
+        if piece is None:
+            return b""
+        text = self.token_text(token_id)
+        if _REPLACEMENT not in text:
+            return text.encode()
+        if token_id in self.added_tokens:
+            return self.added_tokens[token_id].encode()
+        if (byte := _BYTE_PIECE.fullmatch(piece)) is not None:
+            return bytes.fromhex(byte[1])
+        known = [_BYTE_OF_CHAR.get(char) for char in piece] if self.joins_bytes else [None]
+        return None if None in known else bytes(byte for byte in known if byte is not None)
+
     def encode_word(self, word: str) -> list[tuple[int, ...]]:
         """The token sequences that a word stands for: inside a text after other text, at its start, and after a space.
 
@@ -185,6 +205,17 @@ class Tokenizer:
     @cached_property
     def _anchor(self) -> list[int]:
         return self.encode("a", add_special_tokens=False)[-1:]
+
+
+def _byte_of_char() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for: those that GPT-2 took for printable stand for
+    themselves, the others have characters from 256 on in their order."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTE_OF_CHAR: Final = _byte_of_char()
 
 
 def _open_backend(path: Path) -> Backend:

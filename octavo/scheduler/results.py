@@ -109,11 +109,9 @@ class Results:
 
 def _owed_prompt_logprobs(group: SequenceGroup, got: PromptLogprobs) -> PromptLogprobs | None:
     """The part that has not gone out yet: a preempted prompt is computed twice, and reported once."""
-    tokens = got.tokens[max(0, group.num_prompt_logprobs_sent - got.first_position) :]
+    first = max(got.first_position, group.num_prompt_logprobs_sent)
+    tokens = got.tokens[first - got.first_position :]
     if not tokens:
         return None
-    first, group.num_prompt_logprobs_sent = (
-        group.num_prompt_logprobs_sent,
-        group.num_prompt_logprobs_sent + len(tokens),
-    )
+    group.num_prompt_logprobs_sent = first + len(tokens)
     return PromptLogprobs(first_position=first, tokens=tokens)

@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from octavo.core.outputs import Logprob
 from octavo.server.responses import ChatLogprobs, CompletionLogprobs, ContentLogprob, TokenLogprob
-
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 Position = dict[int, Logprob]
 """The likeliest tokens at one position and the one that stands there."""
 
 
-def chat_logprobs(token_ids: Sequence[int], positions: Sequence[Position], num_top: int) -> ChatLogprobs:
-    """For each token its log-probability, and those of the `num_top` likeliest."""
+def chat_logprobs(
+    token_ids: Sequence[int], positions: Sequence[Position], num_top: int, bytes_of: Callable[[int], bytes | None]
+) -> ChatLogprobs:
+    """For each token its log-probability, and those of the `num_top` likeliest. `bytes_of` gives the bytes of a token
+    id, None where they are not known; joined they are those of the text, also where a character has several tokens."""
+
+    def described(token_id: int, logprob: Logprob) -> TokenLogprob:
+        token_bytes = bytes_of(token_id)
+        return TokenLogprob(
+            _text(token_id, logprob), logprob.logprob, None if token_bytes is None else list(token_bytes)
+        )
+
     content = []
     for token_id, position in zip(token_ids, positions, strict=True):
-        drawn = _token_logprob(token_id, position[token_id])
-        top = [_token_logprob(other, logprob) for other, logprob in _likeliest(position, num_top)]
+        drawn = described(token_id, position[token_id])
+        top = [described(other, logprob) for other, logprob in _likeliest(position, num_top)]
         content.append(ContentLogprob(drawn.token, drawn.logprob, drawn.bytes, top))
     return ChatLogprobs(content)
 
 
 def completion_logprobs(
-    texts: Sequence[str], token_ids: Sequence[int], positions: Sequence[Position | None], num_top: int, offset: int
+    texts: Sequence[str],
+    token_ids: Sequence[int],
+    positions: Sequence[Position | None],
+    num_top: int,
+    offsets: list[int],
 ) -> CompletionLogprobs:
-    """Parallel lists over tokens with these texts; `offset` is where the first one starts in the text of the choice.
+    """Parallel lists over tokens with these texts, which start at these offsets in the text of the choice.
 
-    A position is None for the first token of a prompt, which nothing comes before. An offset below 0 counts as 0.
+    A position is None for the first token of a prompt, which nothing comes before.
     """
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] = []
-    offsets: list[int] = []
     for text, token_id, position in zip(texts, token_ids, positions, strict=True):
-        offsets.append(max(0, offset))
-        offset += len(text)
         token_logprobs.append(None if position is None else position[token_id].logprob)
         top_logprobs.append(None if position is None else _top(position, num_top, text, position[token_id]))
     return CompletionLogprobs(list(texts), token_logprobs, top_logprobs, offsets)
@@ -61,8 +70,3 @@ def _top(position: Position, num_top: int, text: str, drawn: Logprob) -> dict[st
 
 def _likeliest(position: Position, num_top: int) -> list[tuple[int, Logprob]]:
     return sorted(position.items(), key=lambda item: -item[1].logprob)[:num_top]
-
-
-def _token_logprob(token_id: int, logprob: Logprob) -> TokenLogprob:
-    text = _text(token_id, logprob)
-    return TokenLogprob(text, logprob.logprob, None if _REPLACEMENT in text else list(text.encode()))

@@ -187,3 +187,22 @@ def test_given_tokens_are_described_as_drawn_ones_are(level: str) -> None:
         assert described == drawn
     for row, token in enumerate(drawn):
         assert native(level, 2).describe(logits[row : row + 1], [token.token_id], 6) == [token]
+
+
+@pytest.mark.parametrize("level", UNITS)
+@pytest.mark.parametrize("vocab_size", [4, 5000])
+@pytest.mark.parametrize("others", [{}, {"top_k": 4}, {"min_p": 0.2}])
+@pytest.mark.parametrize(
+    ("top_p", "num_kept"),
+    [(0.25, 1), (0.5, 1), (math.nextafter(0.5, 1), 2), (0.75, 2), (math.nextafter(0.75, 1), 4), (0.875, 4)],
+)
+def test_top_p_ends_with_the_token_that_reaches_it(
+    level: str, vocab_size: int, others: dict[str, float], top_p: float, num_kept: int
+) -> None:
+    # masses 1/2, 1/4, 1/8, 1/8 of which all sums are exact
+    logits = torch.full((1, vocab_size), -200.0)
+    logits[0, :4] = torch.tensor([0.0, -1.0, -2.0, -2.0]) * math.log(2)
+    row = sampling_row(seed=1, num_samples=200, top_p=top_p, **others)
+    for sampler in (native(level), ReferenceSampler()):
+        (result,) = sampler.sample(logits.clone(), [row])
+        assert set(token_ids(result)) == set(range(num_kept))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.detokenizer import Detokenizer, SequenceText, StopStrings
+from octavo.engine.detokenizer import Detokenizer, SequenceText, StopStrings, text_offsets
 from octavo.engine.tokenizer import Tokenizer
 from tests.fakes.byte_tokenizer import byte_tokenizer, piece_tokenizer
 
@@ -213,3 +215,38 @@ def test_a_text_says_beforehand_which_token_completes_a_stop_string(
             return
         assert not others[token_id]
         assert text.text.startswith(before)
+
+
+def test_tokens_of_a_prompt_start_at_the_character_of_their_first_byte(
+    bytes_only: Tokenizer, pieces: Tokenizer
+) -> None:
+    def offsets(tokenizer: Tokenizer, text: str) -> list[tuple[str, int]]:
+        token_ids = tokenizer.encode(text)
+        starts = text_offsets(tokenizer, token_ids, text)
+        return [(tokenizer.token_text(each), start) for each, start in zip(token_ids, starts, strict=True)]
+
+    half = "\ufffd"
+    assert offsets(bytes_only, "a€<eos>b") == [("a", 0), (half, 1), (half, 1), (half, 1), ("<eos>", 2), ("b", 7)]
+    # the BOS and the space before the first word are not in the text
+    assert offsets(pieces, "ab é a") == [("<s>", 0), (" ab", 0), (" ", 2), (half, 3), (half, 3), (" a", 4)]
+    assert offsets(pieces, "</s>ab") == [("<s>", 0), ("</s>", 0), (" ab", 4)]
+
+
+def test_tokens_of_an_output_start_at_the_character_of_their_first_byte(bytes_only: Tokenizer) -> None:
+    text = SequenceText(bytes_only, [], SamplingParams())
+    starts = []
+    for token_id in "a€é.".encode():
+        starts.append(text.next_offset())
+        text.push(token_id)
+    assert starts == [0, 1, 1, 1, 2, 2, 3]
+    assert text.next_offset() == len("a€é.")
+
+
+def test_characters_that_are_held_back_with_half_a_one_count(tmp_path: Path) -> None:
+    # a vocabulary may join a whole character and the beginning of another
+    (tmp_path / "vocab.json").write_text(json.dumps({"xâ": 0, "Ĥ": 1, "¬": 2}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+    tokenizer = Tokenizer.open(tmp_path)
+    assert tokenizer.decode([0, 1, 2]) == "x€"
+    assert text_offsets(tokenizer, [0, 1, 2], "x€") == [0, 1, 1]
+    assert [tokenizer.token_bytes(token_id) for token_id in (0, 1, 2, 3)] == [b"x\xe2", b"\x82", b"\xac", b""]

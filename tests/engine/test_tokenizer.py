@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -160,3 +161,13 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: holds list, expected a JSON object"):
         Tokenizer.open(tmp_path)
+
+
+@pytest.mark.parametrize("make", [byte_tokenizer, piece_tokenizer])
+def test_bytes_of_tokens_join_to_the_bytes_of_the_text(make: Callable[[Path], Tokenizer], tmp_path: Path) -> None:
+    tokenizer = make(tmp_path)
+    text = "ab é日本🎉 a\ufffd"
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    assert b"".join(tokenizer.token_bytes(each) or b"?" for each in token_ids).decode().removeprefix(" ") == text
+    assert tokenizer.token_bytes(tokenizer.eos_token_id or 0) == (tokenizer.eos_token or "").encode()
+    assert tokenizer.token_bytes(100_000) == b""

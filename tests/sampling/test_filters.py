@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.sampling.filters import filtered_probabilities, is_filtered, scale
+from octavo.sampling.head import filtered_head
 
 
 def kept_tokens(logits: list[float], **params: Any) -> list[int]:
@@ -137,3 +138,31 @@ def test_a_row_keeps_the_same_bits_alone_and_in_a_batch(
     together = filter_rows(logits, *params)
     for row, each in enumerate(params):
         assert torch.equal(filter_rows(logits[row : row + 1], each)[0], together[row])
+
+
+# masses 1/2, 1/4, 1/8, 1/8 of which float32 and all sums are exact
+POWERS_OF_TWO = [0.0, -math.log(2), -2 * math.log(2), -2 * math.log(2)]
+
+
+@pytest.mark.parametrize(
+    ("top_p", "num_kept"),
+    [(0.25, 1), (0.5, 1), (math.nextafter(0.5, 1), 2), (0.75, 2), (math.nextafter(0.75, 1), 4), (0.875, 4)],
+)
+@pytest.mark.parametrize("others", [0, 500])
+def test_top_p_ends_with_the_token_that_reaches_it(top_p: float, num_kept: int, others: int) -> None:
+    logits = torch.tensor([POWERS_OF_TWO + [-200.0] * others])
+    params = SamplingParams(top_p=top_p)
+    assert filter_rows(logits, params)[0].nonzero().flatten().tolist() == list(range(num_kept))
+    head = filtered_head(scale(logits, [1.0]), [params])
+    assert head.is_decided == [True]
+    assert sorted(head.token_ids[0, head.weights[0] > 0].tolist()) == list(range(num_kept))
+
+
+def test_top_p_ends_with_the_token_that_reaches_it_among_tokens_that_are_nearly_as_likely() -> None:
+    logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(4)) / 20
+    likeliest = torch.softmax(scale(logits, [1.0]), dim=-1)[0].sort(descending=True)
+    reached = likeliest.values.double().cumsum(0).tolist()
+    for place, mass in enumerate(reached[:-1]):
+        for top_p, num_kept in ((mass, place + 1), (math.nextafter(mass, 1), place + 2)):
+            kept = filter_rows(logits, SamplingParams(top_p=top_p))[0].nonzero().flatten().tolist()
+            assert sorted(kept) == sorted(likeliest.indices[:num_kept].tolist())

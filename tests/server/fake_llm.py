@@ -32,6 +32,9 @@ MAX_MODEL_LEN = 256
 class LetterTokenizer:
     """Characters are tokens; 0 starts a text."""
 
+    joins_bytes = True
+    special_ids = frozenset({BOS})
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * add_special_tokens + [min(ord(letter), VOCAB_SIZE - 1) for letter in text]
 
@@ -40,6 +43,15 @@ class LetterTokenizer:
 
     def token_text(self, token_id: int) -> str:
         return "<s>" if token_id == BOS else chr(token_id)
+
+    def first_text(self, token_id: int, skip_special_tokens: bool = True) -> str:
+        return self.decode([token_id], skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.token_text(token_id).encode()
+
+    def has_id(self, token_id: int) -> bool:
+        return token_id < VOCAB_SIZE
 
 
 class FakeAsyncLLM:
@@ -258,6 +270,7 @@ class FakeAsyncLLM:
             text=letter,
             token_ids=[token_id],
             logprobs=None if params.logprobs is None else [self._position(token_id, params.logprobs)],
+            text_offsets=None if params.logprobs is None else [step],
             finish_reason="length" if last else None,
         )
 
@@ -268,6 +281,8 @@ class FakeAsyncLLM:
         whole.token_ids += delta.token_ids
         if whole.logprobs is not None and delta.logprobs is not None:
             whole.logprobs += delta.logprobs
+        if whole.text_offsets is not None and delta.text_offsets is not None:
+            whole.text_offsets += delta.text_offsets
         whole.finish_reason = delta.finish_reason
         return whole
 

@@ -11,25 +11,27 @@ POSITION = {7: Logprob(-3.0, 9, "x"), 2: Logprob(-2.0, 2, "b"), 1: Logprob(-1.0,
 
 
 def test_likeliest_come_in_order_and_no_more_than_asked_for() -> None:
-    (token,) = chat_logprobs([7], [POSITION], 2).content
-    assert (token.token, token.logprob) == ("x", -3.0)
-    assert [top.token for top in token.top_logprobs] == ["a", "b"]
+    (token,) = chat_logprobs([7], [POSITION], 2, {1: b"a", 2: b"b", 7: b"x"}.get).content
+    assert (token.token, token.logprob, token.bytes) == ("x", -3.0, [120])
+    assert [(top.token, top.bytes) for top in token.top_logprobs] == [("a", [97]), ("b", [98])]
 
 
-def test_bytes_of_half_a_character_are_not_invented() -> None:
-    (token,) = chat_logprobs([1], [{1: Logprob(-1.0, 1, "\ufffd")}], 0).content
-    assert token.bytes is None
+def test_every_token_of_a_character_has_its_bytes_where_they_are_known() -> None:
+    position = {1: Logprob(-1.0, 1, "\ufffd"), 2: Logprob(-1.0, 1, "\ufffd")}
+    content = chat_logprobs([1, 2, 1], [position] * 3, 0, {1: b"\xc3", 2: b"\xa9"}.get).content
+    assert [token.bytes for token in content] == [[0xC3], [0xA9], [0xC3]]
+    assert chat_logprobs([1], [position], 0, lambda _: None).content[0].bytes is None
 
 
 def test_drawn_token_is_among_the_top_ones_of_a_completion() -> None:
-    logprobs = completion_logprobs(["x"], [7], [POSITION], 1, 4)
+    logprobs = completion_logprobs(["x"], [7], [POSITION], 1, [4])
     assert logprobs.top_logprobs == [{"a": -1.0, "x": -3.0}]
     assert logprobs.text_offset == [4]
 
 
 def test_of_two_tokens_with_one_text_the_likelier_stands() -> None:
     position = {1: Logprob(-1.0, 1, "a"), 2: Logprob(-2.0, 2, "a")}
-    assert completion_logprobs(["a"], [2], [position], 2, 0).top_logprobs == [{"a": -1.0}]
+    assert completion_logprobs(["a"], [2], [position], 2, [0]).top_logprobs == [{"a": -1.0}]
 
 
 def test_token_without_text_is_told_by_its_id() -> None:
@@ -39,4 +41,4 @@ def test_token_without_text_is_told_by_its_id() -> None:
 
 def test_tokens_and_positions_belong_together() -> None:
     with pytest.raises(ValueError, match="zip"):
-        chat_logprobs([7, 7], [POSITION], 0)
+        chat_logprobs([7, 7], [POSITION], 0, lambda _: None)

@@ -165,7 +165,12 @@ class _Answer:
     def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
         if not self.asked.logprobs or not completion.token_ids:
             return None
-        return chat_logprobs(completion.token_ids, completion.logprobs or [], self.asked.top_logprobs or 0)
+        return chat_logprobs(
+            completion.token_ids,
+            completion.logprobs or [],
+            self.asked.top_logprobs or 0,
+            self.context.llm.tokenizer.token_bytes,
+        )
 
     def _token_ids(self, completion: CompletionOutput) -> list[int] | UnsetType:
         return completion.token_ids if self.asked.return_token_ids else UNSET

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
+from octavo.engine.detokenizer import text_offsets
 from octavo.server.context import ServerContext
 from octavo.server.decode import read_json
 from octavo.server.generation import Frame, Generation, TokenCounts, json_response, tenant_of
@@ -37,10 +38,10 @@ def routes(context: ServerContext) -> list[Route]:
 
 @dataclass
 class _Sent:
-    """What of a choice has been sent: anything at all, and how many characters its tokens have."""
+    """What of a choice has been sent: anything at all, and how many characters of an echoed prompt."""
 
     nothing: bool = True
-    num_chars: int = 0
+    num_prompt_chars: int = 0
 
 
 @dataclass
@@ -138,17 +139,22 @@ class _Answer:
         choice = CompletionChoice(index=self._choice_index(prompt_index, completion), text="")
         token_ids: list[int] = []
         positions: list[Position | None] = []
+        offsets: list[int] = []
         is_first, sent.nothing = sent.nothing, False
         if self.asked.echo and is_first:
             choice.text = self._prompt_text(output)
+            sent.num_prompt_chars = len(choice.text)
             token_ids += output.prompt_token_ids
-            positions += output.prompt_logprobs or []
+            if output.prompt_logprobs is not None:
+                positions += output.prompt_logprobs
+                offsets += text_offsets(self.context.llm.tokenizer, token_ids, choice.text)
         if not self.echoes_only:
             choice.text += completion.text
             token_ids += completion.token_ids
             positions += completion.logprobs or []
+            offsets += [sent.num_prompt_chars + offset for offset in completion.text_offsets or []]
         if self.asked.logprobs is not None and token_ids:
-            choice.logprobs = self._logprobs(self.asked.logprobs, token_ids, positions, sent, choice.text)
+            choice.logprobs = self._logprobs(self.asked.logprobs, token_ids, positions, offsets)
         if self.asked.return_token_ids:
             choice.token_ids = [] if self.echoes_only else completion.token_ids
             if is_first:
@@ -156,18 +162,13 @@ class _Answer:
         return choice
 
     def _logprobs(
-        self, num_top: int, token_ids: list[int], positions: list[Position | None], sent: _Sent, text: str
+        self, num_top: int, token_ids: list[int], positions: list[Position | None], offsets: list[int]
     ) -> CompletionLogprobs:
         texts = [token_text(*pair) for pair in zip(token_ids, positions, strict=True)]
         if positions[0] is None:
             # nothing comes before the first token of a prompt, so it has no entry that would hold its text
             texts[0] = self.context.llm.tokenizer.token_text(token_ids[0])
-            if not text.startswith(texts[0]):
-                # a start token that was added to the text takes no characters of it
-                sent.num_chars = -len(texts[0])
-        logprobs = completion_logprobs(texts, token_ids, positions, num_top, sent.num_chars)
-        sent.num_chars += sum(map(len, texts))
-        return logprobs
+        return completion_logprobs(texts, token_ids, positions, num_top, offsets)
 
     def _prompt_text(self, output: RequestOutput) -> str:
         if output.prompt is not None:

@@ -1,0 +1,34 @@
+"""What of a step's results goes out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from octavo.core.sequence import SequenceGroup
+from octavo.core.step import PromptLogprobs, TokenLogprobs
+from octavo.scheduler.results import _owed_prompt_logprobs
+
+
+def test_log_probabilities_of_a_prompt_go_out_once_however_often_it_is_computed() -> None:
+    group = cast(SequenceGroup, SimpleNamespace(num_prompt_logprobs_sent=1))
+
+    def owed(first: int, end: int) -> list[int] | None:
+        """Positions that go out when those of [first, end) were computed; each token has its position as id."""
+        tokens = [TokenLogprobs(token_id=position, logprob=-1.0) for position in range(first, end)]
+        found = _owed_prompt_logprobs(group, PromptLogprobs(first_position=first, tokens=tokens))
+        if found is None:
+            return None
+        assert found.first_position == found.tokens[0].token_id
+        return [token.token_id for token in found.tokens]
+
+    assert owed(1, 4) == [1, 2, 3]
+    # preempted: all again, in other pieces
+    assert owed(1, 3) is None
+    assert owed(3, 6) == [4, 5]
+    assert owed(6, 7) == [6]
+    assert owed(1, 7) is None
+    assert owed(1, 9) == [7, 8]
+    assert owed(11, 13) == [11, 12]
+    state: Any = group
+    assert state.num_prompt_logprobs_sent == 13
