@@ -1,50 +1,60 @@
 """Chat messages to the text that a model was trained on, through the Jinja template of its checkpoint.
 
-Templates come from the internet: they run in jinja2's immutable sandbox; what they raise is an error of the request.
+Templates come from the internet: they run in a sandbox, with a budget; what they raise is an error of the request.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from octavo.engine.tokenizer import Tokenizer
+from octavo.engine.tokenizer import TOKENIZER_CONFIG, Tokenizer
 from octavo.errors import CheckpointError, InvalidRequest
 
 if TYPE_CHECKING:
     import jinja2
 
+    from octavo.engine.template_sandbox import RenderLimits, TemplateSandbox
+
 TEMPLATE_FILE: Final = "chat_template.jinja"
+_LONGEST_QUOTE: Final = 500
 
 Message = Mapping[str, Any]
 """One message: `role`, and `content` as text or as a list of parts `{"type": "text", "text": …}`."""
 
 
 class ChatTemplate:
-    """A compiled template and the special tokens that it may name. Compiled when it is first used."""
+    """A compiled template and the special tokens that it may name. Compiled when it is first used.
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+    name: what errors call it, such as the file that it comes from.
+    """
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str] | None = None, name: str = "the chat template"
+    ) -> None:
         self.source = source
+        self.name = name
         self._special_tokens = dict(special_tokens or {})
 
     @classmethod
     def find(cls, directory: str | Path, tokenizer: Tokenizer, override: str | None = None) -> ChatTemplate | None:
         """The template to use: `override`, else the directory's chat_template.jinja, else tokenizer_config.json's."""
         source = override
+        name = "the chat template of the argument chat_template"
         directory = Path(directory)
         file = (directory.parent if directory.is_file() else directory) / TEMPLATE_FILE
         if source is None and file.is_file():
+            name = str(file)
             try:
                 source = file.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise CheckpointError(f"{file}: cannot be read ({error})") from error
         if source is None:
+            name = f"chat_template in {file.with_name(TOKENIZER_CONFIG)}"
             source = _configured_template(tokenizer.config.get("chat_template"))
-        return None if source is None else cls(source, tokenizer.special_tokens)
+        return None if source is None else cls(source, tokenizer.special_tokens, name)
 
     def render(
         self,
@@ -53,14 +63,18 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        limits: RenderLimits | None = None,
     ) -> str:
         """The text of a conversation.
 
         add_generation_prompt: end with what opens the assistant's answer. continue_final_message: end inside the last
         message, so that the model goes on with it. variables: further values that the template may use.
-        Raises InvalidRequest naming the message, or telling what the template complains about.
+        limits: what the rendering may cost. Raises InvalidRequest naming the message, or telling what the template
+        complains about, and TemplateTooExpensive.
         """
         import jinja2
+
+        from octavo.engine.template_sandbox import RenderLimitReached, RenderLimits
 
         if add_generation_prompt and continue_final_message:
             raise InvalidRequest(
@@ -68,35 +82,67 @@ class ChatTemplate:
                 "message or goes on with the last one",
                 field="continue_final_message",
             )
-        wants_parts = "content" in self.source and _loops_over_parts(self.source)
+        template, wants_parts = self._compiled
         normal = [_normal_message(index, message, wants_parts) for index, message in enumerate(_some(messages))]
         values = {**self._special_tokens, **(variables or {})}
         values |= {"messages": normal, "add_generation_prompt": add_generation_prompt}
         values.setdefault("tools", None)
         values.setdefault("documents", None)
-        template = self._compiled
+        budget = self._sandbox.begin(limits or RenderLimits())
         try:
             text = template.render(values)
+            budget.take(len(text))
+        except RenderLimitReached as error:
+            raise TemplateTooExpensive(
+                f"{self.name} does not render these messages: {error}; shorten the messages, or give another template "
+                "with the argument chat_template",
+                field="messages",
+            ) from error
         except jinja2.TemplateError as error:
-            raise InvalidRequest(f"the chat template refuses these messages: {error}", field="messages") from error
-        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise InvalidRequest(f"{self.name} refuses these messages: {_short(error)}", field="messages") from error
+        except (
+            *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
+            *(RecursionError, MemoryError),
+        ) as error:
             raise InvalidRequest(
-                f"the chat template cannot render these messages ({type(error).__name__}: {error})", field="messages"
+                f"{self.name} cannot render these messages ({type(error).__name__}: {_short(error)})", field="messages"
             ) from error
         return _cut_after_final(text, normal[-1]) if continue_final_message else text
 
     @cached_property
-    def _compiled(self) -> jinja2.Template:
+    def _sandbox(self) -> TemplateSandbox:
+        from octavo.engine.template_sandbox import TemplateSandbox
+
+        return TemplateSandbox()
+
+    @cached_property
+    def _compiled(self) -> tuple[jinja2.Template, bool]:
+        """The template, and whether it goes through the parts of a content without accepting plain text."""
         import jinja2
 
         try:
-            return _environment().from_string(self.source)
+            wants_parts = "content" in self.source and _loops_over_parts(self._sandbox.parse(self.source))
+            return self._sandbox.compiled(self.source), wants_parts
         except jinja2.TemplateSyntaxError as error:
-            raise InvalidRequest(
-                f"the chat template is not valid Jinja (line {error.lineno}: {error.message}); give another one with "
-                "the argument chat_template",
-                field="chat_template",
-            ) from error
+            where = f"line {error.lineno}: {_short(error.message)}"
+        except (RecursionError, MemoryError, SyntaxError) as error:
+            where = f"it nests too deeply: {type(error).__name__}"
+        raise InvalidRequest(
+            f"{self.name} is not valid Jinja ({where}); give another one with the argument chat_template",
+            field="chat_template",
+        )
+
+
+class TemplateTooExpensive(InvalidRequest):
+    """A rendering has reached its limits."""
+
+    code = "template_too_expensive"
+
+
+def _short(message: object) -> str:
+    """What a template says, which may be long."""
+    text = str(message)
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
 
 
 def no_template() -> InvalidRequest:
@@ -170,15 +216,10 @@ def _text_parts(content: Any, field: str) -> list[str]:
     return texts
 
 
-def _loops_over_parts(source: str) -> bool:
+def _loops_over_parts(tree: Any) -> bool:
     """Whether a template goes through the parts of a content without accepting plain text."""
-    import jinja2
     from jinja2 import nodes
 
-    try:
-        tree = _environment().parse(source)
-    except jinja2.TemplateSyntaxError:
-        return False  # reported when it is compiled
     over_content = any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
     accepts_text = any(test.name == "string" and _is_content(test.node) for test in tree.find_all(nodes.Test))
     return over_content and not accepts_text
@@ -207,44 +248,3 @@ def _cut_after_final(text: str, message: Message) -> str:
     start = text.rindex(final.strip())
     kept = final.lstrip()
     return text[: start + len(kept if text.startswith(kept, start) else final.strip())]
-
-
-def _environment() -> jinja2.Environment:
-    """What checkpoints' templates are written for."""
-    import jinja2
-    from jinja2 import nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %}` marks the assistant's text for training; here its body is just rendered."""
-
-        tags = {"generation"}
-
-        def parse(self, parser: jinja2.parser.Parser) -> nodes.Node:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=line)
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def strftime_now(form: str) -> str:
-        return datetime.now().strftime(form)
-
-    def tojson(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = strftime_now
-    return environment

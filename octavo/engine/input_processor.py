@@ -76,7 +76,7 @@ class InputProcessor:
         """The prompt that a conversation becomes. Templates write BOS themselves, so none is added to it."""
         template = self.chat_template
         if chat_template is not None:
-            template = ChatTemplate(chat_template, self.tokenizer.special_tokens)
+            template = ChatTemplate(chat_template, self.tokenizer.special_tokens, "the request's chat_template")
         if template is None:
             raise no_template()
         text = template.render(
