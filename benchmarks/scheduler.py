@@ -63,6 +63,7 @@ def measure_steps(num_sequences: int, num_waiting: int, num_steps: int, prompt_l
         BlockManager(num_sequences * blocks_each, BLOCK_SIZE, 0.01, enable_prefix_caching=True),
         max_num_seqs=num_sequences,
         max_num_batched_tokens=max(8192, num_sequences),
+        rates=Rates(target_step_s=0.0),  # time stands still here
     )
     params = SamplingParams(max_tokens=max_tokens, seed=0)
     for i in range(num_sequences + num_waiting):

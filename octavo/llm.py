@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,12 +44,16 @@ class LLM:
 
     `model` is a hub name or a directory; None takes OCTAVO_MODEL, else octavo-tiny, the demonstration model that ships
     with the package. Every other keyword is a field of EngineArgs; an unknown one is a ConfigError that names the
-    nearest. Use it as a context manager, or call `close`, to give the memory back.
+    nearest. Use it as a context manager, or call `close`, to give the memory back. `target_step_ms` is 0 by default:
+    whole outputs are returned, so throughput counts and the time between tokens does not.
     """
 
     def __init__(self, model: str | None = None, **keywords: Any) -> None:
         given = keywords if model is None else {"model": model, **keywords}
-        self.engine = LLMEngine.from_args(engine_args(given))
+        args = engine_args(given)
+        if args.target_step_ms is None:
+            args = dataclasses.replace(args, target_step_ms=0.0)
+        self.engine = LLMEngine.from_args(args)
         self._request_numbers = itertools.count()
         _log.info("%s", self.engine.ready.plan)
 

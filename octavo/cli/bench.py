@@ -170,6 +170,16 @@ def load(given: Given) -> LLM:
     return LLM(**vars(args))
 
 
+def load_as_served(given: Given) -> LLM:
+    """The engine of these arguments with the defaults of a server, logging quietly."""
+    from octavo.engine.llm_engine import LLMEngine
+    from octavo.llm import LLM
+
+    args = given.arguments(EngineArgs)
+    log_quietly(args)
+    return LLM.from_engine(LLMEngine.from_args(args))
+
+
 def _measure(
     llm: LLM,
     source: random.Random,

@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
-from octavo.cli.bench import load, positive
+from octavo.cli.bench import load_as_served, positive
 from octavo.cli.options import Given, count, counts, with_options, word
 from octavo.cli.report import report
 from octavo.config.args import EngineArgs
@@ -59,7 +59,7 @@ def calibrate(
 ) -> int:
     """Fit a cost model for octavo simulate to steps of the engine on this machine."""
     positive(batch_sizes=min(batch_sizes), input_lens=min(input_lens), repetitions=repetitions)
-    llm = load(given)
+    llm = load_as_served(given)
     model, num_steps = fitted(llm, batch_sizes, input_lens, repetitions)
     assert model.check is not None
     if output is not None:
@@ -171,12 +171,13 @@ def measure(
     """Every repetition of a batch has the same steps, so each one's time is the median over those in which it was not
     interrupted. Batches take turns, so that a busy moment of the machine does not meet all repetitions of one."""
     found: list[list[MeasuredBatch]] = [[] for _ in batches]
-    for repetition in range(repetitions + 1):
-        for place, batch in enumerate(batches):
-            llm.engine.call("reset_prefix_cache")
-            run = _run(llm, batch, place, clock)
-            if repetition > 0:  # the first does not count
-                found[place].append(run)
+    with _whole_prompts(llm.engine):
+        for repetition in range(repetitions + 1):
+            for place, batch in enumerate(batches):
+                llm.engine.call("reset_prefix_cache")
+                run = _run(llm, batch, place, clock)
+                if repetition > 0:  # the first does not count
+                    found[place].append(run)
     return [_typical(runs) for runs in found]
 
 
@@ -252,6 +253,21 @@ def _greedy(output_len: int) -> SamplingParams:
     )
 
 
+@contextmanager
+def _whole_prompts(engine: LLMEngine) -> Iterator[None]:
+    """Inside, no prompt is cut to keep a step short: the pieces would differ from repetition to repetition."""
+    pace = _scheduler(engine).rates.pace
+    before, pace.target_step_s = pace.target_step_s, 0.0
+    try:
+        yield
+    finally:
+        pace.target_step_s = before
+
+
+def _scheduler(engine: LLMEngine) -> Any:
+    return next(seam.owner for seam in engine.seams().parts if seam.method == "schedule")
+
+
 def _num_interruptions() -> int:
     """How often a thread of this process had to leave its processor to another program."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
@@ -262,8 +278,8 @@ def _watched(engine: LLMEngine, clock: Callable[[], float] = time.perf_counter) 
     """Inside, the work and the time of every step that computes something are written down."""
     steps: list[TimedStep] = []
     planned: list[SchedulerOutput] = []
-    scheduler = next(seam.owner for seam in engine.seams().parts if seam.method == "schedule")
-    schedule: Callable[[float], SchedulerOutput | None] = scheduler.schedule  # type: ignore[attr-defined]
+    scheduler = _scheduler(engine)
+    schedule: Callable[[float], SchedulerOutput | None] = scheduler.schedule
     step = engine.step
 
     def remembered_schedule(now: float) -> SchedulerOutput | None:

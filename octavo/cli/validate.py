@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from octavo.cli.bench import load, positive
+from octavo.cli.bench import load_as_served, positive
 from octavo.cli.calibrate import BATCH_SIZES, INPUT_LENS, fitted, write
 from octavo.cli.live import Live, ProcessorClock, WallClock
 from octavo.cli.options import Given, count, switch, with_options, word
@@ -59,7 +59,7 @@ def validate(
     """Compare the engine on this machine with its simulation, under several loads."""
     positive(num_requests=num_requests, repetitions=repetitions)
     traced = _alike(read_trace(trace)) if trace is not None else None
-    llm = load(given)
+    llm = load_as_served(given)
     if processor_clock and llm.config.device.threads != 1:
         raise ConfigError(
             f"threads is {llm.config.device.threads}, must be 1 with processor_clock: with several threads processor "

@@ -174,6 +174,16 @@ class EngineArgs:
 
     max_num_seqs: Annotated[int, Arg("Most sequences in one step.", group=_SCHEDULING, ge=1, le=1 << 16)] = 256
     max_num_batched_tokens: Annotated[int, Arg("Most tokens in one step.", group=_SCHEDULING, ge=1, le=1 << 24)] = 2048
+    target_step_ms: Annotated[
+        float | None,
+        Arg(
+            "Milliseconds that a step may take that computes prompts while other requests decode: prompts are cut into "
+            "pieces for it; 0 is no limit. By default 2.5 times what a step takes that only decodes; 0 for LLM.",
+            group=_SCHEDULING,
+            ge=0,
+            le=1e6,
+        ),
+    ] = None
     enable_chunked_prefill: Annotated[
         bool,
         Arg(

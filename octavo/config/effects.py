@@ -19,6 +19,7 @@ class _Need(NamedTuple):
 _NEEDS: Final = (
     _Need("delay_factor", "enable_chunked_prefill", False, "switch chunked prefill off"),
     _Need("max_bypasses", "enable_chunked_prefill", True, "enable chunked prefill"),
+    _Need("target_step_ms", "enable_chunked_prefill", True, "enable chunked prefill"),
     _Need("priority_ageing", "scheduling_policy", "priority", "choose the policy priority"),
     _Need("tenant_weights", "scheduling_policy", "fair-share", "choose the policy fair-share"),
 )

@@ -139,6 +139,7 @@ def scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
     return SchedulerConfig(
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
+        target_step_s=None if args.target_step_ms is None else args.target_step_ms / 1e3,
         max_model_len=max_model_len,
         policy=args.scheduling_policy,
         preemption_mode=cast(PreemptionMode, args.preemption_mode),

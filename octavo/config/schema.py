@@ -75,6 +75,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    target_step_s: float | None = None
+    """What a step that computes prompts may take while other sequences decode; 0 is no limit. None: a multiple of a
+    step that only decodes."""
     max_model_len: int
     policy: str = "fcfs"
     preemption_mode: PreemptionMode = "auto"

@@ -9,21 +9,34 @@ from collections.abc import Iterable
 
 
 class PartialBudget:
-    """Grants what is left, down to nothing: a prompt may be computed in pieces."""
+    """Grants what is left, down to nothing: a prompt may be computed in pieces.
 
-    __slots__ = ("remaining",)
+    for_prompts: how much of it sequences with more than one token to compute may still take.
+    has_declined: a row was granted less than it could use, since the caller last set this to False.
+    """
+
+    __slots__ = ("for_prompts", "has_declined", "remaining")
 
     def __init__(self, limit: int) -> None:
-        self.remaining = limit
+        self.remaining = self.for_prompts = limit
+        self.has_declined = False
 
     def grant(self, want: int) -> int:
-        return want if want <= self.remaining else self.remaining
+        limit = self.remaining if want <= 1 else min(self.remaining, self.for_prompts)
+        if want <= limit:
+            return want
+        self.has_declined = True
+        return limit
 
-    def take(self, amount: int) -> None:
+    def take(self, amount: int, *, is_prompt: bool = False) -> None:
         self.remaining -= amount
+        if is_prompt:
+            self.for_prompts -= amount
 
     def refund(self, amount: int) -> None:
         self.remaining += amount
+        if amount > 1:
+            self.for_prompts += amount
 
 
 class WholeBudget(PartialBudget):

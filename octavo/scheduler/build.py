@@ -40,7 +40,9 @@ def build_scheduler(settings: SchedulerSettings) -> Scheduler:
         sliding_window=settings.sliding_window,
         max_live_tokens=scheduler.max_live_tokens(settings.sliding_window),
     )
-    rates = Rates(settings.preemption_costs, scheduler.prefill_tokens_per_s, scheduler.swap_bytes_per_s)
+    rates = Rates(
+        settings.preemption_costs, scheduler.prefill_tokens_per_s, scheduler.swap_bytes_per_s, scheduler.target_step_s
+    )
     return Scheduler(
         block_manager,
         max_num_seqs=scheduler.max_num_seqs,

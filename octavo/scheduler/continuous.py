@@ -12,6 +12,7 @@ from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.displacement import Displacement
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.policy import Policy
+from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.rows import RowPlanner
 
@@ -20,7 +21,9 @@ _MOST_ASIDE = 16
 
 
 class ContinuousPlanner:
-    """Running groups, then swapped and preempted ones, then new ones.
+    """Next tokens of running groups, then what running prompts lack, then swapped and preempted groups, then new ones.
+
+    `rates` limit the prompt tokens of a step in which other sequences decode.
 
     `max_bypasses`: how many later groups may be let in before a waiting one that does not fit, while it stands first.
     0 is strict order. It bounds starvation: after that many, everybody behind waits until it fits.
@@ -34,6 +37,7 @@ class ContinuousPlanner:
         displacement: Displacement,
         policy: Policy,
         log: DecisionLog,
+        rates: Rates,
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
@@ -46,6 +50,7 @@ class ContinuousPlanner:
         self._displacement = displacement
         self._policy = policy
         self._log = log
+        self._rates = rates
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_loras = max_loras
@@ -54,14 +59,23 @@ class ContinuousPlanner:
     def plan(self, plan: StepPlan, now: float) -> None:
         """Fill `plan` for a step at time `now`."""
         tokens = PartialBudget(self._max_num_batched_tokens)
+        tokens.for_prompts = 0
+        prompts = self._rows.plan_running(plan, tokens)
+        tokens.for_prompts = tokens.remaining
+        if plan.rows and (prompts or len(self._registry.waiting) or len(self._registry.swapped)):
+            tokens.for_prompts = self._rates.num_prompt_tokens_beside(len(plan.rows), tokens.remaining)
         outranked = self._outranked(now)
-        self._rows.plan_running(plan, tokens, without=outranked)
+        self._plan_prompts([group for group in prompts if group not in outranked], plan, tokens)
         if outranked:
             self._admit_if_there_is_room(plan, tokens, now, outranked)
-            for group in outranked:
-                if group.status is SequenceStatus.RUNNING and tokens.remaining > 0:
-                    self._rows.plan_group(group, plan, tokens)
+            self._plan_prompts(outranked, plan, tokens)
         self._admit_if_there_is_room(plan, tokens, now)
+
+    def _plan_prompts(self, groups: SequenceABC[SequenceGroup], plan: StepPlan, tokens: PartialBudget) -> None:
+        """Plan pieces for those of the groups that still run, in this order, as far as the tokens go."""
+        for group in groups:
+            if group.status is SequenceStatus.RUNNING and tokens.for_prompts > 0:
+                self._rows.plan_group(group, plan, tokens)
 
     def _outranked(self, now: float) -> list[SequenceGroup]:
         """Running groups whose prompts are not computed yet and come after the first of them, or of those that wait; in
@@ -81,7 +95,7 @@ class ContinuousPlanner:
         self, plan: StepPlan, tokens: PartialBudget, now: float, before: SequenceABC[SequenceGroup] = ()
     ) -> None:
         registry = self._registry
-        if (len(registry.waiting) or len(registry.swapped)) and tokens.remaining > 0 and not plan.has_preempted:
+        if (len(registry.waiting) or len(registry.swapped)) and tokens.for_prompts > 0 and not plan.has_preempted:
             self._admit(plan, tokens, now, before)
 
     def _admit(self, plan: StepPlan, tokens: PartialBudget, now: float, before: SequenceABC[SequenceGroup]) -> None:
@@ -95,7 +109,7 @@ class ContinuousPlanner:
         computing = plan.hashes_computed(block_size)
         aside: list[SequenceGroup] = []  # to be put back: blocked ones, and those whose prefix is being computed
         blocked: list[SequenceGroup] = []
-        while tokens.remaining > 0:
+        while tokens.for_prompts > 0:
             swapped, group = registry.swapped.peek(now), registry.waiting.peek(now)
             if swapped is not None and (group is None or policy.place(swapped, now) < policy.place(group, now)):
                 if before:

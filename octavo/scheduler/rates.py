@@ -1,4 +1,5 @@
-"""How fast this engine computes prompts and moves blocks: assumed at first, then measured step by step.
+"""How fast this engine computes prompts and moves blocks, assumed at first and then measured step by step, and how much
+of a prompt keeps a step short.
 
 Everything comes from the times that the scheduler is told and from the results of steps, so a recorded run measures the
 same when it is replayed.
@@ -6,6 +7,7 @@ same when it is replayed.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Final, NamedTuple
 
@@ -15,6 +17,16 @@ _FEWEST_TOKENS: Final = 32
 """A step with fewer prompt tokens says more about its fixed cost than about prompts."""
 _MEMORY: Final = 0.8
 """What an older step counts beside the one after it: about five steps make the mean."""
+_TARGET_RATIO: Final = 2.5
+"""A step that computes prompts while others decode may take this many times as long as one that only decodes."""
+_SMALLEST_PIECE: Final = 16
+"""Prompt tokens that a step computes whatever they take, so that prompts always advance."""
+_ALIKE: Final = 1.5
+"""Steps whose numbers of decoding rows differ by a smaller factor take about equally long."""
+_FEWEST_UNMEASURED, _MOST_UNMEASURED = 4, 32
+"""Steps with prompts between two that only decode: where the number of decoding rows has changed, and where not."""
+_OUTLIER: Final = 2.0
+"""A step counts as at most this many times as long as expected: a paused process says nothing about the next step."""
 
 
 class PreemptionCosts(NamedTuple):
@@ -41,29 +53,98 @@ class _Mean:
         self._seconds = self._seconds * _MEMORY + seconds
 
 
+class Pace:
+    """The prompt tokens of a step in which other sequences decode.
+
+    `target_step_s` is what the step may take; None: `_TARGET_RATIO` times a step that only decodes, 0: any time. That
+    target times the measured tokens per second of such steps gives their tokens. The rate is one of steps of this very
+    size, so it holds whether a step's time is that of reading the weights, of arithmetic, or their sum.
+    """
+
+    def __init__(self, target_step_s: float | None = None) -> None:
+        self.target_step_s = target_step_s
+        self._decode_s: float | None = None
+        self._measured_rows = 0
+        self._num_decode_rows = 0
+        self._num_unmeasured = 0
+        self._beside = _Mean()
+
+    def num_prompt_tokens(self, num_rows: int, prefill_tokens_per_s: float | None) -> float:
+        """Prompt tokens beside `num_rows` decoding rows. 0: the step shall show how long it takes without prompts.
+
+        Until a step with both was measured, prompts take the time beyond a step without them at the given rate.
+        """
+        if self.target_step_s == 0:
+            return math.inf
+        if self.target_step_s is None:
+            most = _MOST_UNMEASURED if _are_alike(num_rows, self._num_decode_rows) else _FEWEST_UNMEASURED
+            if self._num_unmeasured >= most or not self._num_decode_rows:
+                return 0
+        target_s = self.target_step_s or _TARGET_RATIO * (self._decode_s or 0.0)
+        if (rate := self._beside.value) is not None:
+            return max(_SMALLEST_PIECE, target_s * rate - num_rows)
+        return max(_SMALLEST_PIECE, (target_s - (self._decode_s or 0.0)) * (prefill_tokens_per_s or 0.0))
+
+    def note_planned(self, step: _Planned) -> None:
+        if not step.num_prompt_tokens:
+            self._num_decode_rows, self._num_unmeasured = step.num_rows, 0
+        elif step.num_allowed:
+            self._num_unmeasured += 1
+
+    def note_done(self, step: _Planned, seconds: float) -> None:
+        """A step took so long."""
+        if not step.num_rows:
+            return
+        if not step.num_prompt_tokens:
+            if self._decode_s is not None:
+                growth = max(1.0, step.num_rows / self._measured_rows)
+                seconds = min(seconds, _OUTLIER * growth * self._decode_s)
+                if _are_alike(step.num_rows, self._measured_rows):
+                    seconds = _MEMORY * self._decode_s + (1 - _MEMORY) * seconds
+            self._decode_s, self._measured_rows = seconds, step.num_rows
+        elif 0 < step.num_allowed <= 2 * step.num_prompt_tokens:
+            # one that could have had many more tokens says little about those that have them
+            num_tokens = step.num_rows + step.num_prompt_tokens
+            if (rate := self._beside.value) is not None:
+                seconds = min(seconds, _OUTLIER * num_tokens / rate)
+            self._beside.add(num_tokens, seconds)
+
+
+def _are_alike(num_rows: int, other: int) -> bool:
+    return other <= _ALIKE * num_rows and num_rows <= _ALIKE * other
+
+
 class _Planned(NamedTuple):
-    """A step on its way."""
+    """A step on its way.
+
+    num_prompt_tokens: in rows of more than one token. num_allowed: the most that those could have been beside rows that
+    decode; 0 where nothing decodes.
+    """
 
     time: float
-    num_tokens: int
-    is_sample: bool
+    num_rows: int
+    num_prompt_tokens: int
+    num_allowed: int
     num_moved_blocks: int
 
 
 class Rates:
-    """A rate set by whoever knows it is taken as it is; None has it measured."""
+    """A rate set by whoever knows it is taken as it is; None has it measured. `target_step_s`: see `Pace`."""
 
     def __init__(
         self,
         costs: PreemptionCosts | None = None,
         prefill_tokens_per_s: float | None = None,
         swap_bytes_per_s: float | None = None,
+        target_step_s: float | None = None,
     ) -> None:
         self._costs = costs or PreemptionCosts()
         self._fixed_prefill = prefill_tokens_per_s
         self._fixed_swap = swap_bytes_per_s
         self._prefill = _Mean()
         self._swap = _Mean()
+        self.pace = Pace(target_step_s)
+        self._num_allowed = 0
         self._planned: deque[_Planned] = deque()
         self._last_end = float("-inf")
 
@@ -87,10 +168,18 @@ class Rates:
         """Of a block over all layers."""
         return self._costs.block_bytes
 
+    def num_prompt_tokens_beside(self, num_rows: int, most: int) -> int:
+        """Prompt tokens, at most `most`, that the step being planned may compute beside `num_rows` decoding rows."""
+        self._num_allowed = int(min(most, self.pace.num_prompt_tokens(num_rows, self.known_prefill_tokens_per_s)))
+        return self._num_allowed
+
     def note_planned(self, now: float, num_rows: int, num_prompt_tokens: int, ops: BlockOps) -> None:
         """A step is submitted: `num_prompt_tokens` tokens in rows of more than one, in `num_rows` rows altogether."""
-        is_sample = num_prompt_tokens >= max(_FEWEST_TOKENS, 2 * num_rows)
-        self._planned.append(_Planned(now, num_prompt_tokens, is_sample, len(ops.swap_outs) + len(ops.swap_ins)))
+        num_moved = len(ops.swap_outs) + len(ops.swap_ins)
+        step = _Planned(now, num_rows, num_prompt_tokens, self._num_allowed, num_moved)
+        self.pace.note_planned(step)
+        self._planned.append(step)
+        self._num_allowed = 0
 
     def note_done(self, now: float, swap_s: float) -> None:
         """The oldest submitted step has returned. `swap_s`: what moving blocks to and from the host took of it."""
@@ -98,7 +187,9 @@ class Rates:
         # with several steps in flight one begins when the one before it ends
         seconds = now - max(step.time, self._last_end) - swap_s
         self._last_end = now
-        if step.is_sample and seconds > 0:
-            self._prefill.add(step.num_tokens, seconds)
+        if seconds > 0:
+            if step.num_prompt_tokens >= max(_FEWEST_TOKENS, 2 * step.num_rows):
+                self._prefill.add(step.num_prompt_tokens, seconds)
+            self.pace.note_done(step, seconds)
         if step.num_moved_blocks and swap_s > 0:
             self._swap.add(step.num_moved_blocks * self._costs.block_bytes, swap_s)

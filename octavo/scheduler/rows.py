@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence as SequenceABC
 
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import ScheduledSequence
@@ -25,26 +24,23 @@ class RowPlanner:
         self._policy = policy
         self._num_lookahead_slots = num_lookahead_slots
 
-    def plan_running(
-        self,
-        plan: StepPlan,
-        tokens: PartialBudget,
-        *,
-        without: SequenceABC[SequenceGroup] = (),
-    ) -> None:
-        """Rows for all running groups but those, in order of arrival, as far as the tokens go."""
+    def plan_running(self, plan: StepPlan, tokens: PartialBudget) -> list[SequenceGroup]:
+        """Plan rows for all running groups, in order of arrival, as far as the tokens go; returns those that could use
+        more tokens than they were granted."""
         running = self._registry.running
+        unfinished: list[SequenceGroup] = []
         index = 0
         while index < len(running) and tokens.remaining > 0:
             group, num_running = running[index], len(running)
-            if without and group in without:
-                index += 1
-                continue
+            tokens.has_declined = False
             self.plan_group(group, plan, tokens)
+            if tokens.has_declined:
+                unfinished.append(group)
             if len(running) == num_running:
                 index += 1
             else:  # groups gave way, before it in the list or behind, perhaps itself
                 index = bisect_right(running, group.arrival, key=lambda other: other.arrival)
+        return unfinished
 
     def _plan_next_token(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> bool:
         """The row that nearly all rows are: one more token of a sequence that the worker knows, drawn like the last,
@@ -84,6 +80,8 @@ class RowPlanner:
         for sequence in group.live:
             if is_beam and (sequence.num_pending or sequence.candidates is not None):
                 continue  # the beams grow together: this one has what it needs, or will
+            if sequence.seq_id in plan.rows:
+                continue  # a sibling needs more tokens, and is planned again
             if not is_beam and tokens.remaining > 0 and self._plan_next_token(group, sequence, plan):
                 tokens.remaining -= 1
                 continue
@@ -98,7 +96,8 @@ class RowPlanner:
         if pending and sequence.num_output_tokens + pending >= group.max_tokens:
             return True  # its last token is on its way
         start = sequence.num_computed_tokens
-        num_tokens = tokens.grant(target - start)
+        want = target - start
+        num_tokens = tokens.grant(want)
         if num_tokens <= 0:
             return True
         append_slots, num_lookahead = self._block_manager.append_slots, self._num_lookahead_slots
@@ -107,7 +106,7 @@ class RowPlanner:
             if not self._make_room(group, plan, tokens):
                 return False
             growth = append_slots(sequence, start, start + num_tokens, num_lookahead)
-        tokens.take(num_tokens)
+        tokens.take(num_tokens, is_prompt=want > 1)
         if num_tokens > 1:
             plan.num_prompt_tokens += num_tokens
         seq_id, is_new = sequence.seq_id, not sequence.is_resident

@@ -82,6 +82,7 @@ class Scheduler:
                 displacement,
                 self.policy,
                 self.log,
+                self.rates,
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
                 max_loras=max_loras,

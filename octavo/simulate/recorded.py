@@ -110,6 +110,7 @@ def recorded_arguments(recorded: Recorded) -> dict[str, Any]:
         "max_model_len": scheduler.max_model_len,
         "max_num_seqs": scheduler.max_num_seqs,
         "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "target_step_ms": None if scheduler.target_step_s is None else 1e3 * scheduler.target_step_s,
         "enable_chunked_prefill": scheduler.enable_chunked_prefill,
         "scheduling_policy": scheduler.policy,
         "preemption_mode": scheduler.preemption_mode,

@@ -71,7 +71,10 @@ def _disaggregated(trace: Trace, simulation: Simulation, disaggregation: Disaggr
         )
     settings = simulation.settings
     decode_settings = msgspec.structs.replace(
-        settings, scheduler=msgspec.structs.replace(settings.scheduler, max_num_batched_tokens=_UNBOUNDED_TOKENS)
+        settings,
+        scheduler=msgspec.structs.replace(
+            settings.scheduler, max_num_batched_tokens=_UNBOUNDED_TOKENS, target_step_s=0.0
+        ),
     )
     replicas = [
         _replica(simulation, number, settings if number < num_prefill else decode_settings)

@@ -110,6 +110,7 @@ class Schedules(RuleBasedStateMachine):
         max_queued_tokens=st.sampled_from([None, None, None, None, 30]),
         prefill_tokens_per_s=st.sampled_from([None, 2.0, 50.0]),
         sliding_window=st.sampled_from([None, None, 1, 2, 4, 5, 11]),
+        target_step_s=st.sampled_from([None, None, 0.0, 1.5]),
         may_fail=st.sampled_from([False, False, False, True]),
         is_recorded=st.sampled_from([False, False, True]),
     )
