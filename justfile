@@ -24,10 +24,9 @@ bench:
     octavo bench latency
     octavo bench startup
 
-# Make the reference pages and the site (into site/).
-docs:
-    python -m octavo.config.reference docs/reference
-    zensical build
+# Make the reference pages and the site (into site/); `just docs https://HOST/PATH` names the repository to link to.
+docs *repository:
+    .ci/site {{repository}}
 
 # Everything that a change must pass, in a virtual environment of its own.
 ci:

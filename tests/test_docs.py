@@ -55,6 +55,28 @@ def test_every_page_is_linked_from_the_first_one_and_in_the_navigation() -> None
     assert sorted(navigation) == sorted(pages)
 
 
+def test_the_changelog_links_to_no_file_for_the_site_shows_it_too() -> None:
+    assert (DOCS / "changelog.md").read_text() == (ROOT / "CHANGELOG.md").read_text()
+    assert [link for link in LINK.findall((ROOT / "CHANGELOG.md").read_text()) if "://" not in link] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_a_page_that_uses_the_openai_client_says_where_it_comes_from(page: Path) -> None:
+    text = page.read_text()
+    assert "from openai import" not in text or "pip install openai" in text
+
+
+def test_everything_in_the_folder_of_the_site_may_be_published() -> None:
+    kinds = {path.suffix for path in DOCS.rglob("*") if path.is_file()}
+    assert kinds <= {".md", ".svg", ".css"}, "the site publishes whatever lies in docs/"
+
+
+def test_the_site_has_a_dark_palette_and_asks_no_other_host() -> None:
+    theme = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["theme"]
+    assert {palette.get("scheme") for palette in theme["palette"]} == {None, "default", "slate"}
+    assert theme["font"] is False
+
+
 def test_the_page_on_kernels_tells_what_is_compiled_for_which_level() -> None:
     built = re.findall(r"^ *add_kernels\((\w+) ?([^)]*)\)$", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE)
     page = (DOCS / "design/kernels.md").read_text()

@@ -6,7 +6,7 @@ python -m octavo.config.reference docs/reference
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,37 +98,33 @@ def _shown(value: object) -> str:
 
 
 def _page(title: str, text: str, listed: Iterable[Argument]) -> str:
-    lines = [_INTRODUCTION.format(title=title, text=text.strip())]
-    group = ""
+    groups: dict[str, list[str]] = {}
     for argument in listed:
-        if argument.arg.group != group:
-            group = argument.arg.group
-            lines += [f"## {group}\n", "| argument | default | values | meaning |", "|---|---|---|---|"]
-        lines.append(
-            f"| `{argument.name}` | `{describe_default(argument)}` | {describe_limits(argument)} | {argument.arg.doc} |"
-        )
-        lines += [""] if _is_last_of_group(argument, listed) else []
-    return "\n".join(lines).rstrip() + "\n"
+        limits = describe_limits(argument)
+        row = f"| `{argument.name}` | `{describe_default(argument)}` | {limits} | {argument.arg.doc} |"
+        groups.setdefault(argument.arg.group, []).append(row)
+    parts = [_INTRODUCTION.format(title=title, text=text.strip())]
+    parts += [f"## {group}\n\n{_arguments('argument', 'values', rows)}" for group, rows in groups.items()]
+    return "\n".join(parts)
 
 
-def _is_last_of_group(argument: Argument, listed: Iterable[Argument]) -> bool:
-    return [other.name for other in listed if other.arg.group == argument.arg.group][-1] == argument.name
+def _arguments(name: str, limits: str, rows: Sequence[str]) -> str:
+    """A table that the site shows as a list where the screen is narrow (docs/stylesheets/site.css)."""
+    table = "\n".join([f"| {name} | default | {limits} | meaning |", "|---|---|---|---|", *rows])
+    return f'<div class="arguments" markdown="1">\n\n{table}\n\n</div>\n'
 
 
 def _sampling_page() -> str:
     from octavo.core.sampling_params import SamplingParams, documented_fields
 
     default = SamplingParams()
-    lines = [
-        _INTRODUCTION.format(title="Sampling parameters", text=_SAMPLING_TEXT.strip()),
-        "| parameter | default | limits | meaning |",
-        "|---|---|---|---|",
-    ]
+    rows = []
     for name, param in documented_fields().items():
         value = getattr(default, name)
         shown = value.value if hasattr(value, "value") else _shown(value)
-        lines.append(f"| `{name}` | `{shown}` | {_bounds(param).removeprefix(', ')} | {param.doc} |")
-    return "\n".join(lines) + "\n"
+        rows.append(f"| `{name}` | `{shown}` | {_bounds(param).removeprefix(', ')} | {param.doc} |")
+    introduction = _INTRODUCTION.format(title="Sampling parameters", text=_SAMPLING_TEXT.strip())
+    return f"{introduction}\n{_arguments('parameter', 'limits', rows)}"
 
 
 def _limits_page() -> str:

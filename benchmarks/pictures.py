@@ -1,4 +1,4 @@
-"""Draws the pictures of the design pages from real runs of the shipped model: `python docs/pictures.py`.
+"""Draws the pictures of the design pages from real runs of the shipped model: `python -m benchmarks.pictures`.
 
 Every run is recorded as `--record-trace` does, replayed, and drawn as `octavo simulate --replay` does.
 """
@@ -16,7 +16,7 @@ from octavo.engine.llm_engine import LLMEngine
 from octavo.simulate.film import Film, film
 from octavo.simulate.raster import Raster, blocks_raster, picture, requests_raster
 
-FOLDER = Path(__file__).parent / "design"
+FOLDER = Path(__file__).parents[1] / "docs" / "design"
 STORY = (
     "Once upon a time there was a small octopus who lived in a library under the sea, and every day it read a book. "
 )
