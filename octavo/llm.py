@@ -158,7 +158,7 @@ class LLM:
             raise InvalidRequest(
                 f"n is {n}, must be at most beam_width, which is {width}: only beams can be returned", field="n"
             )
-        params = SamplingParams.from_keywords(
+        params = SamplingParams(
             n=width if n is None else n,
             best_of=width,
             use_beam_search=True,

@@ -8,6 +8,8 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
+from octavo.platform import Platform
+
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
 # in engines and servers too, also those in processes of their own
@@ -16,8 +18,22 @@ os.environ["OCTAVO_THREADS"] = "1"
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-def pytest_configure() -> None:
-    """Hear Ctrl-C also where tests run in the background: a shell starts such processes with SIGINT ignored."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--without-compiler", action="store_true", help="this machine has no C++ compiler: skip tests of kernels"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse to run without the compiled kernels, whose tests would be skipped, unless that is asked for.
+
+    Also hear Ctrl-C where tests run in the background: a shell starts such processes with SIGINT ignored.
+    """
+    if Platform.detect().native_module is None and not config.getoption("--without-compiler"):
+        raise pytest.UsageError(
+            "the compiled kernels are absent: octavo was not built, or its build failed; run pip install -e . -v, or "
+            "say pytest --without-compiler on a machine that has none"
+        )
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

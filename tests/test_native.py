@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 
+needs_compiler = pytest.mark.skipif("config.getoption('--without-compiler')", reason="--without-compiler is given")
 
+
+@needs_compiler
 def test_compiled_module_tells_how_it_was_built() -> None:
     from octavo import _native
 
     assert set(_native.build_info()) == {"compiler", "cxx_standard", "build_type"}
 
 
+@needs_compiler
 @pytest.mark.skipif(not Path("/proc/cpuinfo").is_file(), reason="compares with /proc/cpuinfo, which is not there")
 def test_compiled_module_sees_what_the_operating_system_sees() -> None:
     from octavo import _native
@@ -32,3 +36,17 @@ def test_octavo_works_without_the_compiled_module() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("absent: every operator runs in plain torch")
+
+
+_WITHOUT_KERNELS = (
+    "import sys; sys.modules['octavo._native'] = None; import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+)
+
+
+@pytest.mark.parametrize(("options", "code"), [([], 4), (["--without-compiler"], 0)])
+def test_the_suite_fails_without_the_compiled_module_unless_that_is_said(options: list[str], code: int) -> None:
+    """Tests of kernels skip themselves where there are none: nobody would see that the build failed."""
+    line = [sys.executable, "-c", _WITHOUT_KERNELS, "-q", "-p", "no:cacheprovider", "--collect-only", __file__]
+    done = subprocess.run([*line, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("the compiled kernels are absent" in done.stderr) == (code != 0)

@@ -49,7 +49,7 @@ def test_what_cannot_be_done_is_said(llm: LLM) -> None:
     assert refused.error is not None
     assert fine.error is None
     with pytest.raises(OctavoError, match="did you mean temperature"):
-        SamplingParams.from_keywords(temprature=0.5)
+        SamplingParams(temprature=0.5)
 
 
 def test_engine_can_be_driven_step_by_step(llm: LLM) -> None:

@@ -14,6 +14,7 @@ TOPICS: tuple[tuple[Callable[[Random], Exchange], float], ...] = (
     (talk_topics.identity, 1.2),
     (talk_topics.abilities, 0.8),
     (fact_topics.concept, 5.5),
+    (fact_topics.hardware, 0.6),
     (fact_topics.comparison, 0.7),
     (fact_topics.arithmetic, 5.5),
     (fact_topics.colour, 1.0),

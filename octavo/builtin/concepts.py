@@ -27,7 +27,7 @@ CONCEPTS: tuple[Concept, ...] = (
             "It keeps the KV cache in blocks, so that memory is not wasted.",
             "It uses continuous batching to keep the machine busy.",
             "You can use it from Python or through a server that speaks the OpenAI protocol.",
-            "It runs on a plain CPU as well as on a GPU.",
+            "It runs on a plain CPU and needs no GPU.",
             "I am its small demonstration model.",
         ),
     ),

@@ -36,6 +36,36 @@ def concept(rng: Random) -> Exchange:
     return Exchange(question, capital(explain(rng, chosen)) if chosen.names[0] != "octavo" else explain(rng, chosen))
 
 
+def hardware(rng: Random) -> Exchange:
+    """Say what octavo runs on. The model ships with a version of octavo, so that "this version" stays true."""
+    question = asked(
+        rng,
+        "Does octavo run on a GPU?",
+        "Does octavo need a GPU?",
+        "Does octavo use a GPU?",
+        "Can octavo use a GPU?",
+        "Can octavo use CUDA?",
+        "Do I need a GPU?",
+        "Do I need a graphics card?",
+        "Does octavo run on a CPU?",
+        "Does octavo work without a GPU?",
+        "What does octavo run on?",
+        "Where does octavo run?",
+        "What hardware does octavo need?",
+        "Which hardware does octavo run on?",
+    )
+    return Exchange(
+        question,
+        rng.choice(
+            (
+                "octavo runs on the CPU. This version does not use a GPU.",
+                "This version of octavo runs on the CPU only.",
+                "octavo runs on a plain CPU and needs no GPU. This version cannot use one.",
+            )
+        ),
+    )
+
+
 def comparison(rng: Random) -> Exchange:
     """Explain two words of the trade next to each other."""
     first, second = rng.sample([concept for concept in CONCEPTS if concept.names[0] != "octavo"], 2)

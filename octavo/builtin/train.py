@@ -1,7 +1,9 @@
 """Trains octavo-tiny from nothing: `python -m octavo.builtin.train --output DIR`.
 
-The budget is wall time. The learning rate falls linearly to zero over it, so a run of any length ends well; a run that
-was interrupted goes on with `--resume` and keeps its schedule.
+The budget is wall time, or with `--max-steps` a number of steps. The learning rate falls linearly to zero over it, so
+a run of any length ends well; a run that was interrupted goes on with `--resume` and keeps its schedule.
+`--start-from DIR` begins with the weights and the tokenizer of an exported model, to teach it what the generator says
+differently by now.
 """
 
 import argparse
@@ -19,7 +21,7 @@ from octavo.builtin.batches import IGNORED, PackedStream, RowShape
 from octavo.builtin.checkpoint import Progress, load_checkpoint, save_checkpoint
 from octavo.builtin.corpus import EARLY_WEIGHTS, LATE_WEIGHTS, make_documents
 from octavo.builtin.evaluate import continue_text, print_perplexities
-from octavo.builtin.export import export_model
+from octavo.builtin.export import export_model, load_exported
 from octavo.builtin.network import Network, NetworkShape
 from octavo.builtin.tokenizer import train_tokenizer
 
@@ -30,6 +32,9 @@ SAMPLE_PROMPTS = (
     "<|im_start|>user\nWhat is 3 + 4?<|im_end|>\n<|im_start|>assistant\n",
     "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n",
 )
+
+FIRST_NEW_DOCUMENT = 500_000_000
+"""Number of the first document of a run with `start_from`: the run that made those weights did not reach it."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class TrainingPlan:
     report_every_steps: int = 20
     max_steps: int | None = None
     use_bfloat16: bool = True
+    start_from: Path | None = None
 
 
 def make_optimizers(network: Network, plan: TrainingPlan) -> list[torch.optim.Optimizer]:
@@ -113,6 +119,14 @@ def make_tokenizer(plan: TrainingPlan) -> Tokenizer:
     return train_tokenizer((document.text for document in documents), plan.shape.vocab_size)
 
 
+def make_network(output: Path, plan: TrainingPlan, resume: bool) -> tuple[Network, Tokenizer]:
+    """Return the network and its tokenizer: new ones, those of `plan.start_from`, or those of a resumed run."""
+    if plan.start_from is not None:
+        return load_exported(plan.start_from)
+    tokenizer = Tokenizer.from_file(str(output / "tokenizer.json")) if resume else make_tokenizer(plan)
+    return Network(plan.shape), tokenizer
+
+
 def is_finished(plan: TrainingPlan, progress: Progress) -> bool:
     """Tell whether the budget of time or steps is used up."""
     return used_share(plan, progress) >= 1.0
@@ -139,10 +153,10 @@ def train(output: Path, plan: TrainingPlan, resume: bool = False) -> tuple[Netwo
     """Train, exporting to `output` at every checkpoint; return the network, its tokenizer and the reported losses."""
     torch.manual_seed(plan.seed)
     checkpoints = output / "checkpoint"
-    tokenizer = Tokenizer.from_file(str(output / "tokenizer.json")) if resume else make_tokenizer(plan)
-    network = Network(plan.shape)
+    network, tokenizer = make_network(output, plan, resume)
     optimizers = make_optimizers(network, plan)
-    progress = load_checkpoint(checkpoints, network, optimizers) if resume else Progress()
+    first = Progress(next_document=FIRST_NEW_DOCUMENT if plan.start_from else 0)
+    progress = load_checkpoint(checkpoints, network, optimizers) if resume else first
     stream = PackedStream(tokenizer, plan.seed, plan.short_rows, plan.long_rows, progress.next_document)
 
     losses: list[float] = []
@@ -151,7 +165,7 @@ def train(output: Path, plan: TrainingPlan, resume: bool = False) -> tuple[Netwo
     last = mark = time.monotonic()
     saved_at_s = progress.elapsed_s
     while not is_finished(plan, progress):
-        is_late = used_share(plan, progress) >= plan.late_from
+        is_late = plan.start_from is not None or used_share(plan, progress) >= plan.late_from
         rows, target_rows = stream.next_batch(plan.long_share, LATE_WEIGHTS if is_late else EARLY_WEIGHTS)
         inputs, targets = torch.tensor(rows), torch.tensor(target_rows)
         loss = take_step(network, optimizers, inputs, targets, learning_rate(plan, progress), plan.use_bfloat16)
@@ -188,6 +202,11 @@ def main(command_line: list[str] | None = None) -> None:
         "--output", type=Path, required=True, help="folder for the model; checkpoints go into its subfolder"
     )
     parser.add_argument("--minutes", type=float, default=90.0, help="wall time of the training (default: 90)")
+    parser.add_argument("--max-steps", type=int, help="end after this many steps, if --minutes does not end the run")
+    parser.add_argument(
+        "--learning-rate", type=float, default=8e-3, help="peak learning rate (default: 0.008; less with --start-from)"
+    )
+    parser.add_argument("--start-from", type=Path, help="folder of an exported model whose weights the run begins with")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
     parser.add_argument("--seed", type=int, default=0, help="seed of text, weights and order (default: 0)")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
@@ -197,13 +216,26 @@ def main(command_line: list[str] | None = None) -> None:
     arguments = parser.parse_args(command_line)
     if not 0 < arguments.minutes < float("inf"):
         parser.error(f"--minutes is {arguments.minutes}; it must be a positive number")
+    if not 0 < arguments.learning_rate < float("inf"):
+        parser.error(f"--learning-rate is {arguments.learning_rate}; it must be a positive number")
+    if arguments.max_steps is not None and arguments.max_steps < 1:
+        parser.error(f"--max-steps is {arguments.max_steps}; it must be at least 1")
+    if arguments.start_from is not None and not (arguments.start_from / "model.safetensors").exists():
+        parser.error(f"--start-from is {arguments.start_from}, which holds no exported model")
     if arguments.threads < 1:
         parser.error(f"--threads is {arguments.threads}; it must be at least 1")
     checkpoint = arguments.output / "checkpoint" / "checkpoint.safetensors"
     if arguments.resume and not checkpoint.exists():
         parser.error(f"--resume: there is no {checkpoint}; leave the option out to begin a new run")
     torch.set_num_threads(arguments.threads)
-    plan = TrainingPlan(minutes=arguments.minutes, seed=arguments.seed, use_bfloat16=not arguments.float32)
+    plan = TrainingPlan(
+        minutes=arguments.minutes,
+        seed=arguments.seed,
+        peak_learning_rate=arguments.learning_rate,
+        max_steps=arguments.max_steps,
+        use_bfloat16=not arguments.float32,
+        start_from=arguments.start_from,
+    )
     network, tokenizer, _ = train(arguments.output, plan, arguments.resume)
     print_samples(network, tokenizer)
     print_perplexities(network, tokenizer, num_documents=200)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from octavo.cli.options import Given, heading, with_options
-from octavo.cli.start import ends_at_interrupt, log_quietly, mention_demonstration_model, mention_memory
+from octavo.cli.start import load, log_quietly, mention_demonstration_model
 from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import OctavoError
@@ -29,15 +29,10 @@ def chat(
 ) -> int:
     """Talk to a model; each answer is written as it is generated."""
     args = given.arguments(EngineArgs)
-    given.sampling({})  # what is wrong with the flags is said before a model is loaded
+    given.sampling({"max_tokens": None})  # what is wrong with the flags is said before a model is loaded
     log_quietly(args)
     mention_demonstration_model(args)
-
-    with ends_at_interrupt():
-        from octavo.engine.llm_engine import LLMEngine
-
-        engine = LLMEngine.from_args(args)
-    mention_memory(engine)
+    engine = load(args)
     params = given.sampling({"max_tokens": None} | engine.generation_defaults)
     converse(engine, params, system)
     return 0

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, Group, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Group, UnknownOptionError, UnusedCliTokensError
 
 from octavo import __version__
 from octavo.cli.help import AlignedHelp
+from octavo.cli.terminal import write_any_text
+from octavo.core.absent import absent_options, renamed_options
 from octavo.errors import OctavoError
 
 EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -61,6 +64,7 @@ def main(tokens: Sequence[str] | None = None) -> int:
 
 def invoke(app: App, tokens: Sequence[str] | None = None) -> int:
     """Run a tree of commands and return the exit code; what goes wrong becomes one line on stderr."""
+    write_any_text()
     try:
         result = app(
             sys.argv[1:] if tokens is None else list(tokens),
@@ -72,6 +76,8 @@ def invoke(app: App, tokens: Sequence[str] | None = None) -> int:
     except UnusedCliTokensError as error:
         surplus = " ".join(error.unused_tokens or ())
         return _fail(f"{surplus!r} is more than this command takes; put several words into quotes", EXIT_USAGE)
+    except UnknownOptionError as error:
+        return _fail(_unknown_option(error), EXIT_USAGE)
     except CycloptsError as error:
         return _fail(" ".join(str(error).split()), EXIT_USAGE)
     except OctavoError as error:
@@ -80,10 +86,34 @@ def invoke(app: App, tokens: Sequence[str] | None = None) -> int:
         print(file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # the reader went away (`octavo run ... | head`); keep the interpreter from complaining about it at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # the reader went away (`octavo run ... | head`)
+        _leave_output()
         return EXIT_ERROR
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        _leave_output()
+        where = error.filename or "standard output"
+        return _fail(f"{where} cannot be written: {error.strerror}; free some space, and try again", EXIT_ERROR)
     return result if isinstance(result, int) else 0
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _leave_output() -> None:
+    """Keep the interpreter from complaining at exit about what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _unknown_option(error: UnknownOptionError) -> str:
+    flag = (error.token.keyword or error.token.value).partition("=")[0]
+    name = flag.lstrip("-").partition(".")[0].removeprefix("no-").replace("-", "_")
+    if name in renamed_options():
+        return f"{flag}: octavo calls it --{renamed_options()[name].replace('_', '-')}"
+    if name in absent_options():
+        return f"{flag}: {absent_options()[name]}"
+    return " ".join(str(error).split())
 
 
 def _fail(message: str, code: int) -> int:

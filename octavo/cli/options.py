@@ -131,13 +131,15 @@ def with_options(
         config = _flag("config", str, "YAML file with arguments.", "Configuration")
         signature = inspect.Signature([*own, *options.values(), config], return_annotation=int)
         own_names = {parameter.name for parameter in own} - {"model"}
+        positional = [p.name for p in own if p.kind is inspect.Parameter.POSITIONAL_ONLY]
 
         def command(*args: Any, **kwargs: Any) -> int:
             bound = signature.bind(*args, **kwargs).arguments
             config_file = bound.pop("config", None)
             mine = {name: bound.pop(name) for name in own_names if name in bound}
             given = {name: value for name, value in bound.items() if value is not None}
-            return function(**mine, given=Given(config_file, given))
+            first = [mine.pop(name, None) for name in positional]
+            return function(*first, **mine, given=Given(config_file, given))
 
         command.__doc__, command.__name__ = function.__doc__, function.__name__
         command.__signature__ = signature  # type: ignore[attr-defined]

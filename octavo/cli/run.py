@@ -1,18 +1,22 @@
-"""`octavo run "prompt"`: continue a text, written as it is generated."""
+"""`octavo run [MODEL] "prompt"`: continue a text, written as it is generated."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 from cyclopts import Parameter
 
 from octavo.cli.options import Given, heading, with_options
-from octavo.cli.start import ends_at_interrupt, log_quietly, mention_demonstration_model, mention_memory
-from octavo.config.args import EngineArgs
+from octavo.cli.start import load, log_quietly, mention_demonstration_model
+from octavo.config.args import BUILTIN_MODEL, EngineArgs
+from octavo.config.checkpoint import CONFIG
+from octavo.config.hub import is_hub_name
 from octavo.core.prompt import checked_text
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import InvalidRequest
+from octavo.errors import CheckpointError, InvalidRequest
 
 if TYPE_CHECKING:
     from octavo.engine.llm_engine import LLMEngine
@@ -23,6 +27,14 @@ _MAX_TOKENS = 256
 
 @with_options(SamplingParams, EngineArgs, without=("served_model_name", "disable_log_stats"))
 def run(
+    model_or_prompt: Annotated[
+        str | None,
+        Parameter(
+            help="The model when a prompt follows: a hub name, a directory or octavo-tiny. Else the text to continue.",
+            group=heading("Prompt"),
+        ),
+    ] = None,
+    /,
     prompt: Annotated[
         str | None, Parameter(help="Text to continue; without it, standard input is read.", group=heading("Prompt"))
     ] = None,
@@ -30,23 +42,29 @@ def run(
     given: Given,
 ) -> int:
     """Continue a text, written to standard output as it is generated."""
+    model, prompt = _model_and_prompt(model_or_prompt, prompt)
+    if model is not None and "model" in given.values:
+        raise InvalidRequest(
+            f"there are two models, {model} and --model {given.values['model']}; leave out one of them, or put a "
+            "prompt of several words into quotes",
+            field="model",
+        )
+    given = given if model is None else msgspec.structs.replace(given, values={**given.values, "model": model})
     args = given.arguments(EngineArgs)
-    if prompt is None:
-        if sys.stdin.isatty():
-            raise InvalidRequest('there is no prompt; write one, as in octavo run "Once upon a time"', field="prompt")
-        prompt = _standard_input().removesuffix("\n")
-    checked_text(prompt, "prompt")
-    given.sampling({})  # what is wrong with the flags is said before a model is loaded
+    prompt = checked_text(_standard_input(args.model) if prompt is None else prompt, "prompt")
+    given.sampling({"max_tokens": None})  # what is wrong with the flags is said before a model is loaded
     log_quietly(args)
     mention_demonstration_model(args)
-
-    with ends_at_interrupt():
-        from octavo.engine.llm_engine import LLMEngine
-
-        engine = LLMEngine.from_args(args)
-    mention_memory(engine)
+    try:
+        engine = load(args)
+    except CheckpointError as error:
+        if model is None or _is_surely_a_model(model):
+            raise
+        raise CheckpointError(f"{error}. If {model} is a part of the prompt, put all of that into quotes") from error
     room = max(1, engine.ready.max_model_len - len(engine.tokenizer.encode(prompt)))
-    params = given.sampling({"max_tokens": min(_MAX_TOKENS, room)} | engine.generation_defaults)
+    # what cannot be is refused as a context that is too short, not as a limit that nobody set
+    most = min(_MAX_TOKENS, room) if given.values.get("min_tokens", 0) <= room else None
+    params = given.sampling({"max_tokens": most} | engine.generation_defaults)
     if params.n == 1:
         _write_one(engine, prompt, params)
     else:
@@ -54,9 +72,35 @@ def run(
     return 0
 
 
-def _standard_input() -> str:
+def _model_and_prompt(first: str | None, prompt: str | None) -> tuple[str | None, str | None]:
+    """Return the model that the words of the command name, and the prompt; None for what they leave out."""
+    if first is None:
+        return None, prompt
+    if prompt is None:
+        return (first, None) if _is_surely_a_model(first) else (None, first)
+    if _is_surely_a_model(first) or is_hub_name(first):
+        return first, prompt
+    raise InvalidRequest(
+        f"{first!r} before the prompt names no model (a hub name, a directory or {BUILTIN_MODEL}); put a prompt of "
+        "several words into quotes",
+        field="model",
+    )
+
+
+def _is_surely_a_model(word: str) -> bool:
+    """Return whether nobody would continue this as a text."""
+    is_directory = (Path(word).expanduser() / CONFIG).is_file()
+    return word == BUILTIN_MODEL or is_directory or ("/" in word and is_hub_name(word))
+
+
+def _standard_input(model: str) -> str:
+    if sys.stdin.isatty():
+        named = "" if model == BUILTIN_MODEL else f"{model} "
+        raise InvalidRequest(
+            f'there is no prompt; write one, as in octavo run {named}"Once upon a time"', field="prompt"
+        )
     try:
-        return sys.stdin.read()
+        return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise InvalidRequest(
             f"standard input is no {error.encoding} text: the byte 0x{error.object[error.start]:02x} at position "

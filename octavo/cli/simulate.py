@@ -27,7 +27,8 @@ from octavo.simulate.router import ROUTERS
 from octavo.simulate.settings import engine_settings
 from octavo.simulate.simulation import Simulation
 from octavo.simulate.simulation import simulate as run_simulation
-from octavo.simulate.traces import Trace, TraceRequest, Workload, generate, read_trace, write_trace
+from octavo.simulate.trace_file import read_trace, write_trace
+from octavo.simulate.traces import Trace, TraceRequest, Workload, generate
 
 _DEFAULTS = Workload()
 _COST_MODEL = "h100/llama-3.1-8b"

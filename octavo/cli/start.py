@@ -30,9 +30,14 @@ def log_quietly(args: EngineArgs) -> None:
     set_up("warning" if args.log_level == EngineArgs.log_level else args.log_level)
 
 
-def mention_memory(engine: LLMEngine) -> None:
-    """One line on stderr; `octavo explain` shows the whole plan with its reasons."""
+def load(args: EngineArgs) -> LLMEngine:
+    """Return an engine, with one line about its memory on stderr; `octavo explain` shows the whole plan."""
+    with ends_at_interrupt():
+        from octavo.engine.llm_engine import LLMEngine
+
+        engine = LLMEngine.from_args(args)
     print(f"memory: {engine.ready.plan_summary}", file=sys.stderr)
+    return engine
 
 
 @contextmanager

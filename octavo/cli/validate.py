@@ -25,7 +25,8 @@ from octavo.simulate.cost_model import load_cost_model
 from octavo.simulate.report import summarize
 from octavo.simulate.settings import served_settings
 from octavo.simulate.simulation import Simulation, simulate
-from octavo.simulate.traces import Trace, Workload, generate, read_trace
+from octavo.simulate.trace_file import read_trace
+from octavo.simulate.traces import Trace, Workload, generate
 
 if TYPE_CHECKING:
     from octavo.llm import LLM

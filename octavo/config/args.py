@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from functools import wraps
+from typing import Annotated, Any, TypeVar
 
 from octavo.config.fields import Arg, arguments, check_values
+from octavo.core.absent import remark
 from octavo.core.request_limits import request_limits_in_short
-from octavo.errors import ConfigError, suggestion
+from octavo.errors import ConfigError
+
+T = TypeVar("T")
 
 BUILTIN_MODEL = "octavo-tiny"
 """The demonstration model that ships with the package."""
@@ -28,6 +32,26 @@ _MODEL, _CACHE, _SCHEDULING, _DEVICE, _LOGGING, _SERVER = (
 _ONE_DEVICE = "this version runs a model in one process on one device"
 
 
+def _names_its_arguments(cls: type[T]) -> type[T]:
+    """Make an unknown keyword of the class a ConfigError that names the nearest known one."""
+    initialize = cls.__init__
+
+    @wraps(initialize)
+    def __init__(self: T, **values: Any) -> None:  # noqa: N807
+        try:
+            initialize(self, **values)
+        except TypeError:
+            known = arguments(cls)
+            for name in values:
+                if name not in known:
+                    raise ConfigError(f"{name} is not an argument of {cls.__name__}{remark(name, known)}") from None
+            raise
+
+    cls.__init__ = __init__  # type: ignore[assignment]
+    return cls
+
+
+@_names_its_arguments
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs:
     """What a person wrote about the engine, checked field by field; `resolve()` makes the configuration of it.
@@ -366,20 +390,12 @@ class EngineArgs:
     def __post_init__(self) -> None:
         check_values(self)
 
-    @classmethod
-    def from_keywords(cls, **values: Any) -> Self:
-        """Like the constructor, but an unknown name is a ConfigError with the nearest known one."""
-        known = arguments(cls)
-        for name in values:
-            if name not in known:
-                raise ConfigError(f"{name} is not an argument of LLM{suggestion(name, known)}")
-        return cls(**values)
-
 
 AsyncEngineArgs = EngineArgs
 """The name under which users of vLLM know the arguments of an asynchronous engine; there is one set for both."""
 
 
+@_names_its_arguments
 @dataclass(frozen=True, kw_only=True)
 class ServerArgs:
     """What a person wrote about the HTTP server."""

@@ -26,6 +26,11 @@ _WEIGHT_FILES: Final = (["*.safetensors"], ["pytorch_model*.bin"])
 _NEVER: Final = ["*/*", "consolidated*"]
 
 
+def is_hub_name(name: str) -> bool:
+    """Return whether `name` has the form of a name on a hub: owner/model, or a single word."""
+    return _HUB_NAME.fullmatch(name) is not None and not name.startswith((".", "~"))
+
+
 def locate_model(args: EngineArgs) -> Path:
     """The directory of `args.model`, downloaded where need be."""
     return locate(
@@ -79,7 +84,7 @@ def locate(
             f"{model}: is a file, expected a model directory or the name of a model on a hub; give the directory with "
             f"{CONFIG} and the weights"
         )
-    if not _HUB_NAME.fullmatch(model) or model.startswith((".", "~")):
+    if not is_hub_name(model):
         raise CheckpointError(
             f"{model}: does not exist, and is no name on a hub (owner/model); check the path or the name"
         )

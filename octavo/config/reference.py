@@ -12,6 +12,7 @@ from typing import Any
 
 from octavo.config.args import EngineArgs, ServerArgs
 from octavo.config.fields import Argument, arguments
+from octavo.core.absent import absent_options
 from octavo.core.request_limits import MAX_DEPTH, MAX_REQUEST_TOKENS, MAX_SEQUENCES, REQUEST_LIMITS
 
 _INTRODUCTION = """\
@@ -28,6 +29,10 @@ Each argument has one name in four spellings: the keyword `max_num_seqs` of `LLM
 A name that octavo does not know is an error that tells the nearest one; variables that Kubernetes sets for a service
 named octavo, such as `OCTAVO_SERVICE_HOST` and `OCTAVO_PORT=tcp://…`, are ignored with a note. A flag that is on or off
 has a second form, such as `--no-enable-prefix-caching`.
+"""
+
+_ABSENT_TEXT = """\
+Options that users of other engines know, and what octavo says when it is given one.
 """
 
 _SERVER_TEXT = "What `octavo serve` takes besides the [engine arguments](engine-arguments.md), spelt in the same ways."
@@ -49,11 +54,21 @@ at most {depth} deep, and a prompt fits the model's context.
 def pages() -> dict[str, str]:
     """File name → Markdown of every generated page."""
     return {
-        "engine-arguments.md": _page("Engine arguments", _ENGINE_TEXT, arguments(EngineArgs).values()),
+        "engine-arguments.md": _page("Engine arguments", _ENGINE_TEXT, arguments(EngineArgs).values())
+        + "\n"
+        + _absent_options(),
         "server-arguments.md": _page("Server arguments", _SERVER_TEXT, arguments(ServerArgs).values()),
         "sampling-parameters.md": _sampling_page(),
         "request-limits.md": _limits_page(),
     }
+
+
+def _absent_options() -> str:
+    names: dict[str, list[str]] = {}
+    for name, said in absent_options().items():
+        names.setdefault(said, []).append(f"`{name}`")
+    rows = [f"| {', '.join(listed)} | {said} |" for said, listed in sorted(names.items(), key=lambda row: row[1])]
+    return "\n".join(["## Not there\n", _ABSENT_TEXT, "| option | |", "|---|---|", *rows]) + "\n"
 
 
 def describe_limits(argument: Argument) -> str:

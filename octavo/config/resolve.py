@@ -199,7 +199,7 @@ def _generation_defaults(source: str, checkpoint: Checkpoint, max_model_len: int
     where, values = _generation_values(source, checkpoint)
     defaults = {ours: values[theirs] for theirs, ours in _GENERATION_KEYS.items() if values.get(theirs) is not None}
     try:
-        SamplingParams.from_keywords(**defaults)
+        SamplingParams(**defaults)
     except InvalidRequest as error:
         raise CheckpointError(f"{where}: {error}; correct the file, or start with generation_config none") from error
     if defaults.get("max_tokens", 0) >= max_model_len:

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from octavo.config.args import EngineArgs, ServerArgs
 from octavo.config.fields import Argument, accept, arguments, from_text
-from octavo.errors import ConfigError, suggestion
+from octavo.core.absent import remark
+from octavo.errors import ConfigError
 
 Args = TypeVar("Args", EngineArgs, ServerArgs)
 
@@ -66,7 +67,7 @@ def engine_args(keywords: Mapping[str, Any], environ: Mapping[str, str] | None =
     known = arguments(EngineArgs)
     for name in keywords:
         if name not in known:
-            raise ConfigError(f"{name} is not an argument of LLM{suggestion(name, known)}")
+            raise ConfigError(f"{name} is not an argument of LLM{remark(name, known)}")
     return gather(EngineArgs, keywords, environ=environ)
 
 
@@ -85,9 +86,7 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if not variable.startswith(_PREFIX) or variable == _CONFIG_VARIABLE or is_service_link(variable, text):
             continue
         if variable not in known:
-            raise ConfigError(
-                f"the environment sets {variable}, which octavo does not know{suggestion(variable, known)}"
-            )
+            raise ConfigError(f"the environment sets {variable}, which octavo does not know{remark(variable, known)}")
         argument = known[variable]
         values[argument.name] = _checked(argument, from_text(argument, text, variable), variable)
     return values
@@ -116,7 +115,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     for key, value in content.items():
         name = str(key).replace("-", "_")
         if name not in known:
-            raise ConfigError(f"{path}: {key} is not an argument{suggestion(name, known)}")
+            raise ConfigError(f"{path}: {key} is not an argument{remark(name, known)}")
         if name in values:
             raise ConfigError(f"{path}: {key} is there twice, with a hyphen and with an underscore; keep one")
         values[name] = _checked(known[name], value, str(path))

@@ -12,9 +12,10 @@ from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
+from octavo.core.absent import remark
 from octavo.core.prompt import checked_text
 from octavo.core.request_limits import check_field
-from octavo.errors import InvalidRequest, suggestion
+from octavo.errors import InvalidRequest
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy decoding."""
@@ -43,7 +44,23 @@ class Param(msgspec.Struct, frozen=True):
     le: float | None = None
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _NamesItsFields(msgspec.StructMeta):
+    """Makes an unknown keyword of the class an InvalidRequest that names the nearest known one."""
+
+    def __call__(self, *args: Any, **values: Any) -> Any:
+        try:
+            return super().__call__(*args, **values)
+        except TypeError:
+            known = self.__struct_fields__
+            for name in values:
+                if name not in known:
+                    raise InvalidRequest(
+                        f"{name} is not a sampling parameter{remark(name, known)}", field=name
+                    ) from None
+            raise
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, metaclass=_NamesItsFields):
     """How tokens are drawn for one request, in the words of vLLM and the OpenAI API.
 
     Raises InvalidRequest naming the field, its value and its limit.
@@ -116,22 +133,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check_together(self)
 
     @classmethod
-    def from_keywords(cls, **values: Any) -> SamplingParams:
-        """Like the constructor, but an unknown name is an InvalidRequest with the nearest known one."""
-        for name in values:
-            if name not in cls.__struct_fields__:
-                raise InvalidRequest(
-                    f"{name} is not a sampling parameter{suggestion(name, cls.__struct_fields__)}", field=name
-                )
-        return cls(**values)
-
-    @classmethod
     def over_defaults(cls, defaults: Mapping[str, Any], explicit: Mapping[str, Any]) -> SamplingParams:
         """`explicit` values over the `defaults` of a checkpoint or a command; a beam search leaves out the defaults of
-        drawing (temperature, top_k, top_p, min_p), which say nothing about it. Errors as in `from_keywords`."""
+        drawing (temperature, top_k, top_p, min_p), which say nothing about it. A default of max_tokens becomes as large
+        as an explicit min_tokens. Raises InvalidRequest."""
         if explicit.get("use_beam_search", defaults.get("use_beam_search")) is True:
             defaults = {name: value for name, value in defaults.items() if name not in _OF_DRAWING}
-        return cls.from_keywords(**{**defaults, **explicit})
+        merged = {**defaults, **explicit}
+        limit, least = merged.get("max_tokens", _DEFAULTS["max_tokens"]), explicit.get("min_tokens")
+        if "max_tokens" not in explicit and limit is not None and isinstance(least, int) and least > limit:
+            merged["max_tokens"] = least  # nobody asked for the limit
+        return cls(**merged)
 
     @property
     def width(self) -> int:
@@ -316,8 +328,10 @@ def _check_logit_bias(params: SamplingParams) -> None:
 
 def _check_together(params: SamplingParams) -> None:
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        default = " unless it is set" if params.max_tokens == _DEFAULTS["max_tokens"] else ""
         raise InvalidRequest(
-            f"min_tokens is {params.min_tokens}, must be at most max_tokens, which is {params.max_tokens}",
+            f"min_tokens is {params.min_tokens}, must be at most max_tokens, which is {params.max_tokens}{default}; "
+            "raise max_tokens, or lower min_tokens",
             field="min_tokens",
         )
     if params.stop and not params.detokenize:

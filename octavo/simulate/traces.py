@@ -10,7 +10,6 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
-from pathlib import Path
 from typing import Annotated, Final, Literal, get_args
 
 import msgspec
@@ -197,38 +196,6 @@ class Trace:
     def _stream(self, name: str) -> int:
         number = self._streams.setdefault(name, len(self._streams))
         return END_TOKEN + _STREAM * (number + 1)
-
-
-def read_trace(path: str | Path) -> Trace:
-    """A trace from a file of JSON lines. Raises ConfigError that names the line, and the field that is wrong in it."""
-    try:
-        lines = Path(path).expanduser().read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(f"trace is {str(path)!r}, which cannot be read: {error.strerror}") from error
-    decoder = msgspec.json.Decoder(TraceRequest)
-    requests, places = [], []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            place = f"{path}, line {number}"
-            try:
-                requests.append(decoder.decode(line))
-            except msgspec.DecodeError as error:
-                # "… - at `$.field`"
-                problem, _, field = str(error).partition(" - at `$.")
-                raise ConfigError(f"{place}: {field.rstrip('`') + ': ' if field else ''}{problem}") from error
-            places.append(place)
-    if not requests:
-        raise ConfigError(f"{path} has no requests")
-    return Trace(requests, places)
-
-
-def write_trace(path: str | Path, requests: Iterable[TraceRequest]) -> None:
-    """The file that `read_trace` reads."""
-    encoder = msgspec.json.Encoder()
-    try:
-        Path(path).expanduser().write_bytes(b"".join(encoder.encode(request) + b"\n" for request in requests))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
 # ---- generators ----

@@ -22,7 +22,7 @@ from octavo.builtin.corpus import (
     make_document,
     make_documents,
 )
-from octavo.builtin.fact_topics import arithmetic
+from octavo.builtin.fact_topics import arithmetic, hardware
 from octavo.builtin.lexicon import ANIMALS, make_character
 from octavo.builtin.poems import make_poem
 from octavo.builtin.stories import PLOTS, make_story
@@ -179,6 +179,14 @@ def test_every_concept_says_what_it_is_in_whole_sentences() -> None:
     for concept in CONCEPTS:
         assert concept.names
         assert all(sentence.endswith((".", "!")) for sentence in concept.lead + concept.more)
+
+
+def test_nothing_says_that_octavo_uses_a_gpu() -> None:
+    octavo = next(concept for concept in CONCEPTS if concept.names[0] == "octavo")
+    said = [*octavo.lead, *octavo.more, *{hardware(Random(seed)).answer for seed in range(100)}]
+    about_gpus = [sentence for text in said for sentence in re.split(r"(?<=\.) ", text) if "GPU" in sentence]
+    assert about_gpus
+    assert [sentence for sentence in about_gpus if not re.search(r"needs no GPU|does not use a GPU", sentence)] == []
 
 
 def test_the_users_name_is_recalled_only_when_it_was_told() -> None:

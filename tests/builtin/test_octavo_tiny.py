@@ -120,6 +120,17 @@ def test_a_question_is_answered_in_a_sentence_that_ends_by_itself(
     assert answer.endswith(".")
 
 
+@pytest.mark.parametrize(
+    "question",
+    ["Does octavo run on a GPU?", "Does octavo need a GPU?", "Can octavo use CUDA?", "Where does octavo run?"],
+)
+def test_octavo_is_said_to_run_on_the_cpu(network: Network, tokenizer: Tokenizer, question: str) -> None:
+    prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    answer = continue_text(network, tokenizer, prompt, max_tokens=60)
+    assert "CPU" in answer
+    assert "This version" in answer
+
+
 def test_the_tokenizer_was_learned_from_the_generated_text(tokenizer: Tokenizer) -> None:
     text = make_document(0, 123_456, "story").text
     assert len(text) / len(tokenizer.encode(text).ids) > 3.5

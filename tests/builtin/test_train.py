@@ -17,7 +17,7 @@ from octavo.builtin.checkpoint import Progress, load_checkpoint
 from octavo.builtin.evaluate import continue_text, held_out_perplexity
 from octavo.builtin.evaluate import main as evaluate
 from octavo.builtin.network import Network, NetworkShape
-from octavo.builtin.train import TrainingPlan, learning_rate, main, make_optimizers, train
+from octavo.builtin.train import FIRST_NEW_DOCUMENT, TrainingPlan, learning_rate, main, make_optimizers, train
 
 SHAPE = NetworkShape(
     vocab_size=384, hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_size=16, intermediate_size=48,
@@ -77,6 +77,19 @@ def test_a_resumed_run_continues_where_the_checkpoint_was(
     assert load_checkpoint(tmp_path / "checkpoint", restored, optimizers).steps == 24
 
 
+def test_a_run_may_begin_with_exported_weights_and_reads_documents_that_the_first_did_not(
+    trained: tuple[Path, Network, Tokenizer, list[float]], tmp_path: Path
+) -> None:
+    exported = trained[0]
+    network, tokenizer, _ = train(tmp_path, replace(PLAN, start_from=exported, max_steps=1, peak_learning_rate=1e-9))
+    before = load_file(exported / "model.safetensors")
+    assert all(torch.equal(tensor.bfloat16(), before[name]) for name, tensor in network.state_dict().items())
+    assert tokenizer.to_str() == trained[2].to_str()
+    restored = Network(SHAPE)
+    progress = load_checkpoint(tmp_path / "checkpoint", restored, make_optimizers(restored, PLAN))
+    assert progress.next_document > FIRST_NEW_DOCUMENT
+
+
 def test_the_learning_rate_warms_up_and_ends_at_zero() -> None:
     plan = TrainingPlan(minutes=10, warmup_steps=10, peak_learning_rate=1.0)
     assert learning_rate(plan, Progress()) == pytest.approx(0.1)
@@ -113,6 +126,9 @@ def test_continuing_a_text_greedily_is_deterministic(trained: tuple[Path, Networ
         (["--minutes", "0"], "--minutes is 0"),
         (["--minutes", "nan"], "--minutes is nan"),
         (["--threads", "0"], "--threads is 0"),
+        (["--max-steps", "0"], "--max-steps is 0"),
+        (["--learning-rate", "0"], "--learning-rate is 0"),
+        (["--start-from", "/nowhere"], "--start-from is /nowhere, which holds no exported model"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_before_training(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +16,9 @@ from octavo import __version__
 from octavo.cli.main import EXIT_ERROR, EXIT_USAGE, main
 
 
-def run_octavo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "octavo", *arguments], capture_output=True, text=True, check=False)
+def run_octavo(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "check": False} | options
+    return subprocess.run([sys.executable, "-m", "octavo", *arguments], **options)
 
 
 def test_help_is_there_in_a_blink() -> None:
@@ -56,7 +59,7 @@ def test_options_are_grouped_and_tell_their_defaults(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "first"),
     [
-        (["run"], "Prompt:\n  PROMPT, --prompt STR"),
+        (["run"], "Prompt:\n  MODEL_OR_PROMPT STR "),
         (["chat"], "Prompt:\n  --system STR"),
         (
             ["bench", "latency"],
@@ -87,7 +90,13 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "x", "--top-k", "1.5"], "'1.5' is not a whole number"),
         (["run", "x", "--stop-token-ids", "1.5"], "'1.5' is not a whole number"),
         (["bench", "latency", "--batch-size", "1.5"], "'1.5' is not a whole number"),
-        (["run", "Once", "upon", "a"], "'upon a' is more than this command takes; put several words into quotes"),
+        (["serve", "--enable-lora"], "--enable-lora: LoRA adapters are not there yet"),
+        (["serve", "--speculative-config", "{}"], "--speculative-config: speculative decoding is not there yet"),
+        (["serve", "-tp", "2"], "-tp: octavo calls it --tensor-parallel-size"),
+        (
+            ["run", "Once", "upon", "a", "time"],
+            "'a time' is more than this command takes; put several words into quotes",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_exit_code_2(
@@ -110,6 +119,8 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(
         (["chat", "--trust-remote-code"], "trust_remote_code=True is refused: octavo never runs code"),
         (["explain", "--config", "/nowhere.yaml"], "cannot read the configuration file /nowhere.yaml"),
         (["run", "x", "--model", "/nowhere"], "/nowhere"),
+        (["run", "Once upon", "a time"], "'Once upon' before the prompt names no model"),
+        (["run", "octavo-tiny", "x", "--model", "y/z"], "there are two models, octavo-tiny and --model y/z"),
         (["bench", "latency", "--batch-size", "0"], "batch_size is 0, must be at least 1"),
     ],
 )
@@ -141,3 +152,20 @@ def test_every_command_is_where_the_table_says() -> None:
     folder = Path(module.__file__).parent
     for _, target, _ in module._COMMANDS + module._BENCHMARKS:
         assert (folder / f"{target.partition(':')[0].rpartition('.')[2]}.py").is_file()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_full_disk_under_standard_output_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = run_octavo("--help", stdout=full)
+    assert done.returncode == EXIT_ERROR
+    assert done.stderr.startswith("octavo: standard output cannot be written: No space left on device")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_terminal_without_utf_8_gets_similar_characters() -> None:
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
+    line = ["simulate", "--num-requests", "3", "--replicas", "2", "--arrivals", "at-once", "--svg", os.devnull]
+    done = run_octavo(*line, env=ascii_only)
+    assert (done.returncode, done.stderr.count("Error")) == (0, 0)
+    assert done.stdout.isascii()

@@ -9,10 +9,11 @@ import pytest
 
 from octavo.cli.main import EXIT_ERROR, main
 from octavo.cli.run import _write_one, _write_several
+from octavo.config.args import EngineArgs
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.llm_engine import LLMEngine
-from octavo.errors import ContextTooLong
+from octavo.errors import CheckpointError, ContextTooLong
 from tests.fakes.core import ScriptedCore
 
 MakeEngine = Callable[[ScriptedCore], LLMEngine]
@@ -70,10 +71,44 @@ def test_a_model_on_disk_continues_a_text(tiny_model: str, capsys: pytest.Captur
     assert capsys.readouterr().out == first.out
 
 
+def test_the_first_of_two_words_is_the_model(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", tiny_model, "abc", "--max-tokens", "1", "--max-num-seqs", "4"]) == 0
+    assert capsys.readouterr().out.startswith("abc")
+
+
+def test_a_single_word_that_names_a_model_is_no_prompt(
+    tiny_model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"abc")))
+    assert main(["run", tiny_model, "--max-tokens", "1", "--max-num-seqs", "4"]) == 0
+    assert capsys.readouterr().out.startswith("abc")
+
+
+def test_a_word_that_is_no_model_after_all_may_have_been_a_part_of_the_prompt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(args: EngineArgs) -> LLMEngine:
+        raise CheckpointError(f"{args.model}: there is no such model")
+
+    monkeypatch.setattr("octavo.cli.run.load", load)
+    assert main(["run", "Once", "upon"]) == EXIT_ERROR
+    said = "Once: there is no such model. If Once is a part of the prompt, put all of that into quotes"
+    assert said in capsys.readouterr().err
+
+
+def test_min_tokens_is_not_refused_for_a_limit_that_nobody_set(
+    tiny_model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["run", "abc", "--model", tiny_model, "--max-num-seqs", "4", "--allowed-token-ids", "97"]
+    assert main([*line, "--min-tokens", "30"]) == 0
+    assert main([*line, "--min-tokens", "3000"]) == EXIT_ERROR
+    assert "min_tokens is 3000, but behind a prompt of 3 tokens the context has room for" in capsys.readouterr().err
+
+
 def test_prompt_may_come_from_standard_input(
     tiny_model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe\n")))
     assert main(["run", "--model", tiny_model, "--max-tokens", "1", "--max-num-seqs", "4"]) == 0
     assert capsys.readouterr().out.startswith("from a pipe")
 

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from octavo.cli.main import main
-from octavo.simulate.traces import Trace, TraceRequest, read_trace
+from octavo.simulate.trace_file import read_trace
+from octavo.simulate.traces import Trace, TraceRequest
 from tests.fakes.engine import make_core, make_request, run
 from tests.simulate.parts import make_costs, make_settings
 from tests.simulate.test_recorded import record

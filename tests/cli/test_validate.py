@@ -10,7 +10,8 @@ import pytest
 
 from octavo.cli.main import main
 from octavo.platform import Platform
-from octavo.simulate.traces import TraceRequest, write_trace
+from octavo.simulate.trace_file import write_trace
+from octavo.simulate.traces import TraceRequest
 from tests.simulate.parts import make_costs
 
 SMALL = ("--max-num-seqs", "4", "--max-model-len", "256", "--repetitions", "1")

@@ -91,8 +91,7 @@ def test_stop_strings_need_text() -> None:
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(InvalidRequest, match="did you mean temperature"):
-        SamplingParams.from_keywords(temprature=1.0)
-    assert SamplingParams.from_keywords(temperature=0.5) == SamplingParams(temperature=0.5)
+        SamplingParams(temprature=1.0)
 
 
 def test_equal_sequences_are_not_computed_to_choose_among_them() -> None:
@@ -148,3 +147,13 @@ def test_whole_limits_are_shown_in_full() -> None:
         SamplingParams(seed=2**63)
     with pytest.raises(InvalidRequest, match="must be at most 100$"):
         SamplingParams(repetition_penalty=1000)
+
+
+def test_a_limit_that_nobody_set_makes_room_for_min_tokens() -> None:
+    assert SamplingParams.over_defaults({"max_tokens": 8}, {"min_tokens": 50}).max_tokens == 50
+    assert SamplingParams.over_defaults({}, {"min_tokens": 50}).max_tokens == 50
+    assert SamplingParams.over_defaults({"max_tokens": None}, {"min_tokens": 50}).max_tokens is None
+    with pytest.raises(InvalidRequest, match="min_tokens is 50, must be at most max_tokens, which is 20; raise max"):
+        SamplingParams.over_defaults({}, {"min_tokens": 50, "max_tokens": 20})
+    with pytest.raises(InvalidRequest, match="which is 16 unless it is set; raise max_tokens"):
+        SamplingParams(min_tokens=50)

@@ -16,9 +16,16 @@ from tests.conformance.runtimes import LEVELS, PLATFORM
 need_kernels = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 
 
-def test_without_the_compiled_library_there_is_no_runtime_and_references_are_bound() -> None:
+def test_without_the_compiled_library_there_is_no_runtime_and_references_are_bound(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     bare = Platform(**{**{name: getattr(PLATFORM, name) for name in PLATFORM.__struct_fields__}, "native_module": None})
+    assert open_runtime(bare, instruction_set="reference") is None
+    assert caplog.messages == []
     assert open_runtime(bare) is None
+    (warning,) = caplog.messages
+    assert warning.startswith("the compiled library is absent: install a C++20 compiler")
+    assert warning.endswith("PyTorch computes instead, several times slower")
     with pytest.raises(ConfigError, match="the compiled library is absent"):
         open_runtime(bare, instruction_set="avx2")
     ops = bind(bare, runtime=open_runtime(bare))

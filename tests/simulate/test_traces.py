@@ -12,7 +12,8 @@ import pytest
 
 from octavo.errors import ConfigError
 from octavo.simulate.executor import END_TOKEN
-from octavo.simulate.traces import Trace, TraceRequest, Workload, generate, read_trace, write_trace
+from octavo.simulate.trace_file import read_trace, write_trace
+from octavo.simulate.traces import Trace, TraceRequest, Workload, generate
 
 
 def test_a_trace_survives_its_file(tmp_path: Path) -> None:
@@ -24,10 +25,9 @@ def test_a_trace_survives_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"num_prompt_tokens": 3}', "line 2: Object missing required field `output_len`"),
         ('{"output_len": 3}', "line 2: a request has either num_prompt_tokens or prompt_token_ids"),
-        ('{"num_prompt_tokens": 3, "output_len": 0}', "line 2: output_len: Expected `int` >= 1"),
-        ('{"num_prompt_tokens": 3, "output_len": 1, "prompt": "x"}', "line 2: Object contains unknown field `prompt`"),
+        ('{"num_prompt_tokens": 3, "output_len": 0}', "line 2: output_len: expected a whole number of at least 1"),
+        ('{"num_prompt_tokens": 3, "output_len": 1, "prompt": "x"}', "line 2: prompt is not a field of a request"),
         ('{"num_prompt_tokens": 3, "output_len": 1, "prefixes": [["a", 4]]}', "prefixes are longer than"),
         (
             '{"num_prompt_tokens": 3, "output_len": 2, "output_lens": [1, 1], "n": 2}',
@@ -38,7 +38,11 @@ def test_a_trace_survives_its_file(tmp_path: Path) -> None:
             '{"num_prompt_tokens": 3, "output_len": 1, "prefixes": [["a", 0]]}',
             r"line 2: prefixes\[0\]\[1\]: ",
         ),
-        ('{"num_prompt_tokens": 3, "output_len":', "line 2: Input data was truncated"),
+        ('{"num_prompt_tokens": 3, "outputlen": 3}', "line 2: outputlen is not a field .*; did you mean output_len"),
+        ('{"num_prompt_tokens": 3}', "line 2: output_len is missing; a line is such as"),
+        ('{"num_prompt_tokens": "3", "output_len": 1}', "num_prompt_tokens: expected a whole number or null, got text"),
+        ('{"num_prompt_tokens": 3, "output_len": 1, "tenant": "\udcff"}', "line 2: is not UTF-8 text"),
+        ('{"num_prompt_tokens": 3, "output_len":', "line 2: is not a JSON object .*; a line is such as"),
         (
             '{"num_prompt_tokens": 3, "output_len": 1, "request_id": "a"}',
             "line 2: request_id is 'a', which an earlier request has",
@@ -56,7 +60,7 @@ def test_a_trace_survives_its_file(tmp_path: Path) -> None:
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     first = '{"request_id": "a", "num_prompt_tokens": 3, "output_len": 1}'
-    (tmp_path / "trace").write_text(f"{first}\n{line}\n")
+    (tmp_path / "trace").write_bytes(f"{first}\n{line}\n".encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match=message):
         read_trace(tmp_path / "trace")
 

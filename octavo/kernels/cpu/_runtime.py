@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from sys import getrefcount
@@ -18,9 +19,15 @@ from octavo.platform import Platform
 if TYPE_CHECKING:
     from octavo import _native
 
+_log = logging.getLogger(__name__)
+
 TYPE_CODES: Final[Mapping[torch.dtype, int]] = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 """How the library numbers element types."""
 
+_ABSENT = (
+    "the compiled library is absent: install a C++20 compiler (g++ or clang++), then octavo again "
+    "(in a checkout: pip install --force-reinstall --no-deps .)"
+)
 _SMALLEST_BYTES = 256
 _READY_BYTES = 64 << 10
 """Largest tensor that is kept in its shape."""
@@ -135,6 +142,8 @@ def open_runtime(platform: Platform, threads: int = 1, instruction_set: str = "a
     Raises ConfigError for an instruction set that this machine cannot run.
     """
     if not availability(platform).usable:
+        if instruction_set == "auto":
+            _log.warning("%s; PyTorch computes instead, several times slower", availability(platform).because)
         if instruction_set in ("auto", "reference"):
             return None
         raise ConfigError(
@@ -153,7 +162,7 @@ def open_runtime(platform: Platform, threads: int = 1, instruction_set: str = "a
 def availability(platform: Platform) -> Availability:
     """Whether the compiled kernels can run here."""
     if platform.native_module is None:
-        return Availability(False, "the compiled library is absent: install octavo with a C++ compiler at hand")
+        return Availability(False, _ABSENT)
     from octavo import _native
 
     levels = _native.instruction_sets()

@@ -1,0 +1,109 @@
+"""Options that users of vLLM type and octavo does not have, and what octavo says to each.
+
+One table for flags, keywords, YAML keys, variables, sampling parameters and the reference page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Final
+
+from octavo.errors import suggestion
+
+_NOT_YET: Final = {
+    "LoRA adapters are": "enable_lora lora_modules max_loras max_lora_rank max_cpu_loras lora_dtype "
+    "lora_extra_vocab_size fully_sharded_loras default_mm_loras enable_lora_bias lora_request",
+    "prompt adapters are": "enable_prompt_adapter prompt_adapters max_prompt_adapters max_prompt_adapter_token",
+    "speculative decoding is": "speculative_config speculative_model num_speculative_tokens",
+    "structured output is": "structured_outputs_config structured_outputs guided_decoding guided_decoding_backend "
+    "guided_json guided_regex guided_choice guided_grammar",
+    "calling of tools is": "enable_auto_tool_choice tool_call_parser tool_parser_plugin tool_server "
+    "exclude_tools_when_tool_choice_none",
+    "parsing of reasoning is": "reasoning_parser reasoning_parser_plugin enable_reasoning",
+    "input of images, audio and video is": "limit_mm_per_prompt mm_processor_kwargs mm_processor_cache_gb "
+    "mm_processor_cache_type mm_encoder_tp_mode mm_encoder_attn_backend media_io_kwargs interleave_mm_strings "
+    "allowed_local_media_path allowed_media_domains skip_mm_profiling enable_mm_embeds video_pruning_rate "
+    "disable_chunked_mm_input image_input_type",
+    "input of embeddings is": "enable_prompt_embeds",
+    "pooling and embedding of text is": "runner convert task pooler_config override_pooler_config",
+    "serving from several processes or machines is": "data_parallel_size data_parallel_rank data_parallel_start_rank "
+    "data_parallel_size_local data_parallel_address data_parallel_rpc_port data_parallel_backend "
+    "data_parallel_hybrid_lb data_parallel_external_lb distributed_executor_backend decode_context_parallel_size "
+    "prefill_context_parallel_size enable_expert_parallel all2all_backend enable_eplb eplb_config enable_dbo "
+    "expert_placement_strategy disable_custom_all_reduce max_parallel_loading_workers ray_workers_use_nsight "
+    "api_server_count headless nnodes node_rank master_addr master_port worker_use_ray",
+    "transfer of KV caches between engines is": "kv_transfer_config kv_events_config ec_transfer_config "
+    "kv_offloading_size kv_offloading_backend",
+    "CUDA, whose kernels and graphs this sets up, is": "compilation_config cuda_graph_sizes max_seq_len_to_capture "
+    "disable_cascade_attn attention_config attention_backend optimization_level calculate_kv_scales "
+    "quantization_param_path disable_async_output_proc num_scheduler_steps cpu_offload_gb",
+    "sleeping without weights is": "enable_sleep_mode",
+    "other hybrids of layers are": "mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size "
+    "disable_hybrid_kv_cache_manager kv_sharing_fast_prefill disable_sliding_window",
+    "tracing with OpenTelemetry is": "otlp_traces_endpoint collect_detailed_traces",
+    "GGUF files are": "gguf_file",
+}
+"""What is not there yet, with its verb, and the options that belong to it."""
+
+_RENAMED: Final = {
+    "allowed_origins": "allow_origins",
+    "async_scheduling": "max_steps_in_flight",
+    "chat_template_path": "chat_template",
+    "ctx_size": "max_model_len",
+    "context_length": "max_model_len",
+    "enable_log_requests": "log_requests",
+    "kv_cache_memory_bytes": "kv_cache_memory",
+    "mem_fraction_static": "gpu_memory_utilization",
+    "model_path": "model",
+    "num_gpu_blocks": "num_gpu_blocks_override",
+    "pp": "pipeline_parallel_size",
+    "tp": "tensor_parallel_size",
+    "tp_size": "tensor_parallel_size",
+    "uvicorn_log_level": "log_level",
+}
+"""Options that octavo has under another name."""
+
+_WITHOUT: Final = {
+    "octavo speaks plain HTTP; put a proxy before it for TLS": "ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs "
+    "enable_ssl_refresh",
+    "octavo logs no prompts, and requests only with log_requests": "disable_log_requests max_log_len "
+    "disable_uvicorn_access_log",
+    "octavo has one engine; there is nothing to choose": "use_v2_block_manager model_impl worker_cls scheduler_cls "
+    "worker_extension_cls disable_frontend_multiprocessing additional_config",
+    "octavo runs no code that it is given": "middleware logits_processors logits_processor_pattern io_processor_plugin",
+    "octavo always reports cached tokens": "enable_prompt_tokens_details",
+    "the hub's library reads the variable HF_TOKEN": "hf_token",
+    "octavo reads a checkpoint's own files": "hf_overrides hf_config_path config_format tokenizer_mode "
+    "skip_tokenizer_init code_revision model_loader_extra_config ignore_patterns override_generation_config",
+    "the tokens of a step are one budget, max_num_batched_tokens": "max_num_partial_prefills "
+    "max_long_partial_prefills long_prefill_token_threshold",
+}
+"""Options that octavo does without, by the reason."""
+
+
+@cache
+def absent_options() -> Mapping[str, str]:
+    """Return what is said to each option, by its name with underscores, in the order of the names."""
+    said = {name: f"{feature} not there yet" for feature, name in _each(_NOT_YET)}
+    said |= {name: reason for reason, name in _each(_WITHOUT)}
+    said |= {name: f"octavo calls it {ours}" for name, ours in _RENAMED.items()}
+    return MappingProxyType(dict(sorted(said.items())))
+
+
+def renamed_options() -> Mapping[str, str]:
+    """Return octavo's names of options, by the names that others have for them."""
+    return MappingProxyType(_RENAMED)
+
+
+def remark(name: str, known: Iterable[str]) -> str:
+    """Return what follows "NAME is not an argument": why there is none, or the nearest `known` name, or nothing."""
+    said = absent_options().get(name.lower().removeprefix("octavo_"))
+    return f": {said}" if said is not None else suggestion(name, known)
+
+
+def _each(names_by_reason: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for reason, names in names_by_reason.items():
+        for name in names.split():
+            yield reason, name

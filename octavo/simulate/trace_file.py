@@ -1,0 +1,75 @@
+"""Traces as files: a request per line, as JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from octavo.errors import ConfigError, suggestion
+from octavo.simulate.traces import Trace, TraceRequest
+
+_NOUNS: Final = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object with the fields of a request",
+    "null": "null",
+}
+
+
+def read_trace(path: str | Path) -> Trace:
+    """A trace from a file of JSON lines. Raises ConfigError that names the line, the field, and what is expected."""
+    try:
+        lines = Path(path).expanduser().read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"trace is {str(path)!r}, which cannot be read: {error.strerror}") from error
+    decoder = msgspec.json.Decoder(TraceRequest)
+    requests, places = [], []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            place = f"{path}, line {number}"
+            try:
+                requests.append(decoder.decode(line))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise ConfigError(f"{place}: {_complaint(error)}") from error
+            places.append(place)
+    if not requests:
+        raise ConfigError(f"{path} has no requests; a line of it is such as {_EXAMPLE}")
+    return Trace(requests, places)
+
+
+def write_trace(path: str | Path, requests: Iterable[TraceRequest]) -> None:
+    """Write the file that `read_trace` reads. Raises ConfigError."""
+    encoder = msgspec.json.Encoder()
+    try:
+        Path(path).expanduser().write_bytes(b"".join(encoder.encode(request) + b"\n" for request in requests))
+    except OSError as error:
+        raise ConfigError(f"save_trace is {str(path)!r}, which cannot be written: {error.strerror}") from error
+
+
+_EXAMPLE: Final = '{"arrival_s": 0.5, "num_prompt_tokens": 100, "output_len": 20}'
+
+
+def _complaint(error: msgspec.DecodeError | UnicodeDecodeError) -> str:
+    """Return what is wrong with a line, in our words for what msgspec says."""
+    if isinstance(error, UnicodeDecodeError):
+        return "is not UTF-8 text"
+    # "… - at `$.field`"
+    said, _, field = str(error).partition(" - at `$.")
+    names = TraceRequest.__struct_fields__
+    if unknown := re.fullmatch("Object contains unknown field `(.*)`", said):
+        near = suggestion(unknown[1], names) or f"; the fields are {', '.join(names)}"
+        return f"{unknown[1]} is not a field of a request{near}"
+    if missing := re.fullmatch("Object missing required field `(.*)`", said):
+        return f"{missing[1]} is missing; a line is such as {_EXAMPLE}"
+    if not isinstance(error, msgspec.ValidationError):
+        return f"is not a JSON object ({said.removeprefix('JSON is malformed: ')}); a line is such as {_EXAMPLE}"
+    words = re.sub("`([^`]*)`", lambda match: " or ".join(_NOUNS.get(n, n) for n in match[1].split(" | ")), said)
+    words = words.replace(" >= ", " of at least ").replace(" > ", " above ").replace("Expected", "expected", 1)
+    return f"{field.rstrip('`')}: {words}" if field else words

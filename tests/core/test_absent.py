@@ -1,0 +1,39 @@
+"""What is said to options of other engines."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.config.args import EngineArgs, ServerArgs
+from octavo.config.sources import engine_args, known_arguments, read_environment
+from octavo.core.absent import absent_options, remark, renamed_options
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import ConfigError, InvalidRequest
+
+
+def test_what_is_there_is_not_said_to_be_absent() -> None:
+    there = {*known_arguments(), *SamplingParams.__struct_fields__}
+    assert there & set(absent_options()) == set()
+
+
+def test_other_names_lead_to_arguments() -> None:
+    assert set(renamed_options().values()) <= set(known_arguments())
+
+
+def test_a_feature_that_is_not_there_yet_is_named_and_no_other_option_suggested() -> None:
+    said = "enable_lora is not an argument of LLM: LoRA adapters are not there yet"
+    with pytest.raises(ConfigError, match=f"^{said}$"):
+        engine_args({"enable_lora": True}, environ={})
+    with pytest.raises(ConfigError, match=r"OCTAVO_ENABLE_LORA, .*: LoRA adapters are not there yet$"):
+        read_environment({"OCTAVO_ENABLE_LORA": "1"})
+    with pytest.raises(ConfigError, match=r"of EngineArgs: speculative decoding is not there yet$"):
+        EngineArgs(speculative_config={})
+    with pytest.raises(ConfigError, match=r"of ServerArgs: octavo calls it allow_origins$"):
+        ServerArgs(allowed_origins=["*"])
+    with pytest.raises(InvalidRequest, match="guided_json is not a sampling parameter: structured output is not"):
+        SamplingParams(guided_json={})
+
+
+def test_a_mistyped_name_is_answered_with_the_nearest() -> None:
+    assert remark("max_num_seq", known_arguments()) == "; did you mean max_num_seqs?"
+    assert remark("zzz", known_arguments()) == ""
