@@ -60,10 +60,11 @@ MAY_READ_ENVIRONMENT = {"config/sources.py"}
 MAY_SEE_WHOLE_CONFIG = {
     "octavo.engine.engine_core.EngineCore.build",
     "octavo.worker.worker.Worker.build",
+    "octavo.worker.ahead.read_ahead",
     "octavo.engine.llm_engine.LLMEngine.__init__",
     "octavo.async_llm.AsyncLLM.__init__",
 }
-"""Where parts are put together: the two halves of the core, and the two fronts."""
+"""Where parts are put together: the two halves of the core, what is begun before them, and the two fronts."""
 
 
 class Import(NamedTuple):

@@ -93,13 +93,24 @@ class EngineArgs:
         ),
     ] = "auto"
     packed_cache: Annotated[
-        str | None,
+        str,
         Arg(
-            "Directory that keeps the weights in the form that they are computed in, so that later starts map them "
-            "instead of packing them again; takes about as much room as the weights.",
+            "Where weights are kept in the form that they are computed in, so that later starts map them instead of "
+            "packing them again: auto is octavo/packed in the user's cache folder (XDG_CACHE_HOME) for models from "
+            "128 MiB on, none is nowhere, anything else is a directory. Takes about as much room as the weights.",
             group=_MODEL,
         ),
-    ] = None
+    ] = "auto"
+    packed_cache_size: Annotated[
+        int,
+        Arg(
+            "Most room for packed weights of all models together, with a suffix such as 20GiB; those that were used "
+            "longest ago are removed.",
+            group=_MODEL,
+            ge=1,
+            is_bytes=True,
+        ),
+    ] = 20 << 30
     dtype: Annotated[
         str,
         Arg(

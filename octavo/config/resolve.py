@@ -36,6 +36,9 @@ _GENERATION_KEYS = {
 }
 """Keys of generation_config.json that have a sampling parameter, and which."""
 
+_PACKED_CACHE_FROM_BYTES = 128 << 20
+"""Smaller weights are packed in a moment."""
+
 _GIB = 1 << 30
 
 _log = logging.getLogger(__name__)
@@ -47,16 +50,30 @@ def configure(args: EngineArgs) -> EngineConfig:
     Raises ConfigError or CheckpointError.
     """
     from octavo.config import hub
+    from octavo.config.sources import cache_directory
 
     model_path = hub.locate_model(args)
     tokenizer_path = hub.locate_tokenizer(args, model_path)
-    return resolve(args, Checkpoint.open(model_path), Platform.detect(), tokenizer_path=tokenizer_path)
+    return resolve(
+        args,
+        Checkpoint.open(model_path),
+        Platform.detect(),
+        tokenizer_path=tokenizer_path,
+        cache_directory=cache_directory(),
+    )
 
 
 def resolve(
-    args: EngineArgs, checkpoint: Checkpoint, platform: Platform, *, tokenizer_path: Path | None = None
+    args: EngineArgs,
+    checkpoint: Checkpoint,
+    platform: Platform,
+    *,
+    tokenizer_path: Path | None = None,
+    cache_directory: Path | None = None,
 ) -> EngineConfig:
     """The configuration that follows from `args` for this checkpoint on this platform.
+
+    `cache_directory` is where files may be kept that can be made again; None where the user has no such place.
 
     Reads only what `checkpoint` reads, and the files that `generation_config` and `chat_template` name.
     Raises ConfigError where arguments contradict each other or the checkpoint.
@@ -77,7 +94,9 @@ def resolve(
             served_model_names=args.served_model_name or (args.model,),
             revision=args.revision,
             load_format=cast(LoadFormat, args.load_format),
-            packed_cache=_packed_cache(args),
+            packed_cache=_packed_cache(args, checkpoint, cache_directory),
+            packed_cache_bytes=args.packed_cache_size,
+            user_set_packed_cache=args.packed_cache != "auto",
             dtype=dtype,
             quantization=args.quantization,
             seed=args.seed,
@@ -157,12 +176,20 @@ def scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
     )
 
 
-def _packed_cache(args: EngineArgs) -> str | None:
-    if args.packed_cache is not None and args.load_format == "dummy":
+def _packed_cache(args: EngineArgs, checkpoint: Checkpoint, cache_directory: Path | None) -> str | None:
+    """The directory for packed weights, or None where there is none."""
+    if args.packed_cache == "none":
+        return None
+    if args.packed_cache == "auto":
+        if cache_directory is None or args.load_format == "dummy":
+            return None
+        is_worth_it = checkpoint.weights_bytes() >= _PACKED_CACHE_FROM_BYTES
+        return str(cache_directory / "packed") if is_worth_it else None
+    if args.load_format == "dummy":
         raise ConfigError(
             "packed_cache keeps the weights of a checkpoint, load_format dummy makes random ones; leave out one of them"
         )
-    return None if args.packed_cache is None else str(Path(args.packed_cache).expanduser())
+    return str(Path(args.packed_cache).expanduser())
 
 
 def _weight(tenant: str, weight: str) -> float:

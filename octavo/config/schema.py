@@ -35,6 +35,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     load_format: LoadFormat = "auto"
     packed_cache: str | None = None
     """Directory that keeps packed weights for later starts."""
+    packed_cache_bytes: int = 20 << 30
+    """Most bytes of them, of all models together."""
+    user_set_packed_cache: bool = False
     dtype: DType
     quantization: str | None = None
     seed: int = 0

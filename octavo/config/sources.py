@@ -137,6 +137,16 @@ def offline_variable(environ: Mapping[str, str] | None = None) -> str | None:
     return name if name is not None and environ[name].upper() in _TRUE_WORDS else None
 
 
+def cache_directory(environ: Mapping[str, str] | None = None) -> Path | None:
+    """octavo's part of the user's cache folder: in XDG_CACHE_HOME, else in ~/.cache; None for a user without a home."""
+    environ = os.environ if environ is None else environ
+    stated = Path(environ.get("XDG_CACHE_HOME", ""))
+    if stated.is_absolute():  # the specification has relative ones ignored
+        return stated / "octavo"
+    home = environ.get("HOME")
+    return Path(home) / ".cache" / "octavo" if home else None
+
+
 def _checked(argument: Argument, value: Any, where: str) -> Any:
     try:
         return accept(argument, value)

@@ -6,12 +6,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from octavo.config.checkpoint import Checkpoint
 from octavo.core.arithmetic import max_blocks_of_group
 from octavo.core.cache_key import CacheKey
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest, SchedulerStats, StepOutputs
@@ -74,8 +72,6 @@ class EngineCore:
 
         Without `tokenizer` the model's own is opened when it is needed.
         """
-        if config.model.load_format == "auto" and config.model.packed_cache is None:
-            Checkpoint.open(Path(config.model.path)).fetch_ahead()
         executor = make_executor(config)
         try:
             plan = executor.call("memory_plan")

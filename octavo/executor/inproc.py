@@ -29,10 +29,13 @@ class InprocExecutor:
     @classmethod
     def build(cls, config: EngineConfig) -> InprocExecutor:
         """Load the model. Raises ConfigError or CheckpointError."""
+        from octavo.worker.ahead import read_ahead
+
         with _collector_paused():
+            packed = read_ahead(config)
             from octavo.worker.worker import Worker
 
-            return cls(Worker.build(config))
+            return cls(Worker.build(config, packed))
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run the step; the future is done, with the result or with what the worker raised."""
@@ -57,6 +60,8 @@ class InprocExecutor:
 
     def shutdown(self) -> None:
         """Let go of the worker and its memory."""
+        if self._worker is not None:
+            self._worker.shutdown()
         self._worker = None
 
     def _living(self) -> Worker:

@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -16,10 +15,12 @@ from octavo.attention.backend import AttentionBackend
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.safetensors_header import TensorInfo
 from octavo.distributed.mesh import Mesh
-from octavo.errors import CheckpointError, ConfigError
+from octavo.errors import CheckpointError
 from octavo.layers.layer import Binding, Layer, TensorSlot
 from octavo.models.causal_lm import CausalLM
-from octavo.models.packed_cache import PackedCache, identity_of
+from octavo.models.content import WeightContent
+from octavo.models.packed_cache import PackedCache, made_of
+from octavo.models.packed_folder import PackedFolder
 from octavo.models.registry import resolve_model
 from octavo.models.weight_files import FLOATS, StoredTensor, progress_bar, read_ahead, stored_tensors
 from octavo.ops.codes import NotFinite
@@ -52,17 +53,15 @@ def load_model(
     progress: bool = False,
     load_format: LoadFormat = "auto",
     seed: int = 0,
-    packed_cache: Path | None = None,
-    threads: int = 1,
+    packed: PackedFolder | None = None,
     max_positions: int | None = None,
 ) -> CausalLM:
     """A model ready to run, in `dtype` on `device`, its weights kept by `method`.
 
     `load_format` "dummy" draws random weights from `seed` instead of reading any. A layer is brought into the form that
     computes best as soon as its tensors have arrived: there is no second copy of more than the layers in between.
-    `packed_cache` is a directory that keeps the result for the next start; `threads` check it there. `max_positions`
-    bounds the tables that are made per position. Raises CheckpointError for whatever does not fit, ConfigError for a
-    directory that cannot be made.
+    `packed` keeps the result for the next start. `max_positions` bounds the tables that are made per position. Raises
+    CheckpointError for whatever does not fit, ConfigError for a folder that cannot be made.
     """
     model = make_model(checkpoint, mesh, dtype=dtype, method=method)
     slots = tensor_slots(model)
@@ -73,12 +72,13 @@ def load_model(
     for _, layer in model.layers_by_path():
         layer.bind(binding)
     cache = None
-    if packed_cache is not None and load_format == "auto":
-        cache = open_packed_cache(packed_cache, checkpoint, mesh, dtype, method or Unquantized(), ops, threads)
+    if packed is not None and load_format == "auto":
+        cache = open_packed_cache(packed, checkpoint, mesh, dtype, method or Unquantized(), ops)
         state = cache.read(model.state_specs(ops))
         if state is not None:
             model.restore(state, ops)
             return model
+        cache.prepare()
     with torch.no_grad():
         if load_format == "dummy":
             for _, layer in model.layers_by_path():
@@ -88,29 +88,20 @@ def load_model(
             _fill(checkpoint, model, ops, device, progress)
     binding.scratch.clear()
     if cache is not None:
-        cache.write(model.state())
+        cache.keep(model.state())
     return model
 
 
 def open_packed_cache(
-    directory: Path,
-    checkpoint: Checkpoint,
-    mesh: Mesh,
-    dtype: torch.dtype,
-    method: WeightMethod,
-    ops: Ops,
-    threads: int = 1,
+    packed: PackedFolder, checkpoint: Checkpoint, mesh: Mesh, dtype: torch.dtype, method: WeightMethod, ops: Ops
 ) -> PackedCache:
-    """Where the packed weights of one model are kept. Raises ConfigError for a directory that cannot be made."""
-    ranks = f"{mesh.rank} of {mesh.size}"
-    identity = identity_of(checkpoint, dtype=dtype, method=method.name, layout=method.layout(ops), ranks=ranks)
-    try:
-        return PackedCache(directory, checkpoint.path.name, identity, threads)
-    except OSError as error:
-        raise ConfigError(
-            f"packed_cache is {directory}, which is no directory and cannot be made one ({error.strerror}); "
-            "name a directory that may be written to"
-        ) from error
+    """Where the packed weights of one model are kept. Raises ConfigError for a folder that cannot be made."""
+    made = made_of(
+        checkpoint, dtype=dtype, method=method.name, layout=method.layout(ops), ranks=f"{mesh.rank} of {mesh.size}"
+    )
+    content = WeightContent((file.path for file in checkpoint.weight_files()), packed.threads)
+    packed.make()
+    return PackedCache(packed, checkpoint.path.name, content, made)
 
 
 def make_model(

@@ -1,9 +1,8 @@
 """Packed weights on disk, from which a later start maps them instead of packing the checkpoint again.
 
-A file is: magic, length and checksum of the header; the header, a JSON object with the identity of what was packed, the
-places of its tensors and a checksum of every 16 MiB of data; the data, each tensor at a multiple of 4,096 bytes. What
-is not exactly as expected is packed again and replaced, never trusted. A file is written beside its place and renamed,
-so processes that start at once see a whole one or none.
+What is not exactly as expected is packed again and replaced, never trusted. What the checkpoint's files hold is part of
+the identity, by SHA-256; a record of their inodes and times stands for it at a start, and the digest is computed in the
+background afterwards (`octavo.models.content`).
 """
 
 from __future__ import annotations
@@ -11,200 +10,162 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import mmap
 import os
 import re
-import struct
-import tempfile
+import threading
 import time
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import render_bytes
+from octavo.models.content import Record, WeightContent
+from octavo.models.packed_file import Distrust, PackedFile, packed_bytes, write_packed
+from octavo.models.packed_folder import RECORD_SUFFIX, SUFFIX, PackedFolder, remove
 from octavo.ops.prepare_linear import TensorSpec
 
 _log = logging.getLogger(__name__)
 
-FORMAT_VERSION: Final = 1
-"""Another one for every change of this file's format, and of how models arrange tensors in their weights."""
-_MAGIC: Final = b"octavo-packed\x00\r\n"
-_START: Final = struct.Struct("<16sQI")
-"""Magic, bytes of the header, its CRC-32."""
-_ALIGNMENT: Final = 4096
-_PIECE_BYTES: Final = 16 << 20
-"""What a checksum covers, and what is written at once: large writes give the file large pages in the page cache."""
-_ABANDONED_AFTER_S: Final = 3600.0
+FORMAT_VERSION: Final = 2
+"""Another one for every change of the file's format, and of how models arrange tensors in their weights."""
 
 
 class PackedCache:
-    """The file in `directory` for weights of one `identity`. `threads` compute checksums.
+    """The file in `folder` for weights that are made of `content` as `made` says.
 
-    `identity` says all that decides the bytes, as JSON; `title` is what people call the model. The directory is made if
-    need be. Raises OSError when it cannot.
+    `made` says all else that decides the bytes, as JSON; `title` is what people call the model.
     """
 
-    def __init__(self, directory: Path, title: str, identity: Mapping[str, Any], threads: int = 1) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self._identity = json.loads(json.dumps({"format": FORMAT_VERSION, **identity}))
-        self._threads = threads
+    def __init__(self, folder: PackedFolder, title: str, content: WeightContent, made: Mapping[str, Any]) -> None:
+        self._folder = folder
+        self._content = content
+        self._made = json.loads(json.dumps({"format": FORMAT_VERSION, **made}))
         # what a file may be replaced by is another version of the same: the same place, type and format
-        place = json.dumps([self._identity.get(key) for key in ("checkpoint", "dtype", "method", "layout", "ranks")])
+        place = json.dumps([self._made.get(key) for key in ("checkpoint", "dtype", "method", "layout", "ranks")])
         digest = hashlib.sha256(place.encode()).hexdigest()[:12]
-        self.path = directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', title)}-{digest}.packed"
+        self.path = folder.directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', title)}-{digest}{SUFFIX}"
+        self._record_path = self.path.with_name(self.path.name + RECORD_SUFFIX)
 
     def read(self, specs: Mapping[str, TensorSpec]) -> dict[str, Tensor] | None:
         """The tensors that meet `specs`, mapped; None where they are not there or not trusted, which is logged."""
+        started = time.monotonic()
         try:
-            file = self.path.open("rb")
+            file = self._folder.open(self.path)
+            record = Record.read(self._record_path)
+            is_proven = record is not None and record.proves(self._content.stamps)
+            digests = record.digests if record is not None and is_proven else self._content.digests()
+            tensors = self._tensors(file, specs, digests)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            self._warn(f"cannot be read ({error.strerror})")
+        except Distrust as reason:
+            self._warn(str(reason))
             return None
-        with file:
-            try:
-                return self._read(file, specs)
-            except _Distrust as reason:
-                self._warn(str(reason))
-                return None
-
-    def write(self, state: Mapping[str, Tensor]) -> None:
-        """Keep `state` for later starts. A disk that does not take it is logged: the weights are in memory anyway."""
-        started = time.monotonic()
-        try:
-            self._remove_abandoned()
-            with self._replacement() as file:
-                size = self._write(file, state)
         except OSError as error:
-            _log.warning("packed weights are not kept in %s: %s", self.path, error.strerror or error)
-            return
-        _log.info("packed weights kept in %s (%s, %.1f s)", self.path, render_bytes(size), time.monotonic() - started)
-
-    def _read(self, file: BinaryIO, specs: Mapping[str, TensorSpec]) -> dict[str, Tensor]:
-        started = time.monotonic()
-        size = os.fstat(file.fileno()).st_size
-        header, length = _read_header(file, size)
-        if header.get("identity") != self._identity:
-            raise _Distrust(f"is stale: {_difference(header.get('identity'), self._identity)}")
-        places, data = header["tensors"], _aligned(_START.size + length)
-        promised = {name: (list(spec.shape), _name(spec.dtype)) for name, spec in specs.items()}
-        if {name: (place["shape"], place["dtype"]) for name, place in places.items()} != promised:
-            raise _Distrust("holds other tensors than this version wants")
-        if size != header["size"]:
-            raise _Distrust(f"is truncated: {size:,} bytes of {header['size']:,}")
-        # private, so that nothing can reach the file: torch wants memory that it could write to
-        try:
-            pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        except OSError as error:
-            raise _Distrust(f"cannot be mapped ({error.strerror})") from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            pages.madvise(mmap.MADV_HUGEPAGE)
-        if self._checksums(pages, data) != header["checksums"]:
-            raise _Distrust("is damaged: its checksum is wrong")
-        tensors = {name: _view(pages, specs[name], place["offset"]) for name, place in places.items()}
+            self._warn(f"cannot be compared with the checkpoint ({error.strerror})")
+            return None
+        with suppress(OSError):  # the time of the last use, by which old files are removed
+            os.utime(self.path)
+        if is_proven:
+            self._folder.in_background(lambda stop: self._check(digests, stop))
+        else:
+            self._write_record(self._content.record(digests))
         seconds = time.monotonic() - started
-        _log.info("packed weights mapped from %s (%s, %.1f s)", self.path, render_bytes(size), seconds)
+        _log.info("packed weights mapped from %s (%s, %.1f s)", self.path, render_bytes(len(file.pages)), seconds)
         return tensors
 
-    def _write(self, file: BinaryIO, state: Mapping[str, Tensor]) -> int:
-        specs = {name: TensorSpec.of(tensor) for name, tensor in state.items()}
-        # places depend on the length of the header and it on them, so it is laid out for the largest numbers first
-        header = self._header(specs, data=1 << 62, checksums="")
-        total = sum(_aligned(spec.nbytes) for spec in specs.values())
-        num_pieces = 2 + total // _PIECE_BYTES
-        data = _aligned(_START.size + len(header) + 8 * num_pieces)
-        parts = ((offset, _bytes(state[name])) for name, offset in _offsets(specs, data) if specs[name].nbytes)
-        checksums = _stream(file, data, data + total, parts)
-        header = self._header(specs, data, checksums).ljust(data - _START.size)
-        assert _START.size + len(header) == data, "the header outgrew its place"
-        _write_all(file, 0, _START.pack(_MAGIC, len(header), zlib.crc32(header)) + header)
-        return data + total
+    def prepare(self) -> None:
+        """Call this before the weights are read that `keep` is to be given. Raises OSError."""
+        self._content.freeze()
 
-    def _header(self, specs: Mapping[str, TensorSpec], data: int, checksums: str) -> bytes:
-        tensors = {
-            name: {"shape": list(specs[name].shape), "dtype": _name(specs[name].dtype), "offset": offset}
-            for name, offset in _offsets(specs, data)
-        }
-        size = data + sum(_aligned(spec.nbytes) for spec in specs.values())
-        return json.dumps(
-            {"identity": self._identity, "tensors": tensors, "size": size, "checksums": checksums}
-        ).encode()
+    def keep(self, state: Mapping[str, Tensor]) -> None:
+        """Write `state` in the background for later starts. A disk that does not take it is noted in the log."""
+        self._folder.in_background(lambda stop: self._keep(state, stop))
 
-    def _checksums(self, pages: mmap.mmap, data: int) -> str:
-        """CRC-32 of every piece of the file, the first one from byte `data` on; 8 hexadecimal digits each."""
-        with memoryview(pages) as view, ThreadPoolExecutor(self._threads, "octavo-checksum") as pool:
-            starts = range(0, len(view), _PIECE_BYTES)
-            return _hexadecimal(
-                pool.map(lambda start: zlib.crc32(view[max(start, data) : start + _PIECE_BYTES]), starts)
-            )
+    def write(self, state: Mapping[str, Tensor], digests: Mapping[str, str], stop: threading.Event) -> int:
+        """Write `state`, made of files with these digests; returns the size. Raises OSError and Stopped."""
+        tensors = {name: (list(each.shape), _name(each.dtype), _bytes(each)) for name, each in state.items()}
+        return write_packed(self.path, {**self._made, "content": dict(digests)}, tensors, stop)
 
-    @contextmanager
-    def _replacement(self) -> Iterator[BinaryIO]:
-        """A file that takes the place of ours when the block ends well."""
-        descriptor, name = tempfile.mkstemp(prefix=f"{self.path.name}.", suffix=".partial", dir=self.path.parent)
+    def _tensors(
+        self, file: PackedFile, specs: Mapping[str, TensorSpec], digests: Mapping[str, str]
+    ) -> dict[str, Tensor]:
+        identity = {**self._made, "content": dict(digests)}
+        if file.header.get("identity") != identity:
+            raise Distrust(f"is stale: {_difference(file.header.get('identity'), identity)}")
+        places = file.header["tensors"]
+        promised = {name: (list(spec.shape), _name(spec.dtype)) for name, spec in specs.items()}
+        if {name: (place["shape"], place["dtype"]) for name, place in places.items()} != promised:
+            raise Distrust("holds other tensors than this version wants")
+        file.verify(self._folder.threads)
+        return {name: _view(file, specs[name], place["offset"]) for name, place in places.items()}
+
+    def _keep(self, state: Mapping[str, Tensor], stop: threading.Event) -> None:
+        started = time.monotonic()
         try:
-            with os.fdopen(descriptor, "w+b", buffering=0) as file:
-                yield cast(BinaryIO, file)
-                os.fsync(file.fileno())
-            Path(name).replace(self.path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+            digests = self._content.confirmed(stop)
+            if digests is None:
+                _log.warning(
+                    "packed weights are not kept: the checkpoint changed while it was read; restart to load it"
+                )
+                return
+            self._folder.directory.mkdir(parents=True, exist_ok=True)
+            refusal = self._folder.make_room(self.path, packed_bytes(tensor.nbytes for tensor in state.values()))
+            if refusal is not None:
+                self._folder.note("packed weights are not kept in %s: %s", self._folder.directory, refusal)
+                return
+            size = self.write(state, digests, stop)
+        except OSError as error:
+            self._folder.note("packed weights are not kept in %s: %s", self.path, error.strerror or error)
+            return
+        self._write_record(self._content.record(digests))
+        _log.info("packed weights kept in %s (%s, %.1f s)", self.path, render_bytes(size), time.monotonic() - started)
 
-    def _remove_abandoned(self) -> None:
-        """Files of processes that were killed while they wrote."""
-        for path in self.path.parent.glob(f"{self.path.name}.*.partial"):
-            # another process may finish or remove it at the same moment
-            with suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _ABANDONED_AFTER_S:
-                    path.unlink()
+    def _check(self, digests: Mapping[str, str], stop: threading.Event) -> None:
+        """Compare the content of the checkpoint with what the packed weights were made of."""
+        try:
+            found = self._content.confirmed(stop)
+            if found is None or found == digests:
+                return  # a change after the start shows in the times at the next one
+            remove(self.path)
+        except OSError as error:
+            _log.info("%s: its content is not compared with the checkpoint's: %s", self.path, error.strerror or error)
+            return
+        changed = [name for name, digest in found.items() if digests.get(name) != digest]
+        _log.warning(
+            "%s has changed since its weights were packed, although its size and times have not; this engine goes on "
+            "with the weights as they were then. %s is removed: the next start packs the checkpoint again, so restart "
+            "to use it as it is now",
+            self._made.get("checkpoint", "") + f"/{changed[0]}",
+            self.path,
+        )
+
+    def _write_record(self, record: Record) -> None:
+        try:
+            record.write(self._record_path)
+        except OSError as error:
+            self._folder.note("%s cannot be written: %s", self._record_path, error.strerror or error)
 
     def _warn(self, reason: str) -> None:
         _log.warning("%s %s; the checkpoint is packed again", self.path, reason)
 
 
-def identity_of(checkpoint: Checkpoint, *, dtype: torch.dtype, method: str, layout: str, ranks: str) -> dict[str, Any]:
-    """All that decides the bytes of a packed model: which files, as they are now, and what is made of them.
+def made_of(checkpoint: Checkpoint, *, dtype: torch.dtype, method: str, layout: str, ranks: str) -> dict[str, Any]:
+    """All beside the content of its files that decides the bytes of a packed model.
 
     `method` is how weights are held, `layout` the order of the packed bytes, `ranks` whose share of how many this is.
     """
-    stats = {file.path.name: file.path.stat() for file in checkpoint.weight_files()}
     return {
         "checkpoint": str(checkpoint.path.resolve()),
-        "files": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
         "config": hashlib.sha256(json.dumps(checkpoint.config, sort_keys=True).encode()).hexdigest(),
         "dtype": _name(dtype),
         "method": method,
         "layout": layout,
         "ranks": ranks,
     }
-
-
-class _Distrust(Exception):
-    """Why a file is not used."""
-
-
-def _read_header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    start = file.read(_START.size)
-    if len(start) < _START.size:
-        raise _Distrust(f"is truncated: {size:,} bytes")
-    magic, length, checksum = _START.unpack(start)
-    if magic != _MAGIC:
-        raise _Distrust("is no file of packed weights")
-    if length > size:
-        raise _Distrust(f"is truncated: {size:,} bytes")
-    header = file.read(length)
-    if zlib.crc32(header) != checksum:
-        raise _Distrust("is damaged: the checksum of its header is wrong")
-    return json.loads(header), length
 
 
 def _difference(found: Any, wanted: Mapping[str, Any]) -> str:
@@ -214,55 +175,16 @@ def _difference(found: Any, wanted: Mapping[str, Any]) -> str:
     return "it says more than it should"
 
 
-def _offsets(specs: Mapping[str, TensorSpec], data: int) -> Iterator[tuple[str, int]]:
-    for name, spec in specs.items():
-        yield name, data
-        data += _aligned(spec.nbytes)
-
-
-def _stream(file: BinaryIO, data: int, end: int, parts: Iterable[tuple[int, memoryview]]) -> str:
-    """Write parts at their ascending offsets, zeros between them, from byte `data` to `end`; answers the checksums."""
-    pieces = [(start, min(start + _PIECE_BYTES, end)) for start in range(0, end, _PIECE_BYTES)]
-    checksums = []
-    left = iter(parts)
-    offset, part = next(left, (end, memoryview(b"")))
-    for start, stop in pieces:
-        piece = bytearray(stop - start)
-        while offset < stop:
-            count = min(stop - offset, len(part))
-            piece[offset - start : offset - start + count] = part[:count]
-            offset, part = offset + count, part[count:]
-            if not part:
-                offset, part = next(left, (end, part))
-        checksums.append(zlib.crc32(memoryview(piece)[max(0, data - start) :]))
-        _write_all(file, start, piece)
-    return _hexadecimal(checksums)
-
-
-def _hexadecimal(checksums: Iterable[int]) -> str:
-    return "".join(f"{checksum:08x}" for checksum in checksums)
-
-
-def _write_all(file: BinaryIO, offset: int, content: bytes | bytearray) -> None:
-    left = memoryview(content)
-    file.seek(offset)
-    while left:
-        left = left[file.write(left) :]
-
-
-def _view(pages: mmap.mmap, spec: TensorSpec, offset: int) -> Tensor:
+def _view(file: PackedFile, spec: TensorSpec, offset: int) -> Tensor:
     if not spec.nbytes:
         return torch.empty(spec.shape, dtype=spec.dtype)
     count = spec.nbytes // spec.dtype.itemsize
-    return torch.frombuffer(pages, dtype=spec.dtype, count=count, offset=offset).view(spec.shape)
+    return torch.frombuffer(file.pages, dtype=spec.dtype, count=count, offset=offset).view(spec.shape)
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-
-
-def _aligned(count: int) -> int:
-    return -(-count // _ALIGNMENT) * _ALIGNMENT
+    flat = tensor.contiguous().view(-1).view(torch.uint8)
+    return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
 def _name(dtype: torch.dtype) -> str:

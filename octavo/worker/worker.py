@@ -15,6 +15,7 @@ from octavo.core.seams import KernelClock, Seams
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.mesh import Mesh
 from octavo.models.loader import DTYPES, load_model, make_model
+from octavo.models.packed_folder import PackedFolder
 from octavo.ops.registry import bind, open_runtime
 from octavo.platform import Platform
 from octavo.quantization.registry import method_named
@@ -57,8 +58,10 @@ class Worker:
         cpu: Cpu | None = None,
         *,
         most_tokens_alone: int = 0,
+        packed: PackedFolder | None = None,
     ) -> None:
         """most_tokens_alone: steps of up to as many tokens run on one thread."""
+        self._packed = packed
         self._runner = runner
         self._cpu = cpu
         self._most_tokens_alone = most_tokens_alone
@@ -66,8 +69,11 @@ class Worker:
         self._op_choices = op_choices
 
     @classmethod
-    def build(cls, config: EngineConfig) -> Worker:
-        """Plan the memory, load the weights, allocate the caches. Raises ConfigError or CheckpointError."""
+    def build(cls, config: EngineConfig, packed: PackedFolder | None = None) -> Worker:
+        """Plan the memory, load the weights, allocate the caches. Raises ConfigError or CheckpointError.
+
+        `packed` keeps packed weights for the next start.
+        """
         device = torch.device(config.device.device)
         platform = Platform.detect()
         checkpoint = Checkpoint.open(Path(config.model.path))
@@ -101,8 +107,7 @@ class Worker:
             progress=sys.stderr.isatty() and plan.weights_bytes >= _PROGRESS_FROM_BYTES,
             load_format=config.model.load_format,
             seed=config.model.seed,
-            packed_cache=None if config.model.packed_cache is None else Path(config.model.packed_cache),
-            threads=threads,
+            packed=packed,
             max_positions=longest_sequence(plan.max_model_len, config.scheduler),
             method=method_named(config.model.quantization),
         )
@@ -130,7 +135,7 @@ class Worker:
         choices.append(("attention", attention.backend.name, attention.because))
         cpu = None if runtime is None else runtime.cpu
         most_alone = 0 if config.device.user_set_threads else _ALONE_BYTES // plain_bytes
-        return cls(runner, plan, choices, cpu, most_tokens_alone=most_alone)
+        return cls(runner, plan, choices, cpu, most_tokens_alone=most_alone, packed=packed)
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Carry out a step. When it raises, the sequences are in no known state and the worker is of no further use."""
@@ -152,6 +157,11 @@ class Worker:
 
     def check_health(self) -> None:
         """Nothing to check: a worker in this process lives as long as its caller."""
+
+    def shutdown(self) -> None:
+        """Give up what runs in the background."""
+        if self._packed is not None:
+            self._packed.close()
 
     def dummy_step(self, num_seqs: int, num_tokens: int, params: SamplingParams = FULLEST) -> SchedulerOutput:
         """A step for `execute`; see `octavo.worker.dummy`. Not while requests run: it overwrites the caches."""

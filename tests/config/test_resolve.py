@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +214,17 @@ def test_packed_weights_are_kept_of_a_checkpoint_only(tmp_path: Path, monkeypatc
     assert config.model.packed_cache == str(tmp_path / "packed")
     with pytest.raises(ConfigError, match=r"packed_cache .* load_format dummy .* leave out one"):
         resolve(EngineArgs(packed_cache="packed", load_format="dummy"), checkpoint(tmp_path), PLATFORM)
+
+
+def test_packed_weights_of_large_models_are_kept_in_the_users_cache_folder(tmp_path: Path) -> None:
+    def directory(weights: int, **arguments: Any) -> str | None:
+        os.truncate(tmp_path / "pytorch_model.bin", weights)
+        here = checkpoint(tmp_path)
+        return resolve(EngineArgs(**arguments), here, PLATFORM, cache_directory=tmp_path / "octavo").model.packed_cache
+
+    (tmp_path / "pytorch_model.bin").touch()
+    assert directory(128 << 20) == str(tmp_path / "octavo/packed")
+    assert directory((128 << 20) - 1) is None
+    assert directory(128 << 20, packed_cache="none") is None
+    assert directory(128 << 20, load_format="dummy") is None
+    assert directory(1, packed_cache=str(tmp_path)) == str(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from octavo.config.args import EngineArgs, ServerArgs
-from octavo.config.sources import engine_args, gather
+from octavo.config.sources import cache_directory, engine_args, gather
 from octavo.errors import ConfigError
 
 
@@ -79,6 +79,20 @@ def test_keywords_of_llm_win_over_variables_and_are_checked_by_name() -> None:
     assert (args.seed, args.op_overrides) == (2, {"rms_norm": "reference"})
     with pytest.raises(ConfigError, match="is not an argument of LLM; did you mean block_size"):
         engine_args({"blocksize": 2}, {})
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"XDG_CACHE_HOME": "/cache", "HOME": "/home/me"}, "/cache/octavo"),
+        ({"XDG_CACHE_HOME": "relative", "HOME": "/home/me"}, "/home/me/.cache/octavo"),
+        ({"XDG_CACHE_HOME": "", "HOME": "/home/me"}, "/home/me/.cache/octavo"),
+        ({}, None),
+    ],
+)
+def test_the_cache_folder_is_the_users(environ: dict[str, str], expected: str | None) -> None:
+    found = cache_directory(environ)
+    assert (found and str(found)) == expected
 
 
 def test_llm_hears_variables(monkeypatch: pytest.MonkeyPatch) -> None:

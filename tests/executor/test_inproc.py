@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import gc
+import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,27 @@ def test_a_built_executor_runs_steps_and_answers_calls(tmp_path: Path) -> None:
     executor.shutdown()
     with pytest.raises(EngineDeadError, match="shut down"):
         executor.check_health()
+
+
+def test_the_second_start_maps_packed_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = make_checkpoint("llama", tmp_path / "model")
+    config = make_config(path, num_gpu_blocks_override=30, packed_cache=str(tmp_path / "packed"))
+    with caplog.at_level(logging.INFO, "octavo"):
+        for _ in range(2):
+            executor = InprocExecutor.build(config)
+            assert executor._worker is not None
+            assert executor._worker._packed is not None
+            executor._worker._packed.close(60.0)
+            executor.shutdown()
+    assert [message.partition(" in ")[0].partition(" from ")[0] for message in caplog.messages] == [
+        "packed weights kept",
+        "packed weights mapped",
+    ]
+
+
+def test_nothing_that_reads_ahead_imports_torch() -> None:
+    code = "import octavo.worker.ahead, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_what_a_step_raises_is_in_its_future_and_the_executor_is_dead_afterwards() -> None:
