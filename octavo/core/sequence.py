@@ -130,6 +130,7 @@ class SequenceGroup:
     """One request: a prompt, and the sequences that share its blocks.
 
     arrival: place in the order of arrival; unique.
+    virtual_start: place among the prompts of all API requests (`scheduler/turns.py`).
     sequences: all sequences so far, by index; only the first exists until the prompt has been computed.
     live: those that are not finished.
     is_forked: all n sequences exist.
@@ -164,17 +165,19 @@ class SequenceGroup:
         "request_id",
         "sequences",
         "status",
+        "virtual_start",
         "was_preempted",
         "width",
     )
 
-    def __init__(self, request: EngineCoreRequest, arrival: int, first_seq_id: int) -> None:
+    def __init__(self, request: EngineCoreRequest, arrival: int, first_seq_id: int, virtual_start: float = 0.0) -> None:
         assert request.params.max_tokens is not None, "max_tokens is resolved before a request is accepted"
         self.request = request
         self.request_id = request.request_id
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.max_tokens = request.params.max_tokens
         self.arrival = arrival
+        self.virtual_start = virtual_start
         first = Sequence(first_seq_id, 0, list(request.prompt_token_ids), len(request.prompt_token_ids))
         self.sequences = [first]
         self.live = [first]

@@ -13,6 +13,7 @@ from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.scheduler.door import Load, Newcomers
 from octavo.scheduler.policy import Policy
+from octavo.scheduler.turns import Turns
 from octavo.scheduler.waiting_queue import WaitingQueue
 
 NUM_TIMELINES: Final = 256
@@ -58,14 +59,18 @@ class Registry:
         self.num_queued_tokens = 0
         self.newcomers = Newcomers()
         self.has_left_overs = False
+        self.turns = Turns()
         self._next_seq_id = 0
         self._next_arrival = 0
 
     # ---- coming in ----
 
-    def add(self, request: EngineCoreRequest) -> SequenceGroup:
-        """Open a group for a request that can run, at the end of the waiting ones of its kind."""
-        group = SequenceGroup(request, self._next_arrival, self._new_seq_id())
+    def add(self, request: EngineCoreRequest, virtual_start: float | None = None) -> SequenceGroup:
+        """Open a group for a request that can run, in the waiting queue. `virtual_start`: of one that was added with
+        others; None for one alone."""
+        if virtual_start is None:
+            (virtual_start,) = self.turns.starts([request])
+        group = SequenceGroup(request, self._next_arrival, self._new_seq_id(), virtual_start)
         self._next_arrival += 1
         self.groups[group.request_id] = group
         self._by_sequence[group.sequences[0].seq_id] = group, group.sequences[0]
@@ -94,6 +99,8 @@ class Registry:
     def start(self, group: SequenceGroup) -> None:
         """Move a group that left a queue to the running ones."""
         self._leave_queue(group)
+        if not group.was_preempted:
+            self.turns.note_admitted(group)
         self._set_status(group, SequenceStatus.RUNNING)
         insort(self.running, group, key=_arrival)
         self.num_running_sequences += group.max_running_sequences

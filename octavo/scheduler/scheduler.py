@@ -164,9 +164,9 @@ class Scheduler:
             assert request.request_id not in self.groups, f"request {request.request_id} is there already"
         errors = (self.refusal(request) or self._hopeless_deadline(request) for request in requests)
         error = next((error for error in errors if error is not None), None) or self._refusal_at_door(requests)
-        for request in requests:
+        for request, virtual_start in zip(requests, self._registry.turns.starts(requests), strict=True):
             if error is None:
-                self._registry.add(request)
+                self._registry.add(request, virtual_start)
             else:
                 ended = EngineCoreOutput(request_id=request.request_id, deltas=[], finished=True, error=error)
                 self._registry.ended.append(ended)
@@ -175,11 +175,13 @@ class Scheduler:
     def _refusal_at_door(self, requests: SequenceABC[EngineCoreRequest]) -> RequestError | None:
         if not self._door.has_limits and all(request.first_token_deadline is None for request in requests):
             return None
-        load = self._registry.load(self.max_num_seqs, self.max_num_batched_tokens)
+        registry = self._registry
+        load = registry.load(self.max_num_seqs, self.max_num_batched_tokens)
         idle = Load(self.max_num_seqs, self.max_num_batched_tokens)
         # both times are the same in a replay
         now = max(self.log.now, *(request.arrival_time for request in requests))
-        standing = Standing(requests, self._registry.groups_with_prompts, self.policy, self.block_manager, now)
+        starts = registry.turns.starts(requests)
+        standing = Standing(requests, starts, registry.groups_with_prompts, self.policy, self.block_manager, now)
         return self._door.refusal(requests, load, idle, self.rates.known_prefill_tokens_per_s, standing)
 
     def _hopeless_deadline(self, request: EngineCoreRequest) -> RequestError | None:

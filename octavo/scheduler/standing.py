@@ -22,12 +22,14 @@ class Standing:
     def __init__(
         self,
         requests: SequenceABC[EngineCoreRequest],
+        virtual_starts: SequenceABC[float],
         groups_with_prompts: Callable[[], Iterable[tuple[SequenceGroup, int]]],
         policy: Policy,
         block_manager: BlockManager,
         now: float,
     ) -> None:
         self._requests = requests
+        self._virtual_starts = virtual_starts
         self._groups_with_prompts = groups_with_prompts
         self._policy = policy
         self._block_manager = block_manager
@@ -35,7 +37,7 @@ class Standing:
 
     def among_themselves(self) -> Standing:
         """The same where nothing else runs or waits."""
-        return Standing(self._requests, lambda: (), self._policy, self._block_manager, self._now)
+        return Standing(self._requests, self._virtual_starts, lambda: (), self._policy, self._block_manager, self._now)
 
     def num_cached_tokens(self, index: int) -> int:
         """Tokens of this request's prompt that admission would find in the cache now."""
@@ -55,7 +57,8 @@ class Standing:
     @cached_property
     def _newcomers(self) -> list[SequenceGroup]:
         arrival = 1 + max((group.arrival for group, _ in self._groups_with_prompts()), default=-1)
-        return [SequenceGroup(request, arrival + index, -1) for index, request in enumerate(self._requests)]
+        each = zip(self._requests, self._virtual_starts, strict=True)
+        return [SequenceGroup(request, arrival + index, -1, start) for index, (request, start) in enumerate(each)]
 
     @cached_property
     def _places(self) -> list[tuple[Any, ...]]:

@@ -23,7 +23,7 @@ def test_without_limits_everybody_may_wait() -> None:
     load = Load(0, 0, num_queued=10**6, num_waiting=10**6, num_waiting_tokens=10**9, num_tokens_before=10**9)
     request = make_request("a", range(5))
     scheduler = make_core().scheduler
-    standing = Standing([request], lambda: (), scheduler.policy, scheduler.block_manager, 0.0)
+    standing = Standing([request], [0.0], lambda: (), scheduler.policy, scheduler.block_manager, 0.0)
     assert Door().refusal([request], load, IDLE, 1.0, standing) is None
 
 

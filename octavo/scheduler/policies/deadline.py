@@ -29,11 +29,12 @@ class EarliestDeadline(FirstComeFirstServed):
         return _DeadlineQueue(self)
 
     def key(self, group: SequenceGroup) -> tuple[Any, ...]:
-        return (self.latest_start(group), group.arrival)
+        return (self.latest_start(group), group.virtual_start, group.arrival)
 
     def place(self, group: SequenceGroup, now: float) -> tuple[Any, ...]:
         latest_start = self.latest_start(group)
-        return (True, 0.0, group.arrival) if latest_start < now else (False, latest_start, group.arrival)
+        is_late = latest_start < now
+        return (is_late, 0.0 if is_late else latest_start, group.virtual_start, group.arrival)
 
     def outranks(self, head: SequenceGroup, group: SequenceGroup, now: float) -> bool:
         return now <= self.latest_start(head) < self.latest_start(group)
@@ -55,7 +56,7 @@ class _DeadlineQueue:
     def __init__(self, policy: EarliestDeadline) -> None:
         self._policy = policy
         self._feasible = WaitingQueue(policy.key)
-        self._late = WaitingQueue(lambda group: (group.arrival,))
+        self._late = WaitingQueue(lambda group: (group.virtual_start, group.arrival))
 
     def __len__(self) -> int:
         return len(self._feasible) + len(self._late)

@@ -11,7 +11,10 @@ from octavo.scheduler.waiting_queue import WaitingQueue
 
 
 class FirstComeFirstServed:
-    """Preempted groups by arrival, then the others by arrival; the youngest running group gives way."""
+    """Preempted groups, then the others, both by arrival; the youngest running group gives way.
+
+    Prompts of one API request take turns with other requests.
+    """
 
     counts_service = False
     may_outrank = False
@@ -20,7 +23,7 @@ class FirstComeFirstServed:
         return WaitingQueue(self.key)
 
     def key(self, group: SequenceGroup) -> tuple[Any, ...]:
-        return (not group.was_preempted, group.arrival)
+        return (not group.was_preempted, group.virtual_start, group.arrival)
 
     def place(self, group: SequenceGroup, now: float) -> tuple[Any, ...]:
         return self.key(group)

@@ -61,7 +61,7 @@ class _MatchQueue:
     def pop(self, now: float) -> SequenceGroup:
         group = self.set_aside(now)
         oldest = next(iter(self._groups), None)
-        if oldest is not None and self._groups[oldest].arrival < group.arrival:
+        if oldest is not None and self._policy.key(self._groups[oldest]) < self._policy.key(group):
             self._num_passes[oldest] = self._num_passes.get(oldest, 0) + 1
         self._num_passes.pop(group.request_id, None)
         return group

@@ -23,7 +23,8 @@ class Priority(FirstComeFirstServed):
         self._per_second = 1 / ageing_s if ageing_s else 0.0
 
     def key(self, group: SequenceGroup) -> tuple[Any, ...]:
-        return (group.request.priority + group.request.arrival_time * self._per_second, group.arrival)
+        age = group.request.arrival_time * self._per_second
+        return (group.request.priority + age, group.virtual_start, group.arrival)
 
     def victim(self, running: SequenceABC[SequenceGroup]) -> SequenceGroup:
         return max(running, key=self.key)
