@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from octavo.config.args import ServerArgs
 from octavo.engine.metrics import Metrics
 from octavo.server.decode import refused_fields
 from octavo.server.errors import STATUS_OF_REFUSALS
+from octavo.server.key_file import read_callers
+from octavo.server.keys import ALL_RIGHTS, key_digest
 from octavo.server.openapi import ENDPOINTS
 
 ROOT = Path(__file__).parents[1]
@@ -97,6 +100,26 @@ def test_the_page_on_the_server_names_every_endpoint_field_and_code() -> None:
     codes = {code for source in sources for code in re.findall(r'\bcode ?= ?"(\w+)"', source.read_text())}
     assert "too_many_prompts" in codes
     assert codes | set(STATUS_OF_REFUSALS) <= named
+
+
+def test_the_page_on_the_server_tells_the_key_that_each_endpoint_needs() -> None:
+    page = (DOCS / "reference/server.md").read_text()
+    rows = re.findall(r"^\| (`(?:GET|POST) /.*`) \|.*\| ([^|]*) \|$", page, re.MULTILINE)
+    told = {endpoint: key for endpoints, key in rows for endpoint in re.findall(r"`([^`]+)`", endpoints)}
+    for endpoint in ENDPOINTS:
+        key = "none" if endpoint.is_open else f"right `{endpoint.right}`" if endpoint.right else "any"
+        if endpoint.sees_more_with is not None:
+            key += f"; others' requests: right `{endpoint.sees_more_with}`"
+        assert told[f"{endpoint.method} {endpoint.path}".replace("model_id", "id")] == key
+
+
+def test_the_key_file_of_the_recipe_is_one(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n# keys.yaml\n(.*?)```", (DOCS / "recipes/serve.md").read_text(), re.DOTALL)
+    (tmp_path / "keys.yaml").write_text(example)
+    callers = read_callers(ServerArgs(api_key_file=str(tmp_path / "keys.yaml")))
+    bob, carol = (callers[key_digest(key)] for key in (b"BOBS_KEY", b"CAROLS_KEY"))
+    assert bob.cache_namespace == carol.cache_namespace
+    assert callers[key_digest(b"OPERATORS_KEY")].rights == ALL_RIGHTS
 
 
 def test_the_page_on_the_server_names_every_metric() -> None:

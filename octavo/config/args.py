@@ -244,7 +244,7 @@ class EngineArgs:
         dict[str, str],
         Arg(
             "Shares of tenants under fair-share, such as alice=2; others have 1. A server's tenants are its API keys, "
-            "in their order key-1, key-2, …, or without keys what requests name as user.",
+            "by the names that --api-key-file gives them, or without keys what requests name as user.",
             group=_SCHEDULING,
         ),
     ] = dataclasses.field(default_factory=dict)
@@ -416,11 +416,26 @@ class ServerArgs:
     api_key: Annotated[
         tuple[str, ...],
         Arg(
-            "Key that clients must send; may be given several times. Without one everybody who can connect is served.",
+            "Key that clients must send; may be given several times. Without one everybody who can connect is served. "
+            "Other users of the machine see it in the list of processes; give it as OCTAVO_API_KEY or in a file.",
             group=_SERVER,
             is_secret=True,
         ),
     ] = ()
+    admin_api_key: Annotated[
+        tuple[str, ...],
+        Arg(
+            "Like api_key, for a key with all rights: it pins and resets cached prefixes, and sees metrics and the "
+            "requests of every key.",
+            group=_SERVER,
+            is_secret=True,
+        ),
+    ] = ()
+    api_key_file: Annotated[
+        str | None,
+        Arg("YAML file with further keys, their names, rights, and groups that share cached prefixes.", group=_SERVER),
+    ] = None
+    public_metrics: Annotated[bool, Arg("Answer /metrics without a key, where there are keys.", group=_SERVER)] = False
     max_body_size: Annotated[
         int,
         Arg(

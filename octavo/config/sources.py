@@ -26,6 +26,7 @@ _CONFIG_VARIABLE = "OCTAVO_CONFIG"
 _OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE_WORDS = {"1", "ON", "YES", "TRUE"}
 
+_QUOTED = re.compile(r"""'[^'<]{2,}'|"[^"]{2,}\"""")
 _LINK_NAME = re.compile(
     r"OCTAVO_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)"
 )
@@ -125,7 +126,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def yaml_problem(error: Exception) -> str:
     """What is wrong with a YAML text and where, without its words: they may be secret."""
     mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or type(error).__name__
+    problem = _QUOTED.sub("…", getattr(error, "problem", None) or type(error).__name__)
     return problem if mark is None else f"{problem}, line {mark.line + 1}, column {mark.column + 1}"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -15,32 +17,55 @@ from octavo.errors import OctavoError
 from octavo.server.context import ServerContext
 from octavo.server.errors import answer_error
 from octavo.server.guards import GuardHeaders, own_hosts
-from octavo.server.keys import RequireKey
+from octavo.server.key_file import check_tenant_weights, describe, read_callers
+from octavo.server.keys import Caller, RequireKey, with_right
 from octavo.server.middleware import AcceptRootPath, LimitBody, RequestContext
 from octavo.server.open_requests import OpenRequests
+from octavo.server.openapi import ENDPOINTS
 from octavo.server.routes import chat, completions, health, models, prefix_cache, scheduler, tokens
 from octavo.server.serving import run
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
 
+logger = logging.getLogger(__name__)
+
 _FAMILIES = (health, models, completions, chat, tokens, prefix_cache, scheduler)
 
 
-def build_app(llm: AsyncLLM, args: ServerArgs, open_requests: OpenRequests | None = None) -> Starlette:
-    """The application that answers for `llm`. `open_requests` lets the caller see and end what is in progress."""
+def build_app(
+    llm: AsyncLLM,
+    args: ServerArgs,
+    open_requests: OpenRequests | None = None,
+    *,
+    callers: Mapping[bytes, Caller] | None = None,
+) -> Starlette:
+    """The application that answers for `llm`. `open_requests` lets the caller see and end what is in progress.
+
+    callers: what `read_callers(args)` returned, for those who read the keys before. Raises ConfigError for wrong keys.
+    """
     context = ServerContext(llm, args, OpenRequests() if open_requests is None else open_requests)
+    callers = read_callers(args) if callers is None else callers
+    if callers:
+        logger.info("%s", describe(callers))
+    open_paths = {each.path for each in ENDPOINTS if each.is_open or (each.path == "/metrics" and args.public_metrics)}
+    rights = {each.path: each.right for each in ENDPOINTS if each.right is not None and each.path not in open_paths}
     routes = [route for family in _FAMILIES for route in family.routes(context)]
+    routes = [with_right(route, rights[route.path]) if route.path in rights else route for route in routes]
     app = Starlette(
         routes=routes,
-        middleware=_middleware(args, lambda path: any(route.path_regex.match(path) for route in routes)),
+        middleware=_middleware(
+            args, lambda path: any(route.path_regex.match(path) for route in routes), callers, open_paths
+        ),
         exception_handlers={HTTPException: answer_error, OctavoError: answer_error},
     )
     app.router.redirect_slashes = False
     return app
 
 
-def _middleware(args: ServerArgs, is_route: Callable[[str], bool]) -> list[Middleware]:
+def _middleware(
+    args: ServerArgs, is_route: Callable[[str], bool], callers: Mapping[bytes, Caller], open_paths: Collection[str]
+) -> list[Middleware]:
     """From the outside in. A browser asks about origins without a key, and reads refusals only with CORS headers."""
     layers = [Middleware(RequestContext, log_requests=args.log_requests)]
     if root_path := args.root_path.rstrip("/"):
@@ -55,8 +80,8 @@ def _middleware(args: ServerArgs, is_route: Callable[[str], bool]) -> list[Middl
                 expose_headers=["X-Request-Id", "Retry-After"],
             )
         )
-    if args.api_key:
-        layers.append(Middleware(RequireKey, keys=args.api_key, open_paths=health.OPEN_PATHS))
+    if callers:
+        layers.append(Middleware(RequireKey, callers=callers, open_paths=open_paths))
     hosts = args.allow_hosts or own_hosts(args.host)
     layers.append(Middleware(GuardHeaders, hosts=hosts, origins=args.allow_origins))
     layers.append(Middleware(LimitBody, max_bytes=args.max_body_size))
@@ -66,7 +91,9 @@ def _middleware(args: ServerArgs, is_route: Callable[[str], bool]) -> list[Middl
 def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
     """Serve a model until a signal or the engine's end; returns the exit code, 0 after a signal.
 
-    Raises ConfigError when the address cannot be used, which is known before the model is loaded, and what
+    Raises ConfigError when the keys or the address cannot be used, which is known before the model is loaded, and what
     AsyncLLM.start raises.
     """
-    return run(engine_args, server_args, build_app)
+    callers = read_callers(server_args)
+    check_tenant_weights(engine_args.tenant_weights, callers)
+    return run(engine_args, server_args, partial(build_app, callers=callers))

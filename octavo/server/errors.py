@@ -74,11 +74,19 @@ def shutting_down() -> ApiError:
     return ApiError(503, "the server is shutting down", code="server_shutting_down", headers={"Connection": "close"})
 
 
-def ended_with_error(error: RequestError) -> ApiError:
-    """The answer for an accepted request that ended with an error of its own."""
+def ended_with_error(error: RequestError, *, may_tell_of_others: bool = False) -> ApiError:
+    """The answer for an accepted request that ended with an error of its own.
+
+    may_tell_of_others: to a client that may learn how much others have sent. For another `Retry-After` is rounded up to
+    a power of two.
+    """
     status = STATUS_OF_REFUSALS.get(error.code) or (400 if error.is_client_error else 500)
-    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-    return ApiError(status, error.message, param=error.field, code=error.code, headers=headers)
+    message, seconds = error.message, error.retry_after_s
+    if not may_tell_of_others:
+        message = error.public_message or message
+        seconds = None if seconds is None else 1 << (seconds - 1).bit_length()
+    headers = {} if seconds is None else {"Retry-After": str(seconds)}
+    return ApiError(status, message, param=error.field, code=error.code, headers=headers)
 
 
 def as_api_error(error: Exception, request_id: str = "") -> ApiError:

@@ -19,9 +19,10 @@ from octavo import __version__
 from octavo.core.outputs import RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import InvalidRequest
+from octavo.errors import EngineDeadError, InvalidRequest
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError, ended_with_error
+from octavo.server.keys import Caller, Right, caller_of
 from octavo.server.responses import CacheInfo, PromptTokensDetails, Usage
 from octavo.server.schema import GenerationRequest
 
@@ -64,10 +65,15 @@ def is_about(request_id: str, asked: str) -> bool:
     return request_id == asked or (found is not None and found["answer"] == asked)
 
 
-def tenant_of(request: Request, asked: GenerationRequest) -> str | None:
-    """Who is served, for fair shares: whose key it is, and only where there are no keys whom the client names."""
-    named_by_key: str | None = request.scope["state"].get("tenant")
-    return named_by_key or asked.user
+def sender_of(request: Request, asked: GenerationRequest) -> Caller:
+    """Who is served: whose key it is, and only where there are no keys whom the client names."""
+    caller = caller_of(request)
+    return caller if caller.tenant is not None else msgspec.structs.replace(caller, tenant=asked.user)
+
+
+def in_namespace_of(caller: Caller, prompt: Prompt) -> Prompt:
+    """The prompt, which shares cached prefixes only with those of the caller's key or its group."""
+    return msgspec.structs.replace(prompt, cache_namespace=caller.cache_namespace)
 
 
 class TokenCounts:
@@ -97,7 +103,7 @@ class TokenCounts:
 class Generation:
     """Prompts that were accepted for one answer.
 
-    tenant: who is served (`tenant_of`).
+    caller: who is served (`sender_of`).
     field_names: what the client calls a field that the engine knows by another name, for the messages of errors.
     """
 
@@ -106,7 +112,7 @@ class Generation:
     prompts: Sequence[Prompt]
     params: SamplingParams
     asked: GenerationRequest
-    tenant: str | None
+    caller: Caller
     field_names: Mapping[str, str]
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
@@ -117,19 +123,19 @@ class Generation:
         # clients may choose their ids, and two may choose the same: the engine gets one of our own
         unique = uuid4().hex[:_UNIQUE_DIGITS]
         outputs = self.context.llm.generate_together(
-            self.prompts,
+            [in_namespace_of(self.caller, prompt) for prompt in self.prompts],
             self.params,
             [engine_id(self.name, index, unique) for index in range(len(self.prompts))],
             priority=self.asked.priority or 0,
             first_token_deadline_s=self.asked.first_token_deadline_s,
-            tenant=self.tenant,
+            tenant=self.caller.tenant,
             cache_salt=self.asked.cache_salt,
         )
         async with aclosing(outputs):
-            with named_by_the_client(self.field_names):
+            with named_by_the_client(self.field_names), last_words_for(self.caller):
                 async for index, output in outputs:
                     if output.error is not None:
-                        raise ended_with_error(output.error)
+                        raise ended_with_error(output.error, may_tell_of_others=self.caller.may(Right.OBSERVE))
                     if any(completion.finish_reason == "abort" for completion in output.outputs):
                         raise ApiError(503, "the request was aborted by the engine", code="request_aborted")
                     yield index, output
@@ -151,6 +157,17 @@ def named_by_the_client(field_names: Mapping[str, str]) -> Iterator[None]:
     except InvalidRequest as error:
         error.field = field_names.get(error.field or "", error.field)
         raise
+
+
+@contextmanager
+def last_words_for(caller: Caller) -> Iterator[None]:
+    """Tell of a dead engine no more than that to a caller that sees no other requests: its last words may be of one."""
+    try:
+        yield
+    except EngineDeadError as error:
+        if caller.may(Right.OBSERVE):
+            raise
+        raise ApiError(503, "the engine has stopped", code="engine_dead") from error
 
 
 def json_response(value: msgspec.Struct) -> Response:

@@ -10,6 +10,7 @@ import msgspec
 from octavo import __version__
 from octavo.server.decode import refused_fields
 from octavo.server.errors import ErrorBody
+from octavo.server.keys import Right
 from octavo.server.responses import (
     CacheReset,
     ChatCompletionResponse,
@@ -37,13 +38,29 @@ from octavo.server.schema import (
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """A path, and the types of what goes in and comes out (None: no JSON)."""
+    """A path, and the types of what goes in and comes out (None: no JSON).
+
+    Where there are API keys: is_open tells that none is needed; right is what a key must have; sees_more_with is what a
+    key must have to see more than its own requests.
+    """
 
     method: str
     path: str
     summary: str
     request: type[msgspec.Struct] | None = None
     response: type[msgspec.Struct] | None = None
+    is_open: bool = False
+    right: Right | None = None
+    sees_more_with: Right | None = None
+
+    @property
+    def description(self) -> str:
+        """The summary, and what of it needs a right."""
+        if self.right is not None:
+            return f"{self.summary} (needs the right {self.right} where there are API keys)"
+        if self.sees_more_with is not None:
+            return f"{self.summary} (of other API keys' with the right {self.sees_more_with})"
+        return self.summary
 
 
 ENDPOINTS = (
@@ -55,16 +72,37 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/models/{model_id}", "one of them", None, Model),
     Endpoint("POST", "/tokenize", "token ids of a text or a conversation", TokenizeRequest, TokenizeResponse),
     Endpoint("POST", "/detokenize", "the text of token ids", DetokenizeRequest, DetokenizeResponse),
-    Endpoint("POST", "/pin_prefix", "keep a prefix in the cache for a time", PinPrefixRequest, PinPrefixResponse),
-    Endpoint("POST", "/unpin_prefix", "keep it no longer", PrefixRequest, UnpinPrefixResponse),
-    Endpoint("POST", "/reset_prefix_cache", "forget all cached prefixes", None, CacheReset),
-    Endpoint("GET", "/health", "200 while the engine runs"),
-    Endpoint("GET", "/metrics", "counters and gauges for Prometheus"),
-    Endpoint("GET", "/scheduler/decisions", "why requests had to wait or give way", None, DecisionList),
-    Endpoint("GET", "/scheduler/timelines", "what happened to the requests that ended last", None, TimelineList),
-    Endpoint("GET", "/version", "octavo's version", None, Version),
-    Endpoint("GET", "/", "this list", None, Index),
-    Endpoint("GET", "/openapi.json", "their schema"),
+    Endpoint(
+        "POST",
+        "/pin_prefix",
+        "keep a prefix in the cache for a time",
+        PinPrefixRequest,
+        PinPrefixResponse,
+        right=Right.CACHE,
+    ),
+    Endpoint("POST", "/unpin_prefix", "keep it no longer", PrefixRequest, UnpinPrefixResponse, right=Right.CACHE),
+    Endpoint("POST", "/reset_prefix_cache", "forget all cached prefixes", None, CacheReset, right=Right.CACHE),
+    Endpoint("GET", "/health", "200 while the engine runs", is_open=True),
+    Endpoint("GET", "/metrics", "counters and gauges for Prometheus", right=Right.OBSERVE),
+    Endpoint(
+        "GET",
+        "/scheduler/decisions",
+        "why requests had to wait or were preempted",
+        None,
+        DecisionList,
+        sees_more_with=Right.OBSERVE,
+    ),
+    Endpoint(
+        "GET",
+        "/scheduler/timelines",
+        "what happened to the requests that ended last",
+        None,
+        TimelineList,
+        sees_more_with=Right.OBSERVE,
+    ),
+    Endpoint("GET", "/version", "octavo's version", None, Version, is_open=True),
+    Endpoint("GET", "/", "this list", None, Index, is_open=True),
+    Endpoint("GET", "/openapi.json", "their schema", is_open=True),
 )
 
 _TEMPLATE = "#/components/schemas/{name}"
@@ -98,7 +136,11 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
         "responses": {"200": answer, "default": {"description": "an error", "content": _json(ErrorBody)}},
+        # for a scheme of the type http the list names what the sender must be allowed
+        "security": [] if endpoint.is_open else [{"key": [] if endpoint.right is None else [endpoint.right.value]}],
     }
+    if endpoint.description != endpoint.summary:
+        operation["description"] = endpoint.description
     if endpoint.request is not None:
         operation["requestBody"] = {"required": True, "content": _json(endpoint.request)}
     if "{model_id}" in endpoint.path:

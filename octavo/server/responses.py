@@ -236,15 +236,19 @@ class Index(Struct):
 
 
 class DecisionEntry(Struct, frozen=True, kw_only=True):
-    """A decision. `time` is in seconds on the engine's monotonic clock, `wall_time` is the same in Unix seconds."""
+    """A decision. `time` is in seconds on the engine's monotonic clock, `wall_time` is the same in Unix seconds.
 
-    step: int
-    last_step: int
+    Without the right `observe` steps are null, and `because` is empty where it depends on other requests.
+    """
+
+    step: int | None
+    last_step: int | None
     time: float
     wall_time: float
     kind: str
     request_id: str
     because: str
+    tenant: str | None
 
 
 class DecisionList(Struct, frozen=True):
@@ -265,6 +269,7 @@ class Timeline(Struct, frozen=True, kw_only=True):
     """What happened to a request that has ended."""
 
     request_id: str
+    tenant: str | None
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int

@@ -17,7 +17,8 @@ from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
 from octavo.server.conversation import render
 from octavo.server.decode import read_json
-from octavo.server.generation import Frame, Generation, TokenCounts, json_response, named_by_the_client, tenant_of
+from octavo.server.generation import Frame, Generation, TokenCounts, json_response, named_by_the_client, sender_of
+from octavo.server.keys import Caller
 from octavo.server.logprobs import chat_logprobs
 from octavo.server.responses import (
     ChatChoice,
@@ -36,7 +37,7 @@ from octavo.server.streaming import DONE, EventStream, event
 def routes(context: ServerContext) -> list[Route]:
     async def create_chat_completion(request: Request) -> Response | EventStream:
         asked = await read_json(request, ChatCompletionRequest)
-        answer = _Answer(context, asked, Frame.of("chatcmpl", request, asked, context), tenant_of(request, asked))
+        answer = _Answer(context, asked, Frame.of("chatcmpl", request, asked, context), sender_of(request, asked))
         if asked.stream:
             return EventStream(answer.events(), context.open_requests)
         async with context.open_requests.track(request.receive):
@@ -52,7 +53,7 @@ class _Answer:
     context: ServerContext
     asked: ChatCompletionRequest
     frame: Frame
-    tenant: str | None
+    caller: Caller
     generation: Generation = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,7 +81,7 @@ class _Answer:
             [prompt],
             params,
             asked=asked,
-            tenant=self.tenant,
+            caller=self.caller,
             field_names=field_names,
         )
 

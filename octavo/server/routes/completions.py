@@ -17,7 +17,8 @@ from octavo.core.prompt import Prompt
 from octavo.engine.detokenizer import text_offsets
 from octavo.server.context import ServerContext
 from octavo.server.decode import read_json
-from octavo.server.generation import Frame, Generation, TokenCounts, json_response, tenant_of
+from octavo.server.generation import Frame, Generation, TokenCounts, json_response, sender_of
+from octavo.server.keys import Caller
 from octavo.server.logprobs import Position, completion_logprobs, token_text
 from octavo.server.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
 from octavo.server.schema import CompletionRequest
@@ -27,7 +28,7 @@ from octavo.server.streaming import DONE, EventStream, event
 def routes(context: ServerContext) -> list[Route]:
     async def create_completion(request: Request) -> Response | EventStream:
         asked = await read_json(request, CompletionRequest)
-        answer = _Answer(context, asked, Frame.of("cmpl", request, asked, context), tenant_of(request, asked))
+        answer = _Answer(context, asked, Frame.of("cmpl", request, asked, context), sender_of(request, asked))
         if asked.stream:
             return EventStream(answer.events(), context.open_requests)
         async with context.open_requests.track(request.receive):
@@ -51,7 +52,7 @@ class _Answer:
     context: ServerContext
     asked: CompletionRequest
     frame: Frame
-    tenant: str | None
+    caller: Caller
     generation: Generation = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,7 +75,7 @@ class _Answer:
             ],
             self.context.llm.default_sampling_params(**asked.given_sampling(**others)),
             asked=asked,
-            tenant=self.tenant,
+            caller=self.caller,
             field_names={"prompt_token_ids": "prompt"},
         )
 

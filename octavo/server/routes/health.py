@@ -17,9 +17,6 @@ from octavo.server.generation import json_response
 from octavo.server.openapi import ENDPOINTS, document
 from octavo.server.responses import Index, Version
 
-OPEN_PATHS = frozenset({"/", "/health", "/version", "/metrics", "/openapi.json"})
-"""Paths that need no key: they tell nothing of what is asked and answered."""
-
 
 def routes(context: ServerContext) -> list[Route]:
     async def health(request: Request) -> Response:
@@ -36,7 +33,7 @@ def routes(context: ServerContext) -> list[Route]:
         return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
     async def index(request: Request) -> Response:
-        endpoints = {f"{endpoint.method} {endpoint.path}": endpoint.summary for endpoint in ENDPOINTS}
+        endpoints = {f"{endpoint.method} {endpoint.path}": endpoint.description for endpoint in ENDPOINTS}
         return json_response(Index("octavo", __version__, context.model_names[0], endpoints))
 
     async def openapi(request: Request) -> Response:

@@ -13,7 +13,8 @@ from octavo.server.context import ServerContext
 from octavo.server.conversation import render
 from octavo.server.decode import read_json
 from octavo.server.errors import ApiError
-from octavo.server.generation import json_response, named_by_the_client
+from octavo.server.generation import in_namespace_of, json_response, named_by_the_client
+from octavo.server.keys import caller_of
 from octavo.server.responses import CacheReset, PinPrefixResponse, UnpinPrefixResponse
 from octavo.server.schema import PinPrefixRequest, PrefixRequest
 
@@ -21,14 +22,14 @@ from octavo.server.schema import PinPrefixRequest, PrefixRequest
 def routes(context: ServerContext) -> list[Route]:
     async def pin(request: Request) -> Response:
         asked = await read_json(request, PinPrefixRequest)
-        prefix = _prefix(context, asked)
+        prefix = in_namespace_of(caller_of(request), _prefix(context, asked))
         with named_by_the_client(_field_names(asked)):
             pinned = await context.llm.pin_prefix(prefix, asked.ttl_s, asked.cache_salt)
         return json_response(PinPrefixResponse(pinned.num_tokens, pinned.num_cached_tokens, pinned.because))
 
     async def unpin(request: Request) -> Response:
         asked = await read_json(request, PrefixRequest)
-        prefix = _prefix(context, asked)
+        prefix = in_namespace_of(caller_of(request), _prefix(context, asked))
         with named_by_the_client(_field_names(asked)):
             return json_response(UnpinPrefixResponse(await context.llm.unpin_prefix(prefix, asked.cache_salt)))
 

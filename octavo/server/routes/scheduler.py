@@ -1,4 +1,7 @@
-"""`GET /scheduler/decisions` and `GET /scheduler/timelines`: why requests waited, and what became of them."""
+"""`GET /scheduler/decisions` and `GET /scheduler/timelines`: why requests waited, and what became of them.
+
+A key without the right `observe` sees its own requests alone, and of decisions no more than what depends on them alone.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +14,26 @@ from starlette.routing import Route
 
 from octavo.core.messages import Decision, RequestTimeline
 from octavo.server.context import ServerContext
-from octavo.server.generation import is_about, json_response
+from octavo.server.generation import is_about, json_response, last_words_for
+from octavo.server.keys import Right, caller_of
 from octavo.server.responses import DecisionEntry, DecisionList, Timeline, TimelineEvent, TimelineList
 
 
 def routes(context: ServerContext) -> list[Route]:
     async def decisions(request: Request) -> Response:
-        entries = msgspec.convert(await context.llm.call("decisions"), list[Decision])
+        with last_words_for(caller_of(request)):
+            found = msgspec.convert(await context.llm.call("decisions"), list[Decision])
         offset_s = _wall_clock_offset_s()
-        return json_response(
-            DecisionList(
-                [
-                    DecisionEntry(**msgspec.structs.asdict(entry), wall_time=entry.time + offset_s)
-                    for entry in entries
-                    if _is_asked_for(request, entry.request_id)
-                ]
-            )
-        )
+        sees_others = caller_of(request).may(Right.OBSERVE)
+        entries = [_decision(each, offset_s, sees_others) for each in found if _is_asked_for(request, each)]
+        return json_response(DecisionList(entries))
 
     async def timelines(request: Request) -> Response:
-        found = msgspec.convert(await context.llm.call("timelines"), list[RequestTimeline])
+        with last_words_for(caller_of(request)):
+            found = msgspec.convert(await context.llm.call("timelines"), list[RequestTimeline])
         offset_s = _wall_clock_offset_s()
         return json_response(
-            TimelineList([_timeline(each, offset_s) for each in found if _is_asked_for(request, each.request_id)])
+            TimelineList([_timeline(each, offset_s) for each in found if _is_asked_for(request, each)])
         )
 
     return [
@@ -42,9 +42,11 @@ def routes(context: ServerContext) -> list[Route]:
     ]
 
 
-def _is_asked_for(request: Request, request_id: str) -> bool:
-    asked = request.query_params.get("request_id")
-    return asked is None or is_about(request_id, asked)
+def _is_asked_for(request: Request, entry: Decision | RequestTimeline) -> bool:
+    asked, caller = request.query_params.get("request_id"), caller_of(request)
+    if not caller.may(Right.OBSERVE) and entry.tenant != caller.tenant:
+        return False
+    return asked is None or is_about(entry.request_id, asked)
 
 
 def _wall_clock_offset_s() -> float:
@@ -52,9 +54,24 @@ def _wall_clock_offset_s() -> float:
     return time.time() - time.monotonic()
 
 
+def _decision(entry: Decision, offset_s: float, sees_others: bool) -> DecisionEntry:
+    return DecisionEntry(
+        # steps count what all keys have computed, and most reasons name other requests or the room that they leave
+        step=entry.step if sees_others else None,
+        last_step=entry.last_step if sees_others else None,
+        time=entry.time,
+        wall_time=entry.time + offset_s,
+        kind=entry.kind,
+        request_id=entry.request_id,
+        because=entry.because if sees_others or entry.kind == "admitted" else "",
+        tenant=entry.tenant,
+    )
+
+
 def _timeline(timeline: RequestTimeline, offset_s: float) -> Timeline:
     return Timeline(
         request_id=timeline.request_id,
+        tenant=timeline.tenant,
         prompt_tokens=timeline.num_prompt_tokens,
         cached_tokens=timeline.num_cached_tokens,
         completion_tokens=timeline.num_generated_tokens,

@@ -78,7 +78,9 @@ def test_a_reset_needs_no_body_and_says_when_it_is_too_early(server: Served) -> 
 
 
 def test_a_key_is_wanted(start_server: Any) -> None:
-    url = start_server(api_key=["secret"]).url
+    url = start_server(api_key=["other"], admin_api_key=["secret"]).url
     for path in ("/pin_prefix", "/unpin_prefix", "/reset_prefix_cache"):
         assert ask(url, path, {"prompt": "a", "ttl_s": 1}).status == 401
-    assert ask(url, "/reset_prefix_cache", method="POST", headers={"Authorization": "Bearer secret"}).status == 200
+    for key, status in (("other", 403), ("secret", 200)):
+        headers = {"Authorization": f"Bearer {key}"}
+        assert ask(url, "/reset_prefix_cache", method="POST", headers=headers).status == status

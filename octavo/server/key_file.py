@@ -1,0 +1,164 @@
+"""From the keys that a person gave (--api-key, --admin-api-key, --api-key-file) to callers.
+
+All that is derived depends on keys alone and not on their places, so that it is the same after a restart. No message
+shows a key.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from octavo.config.args import ServerArgs
+from octavo.config.sources import yaml_problem
+from octavo.errors import ConfigError, suggestion
+from octavo.server.keys import ALL_RIGHTS, Caller, Right, key_digest
+
+_FIELDS: Final = ("name", "key", "sha256", "group", "rights")
+_KEY: Final = re.compile(r"[!-~]+")
+_NAME: Final = re.compile(r"[A-Za-z0-9._@+:/-]{1,64}")
+_SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
+_MOST_NAMED: Final = 20
+
+
+class _Entry(NamedTuple):
+    """One key: where it was given, its digest, and what else was said of it."""
+
+    where: str
+    digest: bytes
+    rights: frozenset[Right] = frozenset()
+    name: str | None = None
+    group: str | None = None
+
+
+def read_callers(args: ServerArgs) -> dict[bytes, Caller]:
+    """Callers by the digests of their keys; empty when there are no keys. Raises ConfigError: file, entry, remedy."""
+    entries = [_Entry("--api-key", key_digest(key.encode())) for key in dict.fromkeys(args.api_key)]
+    entries += [
+        _Entry("--admin-api-key", key_digest(key.encode()), ALL_RIGHTS) for key in dict.fromkeys(args.admin_api_key)
+    ]
+    if args.api_key_file is not None:
+        entries += _read_file(args.api_key_file)
+    by_digest: dict[bytes, _Entry] = {}
+    for entry in entries:
+        if (other := by_digest.setdefault(entry.digest, entry)) is not entry:
+            raise ConfigError(f"{entry.where} has the same key as {other.where}; give each key once")
+    groups: dict[str, list[bytes]] = {}
+    for entry in entries:
+        if entry.group is not None:
+            groups.setdefault(entry.group, []).append(entry.digest)
+    return {
+        entry.digest: Caller(
+            entry.name or f"key-{_derived(entry.digest, 'tenant')[:12]}",
+            _derived(entry.digest, "cache namespace")
+            if entry.group is None
+            else _derived(b"".join(sorted(groups[entry.group])), f"cache namespace of group {entry.group}"),
+            entry.rights,
+        )
+        for entry in entries
+    }
+
+
+def check_tenant_weights(names: Iterable[str], callers: Mapping[bytes, Caller]) -> None:
+    """Raise ConfigError when one of these names of `tenant_weights` is no API key's."""
+    known = {caller.tenant or "" for caller in callers.values()}
+    for name in names:
+        if known and name not in known:
+            raise ConfigError(
+                f"tenant_weights has {name}, which is no API key's name{suggestion(name, known)}; there are "
+                f"{_listed(sorted(known))}; --api-key-file gives keys names"
+            )
+
+
+def describe(callers: Mapping[bytes, Caller]) -> str:
+    """One line for the log: the keys' names and rights."""
+    words = []
+    for caller in callers.values():
+        rights = f" ({', '.join(sorted(caller.rights))})" if caller.rights else ""
+        words.append(f"{caller.tenant}{rights}")
+    return f"{len(words)} API key{'' if len(words) == 1 else 's'}: {_listed(words)}"
+
+
+def _derived(secret: bytes, purpose: str) -> str:
+    return hmac.digest(secret, b"octavo " + purpose.encode(), "sha256").hex()
+
+
+def _listed(words: list[str]) -> str:
+    more = f" and {len(words) - _MOST_NAMED} more" if len(words) > _MOST_NAMED else ""
+    return ", ".join(words[:_MOST_NAMED]) + more
+
+
+def _read_file(path: str) -> list[_Entry]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the API key file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the API key file {path} is not UTF-8 text") from error
+    except yaml.YAMLError as error:
+        # what was raised quotes the line, and a key may be in it
+        raise ConfigError(f"the API key file {path} is not YAML: {yaml_problem(error)}") from None
+    if not isinstance(content, list) or not content:
+        what = "no entries" if content is None or content == [] else "no list"
+        raise ConfigError(
+            f"the API key file {path} holds {what}; write an entry for each key, such as - {{name: alice, key: …}}"
+        )
+    return [_read_entry(f"{path}, entry {number}", fields) for number, fields in enumerate(content, 1)]
+
+
+def _read_entry(where: str, fields: Any) -> _Entry:
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{where} has no fields; write - {{name: alice, key: …}}")
+    for field in fields:
+        if field not in _FIELDS:
+            # a name that is near none of ours may be a key
+            meant = suggestion(str(field), _FIELDS)
+            shown = str(field) if meant else "a field"
+            raise ConfigError(f"{where} has {shown}, which is none of {', '.join(_FIELDS)}{meant}")
+    name, group = (_name(where, field, fields.get(field)) for field in ("name", "group"))
+    where = f"{where} ({name})" if name else where
+    return _Entry(where, _digest(where, fields), _rights(where, fields.get("rights") or []), name, group)
+
+
+def _name(where: str, field: str, value: Any) -> str | None:
+    if value is not None and not (isinstance(value, str) and _NAME.fullmatch(value)):
+        raise ConfigError(
+            f"{where}: {field} must be 1 to 64 letters, digits and characters of ._@+:/- (a number stands in quotes)"
+        )
+    return value
+
+
+def _digest(where: str, fields: Mapping[str, Any]) -> bytes:
+    key, sha256 = fields.get("key"), fields.get("sha256")
+    if (key is None) == (sha256 is None):
+        raise ConfigError(f"{where} has {'neither' if key is None else 'both of'} key and sha256; give one of them")
+    if sha256 is not None:
+        if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+            raise ConfigError(
+                f'{where}: sha256 must be 64 hexadecimal digits in quotes; make them with printf %s "$KEY" | sha256sum'
+            )
+        return bytes.fromhex(sha256)
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise ConfigError(
+            f"{where}: key must be text of visible ASCII characters without spaces (a number stands in quotes)"
+        )
+    return key_digest(key.encode())
+
+
+def _rights(where: str, value: Any) -> frozenset[Right]:
+    if value == "all":
+        return ALL_RIGHTS
+    known = [right.value for right in Right]
+    words = value if isinstance(value, list) else [value]
+    for word in words:
+        if word not in known:
+            raise ConfigError(
+                f"{where}: rights has a word that is no right{suggestion(str(word), known)}; write all, or a list of "
+                f"{' and '.join(known)}"
+            )
+    return frozenset(map(Right, words))
