@@ -24,7 +24,8 @@ MAX_N = 1024
 MAX_SEED = 2**63 - 1
 _MOST_BITS = 64
 MAX_BIAS = 100.0
-_OF_DRAWING = ("temperature", "top_k", "top_p", "min_p")
+OF_DRAWING = ("temperature", "min_p", "top_k", "top_p")
+"""What beam search, which draws nothing, has no use for: the temperature, and all filters."""
 
 
 class OutputKind(enum.StrEnum):
@@ -138,7 +139,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         drawing (temperature, top_k, top_p, min_p), which say nothing about it. A default of max_tokens becomes as large
         as an explicit min_tokens. Raises InvalidRequest."""
         if explicit.get("use_beam_search", defaults.get("use_beam_search")) is True:
-            defaults = {name: value for name, value in defaults.items() if name not in _OF_DRAWING}
+            defaults = {name: value for name, value in defaults.items() if name not in OF_DRAWING}
         merged = {**defaults, **explicit}
         limit, least = merged.get("max_tokens", _DEFAULTS["max_tokens"]), explicit.get("min_tokens")
         if "max_tokens" not in explicit and limit is not None and isinstance(least, int) and least > limit:
@@ -370,7 +371,7 @@ _DEFAULTS: dict[str, Any] = {
 
 def _check_beam_search(params: SamplingParams) -> None:
     """Beam search draws nothing."""
-    for name in ("top_k", "top_p", "min_p"):
+    for name in OF_DRAWING[1:]:
         if getattr(params, name) != _DEFAULTS[name]:
             raise InvalidRequest(
                 f"{name} is {getattr(params, name)}, but beam search keeps the likeliest sequences and draws nothing; "

@@ -14,6 +14,10 @@ import torch
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
+from octavo.sampling.filters import MinP, TopK, TopP
+
+DECIDED_IN_A_HEAD = (MinP, TopK, TopP)
+"""The filters of which `filtered_head` is an implementation."""
 
 
 @dataclass(frozen=True, slots=True)

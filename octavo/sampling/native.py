@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.core.step import SequenceOutput, TokenLogprobs
+from octavo.sampling.filters import Filter, default_filters
 from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
 from octavo.sampling.processors import LogitsProcessor, ProcessedRow, default_processors
 from octavo.sampling.reference import ReferenceSampler
 from octavo.sampling.refusals import refusal
-from octavo.sampling.requests import IN_THE_CALL, REQUEST_BYTES, PackedRequest, address_of
+from octavo.sampling.requests import FILTERS_IN_THE_CALL, IN_THE_CALL, REQUEST_BYTES, PackedRequest, address_of
 
 _DRAWN, _NOT_FINITE, _ALL_BARRED, _OVERFLOW, _OUTSIDE_VOCABULARY = range(5)
 """SamplingStatus of csrc/cpu/sampling/sampling.h."""
@@ -77,13 +78,20 @@ class SamplingKernels(Protocol):
 
 
 class NativeSampler:
-    """A `Sampler` on the compiled library. `processors` act before those that are part of its call."""
+    """A `Sampler` on the compiled library. `processors` act before those that are part of its call.
 
-    def __init__(self, kernels: SamplingKernels, processors: Sequence[LogitsProcessor] = ()) -> None:
+    Rows with a filter that is not part of its call go through the reference.
+    """
+
+    def __init__(
+        self, kernels: SamplingKernels, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()
+    ) -> None:
         self._kernels = kernels
         built_in = default_processors()
         self._processors = (*processors, *(each for each in built_in if not isinstance(each, IN_THE_CALL)))
-        self._reference = ReferenceSampler((*processors, *built_in))
+        all_filters = (*default_filters(), *filters)
+        self._other_filters = [each for each in all_filters if not isinstance(each, FILTERS_IN_THE_CALL)]
+        self._reference = ReferenceSampler((*processors, *built_in), all_filters)
         self._requests: WeakKeyDictionary[SampledSequence, PackedRequest] = WeakKeyDictionary()
         self._input = _Memory()
         self._answer: _Answer | None = None
@@ -97,6 +105,8 @@ class NativeSampler:
         logits = logits.contiguous()
         num_rows, vocab_size = logits.shape
         requests = [self._request_of(row.sequence, vocab_size) for row in rows]
+        if any(request.has_other_filters for request in requests):
+            return self._sample_apart(logits, rows, [request.has_other_filters for request in requests])
         processed = process(logits, rows, requests) if self._processors else {}
         packed = [request.packed(row) for request, row in zip(requests, rows, strict=True)]
         packed += [request.keys(row) for request, row in zip(requests, rows, strict=True)]
@@ -112,6 +122,16 @@ class NativeSampler:
         for row, before in processed.items():
             results[row] = self._of_processed(rows[row], results[row], before, logits[row])
         return results
+
+    def _sample_apart(
+        self, logits: Tensor, rows: Sequence[SamplingRow], is_for_reference: Sequence[bool]
+    ) -> list[RowSamples]:
+        results: dict[int, RowSamples] = {}
+        for sampler, wanted in ((self._reference, True), (self, False)):
+            places = [place for place, found in enumerate(is_for_reference) if found is wanted]
+            sampled = sampler.sample(logits[places], [rows[place] for place in places])
+            results.update(zip(places, sampled, strict=True))
+        return [results[place] for place in range(len(rows))]
 
     def rank(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
         """See `Sampler.rank`."""
@@ -178,7 +198,10 @@ class NativeSampler:
         request = self._requests.get(sequence)
         if request is None:
             processors = tuple(each for each in self._processors if each.needs(sequence.params))
-            request = self._requests[sequence] = PackedRequest(sequence, vocab_size, processors)
+            has_other_filters = any(each.needs(sequence.params) for each in self._other_filters)
+            request = self._requests[sequence] = PackedRequest(
+                sequence, vocab_size, processors, has_other_filters=has_other_filters
+            )
         return request
 
     def _answer_of(self, num_rows: int, num_draws: int, num_listed: int) -> _Answer:

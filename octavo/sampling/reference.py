@@ -18,8 +18,8 @@ from torch import Tensor
 
 from octavo.core.step import SequenceOutput, TokenLogprobs
 from octavo.sampling.chunks import chunks, rows_per_chunk
-from octavo.sampling.filters import HISTOGRAM_BYTES, filtered_probabilities, is_filtered, scale
-from octavo.sampling.head import Head, filtered_head
+from octavo.sampling.filters import HISTOGRAM_BYTES, Filter, default_filters, filtered_probabilities, scale
+from octavo.sampling.head import DECIDED_IN_A_HEAD, Head, filtered_head
 from octavo.sampling.logprobs import token_logprobs
 from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
 from octavo.sampling.processors import LogitsProcessor, ProcessedRow, default_processors
@@ -38,16 +38,27 @@ class _Traits:
     """What a sequence's parameters say about its way through the sampler; looked up once per sequence."""
 
     is_greedy: bool
-    is_filtered: bool
     is_described: bool
     processors: tuple[LogitsProcessor, ...]
+    filters: tuple[Filter, ...]
+
+    @property
+    def may_fit_a_head(self) -> bool:
+        return all(isinstance(each, DECIDED_IN_A_HEAD) for each in self.filters)
 
 
 class ReferenceSampler:
     """A `Sampler`: draws the tokens of a step. `chunk_bytes` bounds the logits that are worked on at once."""
 
-    def __init__(self, processors: Sequence[LogitsProcessor] | None = None, *, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(
+        self,
+        processors: Sequence[LogitsProcessor] | None = None,
+        filters: Sequence[Filter] | None = None,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
         self._processors = default_processors() if processors is None else tuple(processors)
+        self._filters = default_filters() if filters is None else tuple(filters)
         self._chunk_bytes = chunk_bytes
         self._traits: WeakKeyDictionary[SampledSequence, _Traits] = WeakKeyDictionary()
 
@@ -102,9 +113,8 @@ class ReferenceSampler:
         if traits is None:
             params = sequence.params
             processors = tuple(each for each in self._processors if each.needs(params))
-            traits = self._traits[sequence] = _Traits(
-                params.is_greedy, is_filtered(params), params.needs_logprobs, processors
-            )
+            filters = tuple(each for each in self._filters if each.needs(params))
+            traits = self._traits[sequence] = _Traits(params.is_greedy, params.needs_logprobs, processors, filters)
         return traits
 
     def _process(self, logits: Tensor, rows: Sequence[SamplingRow], *, may_bar_all: bool = False) -> dict[int, str]:
@@ -147,12 +157,41 @@ class ReferenceSampler:
             for row, token_id in zip(greedy, likeliest, strict=True):
                 draws[row] = [token_id] * rows[row].num_samples
         for filtered in (False, True):
-            chosen = [row for row in sound if not traits[row].is_greedy and traits[row].is_filtered is filtered]
+            chosen = [row for row in sound if not traits[row].is_greedy and bool(traits[row].filters) is filtered]
             if chosen:
-                drawn = _draw_random(_rows(logits, chosen), [rows[row] for row in chosen], filtered=filtered)
+                drawn = self._draw_random(_rows(logits, chosen), [rows[row] for row in chosen], filtered=filtered)
                 for row, token_ids in zip(chosen, drawn, strict=True):
                     draws[row] = token_ids
         return draws
+
+    def _draw_random(self, logits: Tensor, rows: Sequence[SamplingRow], *, filtered: bool) -> list[list[int]]:
+        """Draw `num_samples` tokens for each row of `logits` [rows, vocab]."""
+        params = [row.sequence.params for row in rows]
+        scaled = scale(logits, [each.temperature for each in params])
+        if not filtered:
+            return _race(torch.softmax(scaled, dim=-1), rows, sparse=False)
+        drawn: list[list[int]] = [[] for _ in rows]
+        head = filtered_head(scaled, params)
+        decided = [
+            place
+            for place, row in enumerate(rows)
+            if head.is_decided[place] and self._traits_of(row.sequence).may_fit_a_head
+        ]
+        if decided:
+            part = Head(head.token_ids[decided], head.weights[decided], [True] * len(decided))
+            for row, token_ids in zip(decided, _race_in_head(part, [rows[row] for row in decided]), strict=True):
+                drawn[row] = token_ids
+        wide = sorted(set(range(len(rows))) - set(decided))
+        del head
+        if wide:
+            scaled = _rows(scaled, wide)
+            probabilities = filtered_probabilities(scaled, [params[row] for row in wide], self._filters)
+            del scaled
+            for row, token_ids in zip(
+                wide, _race(probabilities, [rows[row] for row in wide], sparse=True), strict=True
+            ):
+                drawn[row] = token_ids
+        return drawn
 
 
 def reference_bytes(num_rows: int, vocab_size: int) -> int:
@@ -175,30 +214,6 @@ def _describe(
     wanted = [rows[described[place]].sequence.params.logprobs for place in owners]
     tokens = iter(token_logprobs(logprobs, owners, token_ids, wanted))
     return [[next(tokens) for _ in draws[row]] for row in described]
-
-
-def _draw_random(logits: Tensor, rows: Sequence[SamplingRow], *, filtered: bool) -> list[list[int]]:
-    """Draw `num_samples` tokens for each row of `logits` [rows, vocab]."""
-    params = [row.sequence.params for row in rows]
-    scaled = scale(logits, [each.temperature for each in params])
-    if not filtered:
-        return _race(torch.softmax(scaled, dim=-1), rows, sparse=False)
-    head = filtered_head(scaled, params)
-    if all(head.is_decided):
-        return _race_in_head(head, rows)
-    drawn: list[list[int]] = [[] for _ in rows]
-    decided = [row for row, is_decided in enumerate(head.is_decided) if is_decided]
-    if decided:
-        part = Head(head.token_ids[decided], head.weights[decided], [True] * len(decided))
-        for row, token_ids in zip(decided, _race_in_head(part, [rows[row] for row in decided]), strict=True):
-            drawn[row] = token_ids
-    wide = [row for row, is_decided in enumerate(head.is_decided) if not is_decided]
-    del head
-    probabilities = filtered_probabilities(_rows(scaled, wide), [params[row] for row in wide])
-    del scaled
-    for row, token_ids in zip(wide, _race(probabilities, [rows[row] for row in wide], sparse=True), strict=True):
-        drawn[row] = token_ids
-    return drawn
 
 
 # the reference generator runs in numpy, which shares the memory of a CPU tensor

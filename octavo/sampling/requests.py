@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.sampling.filters import MinP, TopK, TopP
 from octavo.sampling.metadata import SampledSequence, SamplingRow
 from octavo.sampling.processors import AllowedTokenIds, BadWords, LogitBias, LogitsProcessor, MinTokens, Penalties
 from octavo.sampling.processors.bad_words import barred_by_bad_words
@@ -21,6 +22,8 @@ _LAYOUT = struct.Struct("=ffdiiifffiiiiQQQQQQ")
 REQUEST_BYTES = _LAYOUT.size
 IN_THE_CALL = (AllowedTokenIds, LogitBias, MinTokens, BadWords, Penalties)
 """The processors that the compiled sampler does itself."""
+FILTERS_IN_THE_CALL = (MinP, TopK, TopP)
+"""The filters that it does itself."""
 
 _LOWEST = -float(np.finfo(np.float32).max)
 _MOST = 2**31 - 1
@@ -30,9 +33,16 @@ class PackedRequest:
     """One sequence's request: what never changes is packed once, what its tokens change is brought up to date."""
 
     def __init__(
-        self, sequence: SampledSequence, vocab_size: int, processors: tuple[LogitsProcessor, ...] = ()
+        self,
+        sequence: SampledSequence,
+        vocab_size: int,
+        processors: tuple[LogitsProcessor, ...] = (),
+        *,
+        has_other_filters: bool = False,
     ) -> None:
         params = sequence.params
+        self.has_other_filters = has_other_filters and not params.is_greedy
+        """Whether it needs filters that the compiled sampler does not do."""
         self.processors = processors
         """Of those that act before the compiled sampler, the ones that this request needs."""
         # after a processor the logits are not the model's any more

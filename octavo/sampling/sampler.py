@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from octavo.core.step import TokenLogprobs
+from octavo.sampling.filters import Filter, default_filters
 from octavo.sampling.metadata import RowSamples, SamplingRow
 from octavo.sampling.native import NativeSampler, native_bytes
 from octavo.sampling.processors import LogitsProcessor, default_processors
@@ -40,14 +41,14 @@ class Sampler(Protocol):
         ...
 
 
-def make_sampler(runtime: Any, processors: Sequence[LogitsProcessor] = ()) -> Sampler:
+def make_sampler(runtime: Any, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> Sampler:
     """The sampler for the device's runtime (`ops.registry.open_runtime`): the reference where there is none.
 
-    `processors` act before those that sampling parameters ask for.
+    `processors` act before those that sampling parameters ask for, `filters` after them.
     """
     if runtime is None:
-        return ReferenceSampler((*processors, *default_processors()))
-    return NativeSampler(runtime.cpu, processors)
+        return ReferenceSampler((*processors, *default_processors()), (*default_filters(), *filters))
+    return NativeSampler(runtime.cpu, processors, filters)
 
 
 def sampling_bytes(num_rows: int, vocab_size: int) -> int:

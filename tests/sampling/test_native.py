@@ -99,7 +99,7 @@ def test_rows_whose_tokens_are_all_barred_or_overflow_say_by_what() -> None:
     logits[1, 1] = 1e38
     rows = [
         sampling_row(allowed_token_ids=[3, 9]),
-        sampling_row(repetition_penalty=1e-3),
+        sampling_row(repetition_penalty=0.01),
         sampling_row(temperature=0.0),
     ]
     barred, overflow, sound = (result.error for result in native().sample(logits, rows))
@@ -236,7 +236,7 @@ def test_ranking_says_what_is_wrong_with_a_row() -> None:
     logits[0] -= 1e30
     logits[0, 5] = 0.0
     rows = [
-        sampling_row(repetition_penalty=1e-3, logit_bias={5: 100.0}),
+        sampling_row(repetition_penalty=0.01, logit_bias={5: 100.0}),
         sampling_row(seed=2, logit_bias={3: 100.0}),
         sampling_row(seed=100),
     ]
