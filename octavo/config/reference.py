@@ -5,6 +5,7 @@ python -m octavo.config.reference docs/reference
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -49,6 +50,8 @@ field, `LLM` with `InvalidRequest`. Besides, a body has at most `--max-body-size
 {tokens:,} token ids in its prompts and {sequences:,} sequences (prompts times `n` or `best_of`), free-form JSON nests
 at most {depth} deep, and a prompt fits the model's context.
 """
+
+_FLAG = re.compile(r"(?<![`\w-])--[a-z][a-z-]*")
 
 
 def pages() -> dict[str, str]:
@@ -116,7 +119,8 @@ def _page(title: str, text: str, listed: Iterable[Argument]) -> str:
     groups: dict[str, list[str]] = {}
     for argument in listed:
         limits = describe_limits(argument)
-        row = f"| `{argument.name}` | `{describe_default(argument)}` | {limits} | {argument.arg.doc} |"
+        meaning = _FLAG.sub(r"`\g<0>`", argument.arg.doc)
+        row = f"| `{argument.name}` | `{describe_default(argument)}` | {limits} | {meaning} |"
         groups.setdefault(argument.arg.group, []).append(row)
     parts = [_INTRODUCTION.format(title=title, text=text.strip())]
     parts += [f"## {group}\n\n{_arguments('argument', 'values', rows)}" for group, rows in groups.items()]

@@ -27,3 +27,7 @@ def test_every_argument_has_its_line() -> None:
 def test_pages_are_written_where_asked(tmp_path: Path) -> None:
     main(str(tmp_path / "new"))
     assert {path.name for path in (tmp_path / "new").iterdir()} == set(pages())
+
+
+def test_flags_in_a_meaning_are_written_as_code() -> None:
+    assert "By default what `--model` says." in pages()["engine-arguments.md"]
