@@ -36,7 +36,7 @@ def test_user_is_bounded(server: Served) -> None:
     assert ask(server.url, "/v1/completions", {**COMPLETION, "user": "u" * 256}).status == 200
     error = ask(server.url, "/v1/completions", {**COMPLETION, "user": "u" * 257}).error
     assert (error["param"], error["code"]) == ("user", "invalid_value")
-    assert "length <= 256" in error["message"]
+    assert "must have at most 256" in error["message"]
 
 
 def test_body_over_the_limit_is_refused_announced_or_not(start_server: Start) -> None:
