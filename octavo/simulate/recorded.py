@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest
 from octavo.core.step import SchedulerOutput
-from octavo.engine.recorder import Aborted, Added, Planned, Stopped, Updated
+from octavo.engine.recorder import Aborted, Added, CacheReset, Planned, Stopped, Updated
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.simulate.cluster import Outcome, RequestRecord
@@ -54,11 +54,16 @@ def read_recorded(path: str | Path) -> Recorded:
     requests: dict[str, EngineCoreRequest] = {}
     outputs: dict[str, _Output] = {}
     clock = _StepClock(replay.settings.sliding_window)
-    swap_s = 0.0
+    swap_s, num_resets = 0.0, 0
+    epochs: dict[str, int] = {}
     for event, result in replay.events():
         match event:
             case Added(added):
                 requests |= {request.request_id: request for request in added}
+                epochs |= dict.fromkeys((request.request_id for request in added), num_resets)
+            case CacheReset() if result:
+                num_resets += 1
+                epochs |= dict.fromkeys(replay.scheduler.groups, num_resets)
             case Planned(now, _):
                 clock.planned(now, _step_of(result, path))
             case Aborted() | Stopped():
@@ -80,7 +85,7 @@ def read_recorded(path: str | Path) -> Recorded:
     num_swapped = sum(step.work.num_swapped_blocks for step in clock.steps)
     return Recorded(
         settings,
-        [_traced(request, output, began) for request, output in served],
+        [_traced(request, output, began, epochs[request.request_id]) for request, output in served],
         len(requests) - len(served),
         clock.steps,
         Outcome(
@@ -258,8 +263,12 @@ def _since(began: float, time: float | None) -> float | None:
     return None if time is None else time - began
 
 
-def _traced(request: EngineCoreRequest, output: _Output, began: float) -> TraceRequest:
-    """A request with what it produced; what was aborted or stopped ends where it was."""
+def _traced(request: EngineCoreRequest, output: _Output, began: float, epoch: int) -> TraceRequest:
+    """Return a request with what it produced; what was aborted or stopped ends where it was.
+
+    `epoch`: resets of the prefix cache before it ran. A salt keeps it from the blocks of earlier ones, at whatever time
+    the simulation runs them.
+    """
     params = request.params
     tokens = [output.tokens.get(index) or [0] for index in range(params.width)]
     is_beam = params.use_beam_search
@@ -278,7 +287,7 @@ def _traced(request: EngineCoreRequest, output: _Output, began: float) -> TraceR
         tenant=request.tenant,
         first_token_deadline_s=None if deadline is None else deadline - request.arrival_time,
         cache_namespace=request.cache_namespace,
-        cache_salt=request.cache_salt,
+        cache_salt=f"{request.cache_salt or ''} after reset {epoch}" if epoch else request.cache_salt,
         adapter=request.adapter,
         placeholders=[(each.offset, each.length, each.digest.hex()) for each in request.placeholders],
     )

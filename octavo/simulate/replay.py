@@ -40,6 +40,9 @@ class ReplayedStep(NamedTuple):
     is_same: bool
 
 
+Applied = ReplayedStep | list[EngineCoreOutput] | bool | None
+
+
 class ReplayResult(NamedTuple):
     """How a replay went. `first_difference` is the number of the first step that was planned otherwise, None for none.
 
@@ -104,15 +107,16 @@ class Replay:
         """Every planned step. After the first difference the recorded results belong to other steps: it ends there."""
         return (result for _, result in self.events() if isinstance(result, ReplayedStep))
 
-    def events(self) -> Iterator[tuple[Event, ReplayedStep | list[EngineCoreOutput] | None]]:
-        """Every event, and what came of it: of `Planned` a step if there was one, of `Updated` outputs."""
+    def events(self) -> Iterator[tuple[Event, Applied]]:
+        """Every event, and its result: of `Planned` a step if there was one, of `Updated` outputs, of `CacheReset` True
+        where the cache was reset."""
         for event in self._events:
             result = self._apply(event)
             yield event, result
             if isinstance(result, ReplayedStep) and not result.is_same:
                 return
 
-    def _apply(self, event: Event) -> ReplayedStep | list[EngineCoreOutput] | None:
+    def _apply(self, event: Event) -> Applied:
         scheduler = self.scheduler
         match event:
             case Added(requests):
@@ -125,7 +129,7 @@ class Replay:
             case Updated(now, output):
                 return scheduler.update(output, now)
             case CacheReset():
-                scheduler.block_manager.reset_prefix_cache()
+                return scheduler.block_manager.reset_prefix_cache()
             case Pinned(token_ids, cache_key, until):
                 scheduler.pin_prefix(token_ids, cache_key, until)
             case Unpinned(token_ids, cache_key):

@@ -56,6 +56,36 @@ def record(path: Path, settings: SchedulerSettings, trace: Trace, costs: Fitted)
     core.shutdown()
 
 
+def test_what_a_reset_of_the_cache_forgot_is_not_found(tmp_path: Path) -> None:
+    clock, settings = Clock(), make_settings(max_num_batched_tokens=64)
+    executor = SimulatedExecutor(COSTS, 4, clock)
+    ready = CoreReady(num_blocks=64, block_size=4, max_model_len=256, vocab_size=0, plan="")
+    recorder = Recorder(str(tmp_path / "run"), settings, 1)
+    core = EngineCore(executor, build_scheduler(settings), ready, clock=clock, recorder=recorder)
+    trace = Trace([TraceRequest(request_id=str(i), prompt_token_ids=[7] * 33, output_len=2) for i in range(4)])
+    for number in range(4):
+        request, script = trace.request(number, clock.now)
+        executor.expect(number, script)
+        core.add_request(request)
+        assert core.reset_prefix_cache(), "it waits: what it finds is what was not reset"
+        if number == 2:
+            core.step()
+            assert not core.reset_prefix_cache()
+        while core.has_unfinished():
+            core.step()
+        if number == 0:
+            request, script = trace.request(number, clock.now)
+            core.add_request(msgspec.structs.replace(request, request_id="again"))
+            while core.has_unfinished():
+                core.step()
+    core.shutdown()
+    recorded = read_recorded(tmp_path / "run")
+    outcome = simulate(Trace(recorded.requests), Simulation(settings=recorded.settings, cost_model=COSTS))
+    cached = [record.num_cached_tokens for record in recorded.outcome.records]
+    assert cached == [0, 32, 0, 0, 0]
+    assert [record.num_cached_tokens for record in outcome.records] == cached
+
+
 def small_trace(**kinds: int) -> Trace:
     workload = Workload(
         num_requests=40, request_rate=20.0, input_len=14, output_len=9, max_len=50, shared_prefix_len=6, **kinds
