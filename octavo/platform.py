@@ -50,6 +50,11 @@ class Platform(msgspec.Struct, frozen=True, kw_only=True):
             native_module=native,
         )
 
+    def with_available(self, num_bytes: int) -> Platform:
+        """The same machine with `num_bytes` more memory available, which this process has taken already."""
+        memory = msgspec.structs.replace(self.memory, available=self.memory.available + num_bytes)
+        return msgspec.structs.replace(self, memory=memory)
+
 
 def usable_cores(root: Path = Path("/")) -> int:
     """Processors in the affinity mask, at most what the cgroup's quota pays for (rounded up)."""

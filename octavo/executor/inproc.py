@@ -32,10 +32,10 @@ class InprocExecutor:
         from octavo.worker.ahead import read_ahead
 
         with _collector_paused():
-            packed = read_ahead(config)
+            ahead = read_ahead(config)
             from octavo.worker.worker import Worker
 
-            return cls(Worker.build(config, packed))
+            return cls(Worker.build(config, ahead))
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run the step; the future is done, with the result or with what the worker raised."""

@@ -27,6 +27,8 @@ SUFFIX: Final = ".packed"
 RECORD_SUFFIX: Final = ".files.json"
 """Ends the name of the record (`octavo.models.content`) that lies beside a file."""
 _LEAVE_FREE_BYTES: Final = 1 << 30
+_NICE: Final = 10
+"""Of the thread in the background: a tenth of a processor that others want, all of one that nobody wants."""
 _LAST_WAIT_S: Final = 5.0
 """How long the end of a program waits for weights that are just being written."""
 
@@ -133,7 +135,7 @@ class PackedFolder:
 
 def _run(work: Callable[[threading.Event], None], stop: threading.Event) -> None:
     if sys.platform == "linux":  # where a thread has a priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     with suppress(Stopped):
         work(stop)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import mmap
 from math import prod
 from typing import Final
 
 import torch
 from torch import Tensor
 
-_LARGE_PAGE_BYTES: Final = 2 << 20
-_FROM_BYTES: Final = 2 * _LARGE_PAGE_BYTES
+from octavo.ops.pages import LARGE_PAGE_BYTES, Pages
+
+_FROM_BYTES: Final = 2 * LARGE_PAGE_BYTES
 """Less is not worth a mapping of its own."""
 _CHUNK_BYTES: Final = 64 << 20
 _LINE_BYTES: Final = 64
@@ -25,12 +25,8 @@ def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | st
     num_bytes = prod(shape) * dtype.itemsize
     if torch.device(device).type != "cpu" or num_bytes < _FROM_BYTES:
         return torch.zeros(shape, dtype=dtype, device=device)
-    # room to start at a large page: what is never written is never there
-    pages = mmap.mmap(-1, num_bytes + _LARGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    start = -torch.frombuffer(pages, dtype=torch.uint8).data_ptr() % _LARGE_PAGE_BYTES
-    return torch.frombuffer(pages, dtype=dtype, count=prod(shape), offset=start).view(shape)
+    pages = Pages(num_bytes)
+    return torch.frombuffer(pages.memory, dtype=dtype, count=prod(shape), offset=pages.start).view(shape)
 
 
 class Arena:
@@ -40,17 +36,48 @@ class Arena:
     """
 
     def __init__(self) -> None:
-        self._chunk = torch.empty(0, dtype=torch.uint8)
-        self._used = 0
+        self._chunk = _Chunk(torch.empty(0, dtype=torch.uint8))
+        self._ahead: tuple[Pages, _Chunk] | None = None
+
+    def begin_with(self, pages: Pages) -> None:
+        """Take memory from `pages` as long as something fits there. `trim` ends it."""
+        memory = torch.frombuffer(pages.memory, dtype=torch.uint8, count=pages.num_bytes, offset=pages.start)
+        self._ahead = (pages, _Chunk(memory))
+
+    def trim(self) -> None:
+        """Give back what nothing has taken of the pages that `begin_with` brought."""
+        if self._ahead is not None:
+            pages, chunk = self._ahead
+            pages.release_from(chunk.used)
+            self._ahead = None
 
     def zeroed(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A dense tensor of zeros that starts at a multiple of 64 bytes; see `zeroed`."""
         num_bytes = prod(shape) * dtype.itemsize
-        if self._used + num_bytes > self._chunk.numel():
-            self._chunk, self._used = zeroed((max(_CHUNK_BYTES, num_bytes),), torch.uint8), 0
-        part = self._chunk[self._used : self._used + num_bytes]
-        self._used += -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
+        part = None if self._ahead is None else self._ahead[1].take(num_bytes)
+        if part is None:
+            part = self._chunk.take(num_bytes)
+        if part is None:
+            self._chunk = _Chunk(zeroed((max(_CHUNK_BYTES, num_bytes),), torch.uint8))
+            part = self._chunk.take(num_bytes)
+        assert part is not None
         return part.view(dtype).view(shape)
+
+
+class _Chunk:
+    """Bytes that are handed out from the first one on; `used` is how many are."""
+
+    def __init__(self, memory: Tensor) -> None:
+        self._memory = memory
+        self.used = 0
+
+    def take(self, num_bytes: int) -> Tensor | None:
+        """The next `num_bytes`, or None where there are not as many."""
+        if self.used + num_bytes > self._memory.numel():
+            return None
+        part = self._memory[self.used : self.used + num_bytes]
+        self.used = min(self._memory.numel(), self.used + -(-num_bytes // _LINE_BYTES) * _LINE_BYTES)
+        return part
 
 
 class Scratch:

@@ -2,32 +2,63 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.models.packed_folder import PackedFolder
+from octavo.ops.pages import Pages
+from octavo.platform import usable_memory
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
 
+_BYTES_PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5, "int4-g128": 0.5}
+_PAGES_FROM_BYTES = 64 << 20
+"""Less memory is there at once."""
 
-def read_ahead(config: EngineConfig) -> PackedFolder | None:
-    """Begin to read the weights, packed ones where they are kept; returns the folder that keeps them."""
+
+@dataclass(frozen=True)
+class Ahead:
+    """`packed` keeps packed weights; `pages` are memory for weights that have to be packed."""
+
+    packed: PackedFolder | None = None
+    pages: Pages | None = None
+
+    @property
+    def taken_bytes(self) -> int:
+        """Memory that is taken already of what the plan has yet to divide."""
+        return 0 if self.pages is None else self.pages.populated_bytes
+
+
+def read_ahead(config: EngineConfig) -> Ahead:
+    """Begin to read the weights: packed ones where they are kept, else the checkpoint and memory to pack them in."""
     model = config.model
     if model.load_format == "dummy":
-        return None
+        return Ahead()
     checkpoint = Checkpoint.open(Path(model.path))
-    if model.packed_cache is None:
-        checkpoint.fetch_ahead()
-        return None
-    folder = PackedFolder(
-        Path(model.packed_cache),
-        max_bytes=model.packed_cache_bytes,
-        threads=config.device.threads,
-        is_default=not model.user_set_packed_cache,
-    )
-    wanted = {"checkpoint": str(checkpoint.path.resolve()), "dtype": model.dtype}
-    if not folder.read_ahead({**wanted, "method": model.quantization or "unquantized"}):
-        checkpoint.fetch_ahead()
-    return folder
+    packed = None
+    if model.packed_cache is not None:
+        packed = PackedFolder(
+            Path(model.packed_cache),
+            max_bytes=model.packed_cache_bytes,
+            threads=config.device.threads,
+            is_default=not model.user_set_packed_cache,
+        )
+        wanted = {"checkpoint": str(checkpoint.path.resolve()), "dtype": model.dtype}
+        if packed.read_ahead({**wanted, "method": model.quantization or "unquantized"}):
+            return Ahead(packed)
+    checkpoint.fetch_ahead()
+    if config.device.instruction_set == "reference" or config.device.op_overrides:
+        return Ahead(packed)  # other operators keep their weights elsewhere
+    tensors = checkpoint.tensors().values()
+    num_weights = sum(prod(tensor.shape) for tensor in tensors)
+    num_bytes = int(num_weights * _BYTES_PER_WEIGHT[model.quantization or model.dtype])
+    if not _PAGES_FROM_BYTES <= num_bytes <= usable_memory().available * config.cache.gpu_memory_utilization / 2:
+        return Ahead(packed)
+    pages = Pages(num_bytes)
+    # the largest tensor is mapped while it is packed: both together are to be no more than all weights packed
+    pages.populate(max(0, num_bytes - max(tensor.nbytes for tensor in tensors)))
+    return Ahead(packed, pages)

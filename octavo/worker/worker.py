@@ -20,6 +20,7 @@ from octavo.ops.registry import bind, open_runtime
 from octavo.platform import Platform
 from octavo.quantization.registry import method_named
 from octavo.sampling.sampler import make_sampler
+from octavo.worker.ahead import Ahead
 from octavo.worker.attention_backend import attention_backend
 from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.dummy import FULLEST, dummy_end, dummy_step
@@ -69,18 +70,22 @@ class Worker:
         self._op_choices = op_choices
 
     @classmethod
-    def build(cls, config: EngineConfig, packed: PackedFolder | None = None) -> Worker:
+    def build(cls, config: EngineConfig, ahead: Ahead | None = None) -> Worker:
         """Plan the memory, load the weights, allocate the caches. Raises ConfigError or CheckpointError.
 
-        `packed` keeps packed weights for the next start.
+        `ahead` is what was begun before.
         """
+        ahead = ahead or Ahead()
         device = torch.device(config.device.device)
-        platform = Platform.detect()
+        taken_bytes = ahead.taken_bytes
+        platform = Platform.detect().with_available(taken_bytes)
         checkpoint = Checkpoint.open(Path(config.model.path))
         dtype = DTYPES[config.model.dtype]
         plain_bytes = make_model(checkpoint, Mesh.single(), dtype=dtype).plain_bytes()
         threads = config.device.threads
         runtime = open_runtime(platform, threads, config.device.instruction_set)
+        if runtime is not None and ahead.pages is not None:
+            runtime.weights.begin_with(ahead.pages)
         ops = bind(platform, config.device.op_overrides, runtime=runtime)
         attention = attention_backend(checkpoint, runtime, model=config.model, cache=config.cache)
         # before the weights: a plan that cannot work fails at once
@@ -107,10 +112,12 @@ class Worker:
             progress=sys.stderr.isatty() and plan.weights_bytes >= _PROGRESS_FROM_BYTES,
             load_format=config.model.load_format,
             seed=config.model.seed,
-            packed=packed,
+            packed=ahead.packed,
             max_positions=longest_sequence(plan.max_model_len, config.scheduler),
             method=method_named(config.model.quantization),
         )
+        if runtime is not None:
+            runtime.weights.trim()
         shape = model.config.shape()
         cache = CacheEngine(
             attention.backend.cache_shape(plan.num_blocks + 1, plan.block_size, shape.num_kv_heads, shape.head_dim),
@@ -135,7 +142,7 @@ class Worker:
         choices.append(("attention", attention.backend.name, attention.because))
         cpu = None if runtime is None else runtime.cpu
         most_alone = 0 if config.device.user_set_threads else _ALONE_BYTES // plain_bytes
-        return cls(runner, plan, choices, cpu, most_tokens_alone=most_alone, packed=packed)
+        return cls(runner, plan, choices, cpu, most_tokens_alone=most_alone, packed=ahead.packed)
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Carry out a step. When it raises, the sequences are in no known state and the worker is of no further use."""

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import re
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from octavo.ops.memory import Arena, Scratch, zeroed
+from octavo.ops.pages import LARGE_PAGE_BYTES, Pages
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
@@ -75,3 +79,46 @@ def test_scratch_that_is_cleared_leaves_what_is_in_use() -> None:
     scratch.clear()
     scratch.take((2048, 1024), torch.float32).fill_(4)
     assert float(kept.min()) == float(kept.max()) == 3
+
+
+def test_an_arena_begins_with_pages_that_were_fetched_before() -> None:
+    arena, pages = Arena(), Pages(8 << 20)
+    arena.begin_with(pages)
+    first = arena.zeroed((3 << 20,), torch.int8)
+    too_large = arena.zeroed((6 << 20,), torch.int8)
+    second = arena.zeroed((1 << 20,), torch.int8)
+    assert first.data_ptr() % LARGE_PAGE_BYTES == 0
+    assert second.data_ptr() == first.data_ptr() + first.nbytes
+    assert too_large.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+    first.fill_(1)
+    second.fill_(2)
+    arena.trim()
+    assert [int(part.sum()) for part in (first, second, too_large)] == [3 << 20, 2 << 20, 0]
+    assert arena.zeroed((1 << 20,), torch.int8).untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot fetch pages ahead")
+def test_pages_are_fetched_ahead_and_given_back() -> None:
+    pages = Pages(64 << 20)
+    pages.populate(40 << 20)
+    deadline = time.monotonic() + 60.0
+    while pages.populated_bytes < 40 << 20 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    memory = torch.frombuffer(pages.memory, dtype=torch.uint8, count=pages.num_bytes, offset=pages.start)
+    assert pages.populated_bytes == 40 << 20
+    assert 40 << 20 <= resident_bytes(memory) < 48 << 20
+    memory.fill_(1)
+    pages.release_from(3 << 20)
+    assert resident_bytes(memory) <= 4 << 20
+    assert int(memory.sum()) == 4 << 20
+
+
+def resident_bytes(memory: torch.Tensor) -> int:
+    """How much of the pages of `memory` is there, as the system says."""
+    address, is_found = memory.data_ptr(), False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            is_found = int(match[1], 16) <= address < int(match[2], 16)
+        elif is_found and line.startswith("Rss:"):
+            return int(line.split()[1]) << 10
+    raise AssertionError("no such mapping")

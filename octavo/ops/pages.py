@@ -1,0 +1,55 @@
+"""Large memory from the operating system, without torch: pages come with the first write, or ahead of it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+import threading
+from typing import Final
+
+LARGE_PAGE_BYTES: Final = 2 << 20
+_STEP_BYTES: Final = 32 << 20
+_POPULATE_WRITE: Final = 23
+"""MADV_POPULATE_WRITE of Linux 5.14: as if a byte of every page were written, without changing any."""
+
+
+class Pages:
+    """`num_bytes` of zeros that begin at byte `start` of `memory`, at a large page, where the system has such pages."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        # room to start at a large page: what is never written is never there
+        self.memory = mmap.mmap(-1, num_bytes + LARGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self.memory.madvise(mmap.MADV_HUGEPAGE)
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self.start = -self._base % LARGE_PAGE_BYTES
+        self.populated_bytes = 0
+        """How much of it `populate` has fetched so far."""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def populate(self, num_bytes: int) -> None:
+        """Fetch the first `num_bytes` in a thread, until `release_from`; nothing where the system cannot."""
+        if sys.platform == "linux":
+            self._thread = threading.Thread(target=self._populate, args=(num_bytes,), name="octavo-pages", daemon=True)
+            self._thread.start()
+
+    def release_from(self, offset: int) -> None:
+        """Give back the pages from byte `offset` on, counted from `start`. They are zeros again."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        first = -(-(self.start + offset) // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES
+        if hasattr(mmap, "MADV_DONTNEED") and first < len(self.memory):
+            self.memory.madvise(mmap.MADV_DONTNEED, first)
+
+    def _populate(self, num_bytes: int) -> None:
+        madvise = ctypes.CDLL(None, use_errno=True).madvise  # a call that leaves the interpreter's lock to others
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        while self.populated_bytes < num_bytes and not self._stop.is_set():
+            count = min(_STEP_BYTES, num_bytes - self.populated_bytes)
+            if madvise(self._base + self.start + self.populated_bytes, count, _POPULATE_WRITE):
+                return  # an older system, or no memory: whoever writes there sees
+            self.populated_bytes += count

@@ -1,0 +1,52 @@
+"""What is begun before torch is imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from octavo.worker import ahead
+from octavo.worker.ahead import Ahead, read_ahead
+from octavo.worker.worker import Worker
+from tests.fakes.checkpoints import make_checkpoint
+from tests.worker.engine_config import make_config
+
+
+@pytest.fixture
+def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "_PAGES_FROM_BYTES", 1)
+
+
+@pytest.mark.usefixtures("small_is_large")
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_weights_that_are_packed_into_pages_fetched_ahead_are_the_same(
+    quantization: str | None, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
+    path = make_checkpoint("llama", tmp_path / "model", dtype="bfloat16", **sizes)
+    config = make_config(path, num_gpu_blocks_override=30, quantization=quantization)
+    begun = read_ahead(config)
+    assert begun.pages is not None
+    states = []
+    for worker in (Worker.build(config, begun), Worker.build(config)):
+        model: Any = worker._runner._model
+        states.append(getattr(model, "_model", model).state())
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+@pytest.mark.usefixtures("small_is_large")
+@pytest.mark.parametrize(
+    "arguments",
+    [{"load_format": "dummy"}, {"instruction_set": "reference"}, {"op_overrides": {"prepare_linear": "reference"}}],
+)
+def test_no_memory_is_taken_for_weights_that_are_kept_elsewhere(arguments: dict[str, Any], tmp_path: Path) -> None:
+    config = make_config(make_checkpoint("llama", tmp_path / "model"), **arguments)
+    assert read_ahead(config) == Ahead()
+
+
+def test_small_models_take_no_memory_ahead(tmp_path: Path) -> None:
+    assert read_ahead(make_config(make_checkpoint("llama", tmp_path / "model"))) == Ahead()
