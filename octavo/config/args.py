@@ -7,6 +7,7 @@ YAML key, the `OCTAVO_*` variable, the line in the reference page and the check 
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 from dataclasses import dataclass
 from functools import wraps
 from typing import Annotated, Any, TypeVar
@@ -445,6 +446,44 @@ class ServerArgs:
             is_bytes=True,
         ),
     ] = 32 << 20
+    max_bodies_size: Annotated[
+        int | None,
+        Arg(
+            "Most memory for request bodies of all connections together, those of up to 64 KiB not counted; one key, "
+            "or without keys one address, may have half of it. By default eight times --max-body-size.",
+            group=_SERVER,
+            ge=1,
+            is_bytes=True,
+        ),
+    ] = None
+    max_header_size: Annotated[
+        int,
+        Arg("Most bytes of a request's URL and headers together.", group=_SERVER, ge=256, le=16 << 20, is_bytes=True),
+    ] = 64 << 10
+    header_timeout_s: Annotated[
+        float, Arg("Seconds in which the headers of a request must arrive.", group=_SERVER, gt=0, le=3600)
+    ] = 10.0
+    body_timeout_s: Annotated[
+        float,
+        Arg("Seconds in which the body of a request must arrive, after its headers.", group=_SERVER, gt=0, le=86400),
+    ] = 60.0
+    max_connections_per_address: Annotated[
+        int,
+        Arg(
+            "Most open connections of one client's address, or of one /64 network of IPv6. Beyond it GET /health is "
+            "still answered.",
+            group=_SERVER,
+            ge=1,
+        ),
+    ] = 1024
+    trusted_proxies: Annotated[
+        tuple[str, ...],
+        Arg(
+            "Address or network, such as 10.0.0.0/8, of a proxy whose connections are not limited; its open requests "
+            "are, by the client's address in X-Forwarded-For. May be given several times.",
+            group=_SERVER,
+        ),
+    ] = ()
     allow_origins: Annotated[
         tuple[str, ...],
         Arg(
@@ -474,3 +513,13 @@ class ServerArgs:
 
     def __post_init__(self) -> None:
         check_values(self)
+        for proxy in self.trusted_proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError as error:
+                message = f"trusted_proxies: {error}; give an address or a network, such as 10.0.0.0/8"
+                raise ConfigError(message) from error
+        if self.max_bodies_size is not None and self.max_bodies_size < self.max_body_size:
+            raise ConfigError(
+                f"max_bodies_size is {self.max_bodies_size:,}, must be at least max_body_size ({self.max_body_size:,})"
+            )

@@ -83,8 +83,12 @@ def _middleware(
     if callers:
         layers.append(Middleware(RequireKey, callers=callers, open_paths=open_paths))
     hosts = args.allow_hosts or own_hosts(args.host)
-    layers.append(Middleware(GuardHeaders, hosts=hosts, origins=args.allow_origins))
-    layers.append(Middleware(LimitBody, max_bytes=args.max_body_size))
+    layers.append(Middleware(GuardHeaders, hosts=hosts, open_paths=open_paths, origins=args.allow_origins))
+    layers.append(
+        Middleware(
+            LimitBody, max_bytes=args.max_body_size, max_total_bytes=args.max_bodies_size or 8 * args.max_body_size
+        )
+    )
     return layers
 
 

@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.server.errors import ApiError
+from octavo.server.keys import local_path
 
 _READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -50,21 +51,25 @@ class GuardHeaders:
     compressed or not JSON (415).
 
     hosts: names that requests may have in `Host`; addresses and names below `localhost` always may. None allows all.
+    open_paths: paths that may be asked for by any name, as they show nothing of requests.
     origins: web origins whose pages may send commands, or `*`.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str] | None, origins: Collection[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, hosts: Collection[str] | None, open_paths: Collection[str], origins: Collection[str]
+    ) -> None:
         self._app = app
         self._hosts = None if hosts is None or "*" in hosts else {host.lower() for host in hosts}
+        self._open_paths = open_paths
         self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._error(scope["method"], Headers(scope=scope)) if scope["type"] == "http" else None
+        error = self._error(scope, Headers(scope=scope)) if scope["type"] == "http" else None
         await (self._app if error is None else error.response())(scope, receive, send)
 
-    def _error(self, method: str, headers: Headers) -> ApiError | None:
+    def _error(self, scope: Scope, headers: Headers) -> ApiError | None:
         host = headers.get("host", "")
-        if host and not self._is_ours(host):
+        if host and not self._is_ours(host) and local_path(scope) not in self._open_paths:
             message = (
                 f"this server is not {host}; ask for it by its address or as localhost, or start it with "
                 "--allow-hosts and that name"
@@ -75,7 +80,7 @@ class GuardHeaders:
             message = f"Content-Encoding {encoding} is not supported; send the body uncompressed"
             return ApiError(415, message, code="unsupported_content_encoding", headers={"Accept-Encoding": "identity"})
         content_type = headers.get("content-type", "")
-        if method in _READING_METHODS or is_json(content_type):
+        if scope["method"] in _READING_METHODS or is_json(content_type):
             return None
         if content_type:
             return not_json(content_type)

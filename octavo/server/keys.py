@@ -75,7 +75,7 @@ class RequireKey:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        caller = _WITHOUT_KEY if _local_path(scope) in self._open_paths else self._caller(scope)
+        caller = _WITHOUT_KEY if local_path(scope) in self._open_paths else self._caller(scope)
         if caller is None:
             error = ApiError(
                 401,
@@ -113,7 +113,7 @@ def with_right(route: Route, right: Right) -> Route:
     return Route(route.path, checked, methods=list(route.methods or ()))
 
 
-def _local_path(scope: Scope) -> str:
+def local_path(scope: Scope) -> str:
     """The path below `root_path`."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path.removeprefix(root) if root and path.startswith(root + "/") else path

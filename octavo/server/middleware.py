@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from email.utils import formatdate
 from uuid import uuid4
@@ -14,10 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.logging import escaped
 from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error
+from octavo.server.keys import ANYBODY
 
 logger = logging.getLogger(__name__)
 
 _MOST_DISCARDED_BYTES = 64 << 20
+_UNCOUNTED_BYTES = 64 << 10
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 
@@ -90,20 +93,30 @@ class AcceptRootPath:
 
 
 class LimitBody:
-    """Refuses bodies of more than `max_bytes` with 413, whether their length is announced or not."""
+    """Refuses bodies of more than `max_bytes` with 413, whether their length is announced or not, and with 503 bodies
+    for which there is no room beside those of other open requests.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    max_total_bytes: of all bodies together; the first 64 KiB of each are not counted. One tenant, or without keys one
+    address, may have half of it, but always one body.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, max_total_bytes: int) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._max_total_bytes = max_total_bytes
+        self._max_bytes_per_sender = max(max_bytes, max_total_bytes // 2)
+        self._num_bytes = 0
+        self._num_bytes_of: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        num_bytes = 0
+        sender = scope["state"].get("caller", ANYBODY).tenant or (scope["client"] or ("",))[0]
+        num_bytes = num_counted = 0
 
         async def limited_receive() -> Message:
-            nonlocal num_bytes
+            nonlocal num_bytes, num_counted
             message = await receive()
             if message["type"] == "http.request":
                 num_bytes += len(message.get("body", b""))
@@ -111,6 +124,9 @@ class LimitBody:
                     if message.get("more_body"):
                         await _discard(receive)
                     raise self._too_large()
+                more = max(0, num_bytes - _UNCOUNTED_BYTES) - num_counted
+                self._count(sender, more)
+                num_counted += more
             return message
 
         announced = Headers(scope=scope).get("content-length", "")
@@ -118,7 +134,30 @@ class LimitBody:
             await _discard(receive)
             await self._too_large().response()(scope, receive, send)
             return
-        await self._app(scope, limited_receive, send)
+        try:
+            await self._app(scope, limited_receive, send)
+        finally:
+            self._count(sender, -num_counted)
+
+    def _count(self, sender: str, num_bytes: int) -> None:
+        """Count bytes that are held, or with a negative number released. Raises ApiError when there is no room."""
+        if not num_bytes:
+            return
+        of_sender = self._num_bytes_of[sender] + num_bytes
+        if num_bytes > 0 and (
+            of_sender > self._max_bytes_per_sender or self._num_bytes + num_bytes > self._max_total_bytes
+        ):
+            raise ApiError(
+                503,
+                f"the bodies of open requests take up their room of {self._max_total_bytes:,} bytes, half of it for "
+                "one client; come back later, or start the server with a larger --max-bodies-size",
+                code="too_many_bodies",
+                headers={"Retry-After": "1"},
+            )
+        self._num_bytes += num_bytes
+        self._num_bytes_of[sender] = of_sender
+        if not of_sender:
+            del self._num_bytes_of[sender]
 
     def _too_large(self) -> ApiError:
         return ApiError(

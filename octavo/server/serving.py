@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
+import ipaddress
 import logging
-import os
+import resource
 import signal
 import socket
 import sys
@@ -14,14 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
+import uvicorn.server
 import uvloop
 from starlette.types import ASGIApp
 
 from octavo import logging as octavo_logging
 from octavo.config.args import EngineArgs, ServerArgs
-from octavo.errors import ConfigError
+from octavo.server.connections import LAST_WORDS_S, ConnectionLimits, Connections
 from octavo.server.errors import shutting_down
+from octavo.server.http_protocol import HttpProtocol
+from octavo.server.listener import bind, stop_listening, url_of
 from octavo.server.load_log import log_load
 from octavo.server.open_requests import OpenRequests
 
@@ -32,8 +34,9 @@ logger = logging.getLogger(__name__)
 
 EXIT_STOPPED, EXIT_ENGINE_DEAD = 0, 1
 
-_LAST_WORDS_S = 2.0
-"""Time for answers that tell of an end to reach clients that read."""
+_RESERVED_FILES = 64
+"""Open files of a server besides its counted connections."""
+_MOST_FILES = 1 << 16
 
 _KEEP_ALIVE_S = 30
 """Longer than clients keep idle connections, so that they do not write to one that is just being closed."""
@@ -60,47 +63,9 @@ def run(engine_args: EngineArgs, server_args: ServerArgs, build_app: BuildApp) -
     """Bind, load, serve, end. Returns the exit code; raises ConfigError before anything is loaded."""
     with bind(server_args.host, server_args.port) as listener:
         octavo_logging.set_up(engine_args.log_level, role="server")
+        _raise_open_files()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_start_and_serve(engine_args, server_args, build_app, listener))
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket that holds the address, so that nobody else gets it while the model loads. Raises ConfigError."""
-    try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(
-            f"host {host!r} is not an address of this machine ({error}); give one, such as 127.0.0.1"
-        ) from error
-    # a name such as localhost may have an address of each family; clients try the older one in any case
-    family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        # without this, others could still bind the port until we listen, which we do when the model is loaded
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {_bind_problem(error)}") from error
-    listener.setblocking(False)
-    return listener
-
-
-def _bind_problem(error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return "another program uses this port; choose another with --port, or --port 0 for a free one"
-    if error.errno == errno.EACCES:
-        return "ports below 1024 need more rights; choose another with --port"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return "this machine does not have that address; choose another with --host"
-    return os.strerror(error.errno or 0)
-
-
-def url_of(listener: socket.socket) -> str:
-    """The address for people to click on."""
-    host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 async def _start_and_serve(
@@ -140,9 +105,9 @@ async def serve_until_stopped(
 ) -> int:
     """Answer requests until a signal (exit code 0) or until the engine has stopped (not 0)."""
     open_requests = OpenRequests()
-    server = _http_server(build_app(llm, args, open_requests), args)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    await server.startup(sockets=[listener])
+    server = HttpServer(build_app(llm, args, open_requests), args, listener)
+    await server.start()
     model, names = llm.config.model, llm.config.model.served_model_names
     called = "" if names == (model.name,) else f" as {', '.join(names)}"
     print(f"octavo serves {model.name}{called} at {url_of(listener)}/v1", flush=True)
@@ -157,7 +122,7 @@ async def serve_until_stopped(
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if dead.done():
             logger.error("the engine has stopped: %s", dead.result())
-            await _close(server, listener, open_requests, signals, grace_s=_LAST_WORDS_S)
+            await server.close(open_requests, signals, grace_s=LAST_WORDS_S)
             return EXIT_ENGINE_DEAD
         if open_requests:
             logger.info(
@@ -166,7 +131,7 @@ async def serve_until_stopped(
                 "" if len(open_requests) == 1 else "s",
                 args.shutdown_timeout_s,
             )
-        await _close(server, listener, open_requests, signals, grace_s=args.shutdown_timeout_s)
+        await server.close(open_requests, signals, grace_s=args.shutdown_timeout_s)
         return EXIT_STOPPED
     finally:
         for task in (asked, dead, loads):
@@ -174,52 +139,87 @@ async def serve_until_stopped(
                 task.cancel()
 
 
-def _http_server(app: ASGIApp, args: ServerArgs) -> uvicorn.Server:
-    """uvicorn's connections without its main loop, which would wake ten times a second."""
+def _connections(args: ServerArgs) -> Connections:
+    """The limits of connections, from what was asked for and what the system allows."""
+    most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Connections(
+        ConnectionLimits(
+            max_header_bytes=args.max_header_size,
+            header_timeout_s=args.header_timeout_s,
+            body_timeout_s=args.body_timeout_s,
+            max_per_address=args.max_connections_per_address,
+            max_connections=max(1, most_files - _RESERVED_FILES),
+            trusted_proxies=tuple(ipaddress.ip_network(proxy) for proxy in args.trusted_proxies),
+        )
+    )
+
+
+def _raise_open_files() -> None:
+    """Let this process have as many open files, and so connections, as the system allows it to ask for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _http_config(app: ASGIApp, args: ServerArgs) -> uvicorn.Config:
+    """The settings of uvicorn's connections. Its server is not used: its main loop would wake ten times a second."""
     config = uvicorn.Config(
         app,
         http="httptools",
         ws="none",
         lifespan="off",
         log_config=None,
-        # of what clients send that is not HTTP, a line for each would let them fill the log
-        log_level="error",
         access_log=False,
-        server_header=False,
-        date_header=False,
         proxy_headers=False,
         root_path=args.root_path.rstrip("/"),
         timeout_keep_alive=_KEEP_ALIVE_S,
     )
     config.load()
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
-    return server
+    return config
 
 
-async def _close(
-    server: uvicorn.Server,
-    listener: socket.socket,
-    open_requests: OpenRequests,
-    signals: StopSignals,
-    *,
-    grace_s: float,
-) -> None:
-    """Accept nothing more, let open requests finish within the grace time or until a second signal, end the rest."""
-    closing = asyncio.create_task(server.shutdown(sockets=[listener]))
-    insisted = asyncio.create_task(signals.insisted.wait())
-    await asyncio.wait({closing, insisted}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
-    insisted.cancel()
-    if not closing.done():
-        open_requests.end_all(shutting_down())
-        await asyncio.wait({closing}, timeout=_LAST_WORDS_S)
-    if not closing.done():
-        # clients that do not read their answer, or have not sent all of their request
-        for connection in list(server.server_state.connections):
-            connection.transport.abort()
-        await asyncio.wait({closing}, timeout=_LAST_WORDS_S)
-    if closing.done():
-        closing.result()
-    else:
-        closing.cancel()
-        print("octavo: some connections could not be closed", file=sys.stderr)
+class HttpServer:
+    """Accepts connections from a listener and answers them by an application, from `start` to `close`."""
+
+    def __init__(self, app: ASGIApp, args: ServerArgs, listener: socket.socket) -> None:
+        self._config = _http_config(app, args)
+        self._listener = listener
+        self._state = uvicorn.server.ServerState()
+        self._connections = _connections(args)
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: HttpProtocol(self._config, self._state, self._connections, loop),
+            sock=self._listener,
+            backlog=self._config.backlog,
+        )
+
+    async def close(self, open_requests: OpenRequests, signals: StopSignals, *, grace_s: float) -> None:
+        """Accept nothing more, let open requests finish within `grace_s` or until a second signal, end the rest."""
+        connections = self._connections
+        connections.drain()
+        await stop_listening(self._server, self._listener)
+        connections.finish_all()
+        closing = asyncio.create_task(self._wait_closed())
+        insisted = asyncio.create_task(signals.insisted.wait())
+        await asyncio.wait({closing, insisted}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        insisted.cancel()
+        if not closing.done():
+            open_requests.end_all(shutting_down())
+            await asyncio.wait({closing}, timeout=LAST_WORDS_S)
+        if not closing.done():
+            # clients that do not read their answer, or have not sent all of their request
+            connections.abort_all()
+            await asyncio.wait({closing}, timeout=LAST_WORDS_S)
+        if closing.done():
+            closing.result()
+        else:
+            closing.cancel()
+            print("octavo: some connections could not be closed", file=sys.stderr)
+
+    async def _wait_closed(self) -> None:
+        await self._connections.wait_closed()
+        if self._state.tasks:
+            await asyncio.wait(self._state.tasks)

@@ -16,7 +16,8 @@ from octavo import logging as octavo_logging
 from octavo.async_llm import AsyncLLM
 from octavo.config.args import ServerArgs
 from octavo.server.app import build_app
-from octavo.server.serving import StopSignals, bind, serve_until_stopped, url_of
+from octavo.server.listener import bind, url_of
+from octavo.server.serving import StopSignals, serve_until_stopped
 from tests.server.fake_llm import FakeAsyncLLM
 
 

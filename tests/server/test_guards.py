@@ -38,9 +38,10 @@ def test_machines_name_is_the_servers_and_named_hosts_replace_the_default(start_
     assert own_hosts("127.0.0.1") == own_hosts("::1") == {"localhost", socket.gethostname().lower()}
     assert own_hosts("0.0.0.0") is own_hosts("llm.example") is own_hosts("") is None
     server = start_server(allow_hosts=("API.example",))
-    assert ask(server.url, "/health", headers={"Host": "api.example:443"}).status == 200
-    assert ask(server.url, "/health", headers={"Host": "localhost"}).status == 403
-    assert ask(start_server(allow_hosts=("*",)).url, "/health", headers={"Host": "any"}).status == 200
+    assert ask(server.url, "/v1/models", headers={"Host": "api.example:443"}).status == 200
+    assert ask(server.url, "/v1/models", headers={"Host": "localhost"}).status == 403
+    assert ask(server.url, "/health", headers={"Host": "localhost"}).status == 200
+    assert ask(start_server(allow_hosts=("*",)).url, "/v1/models", headers={"Host": "any"}).status == 200
 
 
 @pytest.mark.parametrize("path", COMMANDS)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from email.utils import parsedate_to_datetime
 from urllib.parse import quote
 
 import pytest
 
 from tests.server.conftest import Served
-from tests.server.raw import ask
+from tests.server.raw import ask, connect, eventually
 
 Start = Callable[..., Served]
 COMPLETION = {"prompt": "a", "max_tokens": 1}
@@ -56,6 +57,34 @@ def test_body_over_the_limit_is_refused_announced_or_not(start_server: Start) ->
         assert (answer.status, answer.error["code"]) == (413, "request_body_too_large")
         assert answer.headers["connection"] == "close"
     assert ask(server.url, "/v1/completions", b"x" * 1000).status == 400
+
+
+def test_bodies_of_all_open_requests_have_one_bound(start_server: Start) -> None:
+    size = 200_000
+    server = start_server(max_body_size=size, max_bodies_size=5 * size, api_key=("first", "second"))
+
+    def refused(key: str) -> bool:
+        answer = ask(server.url, "/v1/completions", b" " * size, headers={"Authorization": f"Bearer {key}"})
+        if answer.status == 503:
+            assert answer.error["code"] == "too_many_bodies"
+            assert answer.headers["retry-after"] == "1"
+        return answer.status == 503
+
+    assert not refused("first")
+    with ExitStack() as stack:
+        for num_unfinished in range(1, 4):
+            connection = stack.enter_context(connect(server.url))
+            connection.putrequest("POST", "/v1/completions")
+            connection.putheader("Content-Type", "application/json")
+            connection.putheader("Authorization", "Bearer first")
+            connection.putheader("Content-Length", str(size))
+            connection.endheaders(b" " * (size - 1))
+            if num_unfinished == 3:
+                eventually(lambda: refused("first"))
+        assert not refused("second")
+        small = ask(server.url, "/v1/completions", COMPLETION, headers={"Authorization": "Bearer first"})
+        assert small.status == 200
+    eventually(lambda: not refused("first"))
 
 
 def test_other_origins_are_let_in_only_when_named(server: Served, start_server: Start) -> None:

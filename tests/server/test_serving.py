@@ -16,7 +16,8 @@ import pytest
 from octavo.config.args import EngineArgs, ServerArgs
 from octavo.errors import ConfigError
 from octavo.server.app import serve
-from octavo.server.serving import StopSignals, bind, unless_stopped, url_of
+from octavo.server.listener import bind, url_of
+from octavo.server.serving import StopSignals, unless_stopped
 from tests.server.conftest import Served
 from tests.server.raw import ask, connect, events, eventually
 

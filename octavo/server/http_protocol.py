@@ -1,0 +1,387 @@
+"""A connection of the HTTP server: that of uvicorn, with limits, deadlines, JSON errors and half-closed clients."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import socket
+import sys
+import termios
+from collections import deque
+from email.utils import formatdate
+from enum import Enum, auto
+from typing import Any, Final
+from uuid import uuid4
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from octavo.server.connections import LAST_WORDS_S, Connections
+from octavo.server.errors import ApiError, shutting_down
+
+_MOST_URL_BYTES: Final = 16 << 10
+_MOST_HEADERS: Final = 256
+_MOST_PIPELINED: Final = 16
+"""Requests that may be sent before the answer to the first of them."""
+_SLICE_BYTES: Final = 64 << 10
+"""How much is parsed before limits are looked at: as much as a request's headers can be over their limit in memory."""
+_MOST_DISCARDED_BYTES: Final = 64 << 20
+_SHORT_LINGER_S: Final = 0.2
+"""How long a client may read a refusal when the server stops."""
+_UNREAD_ANSWER_S: Final = 120.0
+"""How long a client may leave an answer unread that fills all buffers."""
+_DEAD_PEER_S: Final = 120
+"""How long a machine that has gone may leave packets unanswered."""
+_HEALTH: Final = b"/health"
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.05, 1.0
+_TCP_CLOSE: Final = 7
+"""The state of a TCP connection that its peer has reset, in the first byte of Linux's TCP_INFO."""
+
+logger = logging.getLogger(__name__)
+
+
+class _Phase(Enum):
+    """What the connection receives: nothing yet, headers, a body, or what is thrown away after a refusal."""
+
+    IDLE = auto()
+    HEADERS = auto()
+    BODY = auto()
+    DISCARD = auto()
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection. Refuses what is over `Connections.limits`, as JSON, and closes it.
+
+    A client that shuts down its side after its request gets the answer. Whether it has gone for good is found out by
+    bytes that mean nothing: a machine refuses them for a connection that nobody has any more.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        connections: Connections,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config=config, server_state=server_state, app_state={}, _loop=loop)
+        self.logger = logger
+        self._open = connections
+        self._limits = connections.limits
+        self._phase = _Phase.IDLE
+        self._timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
+        self._num_header_bytes = 0
+        self._num_silent_bytes = 0
+        self._num_discarded_bytes = 0
+        self._refusal: ApiError | None = None
+        self._over_limit: ApiError | None = None
+        self._is_counted = False
+        self._is_half_closed = False
+        self._forwarded: deque[str | None] = deque()
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._open.add(self)
+        _drop_dead_peers(transport.get_extra_info("socket"))
+        if not self._open.is_proxy(self._address):
+            self._over_limit = self._open.refusal(self._address)
+            self._is_counted = self._over_limit is None
+        if self._over_limit is not None:
+            self._open.add_uncounted(self)
+        self._arm(self._limits.header_timeout_s if self._over_limit is None else LAST_WORDS_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self._unset_keepalive_if_required()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        if self._is_counted:
+            self._open.release(self._address)
+        while self._forwarded:
+            self._release_forwarded()
+        self._open.remove(self)
+        super().connection_lost(exc)
+        if self._running is not None and self._running is not self.cycle:  # a later request waits behind it
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        view = memoryview(data)
+        for start in range(0, len(data), _SLICE_BYTES):
+            if self._phase is _Phase.DISCARD:
+                self._discard(len(data) - start)
+                return
+            if self.transport.is_closing():
+                return
+            self._parse(view[start : start + _SLICE_BYTES])
+        if self._timer is not None or self._phase is _Phase.DISCARD:
+            return
+        if self._phase is _Phase.BODY:
+            # no more of it is read before the application asks, which it does after it has checked the key
+            self.flow.pause_reading()
+            self._arm(self._limits.body_timeout_s)
+        elif self._phase is _Phase.HEADERS:
+            self._arm(self._limits.header_timeout_s)
+        elif not self._is_answering:
+            self._arm(self.timeout_keep_alive)
+
+    def _parse(self, data: memoryview) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            return  # no other protocol is spoken: the request is answered as it is
+        except httptools.HttpParserError as error:
+            self._refuse(self._refusal or ApiError(400, f"this is not HTTP/1.1: {error}", code="invalid_http"))
+            return
+        # what is unfinished, a header or what stands between the chunks of a body, was in no callback yet
+        self._num_silent_bytes += len(data)
+        if self._num_silent_bytes > self._limits.max_header_bytes + _SLICE_BYTES:
+            self._refuse(self._too_large())
+
+    # Callbacks of the parser. What they raise ends the parsing.
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._disarm()
+        self._phase = _Phase.HEADERS
+        self._num_header_bytes = self._num_silent_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._num_header_bytes += len(url)
+        if len(self.url) > _MOST_URL_BYTES:
+            raise self._stop(ApiError(414, f"the URL has more than {_MOST_URL_BYTES:,} bytes", code="url_too_long"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_silent_bytes = 0
+        self._num_header_bytes += len(name) + len(value)
+        if self._num_header_bytes > self._limits.max_header_bytes:
+            raise self._stop(self._too_large())
+        if self._phase is not _Phase.HEADERS:
+            return  # a trailer: nobody has asked for it, and it comes after all checks of headers
+        super().on_header(name, value)
+        if len(self.headers) > _MOST_HEADERS:
+            raise self._stop(ApiError(431, f"there are more than {_MOST_HEADERS} headers", code="headers_too_large"))
+
+    def on_headers_complete(self) -> None:
+        self._disarm()
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            message = f"more than {_MOST_PIPELINED} requests were sent ahead of their answers"
+            raise self._stop(ApiError(429, message, code="too_many_requests_ahead"))
+        if (refusal := self._over_limit or self._count_forwarded()) is not None and not self._asks_for_health():
+            raise self._stop(refusal)
+        super().on_headers_complete()
+        self._phase = _Phase.BODY
+        if self._over_limit is not None or self._open.is_draining:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._num_silent_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._disarm()
+        self._phase = _Phase.IDLE
+        if sum(len(cycle.body) for cycle, _ in self.pipeline) < _SLICE_BYTES:
+            # the end of the connection is noticed by reading alone, so requests that wait do not stop it
+            self.flow.resume_reading()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        if self._forwarded:
+            self._release_forwarded()
+        super().on_response_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: clients could fill the log."""
+
+    def _count_forwarded(self) -> ApiError | None:
+        """Count a request of a trusted proxy under its client's address; the error when it is one too many."""
+        if not self._open.is_proxy(self._address):
+            return None
+        client = self._open.forwarded_address(self.headers, self._address)
+        refusal = self._open.refusal(client)
+        # responses come in the order of requests, so that the first is the next to be released
+        self._forwarded.append(client if refusal is None else None)
+        return refusal
+
+    def _release_forwarded(self) -> None:
+        if (client := self._forwarded.popleft()) is not None:
+            self._open.release(client)
+
+    def _asks_for_health(self) -> bool:
+        path = self.url.partition(b"?")[0]
+        return path in (_HEALTH, self.root_path.encode() + _HEALTH)
+
+    # Deadlines.
+
+    def _arm(self, seconds: float) -> None:
+        self._disarm()
+        if self._open.is_draining:
+            seconds = min(seconds, _SHORT_LINGER_S if self._phase is _Phase.DISCARD else LAST_WORDS_S)
+        self._timer = self.loop.call_later(seconds, self._miss_deadline)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _miss_deadline(self) -> None:
+        self._timer = None
+        if self._phase is _Phase.DISCARD:
+            self.transport.abort()
+        elif self._phase is _Phase.IDLE:
+            self.transport.close()
+        elif self.flow.read_paused and not self._open.is_draining:
+            self._arm(self._limits.body_timeout_s)  # it is us who do not read
+        elif self._open.is_draining:
+            self._refuse(shutting_down())
+        else:
+            what = "headers" if self._phase is _Phase.HEADERS else "body"
+            self._refuse(ApiError(408, f"the {what} of the request did not arrive in time", code="request_timeout"))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(_UNREAD_ANSWER_S, self.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    # Refusals.
+
+    def _stop(self, refusal: ApiError) -> ApiError:
+        self._refusal = refusal
+        return refusal
+
+    def _too_large(self) -> ApiError:
+        message = (
+            f"URL and headers have more than {self._limits.max_header_bytes:,} bytes; send less, or start the server "
+            "with a larger --max-header-size"
+        )
+        return ApiError(431, message, code="headers_too_large")
+
+    def _refuse(self, error: ApiError) -> None:
+        """Send an error where the connection waits for an answer, then read on for a moment, so that it gets there."""
+        in_body, self._phase = self._phase is _Phase.BODY, _Phase.DISCARD
+        self._arm(LAST_WORDS_S)
+        if in_body and self.pipeline:
+            self.pipeline.popleft()  # the request that is refused is the last of those that wait
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._running  # type: ignore[assignment]
+            in_body = False
+        if self._is_answering and (not in_body or self.cycle.response_started):
+            self.cycle.keep_alive = False  # the error would get into the answer that is under way
+            self._disarm()
+            return
+        if self._is_answering:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.write(_rendered(error))
+        self.transport.write_eof()
+        self.flow.resume_reading()
+
+    def _discard(self, num_bytes: int) -> None:
+        self._num_discarded_bytes += num_bytes
+        if self._num_discarded_bytes > _MOST_DISCARDED_BYTES:
+            self.transport.abort()
+
+    # The client's end of the connection, and ours.
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection while an answer is due to a request that has arrived whole."""
+        if not self._is_answering or self.cycle.more_body or not hasattr(socket, "TCP_INFO"):
+            return False
+        if not self._is_half_closed:
+            self._is_half_closed = True
+            self._disarm()
+            self.cycle.keep_alive = False
+            self.transport.write(self._probe())
+            self._look_for_peer(_FIRST_LOOK_S)
+        return True
+
+    def _probe(self) -> bytes:
+        """Something to send that means nothing, for the peer's machine to refuse if nobody reads it."""
+        running = self._running
+        if running is None or running.response_complete or running.scope["http_version"] != "1.1":
+            return b""
+        if not running.response_started:
+            return b"HTTP/1.1 100 Continue\r\n\r\n"
+        # what has no length beforehand is a stream of events, in which this is a comment
+        return b"3\r\n:\n\n\r\n" if running.chunked_encoding else b""
+
+    def _look_for_peer(self, delay_s: float) -> None:
+        """Look again and again whether the other end still has the connection; abort when it has not."""
+        if self.transport.is_closing():
+            return
+        info = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        if info[0] == _TCP_CLOSE:
+            self.transport.abort()
+            return
+        self.loop.call_later(delay_s, self._look_for_peer, min(2 * delay_s, _LONGEST_LOOK_S))
+
+    def finish(self) -> None:
+        """Close when nothing is asked; what is asked is answered first, when it comes soon."""
+        if self._is_answering:
+            self.cycle.keep_alive = False
+        if self._phase is _Phase.BODY:
+            self._arm(LAST_WORDS_S)
+        elif self._phase is _Phase.HEADERS:
+            self._refuse(shutting_down())
+        elif self._phase is _Phase.DISCARD:
+            self.transport.abort()
+        elif not self._is_answering and not self._has_unread_bytes():
+            self.transport.close()
+
+    def abort(self) -> None:
+        """Close at once, whatever is open."""
+        self.transport.abort()
+
+    def _has_unread_bytes(self) -> bool:
+        """Has a request arrived that the event loop has not come to yet?"""
+        descriptor = self.transport.get_extra_info("socket").fileno()
+        if descriptor < 0:
+            return False
+        waiting: bytes = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))
+        return any(waiting)
+
+
+def _rendered(error: ApiError) -> bytes:
+    """The whole response of an error that no application sends."""
+    response = error.response()
+    headers = {
+        **dict(response.raw_headers),
+        b"connection": b"close",
+        b"date": formatdate(usegmt=True).encode(),
+        b"x-request-id": uuid4().hex.encode(),
+    }
+    lines = b"".join(b"%s: %s\r\n" % header for header in headers.items())
+    return STATUS_LINE[error.status] + lines + b"\r\n" + bytes(response.body)
+
+
+def _drop_dead_peers(connection: Any) -> None:
+    """Have the system end a connection whose other machine has gone without a word."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_PEER_S // 2)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _DEAD_PEER_S // 8)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PEER_S * 1000)

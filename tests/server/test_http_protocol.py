@@ -1,0 +1,381 @@
+"""What a connection may take before its request is known, by raw sockets, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.server.conftest import Served
+from tests.server.raw import ask, eventually
+
+Start = Callable[..., Served]
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@contextmanager
+def opened(url: str) -> Iterator[socket.socket]:
+    parts = urlsplit(url)
+    with socket.create_connection((str(parts.hostname), parts.port or 0), timeout=20) as connection:
+        yield connection
+
+
+def answer(connection: socket.socket) -> tuple[int, dict[str, Any]]:
+    """Status and error object (or body) of the next response, read without a byte of the one after it."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        byte = connection.recv(1)
+        assert byte, head
+        head += byte
+    status_line, *lines = head.decode().split("\r\n")[:-2]
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    body = b""
+    while len(body) < int(headers["content-length"]):
+        body += connection.recv(int(headers["content-length"]) - len(body))
+    status = int(status_line.split()[1])
+    if status == 200:
+        return status, json.loads(body) if body else {}
+    assert headers["content-type"] == "application/json"
+    error: dict[str, Any] = json.loads(body)["error"]
+    return status, error
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Nothing more comes."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def completion(**fields: Any) -> bytes:
+    body = json.dumps({"prompt": "a", "max_tokens": 3, **fields}).encode()
+    return POST + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def send_without_end(connection: socket.socket, start: bytes, piece: bytes, most_bytes: int) -> int:
+    """Send until the server has closed its side, or `most_bytes`; returns how many were sent."""
+    num_bytes = 0
+    try:
+        connection.sendall(start)
+        while num_bytes < most_bytes:
+            connection.sendall(piece)
+            num_bytes += len(piece)
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    return num_bytes
+
+
+# Limits of headers.
+
+
+@pytest.mark.parametrize(
+    ("start", "piece", "status", "code"),
+    [
+        (HEALTH + b"X-A: ", b"a" * 4096, 431, "headers_too_large"),
+        (HEALTH, b"X-A: " + b"a" * 1000 + b"\r\n", 431, "headers_too_large"),
+        (HEALTH, b"a: b\r\n" * 100, 431, "headers_too_large"),
+        (HEALTH, b"a" * 4096, 431, "headers_too_large"),
+        (b"GET /", b"a" * 4096, 414, "url_too_long"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX-A: ", b"a" * 4096, 431, "headers_too_large"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"a: b\r\n" * 500, 431, "headers_too_large"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n1;a=", b"a" * 4096, 431, "headers_too_large"),
+    ],
+)
+def test_headers_without_end_are_refused_without_a_key(
+    start_server: Start, start: bytes, piece: bytes, status: int, code: str
+) -> None:
+    server = start_server(api_key=("k",))
+    with opened(server.url) as connection:
+        connection.sendall(start)
+        connection.sendall(piece * (1 + 300_000 // len(piece)))
+        if start.startswith(POST):
+            assert answer(connection)[0] == 401  # this client has no key, and is told so before anything else
+        else:
+            found, error = answer(connection)
+            assert (found, error["code"]) == (status, code)
+        # the rest is thrown away for a moment, then the connection ends
+        assert send_without_end(connection, b"", piece * 100, 1 << 30) < 1 << 30
+
+
+def test_body_of_a_client_with_a_key_has_limits_between_its_chunks(start_server: Start) -> None:
+    server = start_server(api_key=("k",))
+    start = POST + b"Authorization: Bearer k\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for part in (b"0\r\nX-A: ", b"1;a="):
+        with opened(server.url) as connection:
+            connection.sendall(start + part + b"a" * 300_000)
+            assert answer(connection)[1]["code"] == "headers_too_large"
+
+
+def test_headers_up_to_the_limit_pass_in_one_piece_and_in_many(server: Served, start_server: Start) -> None:
+    value = b"X-A: " + b"a" * 60_000 + b"\r\n\r\n"
+    with opened(server.url) as connection:
+        connection.sendall(HEALTH + value)
+        assert answer(connection)[0] == 200
+        for start in range(0, len(HEALTH + value), 500):
+            connection.sendall((HEALTH + value)[start : start + 500])
+        assert answer(connection)[0] == 200
+    smaller = start_server(max_header_size=300)
+    with opened(smaller.url) as connection:
+        connection.sendall(HEALTH + b"X-A: " + b"a" * 200 + b"\r\n\r\n")
+        assert answer(connection)[0] == 200
+        connection.sendall(HEALTH + b"X-A: " + b"a" * 300 + b"\r\n\r\n")
+        status, error = answer(connection)
+        assert (status, error["code"]) == (431, "headers_too_large")
+        assert "300 bytes" in error["message"]
+
+
+def test_trailers_are_no_headers(start_server: Start) -> None:
+    server = start_server(api_key=("k",))
+    with opened(server.url) as connection:
+        connection.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\nAuthorization: Bearer k\r\n\r\n")
+        assert answer(connection)[0] == 401
+
+
+# What is not HTTP.
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"this is not HTTP\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET /health HTTP/9.9\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nno colon\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        POST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc",
+        POST + b"Content-Length: -1\r\n\r\n",
+        POST + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\nz\r\n",
+    ],
+)
+def test_what_is_not_http_is_refused_in_json(server: Served, sent: bytes) -> None:
+    with opened(server.url) as connection:
+        connection.sendall(sent)
+        status, error = answer(connection)
+        assert (status, error["type"], error["code"]) == (400, "invalid_request_error", "invalid_http")
+        assert is_closed(connection)
+
+
+def test_errors_of_the_parser_do_not_get_into_an_answer_that_is_under_way(server: Served) -> None:
+    server.llm.token_interval_s = 0.02
+    with opened(server.url) as connection:
+        connection.sendall(completion() + completion() + b"nonsense\r\n\r\n")
+        assert [answer(connection)[0] for _ in range(2)] == [200, 200]
+        assert is_closed(connection)
+
+
+def test_requests_ahead_of_their_answers_are_bounded(server: Served) -> None:
+    with opened(server.url) as connection:
+        connection.sendall((HEALTH + b"\r\n") * 1000)
+        connection.shutdown(socket.SHUT_WR)
+        received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert 1 <= received.count(b"HTTP/1.1 200") <= 20
+
+
+# Deadlines.
+
+
+def test_headers_have_a_deadline(start_server: Start) -> None:
+    server = start_server(header_timeout_s=0.2)
+    with opened(server.url) as silent, opened(server.url) as half, opened(server.url) as second:
+        half.sendall(HEALTH)
+        second.sendall(HEALTH + b"\r\n" + HEALTH)
+        assert is_closed(silent)
+        assert answer(half)[1]["code"] == "request_timeout"
+        assert answer(second)[0] == 200
+        assert answer(second)[0] == 408
+
+
+def test_bodies_have_a_deadline_however_slowly_they_drip(start_server: Start) -> None:
+    server = start_server(body_timeout_s=0.3)
+    with opened(server.url) as connection:
+        connection.sendall(POST + b"Content-Length: 1000\r\n\r\n")
+        connection.settimeout(0.02)
+        started_at = time.monotonic()
+        while time.monotonic() - started_at < 20:
+            connection.sendall(b" ")
+            try:
+                connection.recv(1, socket.MSG_PEEK)
+            except TimeoutError:
+                continue
+            break
+        connection.settimeout(20)
+        status, error = answer(connection)
+        assert (status, error["code"]) == (408, "request_timeout")
+
+
+def test_idle_connections_stay_open_longer_than_headers_may_take(start_server: Start) -> None:
+    server = start_server(header_timeout_s=0.1)
+    with opened(server.url) as connection:
+        for _ in range(3):
+            connection.sendall(HEALTH + b"\r\n")
+            assert answer(connection)[0] == 200
+            time.sleep(0.2)
+
+
+def test_body_is_not_read_before_the_key_is_checked(start_server: Start) -> None:
+    server = start_server(api_key=("k",))
+    with opened(server.url) as connection:
+        connection.sendall(POST + b"Expect: 100-continue\r\nContent-Length: 1000000\r\n\r\n")
+        assert answer(connection)[0] == 401
+
+
+# Connections of an address.
+
+
+def test_addresses_have_a_limit_of_connections_and_health_is_answered_beyond_it(start_server: Start) -> None:
+    server = start_server(max_connections_per_address=2)
+    with opened(server.url) as first, opened(server.url) as second:
+        for connection in (first, second):
+            connection.sendall(HEALTH + b"\r\n")
+            assert answer(connection)[0] == 200
+        refused = ask(server.url, "/v1/models")
+        assert (refused.status, refused.error["code"]) == (429, "too_many_connections")
+        assert refused.headers["retry-after"] == "1"
+        assert "--max-connections-per-address" in refused.error["message"]
+        for _ in range(100):  # more than there is room for beyond the limit
+            health = ask(server.url, "/health")
+            assert (health.status, health.headers["connection"]) == (200, "close")
+        first.sendall(HEALTH + b"\r\n")
+        assert answer(first)[0] == 200
+    eventually(lambda: ask(server.url, "/v1/models").status == 200)
+
+
+def test_silent_connections_beyond_the_limit_do_not_keep_health_away(start_server: Start) -> None:
+    server = start_server(max_connections_per_address=1)
+    with ExitStack() as stack:
+        silent = [stack.enter_context(opened(server.url)) for _ in range(200)]
+        assert ask(server.url, "/health").status == 200
+        assert is_closed(silent[1])  # the oldest beyond the limit
+
+
+def test_requests_of_a_trusted_proxy_count_for_the_client_that_it_names(start_server: Start) -> None:
+    server = start_server(max_connections_per_address=2, trusted_proxies=("127.0.0.0/8",))
+    server.llm.hold_after = 1
+    client = b"X-Forwarded-For: 1.1.1.1, 5.6.7.8, 127.0.0.9\r\n"
+    with ExitStack() as stack:
+        held = [stack.enter_context(opened(server.url)) for _ in range(2)]
+        for connection in held:
+            connection.sendall(completion(stream=True).replace(b"\r\n", b"\r\n" + client, 1))
+        eventually(lambda: len(server.llm.requests) == 2)
+        names = {"X-Forwarded-For": "5.6.7.8"}
+        assert ask(server.url, "/v1/models", headers=names).error["code"] == "too_many_connections"
+        assert ask(server.url, "/health", headers=names).status == 200
+        assert ask(server.url, "/v1/models", headers={"X-Forwarded-For": "5.6.7.8, 9.9.9.9"}).status == 200
+        assert ask(server.url, "/v1/models").status == 200
+    eventually(lambda: ask(server.url, "/v1/models", headers=names).status == 200)
+
+
+# Half-closed clients.
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_has_shut_down_its_side_gets_its_answer(server: Served, stream: bool, version: bytes) -> None:
+    server.llm.token_interval_s = 0.1
+    with opened(server.url) as connection:
+        connection.sendall(completion(stream=stream).replace(b"HTTP/1.1", version, 1))
+        connection.shutdown(socket.SHUT_WR)
+        received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert b" 200 OK\r\n" in received
+    assert (b"[DONE]" if stream else b'"completion_tokens":3') in received
+    assert (b"100 Continue" in received) == (version == b"HTTP/1.1")
+    assert server.llm.aborted == []
+
+
+def test_all_requests_before_the_shutdown_are_answered(server: Served) -> None:
+    server.llm.token_interval_s = 0.02
+    with opened(server.url) as connection:
+        connection.sendall(completion() * 3)
+        connection.shutdown(socket.SHUT_WR)
+        received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert received.count(b" 200 OK\r\n") == 3
+
+
+def test_client_that_shuts_down_its_side_in_a_stream_gets_the_rest(server: Served) -> None:
+    server.llm.token_interval_s = 0.1
+    with opened(server.url) as connection:
+        connection.sendall(completion(stream=True))
+        received = connection.recv(1 << 16)
+        connection.shutdown(socket.SHUT_WR)
+        received += b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert b"[DONE]" in received
+    assert b"\r\n:\n\n\r\n" in received
+
+
+def test_client_that_closes_a_stream_that_stands_still_ends_its_request(server: Served) -> None:
+    server.llm.hold_after = 1
+    with opened(server.url) as connection:
+        connection.sendall(completion(stream=True))
+        received = b""
+        while b"data: " not in received:
+            received += connection.recv(1 << 16)
+        eventually(lambda: server.llm.num_outputs == 1)
+        connection.setblocking(False)
+        with suppress(BlockingIOError):
+            connection.recv(1 << 16)  # so that the end is a plain FIN
+    eventually(lambda: server.llm.aborted)
+
+
+def test_client_that_leaves_with_a_second_request_waiting_ends_the_first(server: Served) -> None:
+    server.llm.hold_after = 1
+    with opened(server.url) as connection:
+        connection.sendall(completion() + completion())
+        eventually(lambda: server.llm.requests)
+    eventually(lambda: len(server.llm.aborted) == 1)
+
+
+# The end of a server.
+
+
+def test_connections_without_a_request_do_not_hold_up_the_end(start_server: Start) -> None:
+    server = start_server(shutdown_timeout_s=3600.0, header_timeout_s=3600.0)
+    with ExitStack() as stack:
+        connections = [stack.enter_context(opened(server.url)) for _ in range(20)]
+        for connection in connections[:10]:
+            connection.sendall(HEALTH + b"\r\n")
+            assert answer(connection)[0] == 200
+        for connection in connections[15:]:
+            connection.sendall(HEALTH)
+        eventually(lambda: ask(server.url, "/health").status == 200)
+        assert server.stop() == 0
+        for connection in connections[15:]:
+            assert answer(connection)[1]["code"] == "server_shutting_down"
+        assert all(is_closed(connection) for connection in connections)
+
+
+def test_every_connection_that_stands_at_the_end_gets_an_answer(start_server: Start) -> None:
+    for _ in range(5):
+        server = start_server(shutdown_timeout_s=20.0)
+        outcomes: Counter[str] = Counter()
+
+        def client(url: str, outcomes: Counter[str]) -> None:
+            while True:
+                try:
+                    with opened(url) as connection:
+                        connection.sendall(completion(max_tokens=1))
+                        outcomes[str(answer(connection)[0])] += 1
+                except ConnectionRefusedError:
+                    return  # it never had a connection
+                except Exception as error:
+                    outcomes[repr(error)] += 1
+
+        clients = [threading.Thread(target=client, args=(server.url, outcomes)) for _ in range(8)]
+        for each in clients:
+            each.start()
+        eventually(lambda seen=outcomes: seen["200"] > 20, timeout_s=20)
+        assert server.stop() == 0
+        for each in clients:
+            each.join(20)
+        assert set(outcomes) == {"200"}, outcomes
