@@ -73,7 +73,7 @@ def engine_args(keywords: Mapping[str, Any], environ: Mapping[str, str] | None =
 
 
 def is_service_link(variable: str, text: str) -> bool:
-    """Whether Kubernetes sets the variable for a service whose name begins with octavo: `OCTAVO_SERVICE_HOST`,
+    """Return whether Kubernetes sets the variable for a service whose name begins with octavo: `OCTAVO_SERVICE_HOST`,
     `OCTAVO_PORT=tcp://10.0.0.1:8000`, `OCTAVO_PORT_8000_TCP_ADDR`, …"""
     is_address = _LINK_PORT_NAME.fullmatch(variable) is not None and _LINK_PORT_VALUE.match(text) is not None
     return is_address or _LINK_NAME.fullmatch(variable) is not None
@@ -124,7 +124,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def yaml_problem(error: Exception) -> str:
-    """What is wrong with a YAML text and where, without its words: they may be secret."""
+    """Return what is wrong with a YAML text and where, without its words, which may be secret."""
     mark = getattr(error, "problem_mark", None)
     problem = _QUOTED.sub("…", getattr(error, "problem", None) or type(error).__name__)
     return problem if mark is None else f"{problem}, line {mark.line + 1}, column {mark.column + 1}"

@@ -40,5 +40,5 @@ PLAIN = CacheKey()
 
 
 def namespace_digest(secret: str) -> str:
-    """What stands for a namespace's secret in requests: 64 hexadecimal digits that do not reveal it."""
+    """Return 64 hexadecimal digits that stand for a namespace's secret in requests and do not reveal it."""
     return sha256(b"octavo cache namespace\0" + secret.encode("utf-8", "surrogatepass")).hexdigest()

@@ -77,8 +77,8 @@ def shutting_down() -> ApiError:
 def ended_with_error(error: RequestError, *, may_tell_of_others: bool = False) -> ApiError:
     """The answer for an accepted request that ended with an error of its own.
 
-    may_tell_of_others: to a client that may learn how much others have sent. For another `Retry-After` is rounded up to
-    a power of two.
+    may_tell_of_others: the client may learn how much others have sent. Otherwise the message has no numbers of others,
+    and `Retry-After` is rounded up to a power of two.
     """
     status = STATUS_OF_REFUSALS.get(error.code) or (400 if error.is_client_error else 500)
     message, seconds = error.message, error.retry_after_s

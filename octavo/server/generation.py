@@ -66,13 +66,13 @@ def is_about(request_id: str, asked: str) -> bool:
 
 
 def sender_of(request: Request, asked: GenerationRequest) -> Caller:
-    """Who is served: whose key it is, and only where there are no keys whom the client names."""
+    """Return who is served: the caller of the key, or where there are no keys the user that the client names."""
     caller = caller_of(request)
     return caller if caller.tenant is not None else msgspec.structs.replace(caller, tenant=asked.user)
 
 
 def in_namespace_of(caller: Caller, prompt: Prompt) -> Prompt:
-    """The prompt, which shares cached prefixes only with those of the caller's key or its group."""
+    """Return the prompt such that it shares cached prefixes only with those of the caller's key or its group."""
     return msgspec.structs.replace(prompt, cache_namespace=caller.cache_namespace)
 
 
@@ -161,7 +161,7 @@ def named_by_the_client(field_names: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def last_words_for(caller: Caller) -> Iterator[None]:
-    """Tell of a dead engine no more than that to a caller that sees no other requests: its last words may be of one."""
+    """Raise errors of a dead engine without its last message to callers without `observe`: it may name a request."""
     try:
         yield
     except EngineDeadError as error:

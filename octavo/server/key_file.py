@@ -25,7 +25,7 @@ _MOST_NAMED: Final = 20
 
 
 class _Entry(NamedTuple):
-    """One key: where it was given, its digest, and what else was said of it."""
+    """One key is described by where it was given, its digest, and the other fields of its entry."""
 
     where: str
     digest: bytes
@@ -35,7 +35,10 @@ class _Entry(NamedTuple):
 
 
 def read_callers(args: ServerArgs) -> dict[bytes, Caller]:
-    """Callers by the digests of their keys; empty when there are no keys. Raises ConfigError: file, entry, remedy."""
+    """Return callers by the digests of their keys, none when no keys were given.
+
+    Raises ConfigError that names file, entry and remedy.
+    """
     entries = [_Entry("--api-key", key_digest(key.encode())) for key in dict.fromkeys(args.api_key)]
     entries += [
         _Entry("--admin-api-key", key_digest(key.encode()), ALL_RIGHTS) for key in dict.fromkeys(args.admin_api_key)
@@ -74,7 +77,7 @@ def check_tenant_weights(names: Iterable[str], callers: Mapping[bytes, Caller]) 
 
 
 def describe(callers: Mapping[bytes, Caller]) -> str:
-    """One line for the log: the keys' names and rights."""
+    """Return one line for the log with the keys' names and rights."""
     words = []
     for caller in callers.values():
         rights = f" ({', '.join(sorted(caller.rights))})" if caller.rights else ""

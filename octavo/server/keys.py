@@ -1,4 +1,4 @@
-"""API keys: who sends a request, what its key allows, and with whom it shares cached prefixes."""
+"""API keys: they decide who may send requests, what each sender may see and do, and who shares cached prefixes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from octavo.server.errors import ApiError
 
 
 class Right(StrEnum):
-    """What a key may be given beyond requests of its own."""
+    """A key is given rights to what shows or changes more than its own requests."""
 
     CACHE = "cache"
-    """Pin and unpin prefixes, and reset the prefix cache."""
+    """It allows to pin and unpin prefixes and to reset the prefix cache."""
     OBSERVE = "observe"
-    """See the metrics, and what the scheduler did with the requests of other keys."""
+    """It allows to see the metrics, and what the scheduler did with the requests of other keys."""
 
 
 ALL_RIGHTS: Final = frozenset(Right)
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who sends a request.
+    """The sender of a request is described by the API key that came with it.
 
     tenant: the name of the API key; without keys what the request names as `user`.
     cache_namespace: a secret made of the key, or of the keys of its group; None where there are no keys.
@@ -39,23 +39,23 @@ class Caller(msgspec.Struct, frozen=True):
     rights: frozenset[Right] = frozenset()
 
     def may(self, right: Right) -> bool:
-        """Whether the caller has this right."""
+        """Return whether the caller has this right."""
         return right in self.rights
 
 
 ANYBODY: Final = Caller(rights=ALL_RIGHTS)
-"""Who sends a request to a server without keys."""
+"""It stands for every sender where the server has no keys."""
 
 _WITHOUT_KEY: Final = Caller()
 
 
 def key_digest(key: bytes) -> bytes:
-    """By which a key is known here: its SHA-256."""
+    """Return the SHA-256 of a key, by which the server knows it."""
     return hashlib.sha256(key).digest()
 
 
 def caller_of(request: Request) -> Caller:
-    """Who sends this request."""
+    """Return who sends this request."""
     caller: Caller = request.scope["state"].get("caller", ANYBODY)
     return caller
 
@@ -63,7 +63,7 @@ def caller_of(request: Request) -> Caller:
 class RequireKey:
     """Lets requests pass that bring one of the keys as `Authorization: Bearer …`, or that ask for an open path.
 
-    callers: by `key_digest`. Who sent a request is in `scope["state"]["caller"]`.
+    callers: the caller of each key, by `key_digest`. The caller of a request is put into `scope["state"]["caller"]`.
     """
 
     def __init__(self, app: ASGIApp, callers: Mapping[bytes, Caller], open_paths: Collection[str]) -> None:
@@ -96,7 +96,7 @@ class RequireKey:
 
 
 def with_right(route: Route, right: Right) -> Route:
-    """The route for callers that have this right; others get 403."""
+    """Return the route with a check: callers without this right get 403."""
     endpoint = route.endpoint
 
     async def checked(request: Request) -> Any:
@@ -114,6 +114,6 @@ def with_right(route: Route, right: Right) -> Route:
 
 
 def local_path(scope: Scope) -> str:
-    """The path below `root_path`."""
+    """Return the path below `root_path`."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path.removeprefix(root) if root and path.startswith(root + "/") else path

@@ -40,8 +40,8 @@ from octavo.server.schema import (
 class Endpoint(msgspec.Struct, frozen=True):
     """A path, and the types of what goes in and comes out (None: no JSON).
 
-    Where there are API keys: is_open tells that none is needed; right is what a key must have; sees_more_with is what a
-    key must have to see more than its own requests.
+    Where there are API keys: with is_open no key is needed; right is the right that a key needs; sees_more_with is the
+    right that a key needs to see more than its own requests.
     """
 
     method: str
@@ -55,7 +55,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     @property
     def description(self) -> str:
-        """The summary, and what of it needs a right."""
+        """Return the summary, with the right that is needed."""
         if self.right is not None:
             return f"{self.summary} (needs the right {self.right} where there are API keys)"
         if self.sees_more_with is not None:
