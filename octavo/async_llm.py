@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import msgspec
@@ -20,11 +20,17 @@ from octavo.core.prompt import Prompt, PromptLike
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.chat_template import ChatTemplate, Message
 from octavo.engine.core_client import ProcessClient
-from octavo.engine.input_processor import InputProcessor, PrefixLike, checked_ttl_s, open_tokenizer
+from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, checked_ttl_s, open_tokenizer
 from octavo.engine.metrics import Metrics
 from octavo.engine.output_processor import OutputProcessor, merge_deltas
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from octavo.errors import EngineDeadError, InvalidRequest
+
+if TYPE_CHECKING:
+    from octavo.engine.template_sandbox import RenderLimits
+
+_PROMPTS_OF_TURN: Final = 16
+"""Prompts of one request that are processed before whatever else waits for the loop."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,14 +55,11 @@ class AsyncLLM:
         self.metrics = Metrics(config.model.served_model_name)
         self.metrics.observe_stats(self.stats)
         self._client = client
-        self._input = InputProcessor(
-            config.model,
-            client.ready,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            enable_prefix_caching=config.cache.enable_prefix_caching,
-            tokenizer=tokenizer,
-            chat_template=chat_template,
+        self.input_setup: InputSetup | None = InputSetup(
+            config.model, client.ready, config.scheduler.max_num_seqs, config.cache.enable_prefix_caching
         )
+        self._input = InputProcessor(self.input_setup, tokenizer=tokenizer, chat_template=chat_template)
+        self._turn = asyncio.Lock()
         self._output = OutputProcessor(tokenizer, metrics=self.metrics)
         self._streams: dict[str, _Stream] = {}
         self._dead: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
@@ -99,6 +102,7 @@ class AsyncLLM:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        limits: RenderLimits | None = None,
     ) -> Prompt:
         """The prompt that a conversation becomes. Raises InvalidRequest."""
         return self._input.render_chat(
@@ -107,6 +111,7 @@ class AsyncLLM:
             continue_final_message=continue_final_message,
             chat_template=chat_template,
             chat_template_kwargs=chat_template_kwargs,
+            limits=limits,
         )
 
     async def generate(
@@ -161,7 +166,8 @@ class AsyncLLM:
         read = [Prompt.read(prompt) for prompt in prompts]
         params = self.default_sampling_params() if sampling_params is None else sampling_params
 
-        def process() -> list[EngineCoreRequest]:
+        def process(start: int) -> list[EngineCoreRequest]:
+            turn = slice(start, start + _PROMPTS_OF_TURN)
             return [
                 self._input.process(
                     request_id,
@@ -173,11 +179,12 @@ class AsyncLLM:
                     cache_salt=cache_salt,
                     trace_id=trace_id,
                 )
-                for request_id, prompt in zip(request_ids, read, strict=True)
+                for request_id, prompt in zip(request_ids[turn], read[turn], strict=True)
             ]
 
-        is_long = sum(len(prompt.text or "") for prompt in read) >= LONG_TEXT_CHARS
-        requests = await asyncio.to_thread(process) if is_long else process()
+        requests: list[EngineCoreRequest] = []
+        for start in range(0, len(read), _PROMPTS_OF_TURN):
+            requests += await self._process_turn(process, start, read)
         changed = asyncio.Event()
         streams = dict(enumerate(self._open(requests, read, changed)))
         try:
@@ -194,6 +201,20 @@ class AsyncLLM:
         finally:
             # the id of one that is finished may be another request's by now
             await self.abort([request_ids[index] for index in streams])
+
+    async def _process_turn(
+        self, process: Callable[[int], list[EngineCoreRequest]], start: int, prompts: Sequence[Prompt]
+    ) -> list[EngineCoreRequest]:
+        """Process some prompts: in a thread where it takes long to tokenise them, else one request after the other, so
+        that one with many prompts holds up no other."""
+        turn = prompts[start : start + _PROMPTS_OF_TURN]
+        num_chars = sum(len(prompt.text or "") for prompt in turn if prompt.token_ids is None)
+        if num_chars >= LONG_TEXT_CHARS:
+            return await asyncio.to_thread(process, start)
+        async with self._turn:
+            if start:
+                await asyncio.sleep(0)
+            return process(start)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End one request or several; each reader gets a last output with finish reason "abort".

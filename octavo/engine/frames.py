@@ -20,6 +20,11 @@ def pack(message: Any) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+def length_of(body: bytes) -> bytes:
+    """What stands before a body in its frame, for a body that is not copied into one."""
+    return _LENGTH.pack(len(body))
+
+
 def read(connection: socket.socket) -> bytes | None:
     """The body of the next frame, waited for; None when the connection is closed, by whomever."""
     head = _read_exactly(connection, _LENGTH.size)

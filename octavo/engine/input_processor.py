@@ -8,7 +8,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -23,11 +23,23 @@ from octavo.engine.chat_template import ChatTemplate, Message, no_template
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ContextTooLong, InvalidRequest
 
+if TYPE_CHECKING:
+    from octavo.engine.template_sandbox import RenderLimits
+
 PrefixLike = PromptLike | Prompt | Sequence[Message]
 """What may be pinned: a prompt's beginning in any form of a prompt, or the first messages of conversations."""
 
 MAX_TTL_S: Final = 365 * 86400
 """Longest life of a pin."""
+
+
+class InputSetup(msgspec.Struct, frozen=True):
+    """What an input processor knows of the model and the engine."""
+
+    model: ModelConfig
+    ready: CoreReady
+    max_num_seqs: int
+    enable_prefix_caching: bool = True
 
 
 class InputProcessor:
@@ -38,27 +50,24 @@ class InputProcessor:
 
     def __init__(
         self,
-        model: ModelConfig,
-        ready: CoreReady,
+        setup: InputSetup,
         *,
-        max_num_seqs: int,
-        enable_prefix_caching: bool = True,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tokenizer = tokenizer
         self.chat_template = chat_template
-        self._model = model
-        self._ready = ready
-        self._max_num_seqs = max_num_seqs
-        self._enable_prefix_caching = enable_prefix_caching
+        self.ready = setup.ready
+        self._model = setup.model
+        self._max_num_seqs = setup.max_num_seqs
+        self._enable_prefix_caching = setup.enable_prefix_caching
         self._clock = clock
         # counted by namespace, so that a seed tells nothing of how many requests others have sent
         self._counters: defaultdict[str | None, Iterator[int]] = defaultdict(itertools.count)
-        ends = model.eos_token_ids or (() if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,))
+        ends = setup.model.eos_token_ids or (() if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,))
         # an id without logits never comes; some checkpoints write -1 for none
-        self._end_token_ids = tuple(token_id for token_id in ends if 0 <= token_id < ready.vocab_size)
+        self._end_token_ids = tuple(token_id for token_id in ends if 0 <= token_id < setup.ready.vocab_size)
 
     def default_sampling_params(self, **explicit: Any) -> SamplingParams:
         """The defaults of the checkpoint's generation_config.json, with `explicit` values over them."""
@@ -72,8 +81,12 @@ class InputProcessor:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        limits: RenderLimits | None = None,
     ) -> Prompt:
-        """The prompt that a conversation becomes. Templates write BOS themselves, so none is added to it."""
+        """The prompt that a conversation becomes. Templates write BOS themselves, so none is added to it.
+
+        limits: what the rendering may cost. Raises InvalidRequest.
+        """
         template = self.chat_template
         if chat_template is not None:
             template = ChatTemplate(chat_template, self.tokenizer.special_tokens, "the request's chat_template")
@@ -84,6 +97,7 @@ class InputProcessor:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             variables=chat_template_kwargs,
+            limits=limits,
         )
         return Prompt(text=checked_text(text, "messages"), add_special_tokens=False)
 
@@ -144,6 +158,10 @@ class InputProcessor:
             )
         return self._token_ids(prompt), _one_salt(prompt, cache_salt), _namespace(prompt)
 
+    def tokenised(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt that fits the context. Raises InvalidRequest."""
+        return self._token_ids(prompt)
+
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if prompt.token_ids is not None:
             token_ids, field = prompt.token_ids, "prompt_token_ids"
@@ -153,18 +171,18 @@ class InputProcessor:
             text = prompt.text or ""
             self._check_text_length(text)
             token_ids = self.tokenizer.encode(text, prompt.add_special_tokens)
-            outside = [token_id for token_id in token_ids if token_id >= self._ready.vocab_size]
+            outside = [token_id for token_id in token_ids if token_id >= self.ready.vocab_size]
             if outside:
                 raise InvalidRequest(
                     f"the tokenizer makes the id {outside[0]} of this prompt, but the model's vocabulary has "
-                    f"{self._ready.vocab_size} ids; the tokenizer belongs to another model",
+                    f"{self.ready.vocab_size} ids; the tokenizer belongs to another model",
                     field=field,
                 )
         if not token_ids:
             raise InvalidRequest(
                 "the prompt is empty; it must have at least one token", field=field, code="empty_prompt"
             )
-        limit = self._ready.max_model_len
+        limit = self.ready.max_model_len
         if len(token_ids) >= limit:
             raise ContextTooLong(
                 f"the prompt has {len(token_ids)} tokens, but the context holds {limit} and at least one of them is "
@@ -175,7 +193,7 @@ class InputProcessor:
 
     def _check_text_length(self, text: str) -> None:
         """Refuse a text that is too long whatever its tokens are, before time is spent on making them."""
-        limit = self._ready.max_model_len
+        limit = self.ready.max_model_len
         # nearly every text has a token for 16 characters; only beyond that is it worth to look through the vocabulary
         if len(text) > 16 * limit and len(text) > limit * self.tokenizer.longest_token_chars:
             raise ContextTooLong(
@@ -188,7 +206,7 @@ class InputProcessor:
         return " or raise max_model_len" if self._model.user_set_max_model_len else ""
 
     def _check_ids(self, token_ids: Collection[int], field: str) -> None:
-        vocab_size = self._ready.vocab_size
+        vocab_size = self.ready.vocab_size
         for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
             if not 0 <= token_id < vocab_size:
                 raise InvalidRequest(
@@ -198,7 +216,7 @@ class InputProcessor:
     def _check_params(self, params: SamplingParams) -> None:
         for field in ("logprobs", "prompt_logprobs"):
             value = getattr(params, field)
-            limit = min(self._model.max_logprobs, self._ready.vocab_size)
+            limit = min(self._model.max_logprobs, self.ready.vocab_size)
             if value is not None and value > limit:
                 raise InvalidRequest(
                     f"{field} is {value}, must be at most {limit}; ask for fewer, or raise max_logprobs", field=field
@@ -206,10 +224,10 @@ class InputProcessor:
         if params.use_beam_search:
             num_ends = 0 if params.ignore_eos else len(self._end_token_ids)
             needed = max(2, 1 + num_ends + len(params.stop_token_ids)) * params.width
-            if needed > self._ready.vocab_size:
+            if needed > self.ready.vocab_size:
                 raise InvalidRequest(
                     f"{params.width_field} is {params.width}, but so many beams need {needed} candidates and the "
-                    f"vocabulary has {self._ready.vocab_size} tokens; ask for fewer",
+                    f"vocabulary has {self.ready.vocab_size} tokens; ask for fewer",
                     field=params.width_field,
                 )
         self._check_ids(params.stop_token_ids, "stop_token_ids")
@@ -224,7 +242,7 @@ class InputProcessor:
         if params.min_tokens > 0:
             barred.update(params.stop_token_ids, () if params.ignore_eos else self._end_token_ids)
         allowed = params.allowed_token_ids
-        if len(barred) >= self._ready.vocab_size or (allowed is not None and barred.issuperset(allowed)):
+        if len(barred) >= self.ready.vocab_size or (allowed is not None and barred.issuperset(allowed)):
             field = "vocabulary" if allowed is None else "allowed_token_ids"
             others = [name for name in ("min_tokens", "bad_words") if getattr(params, name)]
             raise InvalidRequest(
@@ -235,7 +253,7 @@ class InputProcessor:
 
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         """Tokens that each sequence may produce; the rest of context and KV cache when the caller sets no number."""
-        context_left = self._ready.max_model_len - num_prompt_tokens
+        context_left = self.ready.max_model_len - num_prompt_tokens
         wanted = params.max_tokens
         if wanted is not None and wanted > context_left and wanted == self._model.generation_defaults.get("max_tokens"):
             wanted = None  # the checkpoint's default is a wish: where it does not fit, what fits is meant
@@ -243,7 +261,7 @@ class InputProcessor:
             if wanted > context_left:
                 raise ContextTooLong(
                     f"the prompt has {num_prompt_tokens} tokens and max_tokens is {wanted}, together "
-                    f"{num_prompt_tokens + wanted}, but the context holds {self._ready.max_model_len}; set "
+                    f"{num_prompt_tokens + wanted}, but the context holds {self.ready.max_model_len}; set "
                     f"max_tokens to at most {context_left}, or shorten the prompt{self._longer_context()}",
                     field="max_tokens",
                 )
@@ -255,11 +273,11 @@ class InputProcessor:
             tokens_that_fit(
                 num_prompt_tokens,
                 params.width,
-                self._ready.num_blocks,
-                self._ready.block_size,
-                self._ready.max_live_tokens,
+                self.ready.num_blocks,
+                self.ready.block_size,
+                self.ready.max_live_tokens,
             )
-            - self._ready.num_lookahead_slots,
+            - self.ready.num_lookahead_slots,
         )
         if max_tokens < max(1, params.min_tokens):
             if params.min_tokens > context_left:
@@ -275,12 +293,12 @@ class InputProcessor:
         """Refuse what cannot fit even when it runs alone."""
         check_runs_alone(
             num_prompt_tokens,
-            max_tokens + self._ready.num_lookahead_slots,
+            max_tokens + self.ready.num_lookahead_slots,
             params.width,
             max_num_seqs=self._max_num_seqs,
-            num_blocks=self._ready.num_blocks,
-            block_size=self._ready.block_size,
-            max_live_tokens=self._ready.max_live_tokens,
+            num_blocks=self.ready.num_blocks,
+            block_size=self.ready.block_size,
+            max_live_tokens=self.ready.max_live_tokens,
             width_field=params.width_field,
         )
 
@@ -293,7 +311,7 @@ class InputProcessor:
                     f"bad_words contains {word!r}, which has no tokens; leave it out", field="bad_words"
                 )
             # a variant with an id that the model has no logits for cannot come about
-            sequences.update(dict.fromkeys(ids for ids in variants if max(ids) < self._ready.vocab_size))
+            sequences.update(dict.fromkeys(ids for ids in variants if max(ids) < self.ready.vocab_size))
         return tuple(sequences)
 
 

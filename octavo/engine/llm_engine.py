@@ -18,7 +18,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.seams import Seam, Seams
 from octavo.engine.chat_template import ChatTemplate, Message
 from octavo.engine.core_client import Core
-from octavo.engine.input_processor import InputProcessor, PrefixLike, checked_ttl_s, open_tokenizer
+from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, checked_ttl_s, open_tokenizer
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import EngineDeadError
@@ -44,10 +44,7 @@ class LLMEngine:
         self._error: EngineDeadError | None = None
         self._aborted: list[RequestOutput] = []
         self._input = InputProcessor(
-            config.model,
-            core.ready,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            enable_prefix_caching=config.cache.enable_prefix_caching,
+            InputSetup(config.model, core.ready, config.scheduler.max_num_seqs, config.cache.enable_prefix_caching),
             tokenizer=tokenizer,
             chat_template=chat_template,
         )

@@ -48,10 +48,13 @@ class Tokenizer:
         config: dict[str, Any] | None = None,
     ) -> None:
         """special_tokens: texts by name (`bos_token`, `eos_token`, …). add_bos, add_eos: whether encoding adds them;
-        None leaves it to the backend's post-processor. config: all of tokenizer_config.json."""
+        None leaves it to the backend's post-processor. config: all of tokenizer_config.json.
+
+        `releases_lock` may be set to False where no other thread waits for the interpreter lock."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        self.releases_lock = True
         self._add_bos = add_bos
         self._add_eos = add_eos
         self._texts: dict[int, str] = {}
@@ -115,7 +118,7 @@ class Tokenizer:
         # a text with explicit rules gets BOS and EOS here, else from the post-processor
         explicit = self._add_bos is not None
         from_backend = add_special_tokens and not explicit
-        if len(text) < LONG_TEXT_CHARS:
+        if len(text) < LONG_TEXT_CHARS or not self.releases_lock:
             ids: list[int] = self._backend.encode(text, add_special_tokens=from_backend).ids
         else:
             ids = self._backend.encode_batch_fast([text], add_special_tokens=from_backend)[0].ids

@@ -24,6 +24,7 @@ from octavo.server.open_requests import OpenRequests
 from octavo.server.openapi import ENDPOINTS
 from octavo.server.routes import chat, completions, health, models, prefix_cache, scheduler, tokens
 from octavo.server.serving import run
+from octavo.server.texts import Texts
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -44,7 +45,8 @@ def build_app(
 
     callers: what `read_callers(args)` returned, for those who read the keys before. Raises ConfigError for wrong keys.
     """
-    context = ServerContext(llm, args, OpenRequests() if open_requests is None else open_requests)
+    texts = Texts.of(llm, trust_request_chat_template=args.trust_request_chat_template)
+    context = ServerContext(llm, args, texts, OpenRequests() if open_requests is None else open_requests)
     callers = read_callers(args) if callers is None else callers
     if callers:
         logger.info("%s", describe(callers))

@@ -7,19 +7,24 @@ from time import time
 from typing import TYPE_CHECKING
 
 from octavo.config.args import ServerArgs
-from octavo.server.errors import ApiError
 from octavo.server.open_requests import OpenRequests
+from octavo.server.preparation import check_served
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
+    from octavo.server.texts import Texts
 
 
 @dataclass(frozen=True)
 class ServerContext:
-    """The engine, what a person wrote about the server, and the requests in progress. `created` is in Unix seconds."""
+    """The engine, what a person wrote about the server, what reads requests, and the requests in progress.
+
+    `created` is in Unix seconds.
+    """
 
     llm: AsyncLLM
     args: ServerArgs
+    texts: Texts
     open_requests: OpenRequests = field(default_factory=OpenRequests)
     created: int = field(default_factory=lambda: int(time()))
 
@@ -33,11 +38,5 @@ class ServerContext:
 
     def named_model(self, asked: str) -> str:
         """A name that is served. Raises ApiError 404 for another."""
-        if asked not in self.model_names:
-            raise ApiError(
-                404,
-                f"the model {asked[:200]!r} is not served here; served: {', '.join(self.model_names)}",
-                param="model",
-                code="model_not_found",
-            )
+        check_served(asked, self.model_names)
         return asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Iterator
 from typing import Any, TypeVar, get_type_hints
@@ -29,7 +30,11 @@ T = TypeVar("T", bound=RequestBody)
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?\Z", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[[^\]]*\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`?\Z", re.DOTALL)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_LONE = re.compile("[\ud800-\udfff]")
 _LONGEST_QUOTE = 200
+_MOST_CONTAINERS = 1 << 19
+_MOST_ITEMS = 8 << 20
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 
 
@@ -58,20 +63,26 @@ def refused_fields(kind: type[msgspec.Struct]) -> dict[str, Refused]:
     }
 
 
-async def read_json(request: Request, kind: type[T]) -> T:
-    """Body of a request as a struct of this kind. Raises InvalidRequest, or ApiError 413 and 415."""
+async def read_body(request: Request) -> bytes:
+    """Body of a request that is declared as JSON. Raises ApiError 413 and 415."""
     content_type = request.headers.get("content-type", "")
     if not is_json(content_type):
         raise not_json(content_type)
     try:
-        body = await request.body()
+        return await request.body()
     except ClientDisconnect as error:
         raise ClientDisconnectedError from error
-    return decode(body, kind)
 
 
 def decode(body: bytes, kind: type[T]) -> T:
     """A checked struct of this kind from JSON. Raises InvalidRequest for anything that does not fit."""
+    num_containers = body.count(b"[") + body.count(b"{")
+    if num_containers > _MOST_CONTAINERS or body.count(b",") > _MOST_ITEMS:
+        # each takes far more memory than the bytes that it is written with
+        raise InvalidRequest(
+            f"the body has more than {_MOST_CONTAINERS:,} brackets or {_MOST_ITEMS:,} commas; send several requests",
+            code="request_too_large",
+        )
     try:
         value: T = decoder(kind).decode(body)
     except msgspec.ValidationError as error:
@@ -101,9 +112,34 @@ def refuse_unsupported(value: msgspec.Struct, prefix: str = "") -> None:
 def _malformed(message: str, body: bytes) -> InvalidRequest:
     if not body:
         return InvalidRequest("the body is empty; send a JSON object", code="invalid_json")
+    if _SURROGATE.search(body) and (path := _path_of_surrogate(body)) is not None:
+        return InvalidRequest(
+            f"{path} is no valid Unicode text: it has a lone surrogate (\\ud800 to \\udfff); send both halves of the "
+            "pair, or the character itself",
+            field=path,
+        )
     if message == "Input data was truncated":
         message = f"JSON is malformed: it breaks off (byte {len(body)})"
     return InvalidRequest(f"the body is not JSON: {message.removeprefix('JSON is malformed: ')}", code="invalid_json")
+
+
+def _path_of_surrogate(body: bytes) -> str | None:
+    """Where the first text with a lone surrogate stands; None where the JSON has other faults as well."""
+    try:
+        pending: list[tuple[str, Any]] = [("", json.loads(body))]
+    except (ValueError, RecursionError):
+        return None
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, str) and _LONE.search(value):
+            return path
+        if isinstance(value, dict):
+            if any(_LONE.search(key) for key in value):
+                return path or None
+            pending += [(f"{path}.{key}".removeprefix("."), each) for key, each in reversed(value.items())]
+        elif isinstance(value, list):
+            pending += [(f"{path}[{index}]", value[index]) for index in reversed(range(len(value)))]
+    return None
 
 
 def _misfit(message: str, kind: type[msgspec.Struct]) -> InvalidRequest:

@@ -15,7 +15,7 @@ from octavo.core.cache_key import namespace_digest
 from octavo.core.prompt import Prompt
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.chat_template import ChatTemplate
-from octavo.engine.input_processor import InputProcessor, request_seed, tokens_that_fit
+from octavo.engine.input_processor import InputProcessor, InputSetup, request_seed, tokens_that_fit
 from octavo.errors import ContextTooLong, InvalidRequest, RequestTooLarge
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
 from tests.fakes.core import core_ready, engine_config
@@ -26,9 +26,7 @@ def processor(
 ) -> InputProcessor:
     text = byte_tokenizer(tmp_path, **(tokenizer or {}))
     return InputProcessor(
-        engine_config(str(tmp_path), **model).model,
-        core_ready(**(ready or {})),
-        max_num_seqs=4,
+        InputSetup(engine_config(str(tmp_path), **model).model, core_ready(**(ready or {})), max_num_seqs=4),
         tokenizer=text,
         chat_template=ChatTemplate.find(tmp_path, text),
         clock=lambda: 7.0,

@@ -65,6 +65,7 @@ class FakeAsyncLLM:
 
     def __init__(self, model_names: tuple[str, ...] = ("letters", "alias")) -> None:
         self.tokenizer = LetterTokenizer()
+        self.input_setup = None  # no other process could do this one's work
         self.config = EngineConfig(
             model=ModelConfig(
                 name="letters",
@@ -128,6 +129,7 @@ class FakeAsyncLLM:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        limits: Any = None,
     ) -> Prompt:
         if add_generation_prompt and continue_final_message:
             raise InvalidRequest("one of the two", field="continue_final_message")

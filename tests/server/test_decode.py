@@ -65,6 +65,30 @@ def test_misfit_is_told_with_its_path_and_what_would_fit(body: bytes, field: str
     assert words in str(error)
 
 
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (rb'{"messages": [{"role": "user", "content": "a\ud800"}]}', "messages[0].content"),
+        (
+            rb'{"messages": [{"role": "user", "content": [{"type": "text", "text": "\udfffb"}]}]}',
+            "messages[0].content[0].text",
+        ),
+        (rb'{"stop": ["a", "\ud83d"], "messages": []}', "stop[1]"),
+        (rb'{"bad_words": ["\ud83d\ud83d"], "messages": []}', "bad_words[0]"),
+        (rb'{"chat_template_kwargs": {"\ud800": 1}, "messages": []}', "chat_template_kwargs"),
+    ],
+)
+def test_lone_surrogates_are_refused_by_the_name_of_their_field(body: bytes, field: str) -> None:
+    error = refusal(body)
+    assert (error.field, error.code) == (field, "invalid_value")
+    assert "lone surrogate" in str(error)
+
+
+def test_json_that_takes_far_more_memory_than_its_bytes_is_refused_before_it_is_decoded() -> None:
+    error = refusal(b'{"guided_json": [' + b"[]," * 600_000 + b"0]}")
+    assert (error.field, error.code) == (None, "request_too_large")
+
+
 def test_enormous_names_are_not_repeated() -> None:
     assert len(str(refusal(b'{"' + b"x" * 1_000_000 + b'": 1}'))) < 1000
     assert len(str(refusal(b'{"messages": [{"role": "' + b"x" * 1_000_000 + b'"}]}'))) < 1000

@@ -13,10 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.core.outputs import CompletionOutput
+from octavo.core.prompt import Prompt
 from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
-from octavo.server.conversation import render
-from octavo.server.decode import read_json
 from octavo.server.generation import Frame, Generation, TokenCounts, json_response, named_by_the_client, sender_of
 from octavo.server.keys import Caller
 from octavo.server.logprobs import chat_logprobs
@@ -36,8 +35,10 @@ from octavo.server.streaming import DONE, EventStream, event
 
 def routes(context: ServerContext) -> list[Route]:
     async def create_chat_completion(request: Request) -> Response | EventStream:
-        asked = await read_json(request, ChatCompletionRequest)
-        answer = _Answer(context, asked, Frame.of("chatcmpl", request, asked, context), sender_of(request, asked))
+        asked, [prompt] = await context.texts.read(request, ChatCompletionRequest)
+        answer = _Answer(
+            context, asked, prompt, Frame.of("chatcmpl", request, asked, context), sender_of(request, asked)
+        )
         if asked.stream:
             return EventStream(answer.events(), context.open_requests)
         async with context.open_requests.track(request.receive):
@@ -52,6 +53,7 @@ class _Answer:
 
     context: ServerContext
     asked: ChatCompletionRequest
+    prompt: Prompt
     frame: Frame
     caller: Caller
     generation: Generation = field(init=False)
@@ -64,10 +66,7 @@ class _Answer:
             )
         # a conversation goes on until the model ends its turn, unless the request or the checkpoint sets a limit
         max_tokens = model.generation_defaults.get("max_tokens") if asked.token_limit is None else asked.token_limit
-        prompt = render(self.context, asked)
-        if asked.add_special_tokens is not None:
-            prompt = msgspec.structs.replace(prompt, add_special_tokens=asked.add_special_tokens)
-        field_names = {"prompt": "messages", "logprobs": "top_logprobs"}
+        field_names = {"prompt": "messages", "prompt_token_ids": "messages", "logprobs": "top_logprobs"}
         if asked.max_completion_tokens is not None:
             field_names["max_tokens"] = "max_completion_tokens"
         with named_by_the_client(field_names):
@@ -78,7 +77,7 @@ class _Answer:
         self.generation = Generation(
             self.context,
             self.frame.id,
-            [prompt],
+            [self.prompt],
             params,
             asked=asked,
             caller=self.caller,

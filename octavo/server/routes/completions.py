@@ -16,7 +16,6 @@ from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.engine.detokenizer import text_offsets
 from octavo.server.context import ServerContext
-from octavo.server.decode import read_json
 from octavo.server.generation import Frame, Generation, TokenCounts, json_response, sender_of
 from octavo.server.keys import Caller
 from octavo.server.logprobs import Position, completion_logprobs, token_text
@@ -27,8 +26,8 @@ from octavo.server.streaming import DONE, EventStream, event
 
 def routes(context: ServerContext) -> list[Route]:
     async def create_completion(request: Request) -> Response | EventStream:
-        asked = await read_json(request, CompletionRequest)
-        answer = _Answer(context, asked, Frame.of("cmpl", request, asked, context), sender_of(request, asked))
+        asked, prompts = await context.texts.read(request, CompletionRequest)
+        answer = _Answer(context, asked, prompts, Frame.of("cmpl", request, asked, context), sender_of(request, asked))
         if asked.stream:
             return EventStream(answer.events(), context.open_requests)
         async with context.open_requests.track(request.receive):
@@ -51,6 +50,7 @@ class _Answer:
 
     context: ServerContext
     asked: CompletionRequest
+    prompts: list[Prompt]
     frame: Frame
     caller: Caller
     generation: Generation = field(init=False)
@@ -63,16 +63,10 @@ class _Answer:
             others["max_tokens"] = 1 if self.echoes_only else asked.max_tokens
         if asked.echo and asked.logprobs is not None:
             others["prompt_logprobs"] = asked.logprobs
-        add_special_tokens = asked.add_special_tokens is not False
         self.generation = Generation(
             self.context,
             self.frame.id,
-            [
-                Prompt(text=prompt, add_special_tokens=add_special_tokens)
-                if isinstance(prompt, str)
-                else Prompt(token_ids=prompt)
-                for prompt in asked.prompts()
-            ],
+            self.prompts,
             self.context.llm.default_sampling_params(**asked.given_sampling(**others)),
             asked=asked,
             caller=self.caller,

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from octavo.core.prompt import Prompt
-from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
-from octavo.server.conversation import render
-from octavo.server.decode import read_json
 from octavo.server.errors import ApiError
 from octavo.server.generation import in_namespace_of, json_response, named_by_the_client
 from octavo.server.keys import caller_of
@@ -21,15 +16,15 @@ from octavo.server.schema import PinPrefixRequest, PrefixRequest
 
 def routes(context: ServerContext) -> list[Route]:
     async def pin(request: Request) -> Response:
-        asked = await read_json(request, PinPrefixRequest)
-        prefix = in_namespace_of(caller_of(request), _prefix(context, asked))
+        asked, [prefix] = await context.texts.read(request, PinPrefixRequest)
+        prefix = in_namespace_of(caller_of(request), prefix)
         with named_by_the_client(_field_names(asked)):
             pinned = await context.llm.pin_prefix(prefix, asked.ttl_s, asked.cache_salt)
         return json_response(PinPrefixResponse(pinned.num_tokens, pinned.num_cached_tokens, pinned.because))
 
     async def unpin(request: Request) -> Response:
-        asked = await read_json(request, PrefixRequest)
-        prefix = in_namespace_of(caller_of(request), _prefix(context, asked))
+        asked, [prefix] = await context.texts.read(request, PrefixRequest)
+        prefix = in_namespace_of(caller_of(request), prefix)
         with named_by_the_client(_field_names(asked)):
             return json_response(UnpinPrefixResponse(await context.llm.unpin_prefix(prefix, asked.cache_salt)))
 
@@ -49,21 +44,6 @@ def routes(context: ServerContext) -> list[Route]:
     ]
 
 
-def _prefix(context: ServerContext, asked: PrefixRequest) -> Prompt:
-    context.served_model(asked.model)
-    if (asked.prompt is None) == (asked.messages is None):
-        raise InvalidRequest("give either prompt or messages", field="prompt")
-    if asked.messages is not None:
-        # prompts that begin with these messages go on with other ones, not with the model's turn
-        prompt = render(context, asked, opens_turn=False)
-    elif isinstance(asked.prompt, str):
-        prompt = Prompt(text=asked.prompt)
-    else:
-        prompt = Prompt(token_ids=asked.prompt)
-    if asked.add_special_tokens is None:
-        return prompt
-    return msgspec.structs.replace(prompt, add_special_tokens=asked.add_special_tokens)
-
-
 def _field_names(asked: PrefixRequest) -> dict[str, str]:
-    return {"prompt": "messages"} if asked.messages is not None else {"prompt_token_ids": "prompt"}
+    name = "prompt" if asked.messages is None else "messages"
+    return {"prompt": name, "prompt_token_ids": name}

@@ -1,0 +1,189 @@
+"""From a checked request to prompts, and the answers about tokens: work on text that no loop and no engine needs.
+
+It runs in the server's process for small requests and in a helper process (`text_process`) for all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from octavo.core.messages import CoreReady
+from octavo.core.prompt import Prompt
+from octavo.engine.template_sandbox import RenderLimits
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import InvalidRequest
+from octavo.server.decode import RequestBody
+from octavo.server.errors import ApiError
+from octavo.server.responses import DetokenizeResponse, TokenizeResponse
+from octavo.server.schema import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Message,
+    PinPrefixRequest,
+    PrefixRequest,
+    TokenizeRequest,
+)
+
+T = TypeVar("T")
+Sliced = Generator[None, None, T]
+"""A job that returns T and yields wherever another job may have its turn."""
+
+TOKENS_OF_SLICE = 8192
+"""Token ids that are worked on between two yields."""
+
+REQUESTS: Mapping[str, type[RequestBody]] = {
+    kind.__name__: kind
+    for kind in (
+        *(ChatCompletionRequest, CompletionRequest, PrefixRequest, PinPrefixRequest),
+        *(TokenizeRequest, DetokenizeRequest),
+    )
+}
+"""The bodies that are prepared, by name."""
+
+
+class TextTools(Protocol):
+    """What prompts are made with; `AsyncLLM` and `InputProcessor` are such."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def ready(self) -> CoreReady: ...
+
+    def render_chat(
+        self,
+        messages: Sequence[Any],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        limits: RenderLimits | None = None,
+    ) -> Prompt: ...
+
+
+@dataclass(frozen=True)
+class Preparer:
+    """Makes prompts and answers about tokens. Every method raises InvalidRequest or ApiError for what is wrong."""
+
+    tools: TextTools
+    model_names: tuple[str, ...]
+    trust_request_chat_template: bool
+
+    def prompts(self, asked: RequestBody, limits: RenderLimits | None = None) -> list[Prompt]:
+        """The prompts of a request, not tokenised yet. limits: what rendering may cost."""
+        if isinstance(asked, CompletionRequest):
+            adds = asked.add_special_tokens is not False
+            return [
+                Prompt(text=prompt, add_special_tokens=adds) if isinstance(prompt, str) else Prompt(token_ids=prompt)
+                for prompt in asked.prompts()
+            ]
+        if isinstance(asked, ChatCompletionRequest):
+            prompt = self._rendered(asked, limits)
+        else:
+            assert isinstance(asked, PrefixRequest | TokenizeRequest)
+            prompt = self._prompt_or_messages(asked, limits)
+        if asked.add_special_tokens is None:
+            return [prompt]
+        return [msgspec.structs.replace(prompt, add_special_tokens=asked.add_special_tokens)]
+
+    def tokenized(self, asked: TokenizeRequest, prompt: Prompt) -> Sliced[bytes]:
+        """The answer of /tokenize, encoded."""
+        tokenizer = self.tools.tokenizer
+        tokens = tokenizer.encode(prompt.text or "", prompt.add_special_tokens)
+        texts: list[str] | None = [] if asked.return_token_strs else None
+        if texts is not None:
+            for start in range(0, len(tokens), TOKENS_OF_SLICE):
+                yield
+                texts += map(tokenizer.token_text, tokens[start : start + TOKENS_OF_SLICE])
+        max_model_len = self.tools.ready.max_model_len
+        return msgspec.json.encode(
+            TokenizeResponse(count=len(tokens), max_model_len=max_model_len, tokens=tokens, token_strs=texts)
+        )
+
+    def detokenized(self, asked: DetokenizeRequest) -> bytes:
+        """The answer of /detokenize, encoded."""
+        self.check_model(asked.model)
+        vocab_size = self.tools.ready.vocab_size
+        if max(asked.tokens, default=0) >= vocab_size:
+            position = next(place for place, token_id in enumerate(asked.tokens) if token_id >= vocab_size)
+            raise InvalidRequest(
+                f"tokens[{position}] is {asked.tokens[position]}; the model's token ids go from 0 to {vocab_size - 1}",
+                field=f"tokens[{position}]",
+            )
+        text = self.tools.tokenizer.decode(asked.tokens, asked.skip_special_tokens)
+        return msgspec.json.encode(DetokenizeResponse(prompt=text))
+
+    def check_model(self, asked: str | None) -> None:
+        """Raise ApiError 404 for a model that is not served."""
+        if asked:
+            check_served(asked, self.model_names)
+
+    def _prompt_or_messages(self, asked: PrefixRequest | TokenizeRequest, limits: RenderLimits | None) -> Prompt:
+        self.check_model(asked.model)
+        if (asked.prompt is None) == (asked.messages is None):
+            raise InvalidRequest("give either prompt or messages", field="prompt")
+        if asked.messages is not None:
+            # prompts that begin with a prefix go on with other messages, not with the model's turn
+            return self._rendered(asked, limits, opens_turn=isinstance(asked, TokenizeRequest))
+        return Prompt(text=asked.prompt) if isinstance(asked.prompt, str) else Prompt(token_ids=asked.prompt)
+
+    def _rendered(
+        self,
+        asked: ChatCompletionRequest | TokenizeRequest | PrefixRequest,
+        limits: RenderLimits | None,
+        *,
+        opens_turn: bool = True,
+    ) -> Prompt:
+        """The prompt that the messages become through the model's chat template.
+
+        opens_turn: a turn of the model is opened behind them, where the request does not say.
+        """
+        if asked.chat_template is not None and not self.trust_request_chat_template:
+            raise InvalidRequest(
+                "chat_template is a program, and this server runs none from requests; leave it out, or start the "
+                "server with --trust-request-chat-template",
+                field="chat_template",
+                code="unsupported_parameter",
+            )
+        continues = bool(asked.continue_final_message)
+        if asked.add_generation_prompt is not None:
+            opens_turn = asked.add_generation_prompt
+        else:
+            opens_turn = opens_turn and not continues
+        return self.tools.render_chat(
+            [message.as_dict(f"messages[{index}]") for index, message in enumerate(asked.messages or [])],
+            add_generation_prompt=opens_turn,
+            continue_final_message=continues,
+            chat_template=asked.chat_template,
+            chat_template_kwargs=asked.chat_template_kwargs,
+            limits=limits,
+        )
+
+
+def check_served(name: str, served: Sequence[str]) -> None:
+    """Raise ApiError 404 for the name of a model that is not among those served."""
+    if name not in served:
+        raise ApiError(
+            404,
+            f"the model {name[:200]!r} is not served here; served: {', '.join(served)}",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def without_text(asked: RequestBody) -> RequestBody:
+    """The request without what its prompts were made of."""
+    changes: dict[str, Any] = {}
+    if getattr(asked, "prompt", None) is not None:
+        changes["prompt"] = ""
+    if getattr(asked, "messages", None) is not None:
+        changes["messages"] = [Message(role="user", content="")]
+    if isinstance(asked, ChatCompletionRequest | PrefixRequest):
+        changes |= {"chat_template": None, "chat_template_kwargs": None}
+    return msgspec.structs.replace(asked, **changes)

@@ -1,0 +1,130 @@
+"""The bodies of requests to prompts, in this process where that takes no time, else in a helper process."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from array import array
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.core.prompt import Prompt
+from octavo.engine.chat_template import TemplateTooExpensive
+from octavo.engine.template_sandbox import RenderLimits
+from octavo.server.decode import RequestBody, decode, read_body
+from octavo.server.preparation import Preparer
+from octavo.server.schema import DetokenizeRequest, TokenizeRequest
+from octavo.server.text_process import Prepared, TextSetup
+
+if TYPE_CHECKING:
+    from octavo.async_llm import AsyncLLM
+    from octavo.server.text_pool import TextPool
+
+INLINE_BYTES: Final = 8 << 10
+"""Bodies up to this size are decoded and rendered on the event loop: it takes less than going elsewhere."""
+
+_INLINE_LIMITS: Final = RenderLimits(steps=5_000, seconds=0.01, value_size=256 << 10)
+_TOKENS_BETWEEN_TURNS: Final = 64 << 10
+
+T = TypeVar("T", bound=RequestBody)
+
+
+class Texts:
+    """Reads the requests that bring text or tokens. `pool` is None where everything has to happen here."""
+
+    def __init__(self, preparer: Preparer, pool: TextPool | None) -> None:
+        self._preparer = preparer
+        self._pool = pool
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    def of(cls, llm: AsyncLLM, *, trust_request_chat_template: bool) -> Texts:
+        """Texts for an engine, with processes where it says how they can do its work."""
+        from octavo.server.text_pool import TextPool
+
+        names = llm.config.model.served_model_names
+        preparer = Preparer(llm, names, trust_request_chat_template)
+        if llm.input_setup is None:
+            return cls(preparer, None)
+        setup = TextSetup(llm.input_setup, names, trust_request_chat_template)
+        return cls(preparer, TextPool(setup))
+
+    async def read(self, request: Request, kind: type[T]) -> tuple[T, list[Prompt]]:
+        """A request without its text, and its prompts. Raises InvalidRequest or ApiError."""
+        body = await read_body(request)
+        if self._pool is None:
+            asked = decode(body, kind)
+            return asked, self._preparer.prompts(asked)
+        if len(body) <= INLINE_BYTES:
+            # one at a time: whatever else waits for the loop comes between two of them
+            async with self._turn:
+                asked = decode(body, kind)
+                prompts = self._prompts_here(asked)
+            if prompts is not None:
+                return asked, prompts
+        done = _decoder(Prepared).decode(await self._pool.run(kind.__name__, body))
+        asked = _decoder(kind).decode(done.asked)
+        return asked, await _prompts(done)
+
+    async def answer(self, request: Request, kind: type[TokenizeRequest] | type[DetokenizeRequest]) -> Response:
+        """The answer of /tokenize or /detokenize. Raises InvalidRequest or ApiError."""
+        body = await read_body(request)
+        if self._pool is None or len(body) <= INLINE_BYTES // 2:
+            async with self._turn:
+                answer = self._answer_here(decode(body, kind))
+            if answer is not None:
+                return _json(answer)
+        assert self._pool is not None
+        return _json(await self._pool.run(kind.__name__, body))
+
+    def _prompts_here(self, asked: RequestBody) -> list[Prompt] | None:
+        """The prompts of a small request; None where its template needs more time than this process has for it."""
+        if getattr(asked, "chat_template", None) is not None:
+            return None
+        try:
+            return self._preparer.prompts(asked, _INLINE_LIMITS)
+        except TemplateTooExpensive:
+            return None
+
+    def _answer_here(self, asked: RequestBody) -> bytes | None:
+        """The encoded answer to a small request; None where its template needs more time."""
+        if isinstance(asked, DetokenizeRequest):
+            return self._preparer.detokenized(asked)
+        assert isinstance(asked, TokenizeRequest)
+        prompts = self._preparer.prompts(asked) if self._pool is None else self._prompts_here(asked)
+        return None if prompts is None else _result(self._preparer.tokenized(asked, prompts[0]))
+
+
+@functools.cache
+def _decoder(kind: type[Any]) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind)
+
+
+async def _prompts(done: Prepared) -> list[Prompt]:
+    prompts: list[Prompt] = []
+    num_tokens = 0
+    for each in done.prompts:
+        token_ids = array("i", each.token_ids).tolist()
+        prompts.append(Prompt(text=each.text, token_ids=token_ids, add_special_tokens=False))
+        num_tokens += len(token_ids)
+        if num_tokens > _TOKENS_BETWEEN_TURNS:
+            num_tokens = 0
+            await asyncio.sleep(0)
+    return prompts
+
+
+def _result(slices: Generator[None, None, bytes]) -> bytes:
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            result: bytes = end.value
+            return result
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

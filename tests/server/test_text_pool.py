@@ -1,0 +1,185 @@
+"""Helper processes: results are those of this process, jobs take turns, and what goes wrong concerns one job alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from array import array
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from octavo.engine.input_processor import InputSetup
+from octavo.server.errors import ApiError
+from octavo.server.schema import ChatCompletionRequest
+from octavo.server.text_pool import MAX_WAITING_BYTES, SHORT_JOB_BYTES, TextPool
+from octavo.server.text_process import Prepared, TextSetup
+from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
+from tests.fakes.core import core_ready, engine_config
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def setup(directory: Path, **tokenizer: Any) -> TextSetup:
+    byte_tokenizer(directory, **tokenizer)
+    ready = core_ready(max_model_len=1 << 22)
+    return TextSetup(InputSetup(engine_config(str(directory)).model, ready, max_num_seqs=4), ("letters",), True)
+
+
+def with_pool(of: TextSetup, use: Callable[[TextPool], Coroutine[Any, Any, Any]]) -> Any:
+    async def run() -> Any:
+        return await asyncio.wait_for(use(TextPool(of)), 60)
+
+    return asyncio.run(run())
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def prompts_of(result: bytes) -> list[list[int]]:
+    return [array("i", each.token_ids).tolist() for each in msgspec.msgpack.decode(result, type=Prepared).prompts]
+
+
+async def error_of(job: Coroutine[Any, Any, bytes]) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await job
+    return caught.value
+
+
+def test_a_conversation_comes_back_as_tokens_and_a_request_without_text(tmp_path: Path) -> None:
+    chat = body(messages=MESSAGES, temperature=0.5, logit_bias={"3": 1}, chat_template_kwargs={"a": 1}, stop="x")
+    result = with_pool(setup(tmp_path), lambda pool: pool.run("ChatCompletionRequest", chat))
+    assert prompts_of(result) == [[BOS, *b"[user]hello", EOS, *b"[assistant]"]]
+    raw = msgspec.msgpack.decode(result, type=Prepared).asked
+    asked = msgspec.msgpack.decode(raw, type=ChatCompletionRequest)
+    assert (asked.temperature, asked.logit_bias, asked.stop) == (0.5, {3: 1.0}, "x")
+    assert asked.chat_template_kwargs is None
+    assert [message.content for message in asked.messages] == [""]
+
+
+def test_answers_about_tokens_are_made_there(tmp_path: Path) -> None:
+    async def use(pool: TextPool) -> None:
+        asked = body(prompt="ab", return_token_strs=True, add_special_tokens=False)
+        answer = json.loads(await pool.run("TokenizeRequest", asked))
+        assert (answer["tokens"], answer["token_strs"]) == ([97, 98], ["a", "b"])
+        assert json.loads(await pool.run("DetokenizeRequest", body(tokens=[97, 98]))) == {"prompt": "ab"}
+
+    with_pool(setup(tmp_path), use)
+
+
+def test_what_is_wrong_comes_back_with_its_field(tmp_path: Path) -> None:
+    async def use(pool: TextPool) -> None:
+        for kind, asked, status, param in (
+            ("ChatCompletionRequest", body(messages=MESSAGES, stop=["x" * 300]), 400, "stop[0]"),
+            ("ChatCompletionRequest", b"{", 400, None),
+            ("CompletionRequest", body(prompt=["a", "x" * (1 << 21) + "x"]), 400, "prompt[1]"),
+            ("CompletionRequest", body(prompt=[[999]]), 400, "prompt"),
+            ("CompletionRequest", body(prompt=["a", [98]]), 400, "prompt"),
+            ("TokenizeRequest", body(prompt="a", model="x"), 404, "model"),
+            ("DetokenizeRequest", body(tokens=[1, 99999]), 400, "tokens[1]"),
+        ):
+            error = await error_of(pool.run(kind, asked))
+            assert (error.status, error.param) == (status, param)
+
+    with_pool(setup(tmp_path), use)
+
+
+def test_a_request_with_many_prompts_does_not_hold_up_another(tmp_path: Path) -> None:
+    """The long one is sent first; the other one needs a single slice between two of its own."""
+    many = body(prompt=["x" * 1000] * 200)
+    assert len(many) < SHORT_JOB_BYTES
+
+    async def use(pool: TextPool) -> None:
+        order: list[str] = []
+
+        async def run(name: str, asked: bytes) -> None:
+            await pool.run("CompletionRequest", asked)
+            order.append(name)
+
+        await pool.run("CompletionRequest", body(prompt="a"))
+        await asyncio.gather(run("many", many), run("one", body(prompt="a")))
+        assert order == ["one", "many"]
+
+    with_pool(setup(tmp_path), use)
+
+
+def test_a_template_that_does_not_end_is_refused_and_others_go_on(tmp_path: Path) -> None:
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+    async def use(pool: TextPool) -> None:
+        refused, others = await asyncio.gather(
+            error_of(pool.run("ChatCompletionRequest", body(messages=MESSAGES))),
+            pool.run("CompletionRequest", body(prompt="a")),
+        )
+        assert "takes more than 1,000,000 steps" in str(refused)
+        assert str(tmp_path) in str(refused)
+        assert prompts_of(others) == [[97]]
+
+    with_pool(setup(tmp_path, chat_template=endless), use)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="workers are found by the files of Linux")
+def test_a_worker_that_ends_costs_the_job_that_it_worked_on_alone(tmp_path: Path) -> None:
+    """It ends as the system ends one whose slice takes too long, or a library that gets no memory."""
+
+    async def use(pool: TextPool) -> None:
+        await pool.run("CompletionRequest", body(prompt="a"))
+        long = asyncio.create_task(error_of(pool.run("CompletionRequest", body(prompt="x" * 200_000))))
+        others = [asyncio.create_task(pool.run("CompletionRequest", body(prompt="b"))) for _ in range(4)]
+        while pool._short.current is None:
+            await asyncio.sleep(0)
+        for process in workers_of(pool):
+            os.kill(process, signal.SIGPROF)
+        refused = await long
+        assert (refused.status, refused.code) == (400, "request_too_expensive")
+        assert [prompts_of(await other) for other in others] == [[[98]]] * 4
+
+    with_pool(setup(tmp_path), use)
+
+
+def workers_of(pool: TextPool) -> list[int]:
+    assert pool._process is not None
+    process = pool._process.pid
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def test_processes_that_do_not_start_are_told(tmp_path: Path) -> None:
+    config = setup(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+
+    async def use(pool: TextPool) -> None:
+        error = await error_of(pool.run("CompletionRequest", body(prompt="a")))
+        assert (error.status, error.code) == (503, "server_busy")
+
+    with_pool(config, use)
+
+
+def test_more_than_may_wait_is_refused_at_once(tmp_path: Path) -> None:
+    async def use(pool: TextPool) -> None:
+        large = b"[" + b" " * (MAX_WAITING_BYTES // 2)
+        first = [asyncio.create_task(pool.run("CompletionRequest", large)) for _ in range(2)]
+        await asyncio.sleep(0)
+        error = await error_of(pool.run("CompletionRequest", large))
+        assert (error.status, error.code, error.headers) == (503, "server_busy", {"Retry-After": "1"})
+        for task in first:
+            task.cancel()
+        await asyncio.gather(*first, return_exceptions=True)
+
+    with_pool(setup(tmp_path), use)
+
+
+def test_jobs_that_nobody_waits_for_are_dropped(tmp_path: Path) -> None:
+    async def use(pool: TextPool) -> None:
+        await pool.run("CompletionRequest", body(prompt="a"))
+        task = asyncio.create_task(pool.run("CompletionRequest", body(prompt=["x" * 1000] * 200)))
+        await asyncio.sleep(0)
+        task.cancel()
+        assert prompts_of(await pool.run("CompletionRequest", body(prompt="b"))) == [[98]]
+
+    with_pool(setup(tmp_path), use)
