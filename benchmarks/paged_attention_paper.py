@@ -20,7 +20,7 @@ import msgspec
 from octavo.cli.report import report
 from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.scheduler.build import SchedulerSettings
-from octavo.simulate.cost_model import preset
+from octavo.simulate.presets import preset
 from octavo.simulate.replica import Replica
 from octavo.simulate.traces import Trace, TraceRequest, Workload, generate
 

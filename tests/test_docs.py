@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from octavo.cli.main import main
 from octavo.config.args import ServerArgs
 from octavo.engine.metrics import Metrics
 from octavo.server.decode import refused_fields
@@ -16,6 +19,7 @@ from octavo.server.errors import STATUS_OF_REFUSALS
 from octavo.server.key_file import read_callers
 from octavo.server.keys import ALL_RIGHTS, key_digest
 from octavo.server.openapi import ENDPOINTS
+from octavo.simulate.device import Device, read_device
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -128,3 +132,22 @@ def test_the_page_on_the_server_names_every_metric() -> None:
     named = {f"octavo:{name}" for name in re.findall(r"`([a-z0-9_]+)`", told)}
     made = {family.name for family in Metrics("m").registry.collect()}
     assert made - named == set()
+
+
+def test_the_commands_of_the_sizing_recipe_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8}
+    config |= {"intermediate_size": 12288, "vocab_size": 151936, "head_dim": 128, "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("octavo.simulate.model_facts.locate", lambda *names, **options: tmp_path)
+    blocks = re.findall(r"```sh\n(.*?)```", (DOCS / "recipes/sizing.md").read_text(), re.DOTALL)
+    lines = [shlex.split(line) for block in blocks for line in block.replace("\\\n", "").splitlines()]
+    assert [line[:2] for line in lines] == [["octavo", "simulate"]] * 4
+    fewer = [["30" if word == "300" else word for word in line] for line in lines]
+    assert [main(line[1:]) for line in fewer] == [0] * 4
+
+
+def test_the_page_on_simulation_describes_a_device_with_every_field(tmp_path: Path) -> None:
+    (described,) = re.findall(r"```json\n(.*?)```", (DOCS / "design/simulation.md").read_text(), re.DOTALL)
+    assert list(json.loads(described)) == list(Device.__struct_fields__)
+    (tmp_path / "mine.json").write_text(described)
+    assert read_device(str(tmp_path / "mine.json")).name == "my accelerator"

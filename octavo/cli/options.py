@@ -22,6 +22,7 @@ from octavo.config.sources import gather
 from octavo.core.sampling_params import SamplingParams, documented_fields
 
 Args = TypeVar("Args", EngineArgs, ServerArgs)
+Own = TypeVar("Own")
 
 _GROUPS = (
     "Prompt",
@@ -66,23 +67,6 @@ def counts(doc: str, group: str) -> Parameter:
     )
 
 
-def number(doc: str, group: str) -> Parameter:
-    """What a command writes at a number of its own."""
-    return Parameter(help=doc, group=heading(group))
-
-
-def numbers(doc: str, group: str) -> Parameter:
-    """What a command writes at one or more numbers of its own, between commas."""
-    return Parameter(
-        help=doc,
-        group=heading(group),
-        converter=_listed_reals,
-        n_tokens=1,
-        negative=(),
-        show_default=lambda values: ",".join(f"{value:g}" for value in values),
-    )
-
-
 def word(doc: str, group: str) -> Parameter:
     """What a command writes at a text of its own."""
     return Parameter(help=doc, group=heading(group), negative=())
@@ -103,6 +87,11 @@ class Given(msgspec.Struct, frozen=True):
         """Arguments of `cls` from flags, variables, YAML file and defaults. Raises ConfigError."""
         mine = arguments(cls)
         return gather(cls, {k: v for k, v in self.values.items() if k in mine}, config_file=self.config)
+
+    def own(self, cls: type[Own]) -> Own:
+        """Options that belong to one command, from flags and defaults alone. Raises ConfigError."""
+        mine = arguments(cls)
+        return cls(**{name: value for name, value in self.values.items() if name in mine})
 
     def sampling(self, defaults: dict[str, Any]) -> SamplingParams:
         """Sampling parameters: the flags over `defaults`. Raises InvalidRequest."""
@@ -214,15 +203,6 @@ def _flag(name: str, kind: Any, doc: str, group: str, show: bool = True) -> insp
 def _listed_numbers(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
     """(1, 64) for `1,64`."""
     return tuple(_whole_number(text) for token in tokens for text in token.value.split(","))
-
-
-def _listed_reals(kind: Any, tokens: Sequence[Token]) -> tuple[float, ...]:
-    """(0.5, 2.0) for `0.5,2`."""
-    texts = ",".join(token.value for token in tokens)
-    try:
-        return tuple(float(text) for text in texts.split(","))
-    except ValueError as error:
-        raise ValueError(f"{texts!r} is not a number, or numbers between commas") from error
 
 
 def _whole_numbers(kind: Any, tokens: Sequence[Token]) -> int | list[int]:

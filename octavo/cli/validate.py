@@ -21,7 +21,7 @@ from octavo.cli.report import report
 from octavo.config.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.simulate.comparison import Comparison, table, to_json
-from octavo.simulate.cost_model import load_cost_model
+from octavo.simulate.presets import load_cost_model
 from octavo.simulate.report import summarize
 from octavo.simulate.settings import served_settings
 from octavo.simulate.simulation import Simulation, simulate

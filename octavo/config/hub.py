@@ -6,6 +6,7 @@ A hub's library is imported only when a name has to be looked up there.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -66,12 +67,14 @@ def locate(
     endpoint: str | None = None,
     cache_dir: Path | None = None,
     with_weights: bool = True,
+    text_files: Sequence[str] = _TEXT_FILES,
 ) -> Path:
     """The directory that `model` names: itself when it exists, else what the hub has under that name at `revision`.
 
-    Downloads configuration and tokenizer, and `with_weights` the safetensors (PyTorch archives only where there are
-    none); what is in the cache is not fetched again, and is enough when the hub cannot be reached. `endpoint` replaces
-    the hub's address, `cache_dir` its library's own cache. Raises CheckpointError that says what to do.
+    Downloads configuration and tokenizer (`text_files`), and `with_weights` the safetensors (PyTorch archives only
+    where there are none); what is in the cache is not fetched again, and is enough when the hub cannot be reached.
+    `endpoint` replaces the hub's address, `cache_dir` its library's own cache. Raises CheckpointError that says what to
+    do.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -89,8 +92,8 @@ def locate(
             f"{model}: does not exist, and is no name on a hub (owner/model); check the path or the name"
         )
     if source == "modelscope":
-        return _from_modelscope(model, revision, cache_dir, with_weights)
-    return _from_hugging_face(model, revision, endpoint, cache_dir, with_weights)
+        return _from_modelscope(model, revision, cache_dir, with_weights, text_files)
+    return _from_hugging_face(model, revision, endpoint, cache_dir, with_weights, text_files)
 
 
 def _shipped() -> Path:
@@ -112,7 +115,12 @@ def _source(name: str) -> Source:
 
 
 def _from_hugging_face(
-    model: str, revision: str | None, endpoint: str | None, cache_dir: Path | None, with_weights: bool
+    model: str,
+    revision: str | None,
+    endpoint: str | None,
+    cache_dir: Path | None,
+    with_weights: bool,
+    text_files: Sequence[str],
 ) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -122,13 +130,13 @@ def _from_hugging_face(
         RevisionNotFoundError,
     )
 
-    def download(patterns: list[str], commit: str | None) -> Path:
+    def download(patterns: Sequence[str], commit: str | None) -> Path:
         found = snapshot_download(
             model,
             revision=commit,
             endpoint=endpoint,
             cache_dir=cache_dir,
-            allow_patterns=patterns,
+            allow_patterns=list(patterns),
             ignore_patterns=_NEVER,
         )
         return Path(str(found))
@@ -137,7 +145,7 @@ def _from_hugging_face(
     offline = offline_variable()
     asked = f"{model} at revision {revision}" if revision else model
     try:
-        path = download(_TEXT_FILES, revision)
+        path = download(text_files, revision)
         if with_weights:
             for patterns in _WEIGHT_FILES:
                 # the snapshot's folder is called after its commit: all files are of one and the same
@@ -180,7 +188,9 @@ def _offline(asked: str, hub: str, variable: str) -> CheckpointError:
     )
 
 
-def _from_modelscope(model: str, revision: str | None, cache_dir: Path | None, with_weights: bool) -> Path:
+def _from_modelscope(
+    model: str, revision: str | None, cache_dir: Path | None, with_weights: bool, text_files: Sequence[str]
+) -> Path:
     try:
         snapshot_download = import_module("modelscope.hub.snapshot_download").snapshot_download
     except ImportError as error:
@@ -189,18 +199,18 @@ def _from_modelscope(model: str, revision: str | None, cache_dir: Path | None, w
             "Hugging Face (model_source huggingface)"
         ) from error
 
-    def download(patterns: list[str]) -> Path:
+    def download(patterns: Sequence[str]) -> Path:
         found = snapshot_download(
             model,
             revision=revision,
             cache_dir=None if cache_dir is None else str(cache_dir),
-            allow_patterns=patterns,
+            allow_patterns=list(patterns),
             ignore_patterns=_NEVER,
         )
         return Path(found)
 
     try:
-        path = download(_TEXT_FILES)
+        path = download(text_files)
         if with_weights:
             for patterns in _WEIGHT_FILES:
                 path = download(patterns)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
 from octavo.core.step import SchedulerOutput
 from octavo.errors import ConfigError
+
+STEP_S: Final = 2e-3
+"""What a step costs besides bytes and arithmetic, where nothing else is known: planning, and starting kernels."""
 
 
 class StepWork(NamedTuple):
@@ -76,8 +78,9 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     kv_bytes_per_token: keys and values of one token over all layers. flops_per_pair: attention over all layers for one
     query and one key. swap_bytes_per_s: between device and host; within the device a copy reads and writes at
-    bytes_per_s. step_s, sequence_s: what a step, and each of its rows, costs besides. sliding_window: tokens that a
-    query sees in every layer; leave it out where a layer sees all.
+    bytes_per_s. step_s, sequence_s, token_s: what a step, each of its rows, and each of its tokens costs besides.
+    sliding_window: tokens that a query sees in every layer; leave it out where a layer sees all. expert_bytes: those of
+    weight_bytes that experts have, of which a token reads expert_share.
     """
 
     name: str
@@ -89,17 +92,24 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bytes_per_s: float
     flops_per_s: float
     swap_bytes_per_s: float = 20e9
-    step_s: float = 2e-3
+    step_s: float = STEP_S
     sequence_s: float = 10e-6
+    token_s: float = 0.0
     sliding_window: int | None = None
+    expert_bytes: float = 0.0
+    expert_share: float = 1.0
 
     def step_seconds(self, work: StepWork, block_size: int) -> float:
         bytes_read = self.weight_bytes + self.kv_bytes_per_token * work.num_context_tokens
+        if self.expert_bytes:
+            # experts that no token of the step chose, where tokens choose independently of each other
+            bytes_read -= self.expert_bytes * (1 - self.expert_share) ** work.num_tokens
         pairs = work.num_pairs + work.num_context_tokens
         flops = self.flops_per_token * work.num_tokens + self.flops_per_pair * pairs
         seconds = (
             self.step_s
             + self.sequence_s * work.num_sequences
+            + self.token_s * work.num_tokens
             + max(bytes_read / self.bytes_per_s, flops / self.flops_per_s)
         )
         if work.num_swapped_blocks or work.num_copied_blocks:
@@ -118,7 +128,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def prefill_tokens_per_s(self) -> float:
         """The rate of a long prefill."""
-        return self.flops_per_s / self.flops_per_token
+        return 1 / (self.flops_per_token / self.flops_per_s + self.token_s)
 
     def describe(self) -> str:
         """One line for the report."""
@@ -208,111 +218,6 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 CostModel = Roofline | Fitted
-
-
-# ---- presets ----
-
-
-class _Device(NamedTuple):
-    memory_gb: float
-    tera_bytes_per_s: float
-    bf16_tera_flops_per_s: float
-
-
-_DEVICES = {
-    "a100-40g": _Device(40, 1.555, 312),
-    "a100-80g": _Device(80, 2.039, 312),
-    "h100": _Device(80, 3.35, 989),
-    "h200": _Device(141, 4.8, 989),
-    "l4": _Device(24, 0.3, 121),
-    "l40s": _Device(48, 0.864, 362),
-    "mi300x": _Device(192, 5.3, 1307),
-}
-"""Data sheets: memory, its bandwidth, dense bfloat16 arithmetic."""
-
-_BANDWIDTH_REACHED, _ARITHMETIC_REACHED = 0.8, 0.5
-"""What of a data sheet's rates a serving engine commonly reaches in a step."""
-
-
-class _Model(NamedTuple):
-    billions: float
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    sliding_window: int | None = None
-
-
-_MODELS = {
-    "opt-13b": _Model(12.9, 40, 40, 40, 128),
-    "llama-2-13b": _Model(13.0, 40, 40, 40, 128),
-    "llama-3.1-8b": _Model(8.03, 32, 32, 8, 128),
-    "mistral-7b-v0.1": _Model(7.24, 32, 32, 8, 128, sliding_window=4096),
-    "qwen3-0.6b": _Model(0.6, 28, 16, 8, 128),
-    "qwen3-4b": _Model(4.02, 36, 32, 8, 128),
-    "qwen3-14b": _Model(14.8, 40, 40, 8, 128),
-}
-"""Shapes of published checkpoints; bfloat16."""
-
-
-def preset(name: str) -> Roofline:
-    """`DEVICE/MODEL`, such as h100/llama-3.1-8b. Raises ConfigError that names what there is."""
-    device_name, _, model_name = name.partition("/")
-    if device_name not in _DEVICES or model_name not in _MODELS:
-        raise ConfigError(
-            f"cost_model is {name!r}, which is neither a file nor DEVICE/MODEL with a device of {', '.join(_DEVICES)} "
-            f"and a model of {', '.join(_MODELS)}"
-        )
-    device, model = _DEVICES[device_name], _MODELS[model_name]
-    return Roofline(
-        name=name,
-        weight_bytes=2e9 * model.billions,
-        kv_bytes_per_token=2.0 * 2 * model.num_layers * model.num_kv_heads * model.head_dim,
-        flops_per_token=2e9 * model.billions,
-        flops_per_pair=4.0 * model.num_layers * model.num_heads * model.head_dim,
-        device_bytes=device.memory_gb * 1e9,
-        bytes_per_s=_BANDWIDTH_REACHED * device.tera_bytes_per_s * 1e12,
-        flops_per_s=_ARITHMETIC_REACHED * device.bf16_tera_flops_per_s * 1e12,
-        sliding_window=model.sliding_window,
-    )
-
-
-def load_cost_model(source: str) -> CostModel:
-    """A cost model from a JSON file, or a preset by name. Raises ConfigError."""
-    path = Path(source).expanduser()
-    if not path.is_file():
-        if source.endswith(".json"):
-            raise ConfigError(
-                f"cost_model is {source!r}: there is no such file; octavo bench calibrate --output FILE makes one"
-            )
-        return preset(source)
-    try:
-        model: CostModel = msgspec.json.decode(path.read_bytes(), type=CostModel)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{source} is not a cost model: {error}") from error
-    _check_numbers(source, model)
-    return model
-
-
-_POSITIVE = frozenset(
-    {
-        "bytes_per_s",
-        "flops_per_s",
-        "swap_bytes_per_s",
-        "copy_bytes_per_s",
-        "prefill_tokens_per_s",
-        "kv_bytes_per_token",
-        "sliding_window",
-    }
-)
-
-
-def _check_numbers(source: str, model: CostModel) -> None:
-    for name, value in msgspec.structs.asdict(model).items():
-        if isinstance(value, int | float) and (value < 0 or (name in _POSITIVE and value == 0)):
-            raise ConfigError(
-                f"{source}: {name} is {value}, must be {'positive' if name in _POSITIVE else '0 or more'}"
-            )
 
 
 # ---- fitting ----

@@ -26,7 +26,7 @@ def engine_settings(args: EngineArgs, model: CostModel, *, max_model_len: int) -
     if num_blocks < 1:
         raise ConfigError(
             f"{model.name} leaves no room for a KV block beside the weights; raise gpu_memory_utilization, choose "
-            "another device, or give num_gpu_blocks_override"
+            "another device or more of them (tensor_parallel_size), or give num_gpu_blocks_override"
         )
     return SchedulerSettings(
         cache=cache_config(args, "bfloat16"),

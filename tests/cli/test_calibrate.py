@@ -12,7 +12,8 @@ from octavo.cli.main import main
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
 from octavo.config.sources import gather
-from octavo.simulate.cost_model import Fitted, MeasuredStep, StepWork, load_cost_model
+from octavo.simulate.cost_model import Fitted, MeasuredStep, StepWork
+from octavo.simulate.presets import load_cost_model
 
 GRID = ("--batch-sizes", "1,3", "--input-lens", "4,20")
 SMALL = ("--repetitions", "2", "--max-num-seqs", "4")

@@ -67,6 +67,11 @@ def test_pools_turns_and_beams_are_options_too() -> None:
     assert main(["simulate", *FEW, "--n", "2", "--best-of", "3", "--replicas", "2", "--disaggregated", "1"]) == 0
 
 
+def test_a_model_and_a_device_are_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *FEW, "--model", "octavo-tiny", "--device", "l4", "--tensor-parallel-size", "2"]) == 0
+    assert "octavo-tiny on 2 × NVIDIA L4, 24 GB: 0.0 GB of weights" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair-share", "deadline", "prefix-match"])
 def test_requests_that_cannot_be_served_are_counted_with_the_reason(
     policy: str, capsys: pytest.CaptureFixture[str]
@@ -87,6 +92,11 @@ def test_requests_that_cannot_be_served_are_counted_with_the_reason(
         ),
         (("--cost-model", "abacus"), "cost_model is 'abacus', which is neither a file nor DEVICE/MODEL"),
         (("--cost-model", "l4/qwen3-14b"), "leaves no room for a KV block beside the weights"),
+        (("--model", "m"), "model is given, but device is not; a model and a device go together"),
+        (("--tensor-parallel-size", "2"), "tensor_parallel_size is given, but model is not"),
+        (("--model", "m", "--device", "l4", "--cost-model", "l4/qwen3-4b"), "model and cost_model both say what steps"),
+        (("--model", "octavo-tiny", "--device", "abacus"), "device is 'abacus', which is neither a file nor one of"),
+        (("--replay", "r", "--device", "l4"), "device is for simulations, but replay is given"),
         (("--trace", "nowhere"), "trace is 'nowhere', which cannot be read"),
         (("--trace", "t", "--request-rate", "1,2"), "request_rate is for generated requests, but trace is given"),
         (("--trace", "t", "--num-tenants", "2"), "num_tenants is for generated requests, but trace is given"),
@@ -105,7 +115,7 @@ def test_requests_that_cannot_be_served_are_counted_with_the_reason(
         (("--processes", "0"), "processes is 0, must be at least 1"),
         (("--num-priorities", "0"), "num_priorities is 0, must be at least 1"),
         (("--first-token-deadline-s", "-1"), "first_token_deadline_s is -1.0, must be greater than 0"),
-        (("--request-rate", "fast"), "'fast' is not a number"),
+        (("--request-rate", "fast"), "request_rate is 'fast', expected a number"),
         (("--arrivals", "rush"), "arrivals is 'rush', must be one of poisson"),
         (("--disaggregated", "1"), "disaggregated is 1, must leave at least one of 1 replicas"),
         (("--disaggregated", "1", "--transfer-bytes-per-s", "0"), "transfer_bytes_per_s is 0.0, must be greater"),

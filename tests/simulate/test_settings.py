@@ -8,7 +8,7 @@ import pytest
 from octavo.config.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.scheduler.build import build_scheduler
-from octavo.simulate.cost_model import preset
+from octavo.simulate.presets import preset
 from octavo.simulate.settings import engine_settings, offline_seconds
 from tests.fakes.engine import make_request
 from tests.simulate.parts import make_costs, make_settings

@@ -1,0 +1,63 @@
+"""What accelerators can do: a file of JSON per device, those of data sheets in `devices/`, or a user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from octavo.errors import ConfigError, suggestion
+
+_FOLDER: Final = Path(__file__).parent / "devices"
+_ALIASES: Final = {"a100": "a100-80g"}
+
+_Rate = Annotated[float, msgspec.Meta(gt=0)]
+_Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One device. Bytes, seconds, and operations a second as in its data sheet, without sparsity.
+
+    bytes_per_s: of its memory. flops_per_s: bfloat16. fp8_flops_per_s: left out where it has no 8-bit arithmetic.
+    link_bytes_per_s: to the other devices of a group, in one direction. all_reduce_s: what an all-reduce takes however
+    small it is. host_bytes_per_s: between device and host, in one direction. bandwidth_reached, arithmetic_reached:
+    what of the rates of memory and arithmetic a serving engine reaches. source: where the figures are from.
+    """
+
+    name: str
+    memory_bytes: _Rate
+    bytes_per_s: _Rate
+    flops_per_s: _Rate
+    fp8_flops_per_s: _Rate | None = None
+    link_bytes_per_s: _Rate | None = None
+    all_reduce_s: Annotated[float, msgspec.Meta(ge=0)] = 10e-6
+    host_bytes_per_s: _Rate = 20e9
+    bandwidth_reached: _Share = 0.8
+    arithmetic_reached: _Share = 0.5
+    source: str = ""
+
+
+def device_names() -> list[str]:
+    """Return the names of the devices that ship with octavo."""
+    return sorted([*(path.stem for path in _FOLDER.glob("*.json")), *_ALIASES])
+
+
+def read_device(source: str) -> Device:
+    """Return the device of this name, or that a JSON file describes. Raises ConfigError."""
+    path = Path(source).expanduser()
+    if not path.is_file():
+        path = _FOLDER / f"{_ALIASES.get(source, source)}.json"
+        if source not in device_names():
+            raise ConfigError(
+                f"device is {source!r}, which is neither a file nor one of {', '.join(device_names())}"
+                f"{suggestion(source, device_names())}"
+            )
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Device)
+    except OSError as error:
+        raise ConfigError(f"device is {source!r}, which cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{source} does not describe a device: {error}; its fields are {', '.join(Device.__struct_fields__)}"
+        ) from error

@@ -1,0 +1,154 @@
+"""What a simulation has to know of a model, from its config.json alone: sizes, and what a token computes and reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from octavo.config.checkpoint import CONFIG, Section, read_json_object
+from octavo.config.hub import locate
+from octavo.errors import UnsupportedModel
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of a decoder. Parameters are numbers of weights.
+
+    num_active_parameters: those that one token is multiplied with. num_expert_parameters: those of all routed experts,
+    of which a token uses expert_share. bytes_per_parameter: as the weights are stored. max_model_len: longest context.
+    """
+
+    name: str
+    num_parameters: float
+    num_active_parameters: float
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    max_model_len: int | None = None
+    sliding_window: int | None = None
+    bytes_per_parameter: float = 2.0
+    is_fp8: bool = False
+    num_expert_parameters: float = 0.0
+    expert_share: float = 1.0
+
+
+def read_model_facts(model: str, revision: str | None = None) -> ModelFacts:
+    """Return the facts of a config.json, of a directory that has one, or of a model on the hub, which sends only that.
+
+    Raises CheckpointError.
+    """
+    path = Path(model).expanduser()
+    if not path.is_file():
+        path = locate(model, revision, with_weights=False, text_files=(CONFIG,)) / CONFIG
+    section = Section(read_json_object(path), str(path))
+    return facts_of(model.rstrip("/").rpartition("/")[2], section.section("text_config") or section)
+
+
+def facts_of(name: str, config: Section) -> ModelFacts:
+    """Return the facts of a config. Raises CheckpointError for what is missing, UnsupportedModel for other shapes."""
+    _refuse_other_caches(config)
+    hidden = _first(config, "hidden_size", "n_embd")
+    num_layers = _first(config, "num_hidden_layers", "n_layer")
+    num_heads = _first(config, "num_attention_heads", "n_head")
+    head_dim = config.optional_positive("head_dim") or hidden // num_heads
+    num_kv_heads = config.optional_positive("num_key_value_heads") or num_heads
+    embedding = config.positive("vocab_size") * hidden
+    attention = hidden * head_dim * (2 * num_heads + 2 * num_kv_heads)
+    dense, routed, share = _feed_forward(config, hidden, num_layers)
+    ties_by_default = "n_embd" in config.values or str(config.values.get("model_type")).startswith(("opt", "gemma"))
+    tied = config.bool("tie_word_embeddings", ties_by_default)
+    common = num_layers * attention + dense
+    bits, is_fp8 = _weight_format(config)
+    return ModelFacts(
+        name=name,
+        num_parameters=common + routed + embedding * (1 if tied else 2),
+        # an embedding is looked up; the output layer is a product, also where both are one
+        num_active_parameters=common + share * routed + embedding,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        hidden_size=hidden,
+        max_model_len=_optional_first(config, "max_position_embeddings", "n_positions"),
+        sliding_window=_sliding_window(config),
+        bytes_per_parameter=bits / 8,
+        is_fp8=is_fp8,
+        num_expert_parameters=routed,
+        expert_share=share,
+    )
+
+
+def _feed_forward(config: Section, hidden: int, num_layers: int) -> tuple[float, float, float]:
+    """Return the parameters of dense feed-forward parts and of routed experts, and what of the latter a token uses."""
+    is_plain = "n_embd" in config.values or config.values.get("model_type") == "opt"
+    num_matrices = 2 if is_plain else 3  # up and down; and a gate
+    size = _optional_first(config, "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden
+    num_experts = _optional_first(config, "num_experts", "num_local_experts", "n_routed_experts")
+    if num_experts is None:
+        return num_layers * num_matrices * hidden * size, 0.0, 1.0
+    expert = 3 * hidden * (config.optional_positive("moe_intermediate_size") or size)
+    shared = expert * config.int("n_shared_experts", 0)
+    shared += 3 * hidden * config.int("shared_expert_intermediate_size", 0)
+    num_dense = config.int("first_k_dense_replace", 0) + len(config.values.get("mlp_only_layers") or ())
+    num_sparse = num_layers - num_dense
+    dense = num_dense * 3 * hidden * size + num_sparse * (shared + hidden * num_experts)
+    return dense, num_sparse * num_experts * expert, config.positive("num_experts_per_tok") / num_experts
+
+
+def _weight_format(config: Section) -> tuple[float, bool]:
+    """Return the bits of a weight and whether it is multiplied in 8-bit floating point."""
+    quantization = config.section("quantization_config")
+    if quantization is None:
+        name = str(config.values.get("dtype") or config.values.get("torch_dtype") or "bfloat16")
+        return (32 if name == "float32" else 16), False
+    method = quantization.str("quant_method")
+    if method == "fp8":
+        return 8, True
+    bits = quantization.optional_positive("bits")
+    if bits is None:
+        raise UnsupportedModel(
+            f"{config.where}: quantization_config.quant_method is {method!r}, whose bits per weight are not known "
+            "here; simulate the model that it was made from"
+        )
+    return bits, False
+
+
+def _sliding_window(config: Section) -> int | None:
+    """Return the window where every layer has it: a layer without one keeps all tokens in the cache."""
+    if not config.bool("use_sliding_window", True):
+        return None
+    kinds = config.values.get("layer_types")
+    if isinstance(kinds, Sequence) and any(kind != "sliding_attention" for kind in kinds):
+        return None
+    return config.optional_positive("sliding_window")
+
+
+_OTHER_CACHES: Final = {
+    "kv_lora_rank": "its keys and values are compressed (multi-head latent attention)",
+    "linear_num_key_heads": "some layers keep a state instead of keys and values",
+    "mamba_d_state": "some layers keep a state instead of keys and values",
+    "ssm_state_size": "some layers keep a state instead of keys and values",
+}
+
+
+def _refuse_other_caches(config: Section) -> None:
+    for key, reason in _OTHER_CACHES.items():
+        if config.values.get(key) is not None:
+            raise UnsupportedModel(
+                f"{config.where}: {key} is {config.values[key]}: {reason}, which --model does not reckon with; give a "
+                "cost_model file of type roofline with your own figures"
+            )
+
+
+def _first(config: Section, *names: str) -> int:
+    found = _optional_first(config, *names)
+    return config.positive(names[0]) if found is None else found
+
+
+def _optional_first(config: Section, *names: str) -> int | None:
+    values: list[Any] = [config.optional_positive(name) for name in names]
+    return next((value for value in values if value is not None), None)
