@@ -148,10 +148,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """The `n` (by default `beam_width`) likeliest continuations of each prompt that a beam search finds, in order.
 
-        Scores are `cumulative_logprob / len(token_ids) ** length_penalty`. `early_stopping`: True ends with
-        `beam_width` finished beams, False when the running ones are unlikely to become better, "never" when they
-        cannot. `priority`, `first_token_deadline_s` and `tenant` are as in `generate`; `others` are sampling parameters
-        such as `logprobs`, `ignore_eos` or `stop_token_ids`.
+        Scores are `cumulative_logprob / len(token_ids) ** length_penalty`. A bias or a penalty changes them, but not
+        the reported log-probabilities, which are the model's. `early_stopping`: True ends with `beam_width` finished
+        beams, False when the running ones are unlikely to become better, "never" when they cannot. `priority`,
+        `first_token_deadline_s` and `tenant` are as in `generate`; `others` are sampling parameters such as `logprobs`,
+        `ignore_eos` or `stop_token_ids`.
         """
         width = checked_number("beam_width", beam_width, int, documented_fields()["best_of"])
         if n is not None and n > width:

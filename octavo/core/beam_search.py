@@ -54,11 +54,11 @@ class Survivor(NamedTuple):
     beam: int
     token: TokenLogprobs
     logprob: float
-    """Of the whole sequence."""
+    """Of the whole sequence, as the processors have made it."""
 
 
 class Beam(NamedTuple):
-    """A running beam as the search sees it."""
+    """A running beam as the search sees it: `logprob` is as the processors have made it."""
 
     logprob: float
     path: Path | None = None
@@ -93,9 +93,9 @@ class BeamSearch:
         candidates = [_possible(found) for found in candidates]
         ranked = sorted(
             (
-                (beam.logprob + logprob, -number, -place)
+                (beam.logprob + score, -number, -place)
                 for number, (beam, found) in enumerate(zip(self.running, candidates, strict=True))
-                for place, logprob in enumerate(found.top_logprobs[: self.num_candidates])
+                for place, score in enumerate(_scores(found)[: self.num_candidates])
             ),
             reverse=True,
         )[: self.num_candidates]
@@ -139,22 +139,36 @@ class BeamSearch:
         return not self._may_improve
 
     def _described(self, found: TokenLogprobs, place: int) -> TokenLogprobs:
-        """The candidate at `place`, with as many alternatives as the request wants to see."""
+        """The candidate at `place`, with as many alternatives as the request wants to see: the likeliest ones."""
+        order: Sequence[int] = range(len(found.top_ids))
+        if found.scores:
+            order = sorted(order, key=lambda each: -found.top_logprobs[each])
+        listed = order[: self._num_logprobs]
         return TokenLogprobs(
             token_id=found.top_ids[place],
             logprob=found.top_logprobs[place],
-            rank=place + 1,
-            top_ids=found.top_ids[: self._num_logprobs],
-            top_logprobs=found.top_logprobs[: self._num_logprobs],
+            rank=order.index(place) + 1,
+            top_ids=[found.top_ids[each] for each in listed],
+            top_logprobs=[found.top_logprobs[each] for each in listed],
         )
 
 
 def _possible(found: TokenLogprobs) -> TokenLogprobs:
     """Without the barred tokens, which are the last ones."""
-    if not found.top_logprobs or found.top_logprobs[-1] > -math.inf:
+    scores = _scores(found)
+    if not scores or scores[-1] > -math.inf:
         return found
-    count = found.top_logprobs.index(-math.inf)
-    return msgspec.structs.replace(found, top_ids=found.top_ids[:count], top_logprobs=found.top_logprobs[:count])
+    count = scores.index(-math.inf)
+    return msgspec.structs.replace(
+        found,
+        top_ids=found.top_ids[:count],
+        top_logprobs=found.top_logprobs[:count],
+        scores=found.scores[:count],
+    )
+
+
+def _scores(found: TokenLogprobs) -> list[float]:
+    return found.scores or found.top_logprobs
 
 
 def _tokens_of(path: Path | None) -> list[TokenLogprobs]:

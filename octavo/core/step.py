@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from octavo.core.outputs import RequestError
 from octavo.core.sampling_params import SamplingParams
 
 # The structs that come once per row have `gc=False`: they hold no cycles, and a thousand of them a step would otherwise
@@ -93,6 +94,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Log-probabilities at one position. `logprob` and `rank` (1 is the likeliest) are of `token_id`;
     `top_ids` and `top_logprobs` are the likeliest tokens in falling order. `logprob` is None where nobody asked.
 
+    scores: of the candidates of a beam, which stand in the order of these: what the processors have made of
+    `top_logprobs`, and -inf for a barred token. Empty where no processor changes a log-probability.
     stop_places: of the candidates of a beam, the places in `top_ids` of those that complete a stop string.
     """
 
@@ -101,6 +104,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     rank: int = 0
     top_ids: list[int] = []
     top_logprobs: list[float] = []
+    scores: list[float] = []
     stop_places: tuple[int, ...] = ()
 
 
@@ -128,7 +132,7 @@ class RowOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     epoch: int
     samples: list[SequenceOutput]
     prompt_logprobs: PromptLogprobs | None = None
-    error: str | None = None
+    error: RequestError | None = None
     candidates: TokenLogprobs | None = None
 
 

@@ -235,10 +235,11 @@ class InputProcessor:
         self._check_ids(params.logit_bias or (), "logit_bias")
 
     def _check_something_is_left(self, params: SamplingParams, bad_words: Collection[tuple[int, ...]]) -> None:
-        """Refuse parameters that could bar every token at once; a beam search ends by itself where none is left."""
+        """Refuse parameters that bar every token from the start on. Where longer bad words leave none later on, the
+        sampler ends the request with its reason, and a beam search ends by itself."""
         if params.use_beam_search:
             return
-        barred = {ids[-1] for ids in bad_words}
+        barred = {ids[0] for ids in bad_words if len(ids) == 1}
         if params.min_tokens > 0:
             barred.update(params.stop_token_ids, () if params.ignore_eos else self._end_token_ids)
         allowed = params.allowed_token_ids
@@ -247,7 +248,7 @@ class InputProcessor:
             others = [name for name in ("min_tokens", "bad_words") if getattr(params, name)]
             raise InvalidRequest(
                 f"{field} leaves no token that {' and '.join(others)} would not bar: min_tokens bars the end tokens, "
-                f"bad_words the last token of each word; allow other tokens, or leave {' or '.join(others)} out",
+                f"bad_words the words of one token; allow other tokens, or leave {' or '.join(others)} out",
                 field=None if allowed is None else field,
             )
 

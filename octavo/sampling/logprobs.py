@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -34,6 +35,18 @@ def token_logprobs(
                 token_id=token_ids[i], logprob=values[i], rank=rank, top_ids=ids, top_logprobs=likeliest
             )
     return results
+
+
+def ranked_tokens(ids: list[int], scores: list[float], logprobs: list[float]) -> TokenLogprobs:
+    """The candidates of a beam in the order of their scores, with the model's log-probabilities (-inf where barred)."""
+    logprobs = [logprob if score > -math.inf else score for logprob, score in zip(logprobs, scores, strict=True)]
+    return TokenLogprobs(
+        token_id=ids[0],
+        logprob=logprobs[0],
+        top_ids=ids,
+        top_logprobs=logprobs,
+        scores=[] if scores == logprobs else scores,
+    )
 
 
 def _likeliest(

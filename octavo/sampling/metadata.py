@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.core.outputs import RequestError
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import SequenceOutput, TokenLogprobs
 
@@ -62,6 +63,6 @@ class RowSamples(msgspec.Struct, frozen=True, gc=False):
     """What was drawn for one row; with an `error` nothing was."""
 
     samples: list[SequenceOutput]
-    error: str | None = None
+    error: RequestError | None = None
     candidates: TokenLogprobs | None = None
     """What may follow, for a row of a beam search."""

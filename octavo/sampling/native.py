@@ -16,6 +16,7 @@ from torch import Tensor
 
 from octavo.core.step import SequenceOutput, TokenLogprobs
 from octavo.sampling.filters import Filter, default_filters
+from octavo.sampling.logprobs import ranked_tokens
 from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
 from octavo.sampling.processors import LogitsProcessor, ProcessedRow, default_processors
 from octavo.sampling.reference import ReferenceSampler
@@ -142,6 +143,8 @@ class NativeSampler:
         others = [place for place, request in enumerate(requests) if request.processors]
         ranked = self._reference.rank(logits[others], *_chosen(others, rows, counts)) if others else []
         packed = [request.packed(row) for request, row in zip(requests, rows, strict=True)]
+        # the call changes the logits of the tokens whose scores the processors change
+        before = {place: logits[place].clone() for place, each in enumerate(requests) if each.changes_scores}
         listed = min(max(counts), vocab_size)
         answer = self._answer_of(num_rows, 0, num_rows * listed)
         statuses, _, top_tokens, top_values = answer.addresses
@@ -166,9 +169,14 @@ class NativeSampler:
                 error = refusal(row.position, row.sequence.params, *_LARGEST_BY_STATUS[status])
                 results.append(RowSamples([], error))
                 continue
-            ids, values = read.listed(place * listed, min(counts[place], listed))
-            candidates = TokenLogprobs(token_id=ids[0], logprob=values[0], rank=1, top_ids=ids, top_logprobs=values)
-            results.append(RowSamples([], candidates=candidates))
+            ids, scores = read.listed(place * listed, min(counts[place], listed))
+            logprobs = scores.copy()
+            if place in before:
+                changed = [i for i in requests[place].changed_places(ids) if scores[i] > -math.inf]
+                described = self.describe(before[place].expand(len(changed), -1), [ids[i] for i in changed], 0)
+                for i, token in zip(changed, described, strict=True):
+                    logprobs[i] = token.logprob or 0.0
+            results.append(RowSamples([], candidates=ranked_tokens(ids, scores, logprobs)))
         for place, result in zip(others, ranked, strict=True):
             results[place] = result
         return results

@@ -16,11 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from octavo.core.outputs import RequestError
 from octavo.core.step import SequenceOutput, TokenLogprobs
 from octavo.sampling.chunks import chunks, rows_per_chunk
 from octavo.sampling.filters import HISTOGRAM_BYTES, Filter, default_filters, filtered_probabilities, scale
 from octavo.sampling.head import DECIDED_IN_A_HEAD, Head, filtered_head
-from octavo.sampling.logprobs import token_logprobs
+from octavo.sampling.logprobs import ranked_tokens, token_logprobs
 from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
 from octavo.sampling.processors import LogitsProcessor, ProcessedRow, default_processors
 from octavo.sampling.random import draw_key, race, race_among
@@ -83,13 +84,13 @@ class ReferenceSampler:
         """See `Sampler.rank`."""
         # the processors act on log-probabilities, which are not normalised again: so do those of transformers
         logprobs = torch.log_softmax(logits, dim=-1)
-        errors = self._process(logprobs, rows, may_bar_all=True)
+        scores = logprobs.clone()
+        errors = self._process(scores, rows, may_bar_all=True)
         results = []
         for row, count in enumerate(counts):
             # row by row: which of tied tokens come first must not depend on what the neighbours asked for
-            top = torch.topk(logprobs[row], min(count, logprobs.shape[1]))
-            ids, values = top.indices.tolist(), top.values.tolist()
-            found = TokenLogprobs(token_id=ids[0], logprob=values[0], rank=1, top_ids=ids, top_logprobs=values)
+            top = torch.topk(scores[row], min(count, scores.shape[1]))
+            found = ranked_tokens(top.indices.tolist(), top.values.tolist(), logprobs[row, top.indices].tolist())
             results.append(RowSamples([], errors.get(row), None if row in errors else found))
         return results
 
@@ -117,8 +118,10 @@ class ReferenceSampler:
             traits = self._traits[sequence] = _Traits(params.is_greedy, params.needs_logprobs, processors, filters)
         return traits
 
-    def _process(self, logits: Tensor, rows: Sequence[SamplingRow], *, may_bar_all: bool = False) -> dict[int, str]:
-        """Apply the processors to `logits` [rows, vocab]; sentences for the rows from which nothing can be drawn.
+    def _process(
+        self, logits: Tensor, rows: Sequence[SamplingRow], *, may_bar_all: bool = False
+    ) -> dict[int, RequestError]:
+        """Apply the processors to `logits` [rows, vocab]; errors of the rows from which nothing can be drawn.
 
         may_bar_all: a row of numbers whose tokens are all barred is no error.
         """
@@ -146,7 +149,7 @@ class ReferenceSampler:
         return errors
 
     def _draw(
-        self, logits: Tensor, rows: Sequence[SamplingRow], traits: Sequence[_Traits], errors: dict[int, str]
+        self, logits: Tensor, rows: Sequence[SamplingRow], traits: Sequence[_Traits], errors: dict[int, RequestError]
     ) -> list[list[int]]:
         """Token ids drawn for each row: `num_samples` of them, none for a row with an error."""
         draws: list[list[int]] = [[] for _ in rows]

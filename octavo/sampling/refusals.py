@@ -1,37 +1,40 @@
-"""Why nothing could be drawn for a row, in words for its request."""
+"""Why nothing could be drawn for a row, as an error of its request: the others of the batch go on."""
 
 from __future__ import annotations
 
 import math
 
+from octavo.core.outputs import RequestError
 from octavo.core.sampling_params import SamplingParams
-from octavo.sampling.processors import default_processors
+from octavo.errors import InvalidRequest
+from octavo.sampling.processors import Penalties, default_processors
+from octavo.sampling.processors.penalties import asked_penalties
 
 
-def refusal(position: int, params: SamplingParams, model_largest: float, largest: float) -> str | None:
-    """The sentence for a row, None when it is sound.
+def refusal(position: int, params: SamplingParams, model_largest: float, largest: float) -> RequestError | None:
+    """The error of a row, None when it is sound.
 
     model_largest, largest: the row's largest logit before and after the processors; NaN where one is among them.
     """
     if not math.isfinite(model_largest):
         return not_finite(position)
+    if math.isfinite(largest):
+        return None
+    names = [each.name for each in default_processors() if each.needs(params) and not isinstance(each, Penalties)]
+    names += asked_penalties(params)
+    by_what = " and ".join(names) or "its logits processors"
     if largest == -math.inf:
-        return (
-            f"no token may be drawn for position {position}: {_processors_of(params)} bar every token; loosen one of "
-            "them"
-        )
-    if not math.isfinite(largest):
-        return f"the logits for position {position} overflow under {_processors_of(params)}"
-    return None
+        message = f"no token may be drawn for position {position}: {by_what} bar every token; loosen one of them"
+    else:
+        message = f"the logits for position {position} overflow under {by_what}; choose values nearer to their defaults"
+    if not names:
+        return RequestError(message)
+    return RequestError(message, field=names[0], code=InvalidRequest.code, is_client_error=True)
 
 
-def not_finite(position: int) -> str:
-    """The sentence for a row whose logits are not numbers."""
-    return (
+def not_finite(position: int) -> RequestError:
+    """The error of a row whose logits are not numbers."""
+    return RequestError(
         f"the model's logits for position {position} hold NaN or infinity; the checkpoint is damaged, "
         "or its numbers need a wider dtype (try float32)"
     )
-
-
-def _processors_of(params: SamplingParams) -> str:
-    return " and ".join(each.name for each in default_processors() if each.needs(params)) or "its logits processors"

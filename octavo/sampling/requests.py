@@ -83,6 +83,17 @@ class PackedRequest:
             self._barred = np.array(barred, dtype=np.int64)
         return self._pack(row.num_samples)
 
+    @property
+    def changes_scores(self) -> bool:
+        """Whether log-probabilities of tokens that are not barred change."""
+        return len(self._biased) > 0 or self._counts is not None
+
+    def changed_places(self, token_ids: list[int]) -> list[int]:
+        """The places in `token_ids` of those whose log-probabilities a bias or a penalty changes."""
+        penalized = np.empty(0, dtype=np.int64) if self._counts is None else self._counts.token_ids
+        places: list[int] = np.flatnonzero(np.isin(token_ids, np.concatenate((self._biased, penalized)))).tolist()
+        return places
+
     def keys(self, row: SamplingRow) -> bytes:
         """The keys of the row's draws: none for a greedy row."""
         if self.is_greedy:

@@ -28,8 +28,9 @@ class Sampler(Protocol):
     def rank(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
         """For beam search: instead of drawing, the `counts[i]` tokens with the largest values, as `candidates`.
 
-        The values are log-probabilities on which the processors have acted, as in transformers: they are not normalised
-        again, and -inf is a barred token, whose id means nothing. float32 logits [rows, vocab], which are overwritten.
+        The values are the `scores` of the candidates: log-probabilities on which the processors have acted, as in
+        transformers. They are not normalised again, and -inf is a barred token, whose id means nothing. Beside them
+        stand the model's own log-probabilities. float32 logits [rows, vocab], which are overwritten.
         """
         ...
 

@@ -98,12 +98,12 @@ class Results:
         metrics.last_token_time = now
         self._registry.stats.num_generated_tokens += count
 
-    def _fail(self, group: SequenceGroup, message: str, now: float) -> EngineCoreOutput:
+    def _fail(self, group: SequenceGroup, error: RequestError, now: float) -> EngineCoreOutput:
         for sequence in group.live:
             self._registry.block_manager.disown(sequence, group.num_cached_tokens)
         self._registry.end_group(group, SequenceStatus.FINISHED_ERROR, now)
         return EngineCoreOutput(
-            request_id=group.request_id, deltas=[], finished=True, error=RequestError(message), metrics=group.metrics
+            request_id=group.request_id, deltas=[], finished=True, error=error, metrics=group.metrics
         )
 
 

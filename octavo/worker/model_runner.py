@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
+from octavo.core.outputs import RequestError
 from octavo.core.seams import Seam
 from octavo.core.step import (
     ModelRunnerOutput,
@@ -189,7 +190,7 @@ class ModelRunner:
 @dataclass(frozen=True, slots=True)
 class _PromptResult:
     logprobs: PromptLogprobs | None
-    error: str | None = None
+    error: RequestError | None = None
 
 
 def _take_in(row: BatchRow, sampled: RowSamples | None, prompt: _PromptResult | None) -> RowOutput:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.core.outputs import RequestError
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import NewSequence
 from octavo.worker.block_table import BlockTables
@@ -27,7 +28,7 @@ class SequenceState:
     token_buffer: NDArray[np.int64]
     """The first `num_tokens` entries are the tokens; the rest is room to grow."""
     num_tokens: int
-    error: str | None = None
+    error: RequestError | None = None
     """Why no further token can come: steps that were already planned repeat it."""
 
     @property

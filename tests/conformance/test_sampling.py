@@ -174,7 +174,7 @@ def test_a_row_without_numbers_gets_an_error_and_the_others_go_on(level: str, ba
     assert found[2] == sound[2]
     assert found[1].samples == []
     assert found[1].error is not None
-    assert "position 3 hold NaN or infinity" in found[1].error
+    assert "position 3 hold NaN or infinity" in found[1].error.message
 
 
 @pytest.mark.parametrize("level", UNITS)

@@ -75,6 +75,21 @@ def listed(*logprobs: float) -> TokenLogprobs:
     )
 
 
+def test_scores_decide_and_log_probabilities_are_reported() -> None:
+    beams = BeamSearch(SamplingParams(use_beam_search=True, n=2, max_tokens=1, logprobs=2), 1, frozenset())
+    found = TokenLogprobs(
+        token_id=7, top_ids=[7, 5, 6, 4], top_logprobs=[-4.0, -2.0, -1.0, -3.0], scores=[71.0, -2.0, -3.0, -math.inf]
+    )
+    beams.step([found])
+    first, second = beams.finished
+    assert (first.score, first.token_ids, second.token_ids) == (71.0, [7], [5])
+    assert (first.logprobs[0].logprob, first.logprobs[0].rank) == (-4.0, 3)
+    assert (second.logprobs[0].logprob, second.logprobs[0].rank) == (-2.0, 2)
+    for beam in (first, second):
+        assert beam.logprobs[0].top_ids == [6, 5]
+        assert beam.logprobs[0].top_logprobs == [-1.0, -2.0]
+
+
 def test_barred_tokens_are_no_candidates_and_fewer_beams_go_on() -> None:
     beams = BeamSearch(SamplingParams(use_beam_search=True, n=3, max_tokens=2, logprobs=5), 2, frozenset())
     first = beams.step([listed(-0.1, -2.0, *[-math.inf] * 4)])

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from octavo import LLM
-from octavo.core.outputs import RequestOutput
+from octavo.core.outputs import CompletionOutput, RequestOutput
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import load_oracle, make_checkpoint
 
@@ -127,11 +127,30 @@ def test_processors_act_on_scores_as_those_of_transformers(
     llm: LLM, oracle: Any, width: int, ours: dict[str, Any], theirs: dict[str, Any]
 ) -> None:
     without = llm.beam_search(prompts(), width, max_tokens=MAX_TOKENS, stop_token_ids=ends(width), ignore_eos=True)
-    changed = check(llm, oracle, prompts(), width, ends(width), ours, theirs)
+    changes_scores = bool(ours.keys() & {"repetition_penalty", "logit_bias"})
+    asked = {**ours, "logprobs": 2}
+    changed = check(llm, oracle, prompts(), width, ends(width), asked, theirs, has_scores_of_its_own=changes_scores)
     assert any(
         [each.token_ids for each in one.outputs] != [each.token_ids for each in other.outputs]
         for one, other in zip(without, changed, strict=True)
     )
+    for output in changed:
+        for each in output.outputs:
+            check_model_logprobs(oracle, output.prompt_token_ids, each)
+
+
+def check_model_logprobs(oracle: Any, prompt: list[int], found: CompletionOutput) -> None:
+    """What is reported of a beam are log-probabilities of the model, whatever the search has made of them."""
+    with torch.inference_mode():
+        logits = oracle(torch.tensor([prompt + found.token_ids])).logits[0, len(prompt) - 1 : -1]
+    logprobs = torch.log_softmax(logits, dim=-1)
+    total = logprobs.gather(1, torch.tensor(found.token_ids).unsqueeze(1)).sum().item()
+    assert found.cumulative_logprob == pytest.approx(total, rel=1e-5, abs=1e-4)
+    for row, position in zip(logprobs, found.logprobs or [], strict=True):
+        values = [each.logprob for each in position.values()]
+        assert values == pytest.approx([row[token].item() for token in position], rel=1e-5, abs=1e-4)
+        assert max(values) <= 0
+        assert values[1:] == sorted(values[1:], reverse=True)
 
 
 STOPS = ["V", "g", "f", "h", "N", "=", "Zz", "=?"]
@@ -192,14 +211,20 @@ def check(
     end: list[int],
     ours: dict[str, Any],
     theirs: dict[str, Any],
+    *,
+    has_scores_of_its_own: bool = False,
 ) -> list[RequestOutput]:
-    """Search for `given` prompts with our settings and with those of transformers; ids must be equal, scores close."""
+    """Search for `given` prompts with our settings and with those of transformers; ids must be equal, scores close.
+
+    has_scores_of_its_own: the scores of the search are not made of log-probabilities of the model.
+    """
     outputs = llm.beam_search(given, width, max_tokens=MAX_TOKENS, stop_token_ids=end, ignore_eos=True, **ours)
     for prompt, output in zip(given, outputs, strict=True):
         wanted = expected(oracle, prompt, width, end, **theirs)
         found = answers_of(output, ours.get("length_penalty", 1.0))
         assert [ids for ids, _ in found] == [ids for ids, _ in wanted]
-        assert [score for _, score in found] == pytest.approx([score for _, score in wanted], rel=1e-5, abs=1e-4)
+        if not has_scores_of_its_own:
+            assert [score for _, score in found] == pytest.approx([score for _, score in wanted], rel=1e-5, abs=1e-4)
     return outputs
 
 

@@ -227,6 +227,8 @@ def test_parameters_that_bar_every_token_are_refused(tmp_path: Path, params: dic
         {"allowed_token_ids": [EOS]},
         {"allowed_token_ids": [EOS], "min_tokens": 1, "ignore_eos": True},
         {"allowed_token_ids": [EOS, ord("b")], "bad_words": ["aa"], "min_tokens": 2},
+        # each is barred behind itself alone
+        {"allowed_token_ids": [ord("a"), ord("b")], "bad_words": ["aa", "bb"]},
     ],
 )
 def test_parameters_that_leave_one_token_are_taken(tmp_path: Path, params: dict[str, Any]) -> None:

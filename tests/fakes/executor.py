@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from octavo.core.outputs import RequestError
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import (
     BlockCopy,
@@ -169,7 +170,7 @@ class HashExecutor:
         self._check_window(state, row, written)
         if self.fail_token is not None and self.fail_token in state.token_ids[row.start : end]:
             state.token_ids += [0] * bool(row.num_samples)  # steps that are on their way go on after it
-            return RowOutput(seq_id=row.seq_id, epoch=row.epoch, samples=[], error="the logits hold NaN")
+            return RowOutput(seq_id=row.seq_id, epoch=row.epoch, samples=[], error=RequestError("the logits hold NaN"))
         read = self._seen(state, end - 1)
         samples = []
         for i in range(row.num_samples):

@@ -87,9 +87,10 @@ def test_errors_tell_what_the_model_did_from_what_processors_did() -> None:
     results = native(OnlyEven()).sample(logits, [sampling_row(seed=seed) for seed in (100, 2, 4)])
     barred, unsound, sound = (result.error for result in results)
     assert barred is not None
-    assert "bar every token" in barred
+    assert "its logits processors bar every token" in barred.message
+    assert not barred.is_client_error
     assert unsound is not None
-    assert "NaN" in unsound
+    assert "NaN" in unsound.message
     assert sound is None
 
 
@@ -104,9 +105,11 @@ def test_rows_whose_tokens_are_all_barred_or_overflow_say_by_what() -> None:
     ]
     barred, overflow, sound = (result.error for result in native().sample(logits, rows))
     assert barred is not None
-    assert "allowed_token_ids bar every token" in barred
+    assert "allowed_token_ids bar every token" in barred.message
+    assert (barred.field, barred.code, barred.is_client_error) == ("allowed_token_ids", "invalid_value", True)
     assert overflow is not None
-    assert "overflow under penalties" in overflow
+    assert "overflow under repetition_penalty" in overflow.message
+    assert (overflow.field, overflow.is_client_error) == ("repetition_penalty", True)
     assert sound is None
 
 
@@ -163,7 +166,10 @@ def test_beams_get_the_likeliest_tokens_after_the_processors() -> None:
     assert found[3] == expected[3]
     assert found[5] == expected[5]
     for place in (3, 5):
-        assert "NaN" in (found[place].error or "")
+        error = found[place].error
+        assert error is not None
+        assert "NaN" in error.message
+        assert not error.is_client_error
     # nothing may follow: that ends a beam, not a request
     assert found[4].error is None
     assert found[4].candidates is not None
@@ -185,9 +191,17 @@ def test_what_the_processors_leave_is_not_normalised_again() -> None:
         for token in (9, 4, 7):
             assert known[token] == pytest.approx(logprobs[0, token].item(), abs=2e-6)
         assert barred.top_logprobs[3:] == [-math.inf] * 2
-        known = dict(zip(biased.top_ids, biased.top_logprobs, strict=True))
+        assert barred.scores == []
+        found = dict(zip(biased.top_ids, zip(biased.scores, biased.top_logprobs, strict=True), strict=True))
         for token, bias in ((4, 2.0), (9, -1.0), (5, 0.0)):
-            assert known[token] == pytest.approx(logprobs[1, token].item() + bias, abs=2e-6)
+            score, logprob = found[token]
+            assert score == pytest.approx(logprobs[1, token].item() + bias, abs=2e-6)
+            assert logprob == pytest.approx(logprobs[1, token].item(), abs=2e-6)
+
+
+def scores_of(result: RowSamples) -> list[float]:
+    assert result.candidates is not None
+    return result.candidates.scores or result.candidates.top_logprobs
 
 
 def check_equal(one: RowSamples, other: RowSamples) -> None:
@@ -196,7 +210,8 @@ def check_equal(one: RowSamples, other: RowSamples) -> None:
     assert one.candidates is not None
     assert other.candidates is not None
     assert one.candidates.top_logprobs == pytest.approx(other.candidates.top_logprobs, abs=4e-6)
-    count = sum(value > -math.inf for value in one.candidates.top_logprobs)
+    assert scores_of(one) == pytest.approx(scores_of(other), abs=4e-6)
+    count = sum(value > -math.inf for value in scores_of(one))
     assert one.candidates.top_ids[:count] == other.candidates.top_ids[:count]
 
 

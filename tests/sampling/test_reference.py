@@ -152,8 +152,8 @@ def test_a_row_without_numbers_gets_an_error_and_the_others_go_on(bad: float) ->
     for result in results[:2]:
         assert result.samples == []
         assert result.error is not None
-        assert "position 3" in result.error
-        assert "NaN" in result.error
+        assert "position 3" in result.error.message
+        assert "NaN" in result.error.message
     assert results[2] == alone[0]
     assert results[3].error is None
 
@@ -164,7 +164,7 @@ def test_a_row_whose_tokens_are_all_barred_says_by_what() -> None:
     (result,) = ReferenceSampler().sample(logits, [sampling_row(allowed_token_ids=[3, 9])])
     assert result.samples == []
     assert result.error is not None
-    assert "allowed_token_ids" in result.error
+    assert "allowed_token_ids" in result.error.message
 
 
 def test_a_plain_greedy_batch_touches_no_processor() -> None:

@@ -119,7 +119,7 @@ def test_a_row_with_nan_ends_alone_even_when_its_next_step_is_planned() -> None:
     bad, good = output.rows
     assert bad.samples == []
     assert bad.error is not None
-    assert "NaN" in bad.error
+    assert "NaN" in bad.error.message
     assert good.samples[0].token.token_id == next_token([4])
     # planned before the error was known
     later = runner.execute(step(rows=[row(1, 1, 1), row(2, 1, 1)]))
@@ -166,7 +166,7 @@ def test_prompt_logprobs_that_are_no_numbers_are_an_error_of_the_row() -> None:
     )
     assert output.rows[0].prompt_logprobs is None
     assert output.rows[0].error is not None
-    assert "position 2" in output.rows[0].error
+    assert "position 2" in output.rows[0].error.message
 
 
 def test_logits_are_computed_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ class Penalties:
         self._rows: Sequence[ProcessedRow] = ()
 
     def needs(self, params: SamplingParams) -> bool:
-        return params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+        return bool(asked_penalties(params))
 
     def update(self, rows: Sequence[ProcessedRow]) -> None:
         self._rows = rows
@@ -57,6 +57,12 @@ class Penalties:
             if params.presence_penalty != 0.0:
                 values -= (output_counts > 0) * params.presence_penalty
             row[token_ids] = values
+
+
+def asked_penalties(params: SamplingParams) -> list[str]:
+    """Names of the penalties that are not neutral."""
+    neutral = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+    return [name for name, value in neutral.items() if getattr(params, name) != value]
 
 
 class TokenCounts:
