@@ -20,6 +20,7 @@ from octavo.core.prompt import Prompt, PromptLike
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.chat_template import ChatTemplate, Message
 from octavo.engine.core_client import ProcessClient
+from octavo.engine.core_spawn import SpawnedCore
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, checked_ttl_s, open_tokenizer
 from octavo.engine.metrics import Metrics
 from octavo.engine.output_processor import OutputProcessor, merge_deltas
@@ -66,19 +67,23 @@ class AsyncLLM:
         self._receiver = asyncio.create_task(self._receive(), name="octavo-receiver")
 
     @classmethod
-    async def start(cls, args: EngineArgs) -> AsyncLLM:
-        """Find the model and start the core process. Raises ConfigError, CheckpointError or UnsupportedModel."""
-        config = await asyncio.to_thread(configure, args)
-        starting = asyncio.create_task(ProcessClient.start(config))
-        try:
-            tokenizer, chat_template = await asyncio.to_thread(open_tokenizer, config.model)
-        except BaseException:
-            starting.cancel()
-            [started] = await asyncio.gather(starting, return_exceptions=True)
-            if isinstance(started, ProcessClient):  # it was quicker than the tokenizer
-                await started.shutdown()
-            raise
-        client = await starting
+    async def start(cls, args: EngineArgs, core: SpawnedCore | None = None) -> AsyncLLM:
+        """Find the model and start its engine in the process `core`, or in one of its own.
+
+        Raises ConfigError, CheckpointError or UnsupportedModel.
+        """
+        with core or SpawnedCore.spawn() as core:
+            config = await asyncio.to_thread(configure, args)
+            starting = asyncio.create_task(ProcessClient.start(config, core))
+            try:
+                tokenizer, chat_template = await asyncio.to_thread(open_tokenizer, config.model)
+            except BaseException:
+                starting.cancel()
+                [started] = await asyncio.gather(starting, return_exceptions=True)
+                if isinstance(started, ProcessClient):  # it was quicker than the tokenizer
+                    await started.shutdown()
+                raise
+            client = await starting
         _log.info("%s", client.ready.plan)
         return cls(config, client, tokenizer, chat_template)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from octavo.cli.options import Given, with_options
 from octavo.cli.start import mention_demonstration_model
 from octavo.config.args import EngineArgs, ServerArgs
+from octavo.engine.core_spawn import SpawnedCore
 
 
 @with_options(ServerArgs, EngineArgs, model="positional")
@@ -13,6 +14,7 @@ def serve(*, given: Given) -> int:
     engine_args, server_args = given.arguments(EngineArgs), given.arguments(ServerArgs)
     mention_demonstration_model(engine_args)
 
-    from octavo.server.app import serve as serve_http
+    with SpawnedCore.spawn() as core:  # it imports while we do
+        from octavo.server.app import serve as serve_http
 
-    return serve_http(engine_args, server_args)
+        return serve_http(engine_args, server_args, core)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
-import sys
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -26,6 +25,7 @@ from octavo.core.messages import (
 )
 from octavo.core.seams import Seams
 from octavo.engine import frames
+from octavo.engine.core_spawn import SpawnedCore
 from octavo.errors import EngineDeadError, OctavoError, RequestFailed
 
 SHUTDOWN_TIMEOUT_S: Final = 10.0
@@ -81,22 +81,12 @@ class ProcessClient:
         self._error: EngineDeadError | None = None
 
     @classmethod
-    async def start(cls, config: EngineConfig) -> ProcessClient:
-        """Start a core process and wait until it is ready. Raises what the core raised, such as CheckpointError."""
-        ours, theirs = socket.socketpair()
-        try:
-            # a process group of its own: Ctrl-C on a terminal goes to the front alone
-            process = subprocess.Popen(
-                [sys.executable, "-m", "octavo.engine.core_process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                process_group=0,
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+    async def start(cls, config: EngineConfig, core: SpawnedCore | None = None) -> ProcessClient:
+        """Start a core in `core`, or in a process of its own, and wait until it is ready.
+
+        Raises what the core raised, such as CheckpointError.
+        """
+        process, ours = (core or SpawnedCore.spawn()).take()
         try:
             ours.sendall(frames.pack(config))
             return await cls.connect(ours, process)

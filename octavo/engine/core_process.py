@@ -34,6 +34,7 @@ from octavo.core.messages import (
 )
 from octavo.engine import frames
 from octavo.errors import OctavoError
+from octavo.executor.executor import import_ahead
 from octavo.logging import set_up
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def main() -> int:
     """The core process. Exit code 0 after Shutdown, SIGTERM or the end of the front, 1 after a failure."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both processes; the front decides what it means
     signal.signal(signal.SIGTERM, _exit)
+    import_ahead()
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         body = frames.read(connection)
         if body is None:

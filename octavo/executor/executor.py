@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
+from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
@@ -36,3 +39,16 @@ def make_executor(config: EngineConfig) -> Executor:
     from octavo.executor.inproc import InprocExecutor
 
     return InprocExecutor.build(config)
+
+
+def import_ahead() -> None:
+    """Import what a worker needs in a thread, while the caller waits for its configuration."""
+    threading.Thread(target=_import_worker, name="octavo-import", daemon=True).start()
+
+
+def _import_worker() -> None:
+    from octavo.executor.inproc import collector_paused
+
+    # who needs the module imports it again, and meets what goes wrong with it
+    with suppress(ImportError), collector_paused():
+        import_module("octavo.worker.worker")

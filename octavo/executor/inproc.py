@@ -31,7 +31,7 @@ class InprocExecutor:
         """Load the model. Raises ConfigError or CheckpointError."""
         from octavo.worker.ahead import read_ahead
 
-        with _collector_paused():
+        with collector_paused():
             ahead = read_ahead(config)
             from octavo.worker.worker import Worker
 
@@ -73,7 +73,7 @@ class InprocExecutor:
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """What is imported and loaded stays: looking for garbage among it costs a tenth of a start."""
     was_enabled = gc.isenabled()
     gc.disable()

@@ -13,6 +13,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from octavo.config.args import EngineArgs, ServerArgs
+from octavo.engine.core_spawn import SpawnedCore
 from octavo.errors import OctavoError
 from octavo.server.context import ServerContext
 from octavo.server.errors import answer_error
@@ -94,12 +95,14 @@ def _middleware(
     return layers
 
 
-def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
+def serve(engine_args: EngineArgs, server_args: ServerArgs, core: SpawnedCore | None = None) -> int:
     """Serve a model until a signal or the engine's end; returns the exit code, 0 after a signal.
+
+    `core` is the process for the engine, where it has been started already.
 
     Raises ConfigError when the keys or the address cannot be used, which is known before the model is loaded, and what
     AsyncLLM.start raises.
     """
     callers = read_callers(server_args)
     check_tenant_weights(engine_args.tenant_weights, callers)
-    return run(engine_args, server_args, partial(build_app, callers=callers))
+    return run(engine_args, server_args, partial(build_app, callers=callers), core)

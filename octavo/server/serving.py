@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from octavo import logging as octavo_logging
 from octavo.config.args import EngineArgs, ServerArgs
+from octavo.engine.core_spawn import SpawnedCore
 from octavo.server.connections import LAST_WORDS_S, ConnectionLimits, Connections
 from octavo.server.errors import shutting_down
 from octavo.server.http_protocol import HttpProtocol
@@ -59,23 +60,30 @@ class StopSignals:
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
 
 
-def run(engine_args: EngineArgs, server_args: ServerArgs, build_app: BuildApp) -> int:
-    """Bind, load, serve, end. Returns the exit code; raises ConfigError before anything is loaded."""
+def run(engine_args: EngineArgs, server_args: ServerArgs, build_app: BuildApp, core: SpawnedCore | None = None) -> int:
+    """Bind, load, serve, end. Returns the exit code; raises ConfigError before anything is loaded.
+
+    `core` is the process for the engine, where it has been started already.
+    """
     with bind(server_args.host, server_args.port) as listener:
         octavo_logging.set_up(engine_args.log_level, role="server")
         _raise_open_files()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_start_and_serve(engine_args, server_args, build_app, listener))
+            return runner.run(_start_and_serve(engine_args, server_args, build_app, listener, core))
 
 
 async def _start_and_serve(
-    engine_args: EngineArgs, server_args: ServerArgs, build_app: BuildApp, listener: socket.socket
+    engine_args: EngineArgs,
+    server_args: ServerArgs,
+    build_app: BuildApp,
+    listener: socket.socket,
+    core: SpawnedCore | None,
 ) -> int:
     from octavo.async_llm import AsyncLLM
 
     signals = StopSignals()
     signals.listen()
-    llm = await unless_stopped(asyncio.ensure_future(AsyncLLM.start(engine_args)), signals)
+    llm = await unless_stopped(asyncio.ensure_future(AsyncLLM.start(engine_args, core)), signals)
     if llm is None:
         logger.info("stopped before the engine was ready")
         return EXIT_STOPPED
