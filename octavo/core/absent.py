@@ -44,6 +44,10 @@ _NOT_YET: Final = {
     "disable_hybrid_kv_cache_manager kv_sharing_fast_prefill disable_sliding_window",
     "tracing with OpenTelemetry is": "otlp_traces_endpoint collect_detailed_traces",
     "GGUF files are": "gguf_file",
+    "log-probabilities of chosen tokens are": "logprob_token_ids logprobs_mode flat_logprobs",
+    "listening on a Unix socket is": "uds",
+    "a limit of thinking or repeating is": "thinking_token_budget repetition_detection",
+    "default arguments for chat templates are": "default_chat_template_kwargs",
 }
 """What is not there yet, with its verb, and the options that belong to it."""
 
@@ -54,10 +58,12 @@ _RENAMED: Final = {
     "ctx_size": "max_model_len",
     "context_length": "max_model_len",
     "enable_log_requests": "log_requests",
+    "h11_max_incomplete_event_size": "max_header_size",
     "kv_cache_memory_bytes": "kv_cache_memory",
     "mem_fraction_static": "gpu_memory_utilization",
     "model_path": "model",
     "num_gpu_blocks": "num_gpu_blocks_override",
+    "scheduler_delay_factor": "delay_factor",
     "pp": "pipeline_parallel_size",
     "tp": "tensor_parallel_size",
     "tp_size": "tensor_parallel_size",
@@ -67,16 +73,32 @@ _RENAMED: Final = {
 
 _WITHOUT: Final = {
     "octavo speaks plain HTTP; put a proxy before it for TLS": "ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs "
-    "enable_ssl_refresh",
+    "ssl_ciphers enable_ssl_refresh",
     "octavo logs no prompts, and requests only with log_requests": "disable_log_requests max_log_len "
-    "disable_uvicorn_access_log",
+    "disable_uvicorn_access_log enable_log_outputs log_error_stack log_config_file",
     "octavo has one engine; there is nothing to choose": "use_v2_block_manager model_impl worker_cls scheduler_cls "
     "worker_extension_cls disable_frontend_multiprocessing additional_config",
-    "octavo runs no code that it is given": "middleware logits_processors logits_processor_pattern io_processor_plugin",
+    "octavo runs no code that it is given": "middleware logits_processors logits_processor_pattern "
+    "io_processor_plugin extra_args",
     "octavo always reports cached tokens": "enable_prompt_tokens_details",
+    "octavo always sends X-Request-Id": "enable_request_id_headers",
+    "octavo always serves /openapi.json, and no pages": "disable_fastapi_docs",
+    "a request asks for its usage by stream_options": "enable_force_include_usage",
+    "a request asks for ids by return_token_ids": "return_tokens_as_token_ids",
+    "/metrics has the load": "enable_server_load_tracking show_hidden_metrics_for_version",
+    "templates get text, and the answer's role is assistant": "chat_template_content_format response_role",
+    "the tokenizer is the checkpoint's; /tokenize and /detokenize use it": "enable_tokenizer_info_endpoint",
+    "pages of allow_origins may send GET and POST with any header, and no cookies": "allow_credentials allowed_methods "
+    "allowed_headers",
+    "the limits of a request are max_header_size and header_timeout_s": "h11_max_header_count",
+    "prefixes are known by SHA-256": "prefix_caching_hash_algo",
+    "a slow reader gets several tokens in one event": "stream_interval",
+    "weights are mapped": "safetensors_load_strategy pt_load_map_location use_tqdm_on_load",
+    "the prompt has to be shortened by who sends it": "truncate_prompt_tokens",
     "the hub's library reads the variable HF_TOKEN": "hf_token",
     "octavo reads a checkpoint's own files": "hf_overrides hf_config_path config_format tokenizer_mode "
-    "skip_tokenizer_init code_revision model_loader_extra_config ignore_patterns override_generation_config",
+    "skip_tokenizer_init rope_scaling rope_theta code_revision model_loader_extra_config ignore_patterns "
+    "override_generation_config",
     "the tokens of a step are one budget, max_num_batched_tokens": "max_num_partial_prefills "
     "max_long_partial_prefills long_prefill_token_threshold",
 }

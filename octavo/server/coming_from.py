@@ -1,0 +1,124 @@
+"""The pages for users of other engines: what becomes of each name that they know.
+
+python -m octavo.server.coming_from docs/recipes
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from octavo.config.fields import Arg
+from octavo.config.sources import known_arguments
+from octavo.core.absent import absent_options, renamed_options
+from octavo.core.sampling_params import documented_fields
+from octavo.server.decode import refused_fields
+from octavo.server.other_names import (
+    LLAMA_CPP_ENDPOINTS,
+    LLAMA_CPP_FIELDS,
+    LLAMA_CPP_FLAGS,
+    VLLM_ENGINE,
+    VLLM_INTERFACES,
+    VLLM_NOTES,
+    VLLM_REQUEST,
+    VLLM_REQUEST_NOTES,
+    VLLM_SAMPLING,
+    VLLM_SERVER,
+    Row,
+)
+from octavo.server.schema import ChatCompletionRequest, CompletionRequest
+
+_MADE = (
+    "<!-- Made by `python -m octavo.server.coming_from docs/recipes`; edit octavo/server/other_names.py instead. -->\n"
+)
+
+_VLLM = """\
+# Coming from vLLM
+
+Most names are those that you know. A name that octavo does not have is an error that gives the reason, or the name that
+is near; it is never ignored. In the tables below *same* is a name that means the same in octavo, *refused* one that
+octavo does without.
+"""
+
+_LLAMA_CPP = """\
+# Coming from llama.cpp
+
+octavo reads checkpoints in Hugging Face layout (safetensors), not GGUF files: take the repository that a GGUF file was
+made from. `--quantization int8` or `int4` makes small weights of it while loading. `llama-server` becomes
+`octavo serve`, `llama-cli` becomes `octavo run` or `octavo chat`, `llama-bench` becomes `octavo bench`.
+"""
+
+
+def pages() -> dict[str, str]:
+    """File name → Markdown of both pages. Raises KeyError for a name about which nothing is said."""
+    return {"from-vllm.md": _vllm_page(), "from-llama-cpp.md": _llama_cpp_page()}
+
+
+def _vllm_page() -> str:
+    arguments = {name: argument.arg for name, argument in known_arguments().items()}
+    requests = (ChatCompletionRequest, CompletionRequest)
+    fields = {name: Arg("") for kind in requests for name in kind.__struct_fields__}
+    refused = {name: mark.because for kind in requests for name, mark in refused_fields(kind).items()}
+    sampling = dict.fromkeys(documented_fields(), Arg(""))
+    sections = (
+        ("Commands and classes", _as_code(VLLM_INTERFACES)),
+        ("Engine arguments", _fates(VLLM_ENGINE, arguments, absent_options(), VLLM_NOTES)),
+        ("Arguments of the server", _fates(VLLM_SERVER, arguments, absent_options(), VLLM_NOTES)),
+        ("Fields of SamplingParams", _fates(VLLM_SAMPLING, sampling, absent_options(), VLLM_NOTES)),
+        ("Extra fields of requests", _fates(VLLM_REQUEST, fields, refused, VLLM_REQUEST_NOTES)),
+    )
+    tables = [f"## {title}\n\n{_table(('vLLM', 'octavo', 'note'), rows)}" for title, rows in sections]
+    return "\n".join([_MADE + _VLLM, *tables])
+
+
+def _fates(names: str, known: Mapping[str, Arg], absent: Mapping[str, str], notes: Mapping[str, str]) -> list[Row]:
+    """What becomes of each name. absent: why octavo does without it, or that it is not there yet."""
+    rows = []
+    for name in names.split():
+        note = notes.get(name, "")
+        if name in renamed_options():
+            fate = f"`{renamed_options()[name]}`"
+        elif name in absent:
+            feature, _, yet = absent[name].partition(" not there yet")
+            is_missing = feature != absent[name]
+            fate = "not there yet" if is_missing else "refused"
+            note = (
+                feature.removesuffix(" is").removesuffix(" are").removesuffix(",") + yet if is_missing else absent[name]
+            )
+        elif known[name].only is not None:
+            fate = "only " + " or ".join(f"`{str(value).lower()}`" for value in known[name].only or ())
+            note = note or known[name].otherwise
+        else:
+            fate = "same"
+        rows.append(Row(f"`{name}`", fate, note))
+    return rows
+
+
+def _llama_cpp_page() -> str:
+    sections = (
+        ("Flags of llama-server", "octavo serve", LLAMA_CPP_FLAGS),
+        ("Endpoints", "octavo", LLAMA_CPP_ENDPOINTS),
+        ("Fields of a completion", "/v1/completions", LLAMA_CPP_FIELDS),
+    )
+    tables = [f"## {title}\n\n{_table(('llama.cpp', ours, 'note'), _as_code(rows))}" for title, ours, rows in sections]
+    return "\n".join([_MADE + _LLAMA_CPP, *tables])
+
+
+def _as_code(rows: Iterable[Row]) -> list[Row]:
+    return [Row(f"`{row.theirs}`", f"`{row.ours}`" if row.ours else "–", row.note) for row in rows]
+
+
+def _table(header: Sequence[str], rows: Iterable[Row]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|---|---|---|"]
+    return "\n".join(lines + [f"| {row.theirs} | {row.ours} | {row.note} |" for row in rows]) + "\n"
+
+
+def main(directory: str) -> None:
+    """Write the pages into `directory`."""
+    for name, text in pages().items():
+        (Path(directory) / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "docs/recipes")

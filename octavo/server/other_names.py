@@ -1,0 +1,251 @@
+"""Names that other engines have for arguments and fields, as data for the pages of `octavo.server.coming_from`.
+
+What octavo says to names that it does not have is in `octavo.core.absent`; the notes here are for names that it has.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+VLLM_ENGINE: Final = """
+model tokenizer revision code_revision tokenizer_revision served_model_name hf_config_path hf_token hf_overrides
+runner
+convert task dtype seed max_model_len max_logprobs logprobs_mode quantization enforce_eager trust_remote_code
+tokenizer_mode skip_tokenizer_init enable_prompt_embeds config_format generation_config override_generation_config
+model_impl logits_processors io_processor_plugin enable_sleep_mode disable_sliding_window disable_cascade_attn
+allowed_local_media_path allowed_media_domains pooler_config
+load_format download_dir model_loader_extra_config ignore_patterns safetensors_load_strategy use_tqdm_on_load
+pt_load_map_location structured_outputs_config guided_decoding_backend reasoning_parser
+block_size gpu_memory_utilization kv_cache_memory_bytes swap_space kv_cache_dtype num_gpu_blocks_override
+enable_prefix_caching prefix_caching_hash_algo cpu_offload_gb calculate_kv_scales kv_sharing_fast_prefill
+mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size kv_offloading_size kv_offloading_backend
+max_num_batched_tokens max_num_seqs max_num_partial_prefills max_long_partial_prefills long_prefill_token_threshold
+num_lookahead_slots scheduler_delay_factor preemption_mode enable_chunked_prefill scheduling_policy
+disable_hybrid_kv_cache_manager async_scheduling stream_interval scheduler_cls max_seq_len_to_capture
+num_scheduler_steps disable_async_output_proc use_v2_block_manager
+tensor_parallel_size pipeline_parallel_size decode_context_parallel_size prefill_context_parallel_size
+data_parallel_size
+data_parallel_rank data_parallel_start_rank data_parallel_size_local data_parallel_address data_parallel_rpc_port
+data_parallel_backend data_parallel_hybrid_lb data_parallel_external_lb distributed_executor_backend nnodes node_rank
+master_addr master_port enable_expert_parallel all2all_backend enable_dbo enable_eplb eplb_config
+expert_placement_strategy max_parallel_loading_workers ray_workers_use_nsight disable_custom_all_reduce worker_cls
+worker_extension_cls device
+enable_lora enable_lora_bias max_loras max_lora_rank max_cpu_loras lora_dtype lora_extra_vocab_size
+fully_sharded_loras default_mm_loras enable_prompt_adapter max_prompt_adapters max_prompt_adapter_token
+limit_mm_per_prompt media_io_kwargs mm_processor_kwargs mm_processor_cache_gb mm_processor_cache_type
+mm_encoder_tp_mode mm_encoder_attn_backend interleave_mm_strings skip_mm_profiling enable_mm_embeds video_pruning_rate
+speculative_config speculative_model num_speculative_tokens
+kv_transfer_config kv_events_config ec_transfer_config compilation_config optimization_level cuda_graph_sizes
+attention_backend attention_config additional_config rope_scaling rope_theta
+disable_log_stats otlp_traces_endpoint collect_detailed_traces show_hidden_metrics_for_version
+"""
+
+VLLM_SERVER: Final = """
+host port uds root_path api_key allow_credentials allowed_origins allowed_methods allowed_headers middleware
+ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs ssl_ciphers enable_ssl_refresh
+h11_max_incomplete_event_size h11_max_header_count
+chat_template chat_template_content_format default_chat_template_kwargs trust_request_chat_template response_role
+lora_modules prompt_adapters return_tokens_as_token_ids enable_auto_tool_choice tool_call_parser tool_parser_plugin
+tool_server exclude_tools_when_tool_choice_none
+enable_log_requests disable_log_requests enable_log_outputs max_log_len log_config_file log_error_stack
+uvicorn_log_level disable_uvicorn_access_log
+enable_prompt_tokens_details enable_force_include_usage enable_server_load_tracking enable_request_id_headers
+enable_tokenizer_info_endpoint disable_fastapi_docs api_server_count headless disable_frontend_multiprocessing
+"""
+
+VLLM_SAMPLING: Final = """
+n best_of presence_penalty frequency_penalty repetition_penalty temperature top_p top_k min_p seed use_beam_search
+length_penalty early_stopping stop stop_token_ids bad_words include_stop_str_in_output ignore_eos max_tokens
+min_tokens
+logprobs prompt_logprobs logprob_token_ids flat_logprobs detokenize skip_special_tokens spaces_between_special_tokens
+output_kind logits_processors truncate_prompt_tokens structured_outputs guided_decoding logit_bias allowed_token_ids
+extra_args thinking_token_budget repetition_detection
+"""
+
+VLLM_REQUEST: Final = """
+best_of use_beam_search length_penalty top_k min_p repetition_penalty stop_token_ids include_stop_str_in_output
+ignore_eos
+min_tokens skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens prompt_logprobs allowed_token_ids
+bad_words echo add_generation_prompt continue_final_message add_special_tokens documents chat_template
+chat_template_kwargs mm_processor_kwargs structured_outputs guided_json guided_regex guided_choice guided_grammar
+guided_decoding_backend guided_whitespace_pattern priority request_id logits_processors return_tokens_as_token_ids
+return_token_ids cache_salt kv_transfer_params vllm_xargs include_reasoning prompt_embeds
+"""
+
+VLLM_NOTES: Final = {
+    "model": "a directory in Hugging Face layout or a name on the hub; `octavo-tiny` by default",
+    "quantization": "int8 and int4, made while loading; checkpoints that are quantised already are not there yet",
+    "load_format": "auto or dummy; weights are read from safetensors and PyTorch files",
+    "generation_config": "`none` where vLLM has `vllm`",
+    "gpu_memory_utilization": "on a CPU the share of the machine's memory",
+    "kv_cache_dtype": "int8 too; scales are made per token and head, none have to be calibrated",
+    "swap_space": "4 GiB by default; blocks of sequences that are preempted go there",
+    "preemption_mode": "`auto` takes what costs less time",
+    "num_lookahead_slots": "slots are reserved; nothing speculates yet",
+    "scheduling_policy": "five policies",
+    "device": "the CPU; CUDA is not there yet",
+    "host": "127.0.0.1 by default, where vLLM listens on all addresses",
+    "api_key": "guards all endpoints but `/health` and what tells the version; keys with rights are in a file",
+    "allowed_origins": "none by default, where vLLM allows all",
+    "best_of": "still there",
+    "use_beam_search": "still there; or `LLM.beam_search`, whose arguments are keywords",
+    "length_penalty": "of beam search",
+    "early_stopping": "of beam search",
+    "logprobs": "at least 0; all of the vocabulary (-1) is not offered",
+    "prompt_logprobs": "at least 0; not in streams",
+    "logit_bias": "refused beyond -100 and 100, where vLLM cuts it off",
+    "output_kind": "`OutputKind` instead of `RequestOutputKind`",
+}
+"""What differs in arguments and sampling parameters where the name is the same, or where octavo has another name."""
+
+VLLM_REQUEST_NOTES: Final = {
+    "cache_salt": "divides a key's cache; keys share nothing unless they are in one group",
+    "priority": "counts under `--scheduling-policy priority`",
+    "chat_template": "needs `--trust-request-chat-template` in a request",
+    "return_token_ids": "ids of prompt and output beside the text",
+}
+
+
+class Row(NamedTuple):
+    """What another engine calls something, octavo's name (empty where there is none), and a note."""
+
+    theirs: str
+    ours: str
+    note: str = ""
+
+
+VLLM_INTERFACES: Final = (
+    Row("vllm serve MODEL", "octavo serve MODEL", "listens on this machine only, unless `--host` says otherwise"),
+    Row("vllm bench", "octavo bench", "`throughput`, `latency` and `startup`"),
+    Row("LLM", "LLM", "arguments by name; a refused prompt has an output with `error`, the others go on"),
+    Row("LLM.generate, LLM.chat", "LLM.generate, LLM.chat"),
+    Row(
+        "LLM.beam_search(prompts, BeamSearchParams(…))", "LLM.beam_search(prompts, beam_width=4, …)", "returns outputs"
+    ),
+    Row("EngineArgs, AsyncEngineArgs", "EngineArgs, AsyncEngineArgs", "one class; arguments by name"),
+    Row("LLMEngine.from_engine_args", "LLMEngine.from_engine_args", "and `add_request`, `step`, `abort_request`, …"),
+    Row(
+        "AsyncLLMEngine.from_engine_args",
+        "AsyncLLMEngine.from_engine_args",
+        "the first request starts the core process",
+    ),
+    Row("AsyncLLMEngine.shutdown()", "await AsyncLLMEngine.shutdown()"),
+    Row("RequestOutputKind", "OutputKind"),
+    Row("TextPrompt, TokensPrompt", "dict", "with the same keys; `Prompt` has all of them"),
+    Row("VLLM_… variables", "OCTAVO_…", "one for each argument, such as `OCTAVO_MAX_NUM_SEQS`"),
+    Row("extra_body of an OpenAI client", "extra_body", "with the fields below"),
+)
+
+LLAMA_CPP_FLAGS: Final = (
+    Row(
+        "-m, --model",
+        "--model",
+        "a directory in Hugging Face layout or a name on the hub; GGUF files are not there yet",
+    ),
+    Row("-hf, --hf-repo", "--model", "the name alone, of a repository with safetensors; `--revision` for a commit"),
+    Row("-a, --alias", "--served-model-name"),
+    Row(
+        "-c, --ctx-size",
+        "--max-model-len",
+        "of one request; requests share one pool of blocks and are not cut into slots",
+    ),
+    Row(
+        "-np, --parallel", "--max-num-seqs", "256 by default: memory is taken by the tokens that are there, not by slot"
+    ),
+    Row("-cb, --cont-batching", "", "always"),
+    Row("-b, --batch-size", "--max-num-batched-tokens"),
+    Row(
+        "-ub, --ubatch-size", "--target-step-ms", "how long a step may take that computes prompts beside other requests"
+    ),
+    Row("-t, --threads", "--threads"),
+    Row("-tb, --threads-batch", "", "one pool of threads for both"),
+    Row("-ctk, -ctv, --cache-type-k, --cache-type-v", "--kv-cache-dtype", "float32, bfloat16, int8 or fp8, for both"),
+    Row("-fa, --flash-attn", "", "always: attention is computed block by block"),
+    Row("--cache-prompt, --cache-reuse", "--enable-prefix-caching", "on by default, between all requests of a key"),
+    Row("--slot-save-path", "", "not there yet; prefixes can be pinned in memory (`POST /pin_prefix`)"),
+    Row("--cache-ram", "--kv-cache-memory", "memory of the whole KV cache"),
+    Row(
+        "--no-mmap, --mlock, --load-mode",
+        "--packed-cache",
+        "where packed weights are kept, so that later starts map them",
+    ),
+    Row("-ngl, --n-gpu-layers", "", "not there yet: octavo runs on the CPU"),
+    Row("-ts, --tensor-split; -sm, --split-mode", "--tensor-parallel-size", "1; several devices are not there yet"),
+    Row("--numa, --cpu-mask, --prio", "", "not there; `numactl` and `taskset` work"),
+    Row("--lora", "", "not there yet"),
+    Row("-md, --model-draft; --draft-max", "", "not there yet"),
+    Row("--mmproj", "", "not there yet: text only"),
+    Row("--grammar, --json-schema", "", "not there yet"),
+    Row("--jinja", "", "always: a chat template is rendered as transformers does it"),
+    Row("--chat-template, --chat-template-file", "--chat-template", "a file, or the template itself"),
+    Row("--chat-template-kwargs", "", "a field of the request: `chat_template_kwargs`"),
+    Row("--reasoning-format", "", "not there yet: reasoning stays in the text"),
+    Row("--rope-scaling, --rope-freq-base, --yarn-*", "", "from the checkpoint's `config.json`"),
+    Row("--context-shift", "", "not there: a request that does not fit its context is refused, or ends with `length`"),
+    Row("--host", "--host"),
+    Row("--port", "--port", "8000 by default, not 8080"),
+    Row("--api-key", "--api-key", "may be given several times"),
+    Row("--api-key-file", "--api-key-file", "YAML, with a name and rights for each key"),
+    Row("--ssl-key-file, --ssl-cert-file", "", "not there: put a proxy before it"),
+    Row("--api-prefix", "--root-path"),
+    Row("--metrics", "", "always: `GET /metrics`"),
+    Row("--slots", "", "always: `GET /scheduler/decisions` and `/scheduler/timelines`"),
+    Row("--embedding, --reranking", "", "not there yet"),
+    Row("--webui", "", "not there; `octavo chat` is a conversation in the terminal"),
+    Row("--warmup", "", "always, as part of measuring memory at the start"),
+    Row("-v, --log-verbosity", "--log-level"),
+    Row("--offline", "", "the variable `HF_HUB_OFFLINE=1`"),
+    Row("-s, --seed", "--seed", "0 by default: the same request draws the same tokens; llama-server draws a new seed"),
+    Row(
+        "--temp, --top-k, --top-p, --min-p, …",
+        "",
+        "fields of the request; their defaults come from `generation_config.json`",
+    ),
+)
+
+LLAMA_CPP_FIELDS: Final = (
+    Row("prompt", "prompt", "text, token ids, or a list; mixtures of both are refused"),
+    Row("n_predict", "max_tokens", "16 by default in completions; -1 is what chat does when it is left out"),
+    Row("temperature", "temperature", "1 by default, or the model's own; llama-server has 0.8"),
+    Row("top_k", "top_k", "off by default, or the model's own; llama-server has 40"),
+    Row("top_p", "top_p", "1 by default, or the model's own; llama-server has 0.95"),
+    Row("min_p", "min_p", "0 by default; llama-server has 0.05"),
+    Row("repeat_penalty", "repetition_penalty", "over prompt and output as a whole; there is no `repeat_last_n`"),
+    Row("presence_penalty", "presence_penalty"),
+    Row("frequency_penalty", "frequency_penalty"),
+    Row("typical_p, dynatemp_*, dry_*, xtc_*, mirostat*, top_n_sigma, samplers", "", "not there"),
+    Row("seed", "seed", "-1 means none"),
+    Row("stop", "stop"),
+    Row("ignore_eos", "ignore_eos"),
+    Row("logit_bias", "logit_bias", 'an object of token ids, `{"15043": 1.0}`, from -100 to 100'),
+    Row("logit_bias with false", "bad_words", "words that may not come; or a bias of -100"),
+    Row("n_probs", "logprobs"),
+    Row("n_cmpl", "n"),
+    Row("stream", "stream", "events as OpenAI sends them, ended by `[DONE]`"),
+    Row("cache_prompt", "", "always; `cache_salt` keeps a prompt's blocks apart"),
+    Row("id_slot", "", "not there: there are no slots"),
+    Row("n_keep, n_discard", "", "not there: nothing is dropped from a context"),
+    Row("grammar, json_schema, response_format", "", "not there yet"),
+    Row("return_tokens", "return_token_ids"),
+    Row("image_data, multimodal_data", "", "not there yet"),
+    Row("lora", "", "not there yet"),
+    Row(
+        "timings_per_token, return_progress", "", "not there; `GET /metrics` and `GET /scheduler/timelines` have times"
+    ),
+    Row("t_max_predict_ms", "", "not there; close the connection, and the request ends"),
+)
+
+LLAMA_CPP_ENDPOINTS: Final = (
+    Row("POST /completion", "POST /v1/completions", "with the fields below"),
+    Row("POST /v1/chat/completions", "POST /v1/chat/completions"),
+    Row("POST /v1/completions", "POST /v1/completions"),
+    Row("GET /v1/models", "GET /v1/models"),
+    Row("POST /tokenize", "POST /tokenize", "`prompt` instead of `content`"),
+    Row("POST /detokenize", "POST /detokenize"),
+    Row("POST /apply-template", "POST /tokenize", "with `messages` it returns the token ids that they become"),
+    Row("GET /health", "GET /health"),
+    Row("GET /metrics", "GET /metrics"),
+    Row("GET /props", "GET /version", "and `octavo explain` on the command line"),
+    Row("GET /slots", "GET /scheduler/timelines"),
+    Row("POST /embedding, /reranking, /infill, /v1/messages, /v1/responses", "", "not there yet"),
+)

@@ -1,0 +1,63 @@
+"""The pages for users of other engines say something true of every name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from octavo.config.sources import known_arguments
+from octavo.core.sampling_params import documented_fields
+from octavo.server import other_names
+from octavo.server.coming_from import main, pages
+from octavo.server.openapi import ENDPOINTS
+from octavo.server.schema import ChatCompletionRequest, CompletionRequest
+
+FOLDER = Path(__file__).parents[2] / "docs" / "recipes"
+ARGUMENTS = [other_names.VLLM_ENGINE.split(), other_names.VLLM_SERVER.split(), other_names.VLLM_SAMPLING.split()]
+FIELDS = other_names.VLLM_REQUEST.split()
+
+
+@pytest.mark.parametrize("name", sorted(pages()))
+def test_page_is_current(name: str) -> None:
+    shown = (FOLDER / name).read_text(encoding="utf-8")
+    assert shown == pages()[name], "run: python -m octavo.server.coming_from docs/recipes"
+
+
+def test_each_name_stands_once_in_its_list_and_each_note_belongs_to_one() -> None:
+    assert [len(names) for names in (*ARGUMENTS, FIELDS)] == [len(set(names)) for names in (*ARGUMENTS, FIELDS)]
+    assert set(other_names.VLLM_NOTES) <= {name for names in ARGUMENTS for name in names}
+    assert set(other_names.VLLM_REQUEST_NOTES) <= set(FIELDS)
+
+
+def test_all_sampling_parameters_that_octavo_has_are_told_of() -> None:
+    assert set(documented_fields()) <= set(ARGUMENTS[2])
+
+
+def test_a_name_is_the_same_or_has_another_name_or_one_value_or_a_reason() -> None:
+    page = pages()["from-vllm.md"]
+    assert "| `max_num_seqs` | same |" in page
+    assert "| `kv_cache_memory_bytes` | `kv_cache_memory` |" in page
+    assert "| `trust_remote_code` | only `false` | octavo never runs code" in page
+    assert "| `enable_lora` | not there yet | LoRA adapters |" in page
+    assert "| `ssl_keyfile` | refused | octavo speaks plain HTTP;" in page
+    assert "| `vllm_xargs` | refused | octavo has no such extensions |" in page
+
+
+def test_names_of_octavo_beside_those_of_llama_cpp_are_there() -> None:
+    flags = {argument.flag for argument in known_arguments().values()}
+    assert {row.ours for row in other_names.LLAMA_CPP_FLAGS} - {""} <= flags
+    assert {row.ours for row in other_names.LLAMA_CPP_FIELDS} - {""} <= set(CompletionRequest.__struct_fields__)
+    endpoints = {f"{endpoint.method} {endpoint.path}" for endpoint in ENDPOINTS}
+    assert {row.ours for row in other_names.LLAMA_CPP_ENDPOINTS} - {""} <= endpoints
+    assert all(row.ours or row.note for row in other_names.LLAMA_CPP_FLAGS + other_names.LLAMA_CPP_FIELDS)
+
+
+def test_fields_of_requests_are_those_of_the_schema() -> None:
+    fields = {*ChatCompletionRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
+    assert set(FIELDS) <= fields
+
+
+def test_pages_are_written_where_asked(tmp_path: Path) -> None:
+    main(str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == set(pages())
