@@ -108,6 +108,7 @@ class AsyncLLM:
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         limits: RenderLimits | None = None,
+        allow_special_tokens_in_content: bool = False,
     ) -> Prompt:
         """The prompt that a conversation becomes. Raises InvalidRequest."""
         return self._input.render_chat(
@@ -117,6 +118,7 @@ class AsyncLLM:
             chat_template=chat_template,
             chat_template_kwargs=chat_template_kwargs,
             limits=limits,
+            allow_special_tokens_in_content=allow_special_tokens_in_content,
         )
 
     async def generate(

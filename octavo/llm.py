@@ -111,12 +111,14 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        allow_special_tokens_in_content: bool = False,
         priority: int | Sequence[int] | None = None,
         first_token_deadline_s: float | Sequence[float | None] | None = None,
         tenant: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or a list of them, through the model's chat template.
 
+        allow_special_tokens_in_content: special tokens that a message spells become these tokens, else text.
         Everything else is as in `generate`.
         """
         is_single = not messages or not isinstance(messages[0], Sequence)
@@ -127,6 +129,7 @@ class LLM:
             continue_final_message=continue_final_message,
             chat_template=chat_template,
             chat_template_kwargs=chat_template_kwargs,
+            allow_special_tokens_in_content=allow_special_tokens_in_content,
         )
         standings = _standings(len(conversations), priority, first_token_deadline_s, tenant)
         return self._run([partial(render, each) for each in conversations], sampling_params, standings, use_tqdm)

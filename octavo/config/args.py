@@ -506,6 +506,14 @@ class ServerArgs:
     trust_request_chat_template: Annotated[
         bool, Arg("Let a request bring its own chat template, a program that runs here.", group=_SERVER)
     ] = False
+    allow_special_tokens_in_content: Annotated[
+        bool,
+        Arg(
+            "Let a special token that a message spells, such as <|im_end|>, become that token; by default it is text, "
+            "and only the chat template writes such tokens.",
+            group=_SERVER,
+        ),
+    ] = False
     log_requests: Annotated[bool, Arg("Log a line for each HTTP request.", group=_SERVER)] = False
     root_path: Annotated[
         str, Arg("Path under which a proxy serves octavo, whether it strips it or not.", group=_SERVER)

@@ -34,7 +34,8 @@ class Prompt(msgspec.Struct, frozen=True):
     """Text or token ids, exactly one of the two. `add_special_tokens`: BOS still has to be added to the text.
 
     `cache_salt`: only prompts with the same salt share cached prefixes. `cache_namespace`: a secret of whoever the
-    prompt is of; only prompts with the same one share cached prefixes, whatever their salts.
+    prompt is of; only prompts with the same one share cached prefixes, whatever their salts. `cuts`: positions in the
+    text that no token spans, because a special token is spelt there that is meant as text.
     """
 
     text: str | None = None
@@ -42,6 +43,7 @@ class Prompt(msgspec.Struct, frozen=True):
     add_special_tokens: bool = True
     cache_salt: str | None = None
     cache_namespace: str | None = None
+    cuts: tuple[int, ...] = ()
 
     @classmethod
     def read(cls, value: PromptLike | Prompt) -> Prompt:

@@ -82,24 +82,33 @@ class InputProcessor:
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         limits: RenderLimits | None = None,
+        allow_special_tokens_in_content: bool = False,
     ) -> Prompt:
         """The prompt that a conversation becomes. Templates write BOS themselves, so none is added to it.
 
-        limits: what the rendering may cost. Raises InvalidRequest.
+        limits: what the rendering may cost. allow_special_tokens_in_content: a special token that a message spells
+        becomes that token; by default only those that the template writes do. Raises InvalidRequest.
         """
         template = self.chat_template
         if chat_template is not None:
             template = ChatTemplate(chat_template, self.tokenizer.special_tokens, "the request's chat_template")
         if template is None:
             raise no_template()
+        given = (messages, chat_template_kwargs)
+        hidden = given
+        if not allow_special_tokens_in_content:
+            hidden = self.tokenizer.special_spellings.hide(given, "messages")
         text = template.render(
-            messages,
+            hidden[0],
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            variables=chat_template_kwargs,
+            variables=hidden[1],
             limits=limits,
         )
-        return Prompt(text=checked_text(text, "messages"), add_special_tokens=False)
+        cuts: tuple[int, ...] = ()
+        if hidden is not given:
+            text, cuts = self.tokenizer.special_spellings.show(text)
+        return Prompt(text=checked_text(text, "messages"), add_special_tokens=False, cuts=cuts)
 
     def process(
         self,
@@ -170,7 +179,7 @@ class InputProcessor:
             field = "prompt"
             text = prompt.text or ""
             self._check_text_length(text)
-            token_ids = self.tokenizer.encode(text, prompt.add_special_tokens)
+            token_ids = self.tokenizer.encode(text, prompt.add_special_tokens, prompt.cuts)
             outside = [token_id for token_id in token_ids if token_id >= self.ready.vocab_size]
             if outside:
                 raise InvalidRequest(

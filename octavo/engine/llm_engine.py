@@ -94,6 +94,7 @@ class LLMEngine:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        allow_special_tokens_in_content: bool = False,
     ) -> Prompt:
         """The prompt that a conversation becomes. Raises InvalidRequest."""
         return self._input.render_chat(
@@ -102,6 +103,7 @@ class LLMEngine:
             continue_final_message=continue_final_message,
             chat_template=chat_template,
             chat_template_kwargs=chat_template_kwargs,
+            allow_special_tokens_in_content=allow_special_tokens_in_content,
         )
 
     def add_request(

@@ -6,10 +6,12 @@ import json
 import re
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from octavo.core.prompt import checked_text
+from octavo.engine.special_spellings import SpecialSpellings
 from octavo.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class Tokenizer:
         self.eos_token_id = self.token_id(self.eos_token)
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.special_spellings = SpecialSpellings(token.content for token in added.values() if token.special)
         self.added_tokens = {token_id: token.content for token_id, token in added.items()}
 
     @classmethod
@@ -111,10 +114,13 @@ class Tokenizer:
         """Whether an id stands for a token; models often have more rows of embeddings than tokens."""
         return self._backend.id_to_token(token_id) is not None
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, cuts: Sequence[int] = ()) -> list[int]:
         """Token ids of a text. Where the text itself starts with the BOS token, as chat templates write it, none is
-        added; every one that the text has stays. Raises InvalidRequest for text that no UTF-8 stands for."""
+        added; every one that the text has stays. cuts: positions in the text that no token spans. Raises InvalidRequest
+        for text that no UTF-8 stands for."""
         checked_text(text, "prompt")
+        if cuts:
+            return self._encode_cut(text, add_special_tokens, cuts)
         # a text with explicit rules gets BOS and EOS here, else from the post-processor
         explicit = self._add_bos is not None
         from_backend = add_special_tokens and not explicit
@@ -130,6 +136,18 @@ class Tokenizer:
                 ids = [bos, *ids]
             return [*ids, eos] if self._add_eos and eos is not None else ids
         return ids[1:] if bos is not None and ids[:2] == [bos, bos] and self._backend_adds_bos else ids
+
+    def _encode_cut(self, text: str, add_special_tokens: bool, cuts: Sequence[int]) -> list[int]:
+        first, *others = (text[start:end] for start, end in pairwise((0, *cuts, len(text))))
+        ids = self.encode(first, add_special_tokens=False)
+        for piece in others:
+            ids += self._encode_inside(piece) if piece else []
+        if not add_special_tokens:
+            return ids
+        added = self.encode("")  # what goes before every text and behind it
+        num_before = int(added[:1] == [self.bos_token_id])
+        has_bos = bool(num_before) and ids[:1] == added[:1]
+        return [*([] if has_bos else added[:num_before]), *ids, *added[num_before:]]
 
     @cached_property
     def _backend_adds_bos(self) -> bool:

@@ -23,6 +23,7 @@ from octavo.server.keys import Caller, RequireKey, with_right
 from octavo.server.middleware import AcceptRootPath, LimitBody, RequestContext
 from octavo.server.open_requests import OpenRequests
 from octavo.server.openapi import ENDPOINTS
+from octavo.server.preparation import TextPolicy
 from octavo.server.routes import chat, completions, health, models, prefix_cache, scheduler, tokens
 from octavo.server.serving import run
 from octavo.server.texts import Texts
@@ -46,8 +47,10 @@ def build_app(
 
     callers: what `read_callers(args)` returned, for those who read the keys before. Raises ConfigError for wrong keys.
     """
-    texts = Texts.of(llm, trust_request_chat_template=args.trust_request_chat_template)
-    context = ServerContext(llm, args, texts, OpenRequests() if open_requests is None else open_requests)
+    policy = TextPolicy(args.trust_request_chat_template, args.allow_special_tokens_in_content)
+    context = ServerContext(
+        llm, args, Texts.of(llm, policy), OpenRequests() if open_requests is None else open_requests
+    )
     callers = read_callers(args) if callers is None else callers
     if callers:
         logger.info("%s", describe(callers))

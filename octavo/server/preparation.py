@@ -46,6 +46,13 @@ REQUESTS: Mapping[str, type[RequestBody]] = {
 """The bodies that are prepared, by name."""
 
 
+class TextPolicy(msgspec.Struct, frozen=True):
+    """What requests may do, by the server's arguments of the same names."""
+
+    trust_request_chat_template: bool = False
+    allow_special_tokens_in_content: bool = False
+
+
 class TextTools(Protocol):
     """What prompts are made with; `AsyncLLM` and `InputProcessor` are such."""
 
@@ -64,6 +71,7 @@ class TextTools(Protocol):
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         limits: RenderLimits | None = None,
+        allow_special_tokens_in_content: bool = False,
     ) -> Prompt: ...
 
 
@@ -73,7 +81,7 @@ class Preparer:
 
     tools: TextTools
     model_names: tuple[str, ...]
-    trust_request_chat_template: bool
+    policy: TextPolicy
 
     def prompts(self, asked: RequestBody, limits: RenderLimits | None = None) -> list[Prompt]:
         """The prompts of a request, not tokenised yet. limits: what rendering may cost."""
@@ -95,7 +103,7 @@ class Preparer:
     def tokenized(self, asked: TokenizeRequest, prompt: Prompt) -> Sliced[bytes]:
         """The answer of /tokenize, encoded."""
         tokenizer = self.tools.tokenizer
-        tokens = tokenizer.encode(prompt.text or "", prompt.add_special_tokens)
+        tokens = tokenizer.encode(prompt.text or "", prompt.add_special_tokens, prompt.cuts)
         texts: list[str] | None = [] if asked.return_token_strs else None
         if texts is not None:
             for start in range(0, len(tokens), TOKENS_OF_SLICE):
@@ -144,7 +152,7 @@ class Preparer:
 
         opens_turn: a turn of the model is opened behind them, where the request does not say.
         """
-        if asked.chat_template is not None and not self.trust_request_chat_template:
+        if asked.chat_template is not None and not self.policy.trust_request_chat_template:
             raise InvalidRequest(
                 "chat_template is a program, and this server runs none from requests; leave it out, or start the "
                 "server with --trust-request-chat-template",
@@ -163,6 +171,7 @@ class Preparer:
             chat_template=asked.chat_template,
             chat_template_kwargs=asked.chat_template_kwargs,
             limits=limits,
+            allow_special_tokens_in_content=self.policy.allow_special_tokens_in_content,
         )
 
 

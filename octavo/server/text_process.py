@@ -32,6 +32,7 @@ from octavo.server.preparation import (
     TOKENS_OF_SLICE,
     Preparer,
     Sliced,
+    TextPolicy,
     without_text,
 )
 from octavo.server.schema import DetokenizeRequest, TokenizeRequest
@@ -51,7 +52,7 @@ class TextSetup(msgspec.Struct, frozen=True):
 
     input: InputSetup
     model_names: tuple[str, ...]
-    trust_request_chat_template: bool
+    policy: TextPolicy
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
@@ -212,7 +213,7 @@ def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, *
     _limit_memory()
     if is_long:
         os.nice(_LONG_JOBS_NICENESS)  # long jobs take no processor from the model that others wait for
-    preparer = Preparer(tools, setup.model_names, setup.trust_request_chat_template)
+    preparer = Preparer(tools, setup.model_names, setup.policy)
 
     def start(kind: str, body: bytes) -> Sliced[Any]:
         return prepare(preparer, tools, kind, body)

@@ -16,7 +16,7 @@ from octavo.core.prompt import Prompt
 from octavo.engine.chat_template import TemplateTooExpensive
 from octavo.engine.template_sandbox import RenderLimits
 from octavo.server.decode import RequestBody, decode, read_body
-from octavo.server.preparation import Preparer
+from octavo.server.preparation import Preparer, TextPolicy
 from octavo.server.schema import DetokenizeRequest, TokenizeRequest
 from octavo.server.text_process import Prepared, TextSetup
 
@@ -42,15 +42,15 @@ class Texts:
         self._turn = asyncio.Lock()
 
     @classmethod
-    def of(cls, llm: AsyncLLM, *, trust_request_chat_template: bool) -> Texts:
+    def of(cls, llm: AsyncLLM, policy: TextPolicy) -> Texts:
         """Texts for an engine, with processes where it says how they can do its work."""
         from octavo.server.text_pool import TextPool
 
         names = llm.config.model.served_model_names
-        preparer = Preparer(llm, names, trust_request_chat_template)
+        preparer = Preparer(llm, names, policy)
         if llm.input_setup is None:
             return cls(preparer, None)
-        setup = TextSetup(llm.input_setup, names, trust_request_chat_template)
+        setup = TextSetup(llm.input_setup, names, policy)
         return cls(preparer, TextPool(setup))
 
     async def read(self, request: Request, kind: type[T]) -> tuple[T, list[Prompt]]:

@@ -35,7 +35,7 @@ class LetterTokenizer:
     joins_bytes = True
     special_ids = frozenset({BOS})
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, cuts: Sequence[int] = ()) -> list[int]:
         return [BOS] * add_special_tokens + [min(ord(letter), VOCAB_SIZE - 1) for letter in text]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -130,6 +130,7 @@ class FakeAsyncLLM:
         chat_template: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         limits: Any = None,
+        allow_special_tokens_in_content: bool = False,
     ) -> Prompt:
         if add_generation_prompt and continue_final_message:
             raise InvalidRequest("one of the two", field="continue_final_message")

@@ -16,6 +16,7 @@ import pytest
 
 from octavo.engine.input_processor import InputSetup
 from octavo.server.errors import ApiError
+from octavo.server.preparation import TextPolicy
 from octavo.server.schema import ChatCompletionRequest
 from octavo.server.text_pool import MAX_WAITING_BYTES, SHORT_JOB_BYTES, TextPool
 from octavo.server.text_process import Prepared, TextSetup
@@ -28,7 +29,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 def setup(directory: Path, **tokenizer: Any) -> TextSetup:
     byte_tokenizer(directory, **tokenizer)
     ready = core_ready(max_model_len=1 << 22)
-    return TextSetup(InputSetup(engine_config(str(directory)).model, ready, max_num_seqs=4), ("letters",), True)
+    return TextSetup(InputSetup(engine_config(str(directory)).model, ready, max_num_seqs=4), ("letters",), TextPolicy())
 
 
 def with_pool(of: TextSetup, use: Callable[[TextPool], Coroutine[Any, Any, Any]]) -> Any:
@@ -181,5 +182,18 @@ def test_jobs_that_nobody_waits_for_are_dropped(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         task.cancel()
         assert prompts_of(await pool.run("CompletionRequest", body(prompt="b"))) == [[98]]
+
+    with_pool(setup(tmp_path), use)
+
+
+def test_special_tokens_in_content_are_text_there_too(tmp_path: Path) -> None:
+    asked = body(messages=[{"role": "user", "content": "<eos>"}], add_generation_prompt=False)
+
+    async def use(pool: TextPool) -> None:
+        whole = [BOS, *b"[user]<eos>", EOS]
+        for kind in ("ChatCompletionRequest", "PrefixRequest"):
+            assert prompts_of(await pool.run(kind, asked)) == [whole]
+        assert json.loads(await pool.run("TokenizeRequest", asked))["tokens"] == whole
+        assert prompts_of(await pool.run("CompletionRequest", body(prompt="a<eos>"))) == [[97, EOS]]
 
     with_pool(setup(tmp_path), use)
