@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -42,6 +43,9 @@ def converse(engine: LLMEngine, params: SamplingParams, system: str | None) -> N
     """Read a line, write an answer, until /exit or the end of the input. A refused turn is forgotten."""
     start = [{"role": "system", "content": system}] if system else []
     messages = list(start)
+    if isinstance(sys.stdin, TextIOWrapper):
+        # a line that is no text is refused like another turn, and does not end the conversation
+        sys.stdin.reconfigure(errors="surrogateescape")
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         print(_HELP, file=sys.stderr)

@@ -77,3 +77,13 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(
     assert capsys.readouterr().out == "ab [stopped]\nabcdefgh\n"
     assert prompts(core)[1] == "u:one;a:ab;u:two;"
     assert len(core.aborted) == 1
+
+
+def test_a_line_that_is_no_text_is_a_refused_turn(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    core = ScriptedCore(reply=answer)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\n\xff\ntwo\n"), encoding="utf-8"))
+    converse(make_engine(core), PARAMS, None)
+    assert prompts(core) == ["u:one;", "u:one;a:ok;u:two;"]
+    assert "octavo: messages is no valid Unicode text" in capsys.readouterr().err
