@@ -92,6 +92,13 @@ class AsyncLLM:
         """False once the core has died or `shutdown` was called."""
         return self._client.is_running
 
+    async def check_health(self) -> None:
+        """Raise EngineDeadError when the core has died, EngineUnresponsiveError when it is stopped or hung.
+
+        A long step is neither. Returns within milliseconds, or in doubt within two seconds.
+        """
+        await self._client.check_health()
+
     @property
     def num_open_requests(self) -> int:
         return len(self._output)

@@ -60,10 +60,8 @@ class AsyncLLMEngine:
         return (await self.start()).tokenizer
 
     async def check_health(self) -> None:
-        """Raise EngineDeadError when the core process has died or was shut down."""
-        llm = await self.start()
-        if not llm.is_running:
-            raise await llm.wait_dead()
+        """Raise EngineDeadError when the core has died or was shut down, EngineUnresponsiveError when it hangs."""
+        await (await self.start()).check_health()
 
     async def reset_prefix_cache(self) -> bool:
         """Drop all cached prefixes and pins; False, without effect, while requests have KV blocks."""

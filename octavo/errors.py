@@ -74,6 +74,10 @@ class EngineDeadError(OctavoError, RuntimeError):
     """The engine core has stopped; the message carries its last words."""
 
 
+class EngineUnresponsiveError(OctavoError, RuntimeError):
+    """The engine core is stopped by a signal, or hangs; it may go on."""
+
+
 def is_disk_full(error: BaseException) -> bool:
     """Whether `error`, or one that it was raised from, says that a disk or a quota is full."""
     seen: BaseException | None = error

@@ -6,6 +6,8 @@ Those that come once per token leave out what has its default there: half the by
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from octavo.core.cache_key import CacheKey, Placeholder
@@ -74,6 +76,10 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     call_id: int
     method: str
     arguments: list[str | int | float | bool | list[int] | None] = []
+
+
+PING: Final = "ping"
+"""A call that the core answers with nothing as soon as it reads it, whatever it computes."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):

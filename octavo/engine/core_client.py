@@ -12,6 +12,7 @@ import msgspec
 from octavo import errors
 from octavo.config.schema import EngineConfig
 from octavo.core.messages import (
+    PING,
     Call,
     CallResult,
     CoreFailed,
@@ -25,7 +26,9 @@ from octavo.core.messages import (
 )
 from octavo.core.seams import Seams
 from octavo.engine import frames
+from octavo.engine.core_health import CoreHealth
 from octavo.engine.core_spawn import SpawnedCore
+from octavo.engine.shared_work import SharedWork
 from octavo.errors import EngineDeadError, OctavoError, RequestFailed
 
 SHUTDOWN_TIMEOUT_S: Final = 10.0
@@ -55,6 +58,8 @@ class Core(Protocol):
 
     def seams(self) -> Seams: ...
 
+    def tokens_per_s(self) -> float | None: ...
+
     def shutdown(self) -> None: ...
 
 
@@ -70,6 +75,7 @@ class ProcessClient:
         writer: asyncio.StreamWriter,
         ready: CoreReady,
         process: subprocess.Popen[bytes] | None,
+        work: SharedWork | None = None,
     ) -> None:
         self.ready = ready
         self._reader = reader
@@ -79,6 +85,8 @@ class ProcessClient:
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
         self._error: EngineDeadError | None = None
+        self._work = work
+        self._health = CoreHealth(lambda: self.call(PING), None if process is None else process.pid, work)
 
     @classmethod
     async def start(cls, config: EngineConfig, core: SpawnedCore | None = None) -> ProcessClient:
@@ -86,18 +94,24 @@ class ProcessClient:
 
         Raises what the core raised, such as CheckpointError.
         """
-        process, ours = (core or SpawnedCore.spawn()).take()
+        process, ours, work = (core or SpawnedCore.spawn()).take()
         try:
             ours.sendall(frames.pack(config))
-            return await cls.connect(ours, process)
+            return await cls.connect(ours, process, work)
         except BaseException as error:
             ours.close()
+            work.close()
             has_failed = isinstance(error, OctavoError)  # then it ends by itself
             await asyncio.shield(asyncio.to_thread(_end, process, SHUTDOWN_TIMEOUT_S if has_failed else 0.0))
             raise
 
     @classmethod
-    async def connect(cls, connection: socket.socket, process: subprocess.Popen[bytes] | None = None) -> ProcessClient:
+    async def connect(
+        cls,
+        connection: socket.socket,
+        process: subprocess.Popen[bytes] | None = None,
+        work: SharedWork | None = None,
+    ) -> ProcessClient:
         """Wait for CoreReady on a connection whose other end is served by `serve_core`."""
         reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 20)
         try:
@@ -110,11 +124,17 @@ class ProcessClient:
         except BaseException:
             writer.close()
             raise
-        return cls(reader, writer, message, process)
+        return cls(reader, writer, message, process, work)
 
     @property
     def is_running(self) -> bool:
         return self._error is None
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError when the core has died, EngineUnresponsiveError when it is stopped or hung."""
+        if self._error is not None:
+            raise self._error
+        await self._health.check()
 
     def send(self, message: ToCore) -> None:
         """Send a message. Raises EngineDeadError."""
@@ -160,6 +180,9 @@ class ProcessClient:
         if self._process is not None:
             await asyncio.to_thread(_end, self._process, timeout_s)
         self._writer.close()
+        if self._work is not None:
+            self._work.close()
+            self._work = None
 
     def _answer_call(self, result: CallResult) -> None:
         answer = self._calls.get(result.call_id)

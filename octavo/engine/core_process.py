@@ -1,4 +1,5 @@
-"""The engine core in a process of its own: `python -m octavo.engine.core_process FD`, started by `core_client`.
+"""The engine core in a process of its own: `python -m octavo.engine.core_process FD WORK_FD`, started by
+`core_client`.
 
 The inherited socket brings the EngineConfig first and messages after it. One thread reads them into a queue; the main
 thread takes them out, steps while there is work, and sleeps on the queue when there is none.
@@ -13,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -21,18 +23,21 @@ import msgspec
 
 from octavo.config.schema import EngineConfig
 from octavo.core.messages import (
+    PING,
     AbortRequests,
     AddRequests,
     Call,
     CallResult,
     CoreFailed,
     EngineCoreRequest,
+    FromCore,
     Shutdown,
     StepOutputs,
     StopSequence,
     ToCore,
 )
 from octavo.engine import frames
+from octavo.engine.shared_work import SharedWork, longest_step_s
 from octavo.errors import OctavoError
 from octavo.executor.executor import import_ahead
 from octavo.logging import set_up
@@ -53,27 +58,59 @@ class _Closed(msgspec.Struct, frozen=True):
     """The front has closed the connection."""
 
 
-def serve_core(core: Core, connection: socket.socket) -> None:
-    """Serve one front until it says Shutdown or goes away. Raises what the core raises."""
+class _Outbox:
+    """Sends messages to the front, from the main thread and from the one that answers pings."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, message: FromCore) -> None:
+        with self._lock:
+            self._connection.sendall(frames.pack(message))
+
+
+def serve_core(
+    core: Core, connection: socket.socket, work: SharedWork | None = None, max_tokens_per_step: int = 0
+) -> None:
+    """Serve one front until it says Shutdown or goes away. Raises what the core raises.
+
+    work: where the front reads what the core works at, and since when.
+    """
     inbox: SimpleQueue[ToCore | _Closed] = SimpleQueue()
-    reader = threading.Thread(target=_read_messages, args=(connection, inbox), name="octavo-front", daemon=True)
-    connection.sendall(frames.pack(core.ready))
+    outbox = _Outbox(connection)
+    reader = threading.Thread(target=_read_messages, args=(connection, inbox, outbox), name="octavo-front", daemon=True)
+    outbox.send(core.ready)
     reader.start()
+
+    def note_work(is_working: bool) -> None:
+        if work is None:
+            return
+        if is_working:
+            work.begin(longest_step_s(max_tokens_per_step, core.tokens_per_s()))
+        else:
+            work.rest()
+
     try:
-        _run(core, connection, inbox)
+        _run(core, outbox, inbox, note_work)
     except (BrokenPipeError, ConnectionResetError):
         return  # the front has gone; its last messages do not matter
 
 
-def _run(core: Core, connection: socket.socket, inbox: SimpleQueue[ToCore | _Closed]) -> None:
+def _run(core: Core, outbox: _Outbox, inbox: SimpleQueue[ToCore | _Closed], note_work: Callable[[bool], None]) -> None:
     last_sent = time.monotonic()
     was_busy = False
     while True:
-        for message in _messages(inbox, wait=not (was_busy or core.has_unfinished())):
+        is_working = was_busy or core.has_unfinished()
+        note_work(is_working)
+        messages = _messages(inbox, wait=not is_working)
+        if not is_working:
+            note_work(True)
+        for message in messages:
             if isinstance(message, Shutdown | _Closed):
                 return
             if isinstance(message, Call):
-                connection.sendall(frames.pack(_answer(core, message)))
+                outbox.send(_answer(core, message))
             else:
                 _hand_over(core, message)
                 was_busy = True
@@ -81,12 +118,12 @@ def _run(core: Core, connection: socket.socket, inbox: SimpleQueue[ToCore | _Clo
             was_busy = True
             step = core.step()
             if step.outputs or time.monotonic() - last_sent > STATS_INTERVAL_S:
-                connection.sendall(frames.pack(step))
+                outbox.send(step)
                 last_sent = time.monotonic()
         elif was_busy:
             # the last word before sleep: nothing runs any more
             was_busy = False
-            connection.sendall(frames.pack(StepOutputs(outputs=[], stats=core.stats())))
+            outbox.send(StepOutputs(outputs=[], stats=core.stats()))
 
 
 def _messages(inbox: SimpleQueue[ToCore | _Closed], *, wait: bool) -> list[ToCore | _Closed]:
@@ -119,14 +156,19 @@ def _answer(core: Core, call: Call) -> CallResult:
     return CallResult(call_id=call.call_id, value=msgspec.Raw(frames.encode(value)))
 
 
-def _read_messages(connection: socket.socket, inbox: SimpleQueue[ToCore | _Closed]) -> None:
+def _read_messages(connection: socket.socket, inbox: SimpleQueue[ToCore | _Closed], outbox: _Outbox) -> None:
     decoder = msgspec.msgpack.Decoder(ToCore)
     try:
         while (body := frames.read(connection)) is not None:
             message = decoder.decode(body)
+            if isinstance(message, Call) and message.method == PING:
+                outbox.send(CallResult(call_id=message.call_id))
+                continue
             inbox.put(message)
             if isinstance(message, Shutdown):
                 return  # the connection is about to be closed, so it must not be read again
+    except (BrokenPipeError, ConnectionResetError):
+        return  # the front has gone
     finally:
         inbox.put(_Closed())
 
@@ -160,7 +202,7 @@ def _build_and_serve(config: EngineConfig, connection: socket.socket) -> None:
 
     core = EngineCore.build(config)
     try:
-        serve_core(core, connection)
+        serve_core(core, connection, SharedWork(int(sys.argv[2])), config.scheduler.max_num_batched_tokens)
     finally:
         core.shutdown()
 

@@ -11,41 +11,49 @@ import sys
 from types import TracebackType
 from typing import Final, Self
 
+from octavo.engine.shared_work import SharedWork
+
 _END_TIMEOUT_S: Final = 5.0
 
 
 class SpawnedCore:
-    """A process and our end of its connection, until `take` passes both on; the end of a `with` block ends the rest."""
+    """A process, our end of its connection, and what it works at, until `take` passes them on.
 
-    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    The end of a `with` block ends what was not taken.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket, work: SharedWork) -> None:
         self._process = process
         self._connection = connection
+        self._work = work
         self._is_taken = False
 
     @classmethod
     def spawn(cls) -> Self:
         """Start `python -m octavo.engine.core_process`."""
+        work = SharedWork.create()
         ours, theirs = socket.socketpair()
         try:
             # a process group of its own: Ctrl-C on a terminal goes to the front alone
             process = subprocess.Popen(
-                [sys.executable, "-m", "octavo.engine.core_process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", "octavo.engine.core_process", str(theirs.fileno()), str(work.descriptor)],
+                pass_fds=[theirs.fileno(), work.descriptor],
                 stdin=subprocess.DEVNULL,
                 process_group=0,
             )
         except BaseException:
             ours.close()
+            work.close()
             raise
         finally:
             theirs.close()
-        return cls(process, ours)
+        return cls(process, ours, work)
 
-    def take(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        """The process and the connection, which are the caller's from now on."""
+    def take(self) -> tuple[subprocess.Popen[bytes], socket.socket, SharedWork]:
+        """The process, the connection and the work, which are the caller's from now on."""
         assert not self._is_taken, "a core runs one engine"
         self._is_taken = True
-        return self._process, self._connection
+        return self._process, self._connection, self._work
 
     def __enter__(self) -> Self:
         return self
@@ -55,6 +63,7 @@ class SpawnedCore:
     ) -> None:
         if self._is_taken:
             return
+        self._work.close()
         self._connection.close()  # upon which it ends by itself
         try:
             self._process.wait(_END_TIMEOUT_S)

@@ -186,6 +186,10 @@ class EngineCore:
             assert outputs or not self.scheduler.groups, "requests are left, but no step can be planned"
         return StepOutputs(outputs=outputs, stats=self.scheduler.stats())
 
+    def tokens_per_s(self) -> float | None:
+        """Prompt tokens per second as measured or given; None before the first measurement."""
+        return self.scheduler.rates.known_prefill_tokens_per_s
+
     def stats(self) -> SchedulerStats:
         return self.scheduler.stats()
 

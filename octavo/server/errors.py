@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.core.outputs import RequestError
-from octavo.errors import EngineDeadError, InvalidRequest, OctavoError, RequestFailed
+from octavo.errors import EngineDeadError, EngineUnresponsiveError, InvalidRequest, OctavoError, RequestFailed
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +97,8 @@ def as_api_error(error: Exception, request_id: str = "") -> ApiError:
         return ApiError(400, str(error), param=error.field, code=error.code)
     if isinstance(error, EngineDeadError):
         return ApiError(503, f"the engine has stopped: {error}", code="engine_dead")
+    if isinstance(error, EngineUnresponsiveError):
+        return ApiError(503, str(error), code="engine_unresponsive")
     if isinstance(error, RequestFailed):
         return ApiError(500, str(error), code="request_failed")
     if isinstance(error, HTTPException):

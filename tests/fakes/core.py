@@ -113,6 +113,9 @@ class ScriptedCore:
             num_running=len(self._running), num_steps=self.num_steps, num_generated_tokens=self.num_generated_tokens
         )
 
+    def tokens_per_s(self) -> float | None:
+        return None
+
     def seams(self) -> Seams:
         return Seams([], None)
 

@@ -98,6 +98,7 @@ class FakeAsyncLLM:
         self.token_interval_s = 0.0
         self.endless = False
         self.num_beams = 1000
+        self.fault: Exception | None = None
         self.is_busy = False
         self.pinned: list[tuple[Prompt, float, str | None]] = []
         self.requests.clear()
@@ -107,6 +108,12 @@ class FakeAsyncLLM:
     @property
     def is_running(self) -> bool:
         return not self._dead.done()
+
+    async def check_health(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+        if not self.is_running:
+            raise self._dead.result()
 
     def die(self, message: str) -> None:
         """What the end of the core process does."""

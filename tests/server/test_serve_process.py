@@ -189,6 +189,44 @@ def test_core_that_is_killed_fails_open_requests_and_the_server(start: Callable[
     assert any("the engine has stopped" in line for line in server.errors)
 
 
+def test_health_tells_a_stopped_core_and_one_that_goes_on(start: Callable[..., ServerProcess]) -> None:
+    server = start()
+    for _ in range(2):
+        assert ask(server.url, "/health").status == 200
+        os.kill(server.core_pid, signal.SIGSTOP)
+        eventually(lambda: ask(server.url, "/health").status == 503, timeout_s=2)
+        error = ask(server.url, "/health").error
+        assert error["code"] == "engine_unresponsive"
+        assert f"kill -CONT {server.core_pid}" in error["message"]
+        os.kill(server.core_pid, signal.SIGCONT)
+        eventually(lambda: ask(server.url, "/health").status == 200)
+    assert server.stop() == 0
+
+
+def test_no_request_is_lost_at_a_signal(start: Callable[..., ServerProcess]) -> None:
+    server = start()
+    body = {"prompt": "ab", "max_tokens": 20, "ignore_eos": True}
+    outcomes: list[object] = []
+
+    def client() -> None:
+        while True:
+            try:
+                outcomes.append(ask(server.url, "/v1/completions", body).status)
+            except ConnectionRefusedError:
+                return  # it never had a connection
+            except Exception as error:
+                outcomes.append(error)
+
+    clients = [threading.Thread(target=client) for _ in range(24)]
+    for each in clients:
+        each.start()
+    eventually(lambda: len(outcomes) > 24, timeout_s=30)
+    assert server.stop() == 0
+    for each in clients:
+        each.join(20)
+    assert set(outcomes) == {200}, outcomes
+
+
 def test_model_that_is_not_there_is_one_line_and_an_error(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "octavo", "serve", str(tmp_path / "nothing"), "--port", "0"],

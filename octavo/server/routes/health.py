@@ -12,7 +12,6 @@ from starlette.routing import Route
 from octavo import __version__
 from octavo.engine.metrics import CONTENT_TYPE
 from octavo.server.context import ServerContext
-from octavo.server.errors import ApiError
 from octavo.server.generation import json_response
 from octavo.server.openapi import ENDPOINTS, document
 from octavo.server.responses import Index, Version
@@ -20,8 +19,7 @@ from octavo.server.responses import Index, Version
 
 def routes(context: ServerContext) -> list[Route]:
     async def health(request: Request) -> Response:
-        if not context.llm.is_running:
-            raise ApiError(503, "the engine has stopped", code="engine_dead")
+        await context.llm.check_health()
         return Response(status_code=200)
 
     async def version(request: Request) -> Response:

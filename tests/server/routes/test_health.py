@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 import octavo
+from octavo.errors import EngineDeadError, EngineUnresponsiveError
 from octavo.server.openapi import ENDPOINTS
 from tests.server.conftest import Served
 from tests.server.raw import ask
@@ -11,6 +14,24 @@ from tests.server.raw import ask
 def test_health_is_200_while_the_engine_runs(server: Served) -> None:
     answer = ask(server.url, "/health")
     assert (answer.status, answer.body) == (200, b"")
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (EngineUnresponsiveError("process 7 is stopped"), "engine_unresponsive"),
+        (EngineDeadError("killed by signal 9"), "engine_dead"),
+    ],
+)
+def test_health_is_503_with_the_reason_while_the_engine_does_not_work(
+    server: Served, fault: Exception, code: str
+) -> None:
+    server.llm.fault = fault
+    answer = ask(server.url, "/health")
+    assert (answer.status, answer.error["code"]) == (503, code)
+    assert str(fault) in answer.error["message"]
+    server.llm.fault = None
+    assert ask(server.url, "/health").status == 200
 
 
 def test_version_is_the_packages(server: Served) -> None:
