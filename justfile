@@ -28,6 +28,14 @@ bench:
 docs *repository:
     .ci/site {{repository}}
 
+# Wheels for every Python and any Linux from glibc 2.28 on, into dist/; needs docker or podman.
+wheels:
+    pipx run cibuildwheel --platform linux --output-dir dist
+
+# A wheel for this Python and machines like this one, into dist/, installed and tried where no compiler is.
+wheel:
+    .ci/wheel
+
 # Everything that a change must pass, in a virtual environment of its own.
 ci:
     .ci/run

@@ -5,6 +5,7 @@ python -m octavo.server.coming_from docs/recipes
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -48,6 +49,8 @@ octavo reads checkpoints in Hugging Face layout (safetensors), not GGUF files: t
 made from. `--quantization int8` or `int4` makes small weights of it while loading. `llama-server` becomes
 `octavo serve`, `llama-cli` becomes `octavo run` or `octavo chat`, `llama-bench` becomes `octavo bench`.
 """
+
+_COMMA = re.compile(r"[,;] (?![^(]*\))")
 
 
 def pages() -> dict[str, str]:
@@ -106,12 +109,19 @@ def _llama_cpp_page() -> str:
 
 
 def _as_code(rows: Iterable[Row]) -> list[Row]:
-    return [Row(f"`{row.theirs}`", f"`{row.ours}`" if row.ours else "–", row.note) for row in rows]
+    return [Row(_code(row.theirs), _code(row.ours) if row.ours else "–", row.note) for row in rows]
+
+
+def _code(names: str) -> str:
+    """Names between commas, each as code; commas in brackets belong to a name."""
+    return ", ".join(f"`{name}`" for name in _COMMA.split(names))
 
 
 def _table(header: Sequence[str], rows: Iterable[Row]) -> str:
+    """A table that the site shows as a list where the screen is narrow (docs/stylesheets/site.css)."""
     lines = ["| " + " | ".join(header) + " |", "|---|---|---|"]
-    return "\n".join(lines + [f"| {row.theirs} | {row.ours} | {row.note} |" for row in rows]) + "\n"
+    table = "\n".join(lines + [f"| {row.theirs} | {row.ours} | {row.note} |" for row in rows])
+    return f'<div class="arguments" markdown="1">\n\n{table}\n\n</div>\n'
 
 
 def main(directory: str) -> None:

@@ -119,9 +119,7 @@ VLLM_INTERFACES: Final = (
     Row("vllm bench", "octavo bench", "`throughput`, `latency` and `startup`"),
     Row("LLM", "LLM", "arguments by name; a refused prompt has an output with `error`, the others go on"),
     Row("LLM.generate, LLM.chat", "LLM.generate, LLM.chat"),
-    Row(
-        "LLM.beam_search(prompts, BeamSearchParams(…))", "LLM.beam_search(prompts, beam_width=4, …)", "returns outputs"
-    ),
+    Row("LLM.beam_search(prompts, params)", "LLM.beam_search(prompts, beam_width=4, …)", "returns outputs"),
     Row("EngineArgs, AsyncEngineArgs", "EngineArgs, AsyncEngineArgs", "one class; arguments by name"),
     Row("LLMEngine.from_engine_args", "LLMEngine.from_engine_args", "and `add_request`, `step`, `abort_request`, …"),
     Row(

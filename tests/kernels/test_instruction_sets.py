@@ -63,6 +63,13 @@ def test_objects_hold_only_instructions_of_their_level(level: str | None) -> Non
         assert not wrong, f"{path} has {len(wrong)}: {wrong[:3]}"
 
 
+def test_a_level_is_compiled_as_one_unit() -> None:
+    """Headers take longer to read than most subjects to compile."""
+    for build in {path.parents[3] for path in OBJECTS}:
+        levels = [level_of(path) for path in OBJECTS if path.is_relative_to(build)]
+        assert len(levels) == len(set(levels)), build
+
+
 def test_levels_are_there_to_be_told_apart() -> None:
     """The patterns find what they look for, where it should be."""
     for level, pattern in (("avx2", AVX), ("avx512", AVX512), ("avx512_bf16", BF16), ("amx", TILES)):
