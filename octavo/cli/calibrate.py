@@ -1,7 +1,7 @@
 """`octavo bench calibrate`: a cost model for `octavo simulate`, fitted to steps of the engine on this machine.
 
 The engine runs a grid of batches, and requests that come one after the other; every step's work and time are kept, the
-coefficients are those of the least squared relative error. Then a batch of mixed lengths, which was not fitted to, is
+coefficients are those of the least squared relative error. Then loads of several kinds, which were not fitted to, are
 run and simulated.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import resource
 import statistics
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 
 from octavo.cli.bench import load_as_served, positive
+from octavo.cli.live import compare, simulation_of, standard_loads
 from octavo.cli.options import Given, count, counts, with_options, word
 from octavo.cli.report import report
 from octavo.config.args import EngineArgs
@@ -27,8 +29,8 @@ from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.core.step import SchedulerOutput
 from octavo.engine.block_moves import BlockMoveRates
 from octavo.errors import ConfigError
-from octavo.simulate.cost_model import FEATURES, Check, Fitted, MeasuredStep, StepWork, fit, num_pairs_of, work_of
-from octavo.simulate.settings import offline_seconds, served_settings
+from octavo.simulate.comparison import check_of, table
+from octavo.simulate.cost_model import FEATURES, Fitted, MeasuredStep, StepWork, fit, num_pairs_of, work_of
 from octavo.simulate.traces import Workload, generate
 
 if TYPE_CHECKING:
@@ -38,8 +40,10 @@ if TYPE_CHECKING:
 _OUTPUT_LEN = 24
 _MOST_PROMPT_TOKENS = 1 << 14
 """Of a batch of the grid: larger ones take long and tell nothing that the others do not."""
+_NUM_CHECKED = 40
+"""Requests of each load that is held out of the fit."""
 BATCH_SIZES, INPUT_LENS = (1, 4, 16, 64, 256), (16, 128, 512)
-_CHECK = Workload(arrivals="at-once", num_requests=48, input_len=96, output_len=48, length_spread=0.6)
+_MIXED = Workload(arrivals="at-once", num_requests=48, input_len=96, output_len=48, length_spread=0.6)
 
 
 @with_options(EngineArgs, without=("served_model_name", "disable_log_stats"))
@@ -61,7 +65,11 @@ def calibrate(
     positive(batch_sizes=min(batch_sizes), input_lens=min(input_lens), repetitions=repetitions)
     llm = load_as_served(given)
     model, num_steps = fitted(llm, batch_sizes, input_lens, repetitions)
-    assert model.check is not None
+    simulation = simulation_of(llm, model)
+    comparisons = compare(llm, simulation, standard_loads(llm, simulation, _NUM_CHECKED), repetitions=1)
+    model = msgspec.structs.replace(model, checks=tuple(map(check_of, comparisons)))
+    print(model.describe(), file=sys.stderr)
+    print(table(comparisons), file=sys.stderr)
     if output is not None:
         write("output", output, msgspec.json.format(msgspec.json.encode(model)) + b"\n")
     rates = {"prefill_tokens_per_s": model.prefill_tokens_per_s, "swap_bytes_per_s": model.swap_bytes_per_s}
@@ -76,9 +84,9 @@ def calibrate(
             "copy_bytes_per_s": model.copy_bytes_per_s,
             **rates,
             "fit_error": model.fit_error,
-            "measured_tokens_per_s": model.check.measured_tokens_per_s,
-            "predicted_tokens_per_s": model.check.predicted_tokens_per_s,
-            "prediction_error": model.check.error,
+            "interrupted_share": model.interrupted_share,
+            "repetition_spread": model.repetition_spread,
+            "checks": msgspec.to_builtins(model.checks),
         },
     )
     return 0
@@ -100,7 +108,6 @@ def fitted(
             f"tokens are followed by {_OUTPUT_LEN}"
         )
     widest = config.scheduler.max_num_seqs
-    mixed = _mixed_batch(longest)
     grid = dict.fromkeys(
         (min(size, widest), min(length, longest))
         for length in input_lens
@@ -108,8 +115,8 @@ def fitted(
         if size * length <= max(_MOST_PROMPT_TOKENS, min(batch_sizes) * min(input_lens))
     )
     at_once = [Batch([length] * size, [_OUTPUT_LEN] * size) for size, length in grid]
-    *batches, checked = measure(llm, [*at_once, _one_by_one(longest), mixed], repetitions, clock)
-    steps = [step for batch in batches for step in batch.steps]
+    timed = measure(llm, [*at_once, _one_by_one(longest)], repetitions, clock)
+    steps = [MeasuredStep(each[0].step.work, _typical_seconds(each)) for each in timed]
     coefficients, fit_error = fit(steps)
     moves = msgspec.convert(llm.engine.call("measure_block_moves"), BlockMoveRates)
     model = Fitted(
@@ -121,6 +128,8 @@ def fitted(
         copy_bytes_per_s=moves.copy_bytes_per_s,
         sliding_window=ready.sliding_window,
         fit_error=fit_error,
+        interrupted_share=statistics.mean(step.was_interrupted for each in timed for step in each),
+        repetition_spread=statistics.median(_spread(each) for each in timed),
         step_s=coefficients["step_s"],
         prefill_step_s=coefficients["prefill_step_s"],
         sequence_s=coefficients["sequence_s"],
@@ -132,8 +141,7 @@ def fitted(
     num_tokens = min(max(input_lens), longest, config.scheduler.max_num_batched_tokens)
     prompt = StepWork(1, num_tokens, num_tokens, 0, num_pairs_of(0, num_tokens, ready.sliding_window))
     rate = num_tokens / model.step_seconds(prompt, ready.block_size)
-    model = msgspec.structs.replace(model, prefill_tokens_per_s=rate)
-    return msgspec.structs.replace(model, check=check(llm, model, mixed, checked)), len(steps)
+    return msgspec.structs.replace(model, prefill_tokens_per_s=rate), len(steps)
 
 
 class Batch(NamedTuple):
@@ -151,26 +159,14 @@ class TimedStep(NamedTuple):
     was_interrupted: bool
 
 
-class MeasuredBatch(NamedTuple):
-    """A batch's steps, and the seconds that it took besides them."""
-
-    steps: list[TimedStep]
-    besides_s: float
-
-
-class TypicalBatch(NamedTuple):
-    """A batch over all its repetitions."""
-
-    steps: list[MeasuredStep]
-    besides_s: float
-
-
 def measure(
     llm: LLM, batches: Sequence[Batch], repetitions: int, clock: Callable[[], float] = time.perf_counter
-) -> list[TypicalBatch]:
-    """Every repetition of a batch has the same steps, so each one's time is the median over those in which it was not
-    interrupted. Batches take turns, so that a busy moment of the machine does not meet all repetitions of one."""
-    found: list[list[MeasuredBatch]] = [[] for _ in batches]
+) -> list[list[TimedStep]]:
+    """Return each step of the batches with its repetitions; every repetition of a batch has the same steps.
+
+    Batches take turns, so that a busy moment of the machine does not meet all repetitions of one.
+    """
+    found: list[list[list[TimedStep]]] = [[] for _ in batches]
     with _whole_prompts(llm.engine):
         for repetition in range(repetitions + 1):
             for place, batch in enumerate(batches):
@@ -178,36 +174,31 @@ def measure(
                 run = _run(llm, batch, place, clock)
                 if repetition > 0:  # the first does not count
                     found[place].append(run)
-    return [_typical(runs) for runs in found]
+    return [step for runs in found for step in _repeated(runs)]
 
 
-def _run(llm: LLM, batch: Batch, seed: int, clock: Callable[[], float]) -> MeasuredBatch:
+def _run(llm: LLM, batch: Batch, seed: int, clock: Callable[[], float]) -> list[TimedStep]:
     engine = llm.engine
     waiting = deque(zip(_prompts(llm, batch.input_lens, seed), map(_greedy, batch.output_lens), strict=True))
     num_steps = 0
     with _watched(engine, clock) as steps:
-        began = clock()
         while waiting or engine.has_unfinished_requests():
             while waiting and num_steps >= batch.steps_between * (len(batch.input_lens) - len(waiting)):
                 prompt, params = waiting.popleft()
                 engine.add_request(str(len(waiting)), prompt, params)
             engine.step()
             num_steps += 1
-        elapsed = clock() - began
-    return MeasuredBatch(steps, elapsed - sum(each.step.seconds for each in steps))
+    return steps
 
 
-def _typical(runs: Sequence[MeasuredBatch]) -> TypicalBatch:
-    works = [each.step.work for each in runs[0].steps]
-    if any([each.step.work for each in run.steps] != works for run in runs):
+def _repeated(runs: Sequence[Sequence[TimedStep]]) -> list[list[TimedStep]]:
+    works = [each.step.work for each in runs[0]]
+    if any([each.step.work for each in run] != works for run in runs):
         raise ConfigError(
             "the same batch ran in different steps; calibrate with a cache that is large enough for it, and with "
             "octavo bench validate give the file as cost_model"
         )
-    steps = [
-        MeasuredStep(work, _typical_seconds([run.steps[place] for run in runs])) for place, work in enumerate(works)
-    ]
-    return TypicalBatch(steps, statistics.median(run.besides_s for run in runs))
+    return [[run[place] for run in runs] for place in range(len(works))]
 
 
 def _typical_seconds(repetitions: Sequence[TimedStep]) -> float:
@@ -216,25 +207,15 @@ def _typical_seconds(repetitions: Sequence[TimedStep]) -> float:
     return statistics.median(whole) if whole else min(each.step.seconds for each in repetitions)
 
 
+def _spread(repetitions: Sequence[TimedStep]) -> float:
+    seconds = [each.step.seconds for each in repetitions]
+    return max(seconds) / min(seconds) - 1
+
+
 def _one_by_one(longest: int) -> Batch:
     """Steps of few rows, and such that compute a prompt while others decode."""
-    return _mixed_batch(longest, seed=2)._replace(steps_between=5)
-
-
-def _mixed_batch(longest: int, seed: int = 1) -> Batch:
-    requests = generate(msgspec.structs.replace(_CHECK, max_len=min(longest, _CHECK.max_len)), seed)
-    return Batch([request.prompt_len for request in requests], [request.output_len for request in requests])
-
-
-def check(llm: LLM, model: Fitted, batch: Batch, measured: TypicalBatch) -> Check:
-    """Tokens per second of a batch as measured, and as the simulation of it says."""
-    measured_s = sum(step.seconds for step in measured.steps) + measured.besides_s
-    lengths = list(zip(batch.input_lens, batch.output_lens, strict=True))
-    predicted_s = offline_seconds(
-        model, served_settings(llm.config.cache, llm.config.scheduler, llm.engine.ready), lengths
-    )
-    num_tokens = sum(batch.output_lens)
-    return Check(measured_tokens_per_s=num_tokens / measured_s, predicted_tokens_per_s=num_tokens / predicted_s)
+    requests = generate(msgspec.structs.replace(_MIXED, max_len=min(longest, _MIXED.max_len)), seed=2)
+    return Batch([each.prompt_len for each in requests], [each.output_len for each in requests], steps_between=5)
 
 
 def _prompts(llm: LLM, lengths: Sequence[int], seed: int) -> list[list[int]]:

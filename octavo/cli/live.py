@@ -1,26 +1,86 @@
-"""A trace on the engine of this process, on the clock: what `octavo bench validate` puts beside a simulation."""
+"""Loads on the engine of this process, on the clock, beside their simulation: for `octavo bench validate`, and for what
+`octavo bench calibrate` holds out of its fit.
+"""
 
 from __future__ import annotations
 
 import heapq
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
 
 from octavo.core.outputs import RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.core.step import ModelRunnerOutput
 from octavo.errors import ConfigError
 from octavo.simulate.cluster import Outcome, RequestRecord
-from octavo.simulate.comparison import Measured
+from octavo.simulate.comparison import Comparison, Measured
+from octavo.simulate.cost_model import CostModel
+from octavo.simulate.executor import TokenGaps
 from octavo.simulate.report import summarize
-from octavo.simulate.traces import Trace, TraceRequest
+from octavo.simulate.settings import served_settings
+from octavo.simulate.simulation import Simulation, simulate
+from octavo.simulate.traces import Trace, TraceRequest, Workload, generate
 
 if TYPE_CHECKING:
     from octavo.engine.llm_engine import LLMEngine
     from octavo.llm import LLM
+
+
+_BURST: Final = Workload(arrivals="at-once", input_len=96, output_len=48, length_spread=0.6)
+
+
+class Load(NamedTuple):
+    """A trace by its name."""
+
+    name: str
+    trace: Trace
+
+
+def standard_loads(llm: LLM, simulation: Simulation, num_requests: int) -> Iterator[Load]:
+    """A burst, and others whose rates are shares of what the simulation of the burst serves."""
+    longest = llm.engine.ready.max_model_len
+    burst = msgspec.structs.replace(_BURST, num_requests=num_requests, max_len=min(longest, _BURST.max_len))
+    offline = Trace(generate(burst, seed=1))
+    rate = summarize(simulate(offline, simulation)).requests_per_s
+    shared, long = min(192, longest // 2), min(8 * burst.input_len, longest // 2)
+
+    def arriving(share: float, **changes: Any) -> Trace:
+        changes = {"arrivals": "poisson", "request_rate": share * rate} | changes
+        return Trace(generate(msgspec.structs.replace(burst, **changes), seed=2))
+
+    yield Load("burst", offline)
+    yield Load("poisson at half load", arriving(0.5))
+    yield Load("poisson at 90 % load", arriving(0.9))
+    yield Load("bursts at half load", arriving(0.5, arrivals="gamma"))
+    yield Load("long prompts", arriving(0.5 * burst.input_len / long, input_len=long))
+    yield Load("shared prefixes", arriving(0.5, shared_prefix_len=shared, num_shared_prefixes=4))
+    yield Load("conversations", arriving(0.2, turns=4, think_s=0.3, input_len=32))
+
+
+def simulation_of(llm: LLM, model: CostModel) -> Simulation:
+    """This engine in simulated time."""
+    settings = served_settings(llm.config.cache, llm.config.scheduler, llm.engine.ready)
+    return Simulation(settings=settings, cost_model=model)
+
+
+def compare(
+    llm: LLM, simulation: Simulation, loads: Iterable[Load], repetitions: int, *, on_processor_clock: bool = False
+) -> list[Comparison]:
+    """Run every load on the engine, and simulate it."""
+    comparisons = []
+    for each in loads:
+        measured = []
+        for _ in range(repetitions):
+            llm.engine.call("reset_prefix_cache")
+            measured.append(Live(llm, each.trace, ProcessorClock() if on_processor_clock else WallClock()).run())
+        comparisons.append(Comparison.of(each.name, measured, summarize(simulate(each.trace, simulation))))
+    return comparisons
 
 
 class WallClock:
@@ -72,10 +132,10 @@ class Live:
 
     def run(self) -> Measured:
         """Until every request has ended."""
-        with _on_clock(self._engine, self._clock):
-            return self._run()
+        with _on_clock(self._engine, self._clock) as gaps:
+            return self._run(gaps)
 
-    def _run(self) -> Measured:
+    def _run(self, gaps: TokenGaps) -> Measured:
         engine, clock = self._engine, self._clock
         began, steps_before = clock(), engine.stats.num_steps
         preemptions_before = engine.stats.num_preemptions
@@ -103,6 +163,7 @@ class Live:
             num_preemptions=stats.num_preemptions - preemptions_before,
             num_swapped_blocks=0,
             num_recomputed_tokens=0,
+            gaps=dict(gaps.counts),
         )
         if isinstance(clock, ProcessorClock):
             return Measured(summarize(outcome))
@@ -169,14 +230,21 @@ class Live:
 
 
 @contextmanager
-def _on_clock(engine: LLMEngine, clock: WallClock | ProcessorClock) -> Iterator[None]:
-    """Inside, the scheduler is told what this clock says."""
+def _on_clock(engine: LLMEngine, clock: WallClock | ProcessorClock) -> Iterator[TokenGaps]:
+    """Inside, the scheduler is given the times of this clock, and the times between tokens are counted."""
     scheduler = next(seam.owner for seam in engine.seams().parts if seam.method == "schedule")
     schedule, update = scheduler.schedule, scheduler.update  # type: ignore[attr-defined]
     setattr(scheduler, "schedule", lambda now: schedule(clock()))  # noqa: B010
-    setattr(scheduler, "update", lambda output, now: update(output, clock()))  # noqa: B010
+    gaps = TokenGaps()
+
+    def noted_update(output: ModelRunnerOutput, now: float) -> Any:
+        now = clock()
+        gaps.note(output.rows, now)
+        return update(output, now)
+
+    setattr(scheduler, "update", noted_update)  # noqa: B010
     try:
-        yield
+        yield gaps
     finally:
         delattr(scheduler, "schedule")
         delattr(scheduler, "update")

@@ -18,6 +18,7 @@ from octavo.config.fields import arguments
 from octavo.errors import ConfigError, suggestion
 from octavo.platform import Platform
 from octavo.simulate.cluster import Disaggregation
+from octavo.simulate.comparison import expected_error
 from octavo.simulate.cost_model import CostModel, Fitted
 from octavo.simulate.device import read_device
 from octavo.simulate.film import film
@@ -85,6 +86,8 @@ def simulate(*, given: Given) -> int:
     for rate, trace in zip(load.rates, load.traces, strict=True):
         outcome = run_simulation(trace, simulation, options.processes or Platform.detect().cores)
         runs.append(Run(summarize(outcome), outcome, rate))
+        if isinstance(model, Fitted) and (error := expected_error(model.checks, runs[-1].summary)):
+            print(error)
         print(table(runs[-1]), end="\n\n")
         if recorded is not None and runs[-1].summary.num_failed and (limits := _limits(args, recorded)):
             print(f"requests are refused by limits of the queue, the recorded ones unless given here: {limits}\n")

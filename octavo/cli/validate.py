@@ -8,30 +8,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import Annotated
 
 import msgspec
 
 from octavo.cli.bench import load_as_served, positive
 from octavo.cli.calibrate import BATCH_SIZES, INPUT_LENS, fitted, write
-from octavo.cli.live import Live, ProcessorClock, WallClock
+from octavo.cli.live import Load, compare, simulation_of, standard_loads
 from octavo.cli.options import Given, count, switch, with_options, word
 from octavo.cli.report import report
 from octavo.config.args import EngineArgs
 from octavo.errors import ConfigError
-from octavo.simulate.comparison import Comparison, table, to_json
+from octavo.simulate.comparison import check_of, table, to_json
+from octavo.simulate.cost_model import Fitted
 from octavo.simulate.presets import load_cost_model
-from octavo.simulate.report import summarize
-from octavo.simulate.settings import served_settings
-from octavo.simulate.simulation import Simulation, simulate
 from octavo.simulate.trace_file import read_trace
-from octavo.simulate.traces import Trace, Workload, generate
-
-if TYPE_CHECKING:
-    from octavo.llm import LLM
-
-_BURST: Final = Workload(arrivals="at-once", input_len=96, output_len=48, length_spread=0.6)
+from octavo.simulate.traces import Trace
 
 
 @with_options(EngineArgs, without=("served_model_name", "disable_log_stats"))
@@ -73,19 +65,13 @@ def validate(
             llm, BATCH_SIZES, INPUT_LENS, repetitions, time.process_time if processor_clock else time.perf_counter
         )[0]
     )
+    simulation = simulation_of(llm, model)
+    loads = [Load("trace", traced)] if traced is not None else standard_loads(llm, simulation, num_requests)
+    comparisons = compare(llm, simulation, loads, repetitions, on_processor_clock=processor_clock)
+    if cost_model is None and traced is None and isinstance(model, Fitted):
+        model = msgspec.structs.replace(model, checks=tuple(map(check_of, comparisons)))
     if output is not None:
         write("output", output, msgspec.json.format(msgspec.json.encode(model)) + b"\n")
-    simulation = Simulation(
-        settings=served_settings(llm.config.cache, llm.config.scheduler, llm.engine.ready), cost_model=model
-    )
-    loads = [Load("trace", traced)] if traced is not None else _loads(llm, simulation, num_requests)
-    comparisons = []
-    for each in loads:
-        measured = []
-        for _ in range(repetitions):
-            llm.engine.call("reset_prefix_cache")
-            measured.append(Live(llm, each.trace, ProcessorClock() if processor_clock else WallClock()).run())
-        comparisons.append(Comparison.of(each.name, measured, summarize(simulate(each.trace, simulation))))
     print(model.describe(), file=sys.stderr)
     print(table(comparisons), file=sys.stderr)
     report(
@@ -99,33 +85,6 @@ def validate(
         {"loads": to_json(comparisons)},
     )
     return 0
-
-
-class Load(NamedTuple):
-    """A trace by its name."""
-
-    name: str
-    trace: Trace
-
-
-def _loads(llm: LLM, simulation: Simulation, num_requests: int) -> Iterator[Load]:
-    """A burst, and others whose rates are shares of what the simulation of the burst serves."""
-    longest = llm.engine.ready.max_model_len
-    burst = msgspec.structs.replace(_BURST, num_requests=num_requests, max_len=min(longest, _BURST.max_len))
-    offline = Trace(generate(burst, seed=1))
-    rate = summarize(simulate(offline, simulation)).requests_per_s
-    shared = min(192, longest // 2)
-
-    def arriving(share: float, **changes: Any) -> Trace:
-        changes = {"arrivals": "poisson", "request_rate": share * rate} | changes
-        return Trace(generate(msgspec.structs.replace(burst, **changes), seed=2))
-
-    yield Load("burst", offline)
-    yield Load("poisson at half load", arriving(0.5))
-    yield Load("poisson at 90 % load", arriving(0.9))
-    yield Load("bursts at half load", arriving(0.5, arrivals="gamma"))
-    yield Load("shared prefixes", arriving(0.5, shared_prefix_len=shared, num_shared_prefixes=4))
-    yield Load("conversations", arriving(0.2, turns=4, think_s=0.3, input_len=32))
 
 
 def _alike(trace: Trace) -> Trace:

@@ -67,6 +67,7 @@ class Pace:
         self._measured_rows = 0
         self._num_decode_rows = 0
         self._num_unmeasured = 0
+        self._was_decoding = False
         self._beside = _Mean()
 
     def num_prompt_tokens(self, num_rows: int, prefill_tokens_per_s: float | None) -> float:
@@ -95,12 +96,15 @@ class Pace:
         """A step took so long."""
         if not step.num_rows:
             return
+        was_decoding, self._was_decoding = self._was_decoding, not step.num_prompt_tokens
         if not step.num_prompt_tokens:
             if self._decode_s is not None:
                 growth = max(1.0, step.num_rows / self._measured_rows)
                 seconds = min(seconds, _OUTLIER * growth * self._decode_s)
                 if _are_alike(step.num_rows, self._measured_rows):
-                    seconds = _MEMORY * self._decode_s + (1 - _MEMORY) * seconds
+                    # after steps with prompts the older ones are out of date
+                    memory = _MEMORY if was_decoding else _MEMORY / 2
+                    seconds = memory * self._decode_s + (1 - memory) * seconds
             self._decode_s, self._measured_rows = seconds, step.num_rows
         elif 0 < step.num_allowed <= 2 * step.num_prompt_tokens:
             # one that could have had many more tokens says little about those that have them

@@ -8,6 +8,7 @@ request has several sequences, or beams, that other one draws their first tokens
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -63,7 +64,7 @@ class Sample(msgspec.Struct, gc=False, array_like=True):
 
 
 class Outcome(msgspec.Struct):
-    """All of a simulation, for the report. num_steps and busy_s are added up over replicas."""
+    """All of a simulation, for the report. num_steps and busy_s are added up over replicas. gaps: see `TokenGaps`."""
 
     records: list[RequestRecord]
     samples: list[Sample]
@@ -73,6 +74,7 @@ class Outcome(msgspec.Struct):
     num_preemptions: int
     num_swapped_blocks: int
     num_recomputed_tokens: int
+    gaps: dict[int, int]
 
 
 class _Open(NamedTuple):
@@ -156,6 +158,7 @@ class Cluster:
             num_preemptions=sum(each.num_preemptions for each in stats),
             num_swapped_blocks=sum(each.num_swapped_blocks for each in stats),
             num_recomputed_tokens=sum(each.num_recomputed_tokens for each in stats),
+            gaps=dict(sum((replica.executor.gaps.counts for replica in self._replicas), Counter[int]())),
         )
 
     def _push(self, at: float, kind: int, number: int) -> None:

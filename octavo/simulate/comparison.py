@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+from octavo.simulate.cost_model import Check
 from octavo.simulate.report import Summary
 
 _FIGURES: Final = (
@@ -12,6 +14,7 @@ _FIGURES: Final = (
     ("time to first token, mean, ms", "time_to_first_token_s", "mean", 1e3),
     ("time to first token, p99, ms", "time_to_first_token_s", "p99", 1e3),
     ("time per output token, mean, ms", "time_per_output_token_s", "mean", 1e3),
+    ("between tokens, p99, ms", "time_between_tokens_s", "p99", 1e3),
     ("whole request, mean, ms", "latency_s", "mean", 1e3),
     ("found in cache, % of prompts", "cached_share", None, 1e2),
     ("preemptions", "num_preemptions", None, 1.0),
@@ -53,6 +56,55 @@ class Comparison(NamedTuple):
     def throughput_error(self) -> float:
         """(predicted - measured) / measured output tokens per second."""
         return self.predicted.output_tokens_per_s / self.measured.summary.output_tokens_per_s - 1
+
+
+def check_of(comparison: Comparison) -> Check:
+    """What a cost model keeps of a load that was held out of its fit."""
+    measured, predicted = comparison.measured.summary, comparison.predicted
+
+    def error(of: Callable[[Summary], float]) -> float:
+        return of(predicted) / of(measured) - 1 if of(measured) > 0 else 0.0
+
+    return Check(
+        load=comparison.load,
+        **_traits(predicted),
+        throughput_error=error(lambda each: each.output_tokens_per_s),
+        first_token_error=error(lambda each: each.time_to_first_token_s.mean),
+        token_time_error=error(lambda each: each.time_per_output_token_s.mean),
+    )
+
+
+def expected_error(checks: Sequence[Check], predicted: Summary) -> str:
+    """How far off the simulation was for the held-out load that is most like this one; empty where there is none."""
+    if not checks or not predicted.requests_per_s:
+        return ""
+    traits = _traits(predicted)
+    nearest = min(checks, key=lambda check: _distance(check, traits))
+    return (
+        f"the most similar load that was measured and not fitted to ({nearest.load}: {nearest.input_len:.0f} → "
+        f"{nearest.output_len:.0f} tokens, engine busy {nearest.utilization:.0%}) was predicted with errors of "
+        f"{nearest.throughput_error:+.1%} (throughput), {nearest.first_token_error:+.1%} (time to first token) and "
+        f"{nearest.token_time_error:+.1%} (time per output token)"
+    )
+
+
+def _traits(summary: Summary) -> dict[str, float]:
+    return {
+        "input_len": (summary.total_tokens_per_s - summary.output_tokens_per_s) / summary.requests_per_s,
+        "output_len": summary.output_tokens_per_s / summary.requests_per_s,
+        "utilization": summary.utilization,
+        "queued_share": summary.time_in_queue_s.mean / summary.latency_s.mean,
+    }
+
+
+def _distance(check: Check, traits: dict[str, float]) -> float:
+    """Of two loads: lengths by their ratio, a factor of 8 counting as much as an idle engine beside a busy one."""
+    return (
+        abs(math.log(traits["input_len"] / check.input_len, 8))
+        + abs(math.log(traits["output_len"] / check.output_len, 8))
+        + abs(traits["utilization"] - check.utilization)
+        + abs(traits["queued_share"] - check.queued_share)
+    )
 
 
 def _figure(summary: Summary, field: str, part: str | None, scale: float) -> float:

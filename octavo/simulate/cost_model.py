@@ -62,15 +62,21 @@ def work_of(step: SchedulerOutput, sliding_window: int | None = None) -> StepWor
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that was run and simulated: output tokens per second."""
+    """A load that was run and simulated, and that no coefficient was fitted to. Errors are (predicted - measured) /
+    measured.
 
-    measured_tokens_per_s: float
-    predicted_tokens_per_s: float
+    input_len, output_len: mean tokens of its requests. utilization: share of the time in which the engine computed.
+    queued_share: mean share of a request's time that it waited to be scheduled.
+    """
 
-    @property
-    def error(self) -> float:
-        """(predicted - measured) / measured."""
-        return self.predicted_tokens_per_s / self.measured_tokens_per_s - 1
+    load: str
+    input_len: float
+    output_len: float
+    utilization: float
+    queued_share: float
+    throughput_error: float
+    first_token_error: float
+    token_time_error: float
 
 
 class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="roofline"):
@@ -152,6 +158,8 @@ COPIED_BLOCK: Final = "copied_block_s"
 """Seconds per block that is copied within the device."""
 _FEW_SEQUENCES: Final = 8
 """Up to so many rows of a step are cheaper on some processors: their data stay in the nearest cache."""
+_MOST_INTERRUPTED, _WIDEST_SPREAD = 0.1, 0.5
+"""`interrupted_share` and `repetition_spread` beyond which the machine was busy."""
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="fitted"):
@@ -161,7 +169,9 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Made by `octavo bench calibrate`. num_kv_tokens: what the measured engine's cache holds. swap_bytes_per_s,
     copy_bytes_per_s: of keys and values that are moved between device and host, and copied within the device.
     prefill_tokens_per_s: of a long prompt. sliding_window: see `Roofline`. fit_error: median of
-    |predicted - measured| / measured over the measured steps. check: a whole batch, run and simulated.
+    |predicted - measured| / measured over the measured steps. checks: loads that were held out of the fit.
+    interrupted_share: of the measured steps, those in which other programs got the processor. repetition_spread: how
+    far repetitions of a step are apart, (largest - smallest) / smallest, the median over the steps.
     """
 
     name: str
@@ -179,7 +189,9 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     prefill_tokens_per_s: float = 2000.0
     sliding_window: int | None = None
     fit_error: float = 0.0
-    check: Check | None = None
+    checks: tuple[Check, ...] = ()
+    interrupted_share: float = 0.0
+    repetition_spread: float = 0.0
 
     def step_seconds(self, work: StepWork, block_size: int) -> float:
         seconds = (
@@ -208,13 +220,16 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def describe(self) -> str:
         """One line for the report."""
-        line = f"{self.name}: fitted to measured steps, median error {self.fit_error:.1%}"
-        if self.check is None:
-            return line
-        return (
-            f"{line}; a measured batch made {self.check.measured_tokens_per_s:,.0f} tokens/s, "
-            f"its simulation {self.check.predicted_tokens_per_s:,.0f} ({self.check.error:+.1%})"
-        )
+        line = f"{self.name}: fitted to measured steps"
+        if not self.checks:
+            line += f", median error {self.fit_error:.1%}; no load was held out to measure the error of predictions"
+        if self.interrupted_share > _MOST_INTERRUPTED or self.repetition_spread > _WIDEST_SPREAD:
+            line += (
+                f"\nwarning: the machine was busy: other programs interrupted {self.interrupted_share:.0%} of the "
+                f"steps, and repetitions of a step differ by {self.repetition_spread:.0%}; times are rough, so "
+                "calibrate again on an idle one"
+            )
+        return line
 
 
 CostModel = Roofline | Fitted

@@ -6,10 +6,11 @@ Its time is a cost model's. Steps run one after the other, as on a device; waiti
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from hashlib import blake2b
-from math import log
+from math import exp, log
 from typing import Any, Final
 
 from octavo.core.step import (
@@ -40,6 +41,33 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class TokenGaps:
+    """Counts times between two tokens of a sequence, in classes a hundredth apart: by `round(100 * log(seconds))`."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+        self._last: dict[int, float] = {}
+
+    def note(self, rows: Iterable[RowOutput], now: float) -> None:
+        """These rows have ended at `now`."""
+        last = self._last
+        gaps: Counter[float] = Counter()
+        for row in rows:
+            if row.samples:
+                seq_id = row.seq_id
+                before = last.get(seq_id)
+                if before is not None:
+                    gaps[before] += 1
+                last[seq_id] = now
+        for before, count in gaps.items():
+            self.counts[round(100 * log(max(now - before, 1e-9)))] += count
+
+
+def gap_seconds(key: int) -> float:
+    """The time that `TokenGaps` counts under this key."""
+    return exp(key / 100)
 
 
 class Script:
@@ -102,6 +130,7 @@ class SimulatedExecutor:
 
     def __init__(self, cost_model: CostModel, block_size: int, clock: Clock, candidate_spread: float = 0.5) -> None:
         self.busy_s = 0.0
+        self.gaps = TokenGaps()
         self._cost_model = cost_model
         self._block_size = block_size
         self._clock = clock
@@ -124,6 +153,7 @@ class SimulatedExecutor:
         seconds = self._cost_model.step_seconds(work, self._block_size)
         self._free_at = max(self._free_at, self._clock.now) + seconds
         self.busy_s += seconds
+        self.gaps.note(output.rows, self._free_at)
         return _Finished(output, self._free_at, self._clock)
 
     def call(self, method: str, *arguments: Any) -> Any:

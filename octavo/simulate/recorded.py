@@ -27,6 +27,7 @@ from octavo.simulate.cost_model import (
     num_pairs_of,
     work_of,
 )
+from octavo.simulate.executor import TokenGaps
 from octavo.simulate.replay import Replay, ReplayedStep
 from octavo.simulate.traces import TraceRequest
 
@@ -56,6 +57,7 @@ def read_recorded(path: str | Path) -> Recorded:
     clock = _StepClock(replay.settings.sliding_window)
     swap_s, num_resets = 0.0, 0
     epochs: dict[str, int] = {}
+    gaps = TokenGaps()
     for event, result in replay.events():
         match event:
             case Added(added):
@@ -72,6 +74,7 @@ def read_recorded(path: str | Path) -> Recorded:
             case Updated(now, output):
                 clock.updated(now, is_busy=bool(replay.scheduler.groups))
                 swap_s += output.swap_s
+                gaps.note(output.rows, now)
                 assert isinstance(result, list), "an update answers outputs"
                 for each in result:
                     outputs.setdefault(each.request_id, _Output()).take(each, now)
@@ -97,6 +100,7 @@ def read_recorded(path: str | Path) -> Recorded:
             num_preemptions=stats.num_preemptions,
             num_swapped_blocks=stats.num_swapped_blocks,
             num_recomputed_tokens=stats.num_recomputed_tokens,
+            gaps=dict(gaps.counts),
         ),
         num_swapped * settings.preemption_costs.block_bytes / swap_s if swap_s > 0 else None,
     )

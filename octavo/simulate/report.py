@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import msgspec
 
 from octavo.simulate.chart import Panel, Series, render
 from octavo.simulate.cluster import Outcome, RequestRecord, Sample
+from octavo.simulate.executor import gap_seconds
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -28,13 +31,26 @@ class Spread(msgspec.Struct, frozen=True):
         p50, p90, p99 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.9, 0.99))
         return cls(math.fsum(ordered) / len(ordered), p50, p90, p99)
 
+    @classmethod
+    def of_gaps(cls, counts: Mapping[int, int]) -> Spread:
+        """Of the times between tokens that `TokenGaps` has counted."""
+        if not counts:
+            return cls.of(())
+        ordered, total = sorted(counts), sum(counts.values())
+        sums = list(accumulate(counts[key] for key in ordered))
+        p50, p90, p99 = (
+            gap_seconds(ordered[bisect_left(sums, math.ceil(share * total))]) for share in (0.5, 0.9, 0.99)
+        )
+        return cls(math.fsum(gap_seconds(key) * count for key, count in counts.items()) / total, p50, p90, p99)
+
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """One simulation in numbers. Times are seconds of simulated time, shares between 0 and 1.
 
     duration_s: from the begin to the end of the last request. utilization: share of that time in which replicas
     computed. cached_share: prompt tokens found in the prefix cache. mean_kv_usage: over time and replicas.
-    first_error: why the first of the requests that failed did so.
+    first_error: why the first of the requests that failed did so. time_per_output_token_s: the mean of each request.
+    time_between_tokens_s: of all tokens but each sequence's first.
     """
 
     num_requests: int
@@ -49,6 +65,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     time_in_queue_s: Spread
     time_to_first_token_s: Spread
     time_per_output_token_s: Spread
+    time_between_tokens_s: Spread
     latency_s: Spread
     cached_share: float
     mean_kv_usage: float
@@ -90,6 +107,7 @@ def summarize(outcome: Outcome) -> Summary:
         time_in_queue_s=Spread.of(first - r.arrival_s for r in served if (first := r.first_scheduled_s) is not None),
         time_to_first_token_s=Spread.of(_first_token_seconds(served)),
         time_per_output_token_s=Spread.of(_token_seconds(served)),
+        time_between_tokens_s=Spread.of_gaps(outcome.gaps),
         latency_s=Spread.of(record.finished_s - record.arrival_s for record in served),
         cached_share=sum(record.num_cached_tokens for record in served) / max(num_prompt, 1),
         mean_kv_usage=math.fsum(s.kv_usage for s in samples) / max(len(samples) * outcome.num_replicas, 1),
@@ -121,6 +139,7 @@ _SPREADS = {
     "time_in_queue_s": "time in queue",
     "time_to_first_token_s": "time to first token",
     "time_per_output_token_s": "time per output token",
+    "time_between_tokens_s": "time between tokens",
     "latency_s": "whole request",
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from octavo.config.args import EngineArgs
@@ -13,8 +12,6 @@ from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.scheduler.rates import PreemptionCosts
 from octavo.simulate.cost_model import CostModel
-from octavo.simulate.simulation import Simulation, simulate
-from octavo.simulate.traces import Trace, TraceRequest
 
 _GIB: Final = 1 << 30
 
@@ -52,10 +49,3 @@ def served_settings(cache: CacheConfig, scheduler: SchedulerConfig, ready: CoreR
         preemption_costs=PreemptionCosts(block_bytes=ready.kv_block_bytes),
         sliding_window=ready.sliding_window,
     )
-
-
-def offline_seconds(cost_model: CostModel, settings: SchedulerSettings, lengths: Sequence[tuple[int, int]]) -> float:
-    """How long an engine with these settings takes for requests of (prompt, output) tokens, handed in at once."""
-    trace = Trace([TraceRequest(num_prompt_tokens=prompt, output_len=output) for prompt, output in lengths])
-    outcome = simulate(trace, Simulation(settings=settings, cost_model=cost_model))
-    return max(record.finished_s for record in outcome.records)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -149,6 +150,7 @@ def merged(outcomes: Sequence[Outcome]) -> Outcome:
         num_preemptions=sum(each.num_preemptions for each in outcomes),
         num_swapped_blocks=sum(each.num_swapped_blocks for each in outcomes),
         num_recomputed_tokens=sum(each.num_recomputed_tokens for each in outcomes),
+        gaps=dict(sum((Counter(each.gaps) for each in outcomes), Counter[int]())),
     )
 
 

@@ -36,6 +36,7 @@ def test_every_load_is_measured_and_predicted(
         "poisson at half load",
         "poisson at 90 % load",
         "bursts at half load",
+        "long prompts",
         "shared prefixes",
         "conversations",
     ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from octavo.simulate.comparison import Comparison, Measured, table, to_json
+from octavo.simulate.comparison import Comparison, Measured, check_of, expected_error, table, to_json
+from octavo.simulate.cost_model import Check
 from octavo.simulate.report import Summary, summarize
 from tests.simulate.test_report import outcome
 
@@ -43,3 +45,23 @@ def test_the_error_of_the_throughput_and_its_load_are_told() -> None:
 def test_a_disturbed_measurement_is_called_one() -> None:
     text = table([Comparison("one", Measured(slower(1.0), 0.6), slower(1.0))])
     assert "other programs had the processor for up to 40% of the measured time" in text
+
+
+def test_a_check_keeps_what_kind_of_load_it_was_and_its_errors() -> None:
+    check = check_of(Comparison("one", Measured(slower(1.0)), slower(1.25)))
+    assert (check.load, check.input_len, check.output_len) == ("one", pytest.approx(10), pytest.approx(10))
+    assert check.throughput_error == pytest.approx(-0.2)
+    assert check.first_token_error == check.token_time_error == pytest.approx(0.25)
+    assert 0 < check.utilization < 1
+    assert 0 < check.queued_share < 1
+
+
+def test_the_error_of_the_most_similar_load_that_was_held_out_is_stated() -> None:
+    like = check_of(Comparison("like it", Measured(slower(1.0)), slower(1.1)))
+    long = msgspec.structs.replace(like, load="long prompts", input_len=like.input_len * 20, first_token_error=9.0)
+    queued = msgspec.structs.replace(like, load="burst", queued_share=0.9, first_token_error=9.0)
+    checks: list[Check] = [long, queued, like]
+    text = expected_error(checks, slower(1.0))
+    assert "like it" in text
+    assert "+10.0% (time to first token)" in text
+    assert expected_error([], slower(1.0)) == ""

@@ -167,3 +167,11 @@ def test_coefficients_are_never_negative() -> None:
 def test_too_few_steps_are_refused() -> None:
     with pytest.raises(ConfigError, match="1 measured steps are too few to fit 7 coefficients"):
         fit([MeasuredStep(StepWork(1, 1), 1.0)])
+
+
+def test_a_fit_says_whether_the_machine_was_busy_and_whether_loads_were_held_out() -> None:
+    model = make_costs()
+    assert "no load was held out" in model.describe()
+    assert "busy" not in model.describe()
+    assert "interrupted 30% of the steps" in msgspec.structs.replace(model, interrupted_share=0.3).describe()
+    assert "differ by 80%" in msgspec.structs.replace(model, repetition_spread=0.8).describe()

@@ -7,12 +7,12 @@ import math
 import pytest
 
 from octavo.core.messages import CoreReady
-from octavo.core.step import SchedulerOutput
+from octavo.core.step import RowOutput, SchedulerOutput, SequenceOutput, TokenLogprobs
 from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.simulate.cost_model import Fitted, StepWork, work_of
-from octavo.simulate.executor import END_TOKEN, Clock, Script, SimulatedExecutor
+from octavo.simulate.executor import END_TOKEN, Clock, Script, SimulatedExecutor, TokenGaps, gap_seconds
 from tests.fakes.engine import Collected, make_request, run
 from tests.simulate.parts import make_costs, make_settings
 
@@ -126,3 +126,18 @@ def test_it_has_no_calls() -> None:
     executor.check_health()
     with pytest.raises(ConfigError, match="memory_plan is not a call of a simulated worker"):
         executor.call("memory_plan")
+
+
+def test_times_between_tokens_are_counted_for_each_sequence() -> None:
+    gaps = TokenGaps()
+
+    def row(seq_id: int, *, draws: bool = True) -> RowOutput:
+        sample = SequenceOutput(index=0, token=TokenLogprobs(token_id=1, logprob=-1.0))
+        return RowOutput(seq_id=seq_id, epoch=0, samples=[sample] if draws else [])
+
+    gaps.note([row(1), row(2, draws=False)], 1.0)
+    gaps.note([row(1), row(2)], 1.5)
+    gaps.note([row(1)], 2.0)
+    gaps.note([row(1), row(2)], 4.0)
+    found = {round(gap_seconds(key), 1): count for key, count in gaps.counts.items()}
+    assert found == {0.5: 2, 2.0: 1, 2.5: 1}

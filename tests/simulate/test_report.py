@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
+import pytest
+
 from octavo.simulate.cluster import Outcome, RequestRecord, Sample
 from octavo.simulate.report import Run, Spread, picture, summarize, table, to_json
 
@@ -26,7 +28,15 @@ def outcome() -> Outcome:
     records.append(RequestRecord(number=4, arrival_s=4.0, finished_s=4.0, num_prompt_tokens=99, error="too large"))
     samples = [Sample(0.0, 0, 0, 0, 0.0, 0.0), Sample(3.0, 2, 4, 3, 1.0, 0.8), Sample(9.0, 5, 9, 0, 2.0, 1.0)]
     return Outcome(
-        records, samples, 2, num_steps=9, busy_s=6.0, num_preemptions=1, num_swapped_blocks=2, num_recomputed_tokens=3
+        records,
+        samples,
+        2,
+        num_steps=9,
+        busy_s=6.0,
+        num_preemptions=1,
+        num_swapped_blocks=2,
+        num_recomputed_tokens=3,
+        gaps={-230: 98, 0: 2},
     )
 
 
@@ -95,3 +105,9 @@ def test_several_runs_are_drawn_against_load() -> None:
         "Queues over time at 4 requests/s",
     ):
         assert text in shown
+
+
+def test_percentiles_of_times_between_tokens_come_from_their_counts() -> None:
+    spread = summarize(outcome()).time_between_tokens_s
+    assert spread.p50 == spread.p90 == pytest.approx(0.1, rel=0.01)
+    assert spread.p99 == 1.0

@@ -9,9 +9,8 @@ from octavo.config.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.scheduler.build import build_scheduler
 from octavo.simulate.presets import preset
-from octavo.simulate.settings import engine_settings, offline_seconds
+from octavo.simulate.settings import engine_settings
 from tests.fakes.engine import make_request
-from tests.simulate.parts import make_costs, make_settings
 
 
 def test_blocks_and_costs_come_from_the_device() -> None:
@@ -41,11 +40,3 @@ def test_a_windowed_model_takes_requests_that_are_longer_than_its_cache() -> Non
 def test_a_device_without_room_is_refused() -> None:
     with pytest.raises(ConfigError, match="l4/qwen3-14b leaves no room for a KV block"):
         engine_settings(EngineArgs(), preset("l4/qwen3-14b"), max_model_len=99)
-
-
-def test_a_batch_takes_the_time_of_its_steps() -> None:
-    settings = make_settings(max_num_batched_tokens=8)
-    costs = make_costs(step_s=1.0, prefill_token_s=0.25)
-    # two steps for twelve tokens of prompt, then the longer output
-    seconds = offline_seconds(costs, settings, [(8, 1), (4, 3)])
-    assert seconds == 2 + 12 * 0.25 + 2
