@@ -171,11 +171,10 @@ class NativeSampler:
                 continue
             ids, scores = read.listed(place * listed, min(counts[place], listed))
             logprobs = scores.copy()
-            if place in before:
-                changed = [i for i in requests[place].changed_places(ids) if scores[i] > -math.inf]
-                described = self.describe(before[place].expand(len(changed), -1), [ids[i] for i in changed], 0)
-                for i, token in zip(changed, described, strict=True):
-                    logprobs[i] = token.logprob or 0.0
+            changed = [i for i in requests[place].changed_places(ids) if scores[i] > -math.inf]
+            if changed:
+                for i, logprob in zip(changed, self._logprobs(before[place], [ids[i] for i in changed]), strict=True):
+                    logprobs[i] = logprob
             results.append(RowSamples([], candidates=ranked_tokens(ids, scores, logprobs)))
         for place, result in zip(others, ranked, strict=True):
             results[place] = result
@@ -191,6 +190,13 @@ class NativeSampler:
             token = read.described(row, row * listed, listed)
             results.append(token if status == _DRAWN else TokenLogprobs(token_id=token.token_id, logprob=math.nan))
         return results
+
+    def _logprobs(self, logits: Tensor, token_ids: Sequence[int]) -> list[float]:
+        """Log-probabilities of given tokens of one row, float32 [vocab], counted from that of the likeliest one."""
+        (row,) = self.describe(logits.unsqueeze(0), [0], 1)
+        values = logits[[*row.top_ids, *token_ids]].double()
+        logprobs: list[float] = (values[1:] - values[0] + row.top_logprobs[0]).float().tolist()
+        return logprobs
 
     def _describe(self, logits: Tensor, token_ids: Sequence[int], listed: int) -> _Read:
         """`listed` tokens of each row lie one after the other."""
