@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
-import socket
-import sys
-import termios
 from collections import deque
 from email.utils import formatdate
 from enum import Enum, auto
@@ -21,6 +17,7 @@ from uvicorn.server import ServerState
 
 from octavo.server.connections import LAST_WORDS_S, Connections
 from octavo.server.errors import ApiError, shutting_down
+from octavo.server.sockets import CAN_SEE_RESETS, drop_dead_peers, has_unread_bytes, is_reset
 
 _MOST_URL_BYTES: Final = 16 << 10
 _MOST_HEADERS: Final = 256
@@ -29,16 +26,14 @@ _MOST_PIPELINED: Final = 16
 _SLICE_BYTES: Final = 64 << 10
 """How much is parsed before limits are looked at: as much as a request's headers can be over their limit in memory."""
 _MOST_DISCARDED_BYTES: Final = 64 << 20
+_LINGER_S: Final = 10.0
+"""How long what a client sends is thrown away, so that it gets to read its last answer."""
 _SHORT_LINGER_S: Final = 0.2
-"""How long a client may read a refusal when the server stops."""
+"""The same when the server stops."""
 _UNREAD_ANSWER_S: Final = 120.0
 """How long a client may leave an answer unread that fills all buffers."""
-_DEAD_PEER_S: Final = 120
-"""How long a machine that has gone may leave packets unanswered."""
 _HEALTH: Final = b"/health"
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.05, 1.0
-_TCP_CLOSE: Final = 7
-"""The state of a TCP connection that its peer has reset, in the first byte of Linux's TCP_INFO."""
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +45,18 @@ class _Phase(Enum):
     HEADERS = auto()
     BODY = auto()
     DISCARD = auto()
+
+
+class _ClosesGently:
+    """The transport of a response: when it closes, the client is not reset, and so can read the response."""
+
+    def __init__(self, protocol: HttpProtocol) -> None:
+        self._protocol = protocol
+        self.write = protocol.transport.write
+        self.is_closing = protocol.transport.is_closing
+
+    def close(self) -> None:
+        self._protocol.close()
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -80,7 +87,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._refusal: ApiError | None = None
         self._over_limit: ApiError | None = None
         self._is_counted = False
-        self._is_half_closed = False
+        self._is_half_closed = self._is_lingering = False
         self._forwarded: deque[str | None] = deque()
 
     @property
@@ -94,7 +101,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._open.add(self)
-        _drop_dead_peers(transport.get_extra_info("socket"))
+        drop_dead_peers(transport.get_extra_info("socket"))
         if not self._open.is_proxy(self._address):
             self._over_limit = self._open.refusal(self._address)
             self._is_counted = self._over_limit is None
@@ -184,6 +191,7 @@ class HttpProtocol(HttpToolsProtocol):
         if (refusal := self._over_limit or self._count_forwarded()) is not None and not self._asks_for_health():
             raise self._stop(refusal)
         super().on_headers_complete()
+        self.cycle.transport = _ClosesGently(self)  # type: ignore[assignment]
         self._phase = _Phase.BODY
         if self._over_limit is not None or self._open.is_draining:
             self.cycle.keep_alive = False
@@ -207,7 +215,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         if self._forwarded:
             self._release_forwarded()
-        super().on_response_complete()
+        if not self._is_lingering:
+            super().on_response_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
         """Log nothing: clients could fill the log."""
@@ -283,21 +292,34 @@ class HttpProtocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Send an error where the connection waits for an answer, then read on for a moment, so that it gets there."""
         in_body, self._phase = self._phase is _Phase.BODY, _Phase.DISCARD
-        self._arm(LAST_WORDS_S)
+        self._disarm()
         if in_body and self.pipeline:
             self.pipeline.popleft()  # the request that is refused is the last of those that wait
             self.cycle = self.pipeline[0][0] if self.pipeline else self._running  # type: ignore[assignment]
             in_body = False
         if self._is_answering and (not in_body or self.cycle.response_started):
             self.cycle.keep_alive = False  # the error would get into the answer that is under way
-            self._disarm()
             return
         if self._is_answering:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.write(_rendered(error))
-        self.transport.write_eof()
-        self.flow.resume_reading()
+        self._linger()
+
+    def close(self) -> None:
+        """Close after what was written; what the client still sends is read first, or it would reset the connection."""
+        if self._phase is _Phase.IDLE and not has_unread_bytes(self.transport.get_extra_info("socket")):
+            self.transport.close()
+        else:
+            self._linger()
+
+    def _linger(self) -> None:
+        self._phase = _Phase.DISCARD
+        self._is_lingering = True
+        self._arm(_LINGER_S)
+        if not self.transport.is_closing():
+            self.transport.write_eof()
+            self.flow.resume_reading()
 
     def _discard(self, num_bytes: int) -> None:
         self._num_discarded_bytes += num_bytes
@@ -308,7 +330,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection while an answer is due to a request that has arrived whole."""
-        if not self._is_answering or self.cycle.more_body or not hasattr(socket, "TCP_INFO"):
+        if not self._is_answering or self.cycle.more_body or not CAN_SEE_RESETS:
             return False
         if not self._is_half_closed:
             self._is_half_closed = True
@@ -332,8 +354,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Look again and again whether the other end still has the connection; abort when it has not."""
         if self.transport.is_closing():
             return
-        info = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
-        if info[0] == _TCP_CLOSE:
+        if is_reset(self.transport.get_extra_info("socket")):
             self.transport.abort()
             return
         self.loop.call_later(delay_s, self._look_for_peer, min(2 * delay_s, _LONGEST_LOOK_S))
@@ -346,22 +367,14 @@ class HttpProtocol(HttpToolsProtocol):
             self._arm(LAST_WORDS_S)
         elif self._phase is _Phase.HEADERS:
             self._refuse(shutting_down())
-        elif self._phase is _Phase.DISCARD:
+        elif self._is_lingering:
             self.transport.abort()
-        elif not self._is_answering and not self._has_unread_bytes():
+        elif not self._is_answering and not has_unread_bytes(self.transport.get_extra_info("socket")):
             self.transport.close()
 
     def abort(self) -> None:
         """Close at once, whatever is open."""
         self.transport.abort()
-
-    def _has_unread_bytes(self) -> bool:
-        """Has a request arrived that the event loop has not come to yet?"""
-        descriptor = self.transport.get_extra_info("socket").fileno()
-        if descriptor < 0:
-            return False
-        waiting: bytes = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))
-        return any(waiting)
 
 
 def _rendered(error: ApiError) -> bytes:
@@ -375,13 +388,3 @@ def _rendered(error: ApiError) -> bytes:
     }
     lines = b"".join(b"%s: %s\r\n" % header for header in headers.items())
     return STATUS_LINE[error.status] + lines + b"\r\n" + bytes(response.body)
-
-
-def _drop_dead_peers(connection: Any) -> None:
-    """Have the system end a connection whose other machine has gone without a word."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "linux":
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_PEER_S // 2)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _DEAD_PEER_S // 8)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PEER_S * 1000)

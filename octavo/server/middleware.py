@@ -19,7 +19,6 @@ from octavo.server.keys import ANYBODY
 
 logger = logging.getLogger(__name__)
 
-_MOST_DISCARDED_BYTES = 64 << 20
 _UNCOUNTED_BYTES = 64 << 10
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
@@ -121,8 +120,6 @@ class LimitBody:
             if message["type"] == "http.request":
                 num_bytes += len(message.get("body", b""))
                 if num_bytes > self._max_bytes:
-                    if message.get("more_body"):
-                        await _discard(receive)
                     raise self._too_large()
                 more = max(0, num_bytes - _UNCOUNTED_BYTES) - num_counted
                 self._count(sender, more)
@@ -131,7 +128,6 @@ class LimitBody:
 
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdecimal() and int(announced) > self._max_bytes:
-            await _discard(receive)
             await self._too_large().response()(scope, receive, send)
             return
         try:
@@ -167,13 +163,3 @@ class LimitBody:
             code="request_body_too_large",
             headers={"Connection": "close"},
         )
-
-
-async def _discard(receive: Receive) -> None:
-    """Read on without keeping anything, so that a client that writes before it reads gets to see the answer."""
-    num_bytes = 0
-    while num_bytes < _MOST_DISCARDED_BYTES:
-        message = await receive()
-        if message["type"] != "http.request" or not message.get("more_body"):
-            return
-        num_bytes += len(message.get("body", b""))

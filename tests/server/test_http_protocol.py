@@ -277,6 +277,16 @@ def test_requests_of_a_trusted_proxy_count_for_the_client_that_it_names(start_se
     eventually(lambda: ask(server.url, "/v1/models", headers=names).status == 200)
 
 
+def test_last_answer_is_not_lost_to_what_the_client_still_sends(start_server: Start) -> None:
+    server = start_server(max_body_size=1000)
+    for _ in range(5):
+        with opened(server.url) as connection:
+            connection.sendall(POST + b"Content-Length: 8000000\r\n\r\n" + b" " * 8_000_000)
+            time.sleep(0.05)  # in which a reset would arrive, and take the answer away
+            status, error = answer(connection)
+            assert (status, error["code"]) == (413, "request_body_too_large")
+
+
 # Half-closed clients.
 
 

@@ -1,0 +1,49 @@
+"""What the system knows of a connection."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from octavo.server.sockets import CAN_SEE_RESETS, drop_dead_peers, has_unread_bytes, is_reset
+from tests.server.raw import eventually
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        server, _ = listener.accept()
+    with client, server:
+        yield client, server
+
+
+def test_unread_bytes_are_seen_until_they_are_read(ends: tuple[socket.socket, socket.socket]) -> None:
+    client, server = ends
+    assert not has_unread_bytes(server)
+    client.sendall(b"a" * 256)
+    eventually(lambda: has_unread_bytes(server))
+    server.recv(1000)
+    assert not has_unread_bytes(server)
+    server.close()
+    assert not has_unread_bytes(server)
+
+
+@pytest.mark.skipif(not CAN_SEE_RESETS, reason="only Linux shows the state of a connection")
+def test_half_closed_client_is_there_until_it_refuses_a_byte(ends: tuple[socket.socket, socket.socket]) -> None:
+    client, server = ends
+    client.shutdown(socket.SHUT_WR)
+    server.sendall(b"a")
+    assert client.recv(1) == b"a"
+    assert not is_reset(server)
+    client.close()
+    server.sendall(b"a")
+    eventually(lambda: is_reset(server))
+
+
+def test_dead_peers_are_asked_for(ends: tuple[socket.socket, socket.socket]) -> None:
+    drop_dead_peers(ends[1])
+    assert ends[1].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
