@@ -186,6 +186,16 @@ class EngineArgs:
     ] = None
     swap_space: Annotated[float, Arg("Host memory for swapped-out blocks, in GiB.", group=_CACHE, ge=0, le=1 << 20)] = 4
     enable_prefix_caching: Annotated[bool, Arg("Reuse KV blocks of prompts that start alike.", group=_CACHE)] = True
+    prefix_cache_size: Annotated[
+        int | None,
+        Arg(
+            "Memory for cached prefixes that no request uses, with a suffix such as 1GiB: from there on they are given "
+            "up before the KV cache takes memory that it has not used before. By default they may fill the KV cache.",
+            group=_CACHE,
+            ge=0,
+            is_bytes=True,
+        ),
+    ] = None
     prefix_cache_eviction: Annotated[
         str,
         Arg(

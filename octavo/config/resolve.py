@@ -136,6 +136,7 @@ def cache_config(args: EngineArgs, dtype: DType) -> CacheConfig:
         swap_space_bytes=int(args.swap_space * _GIB),
         enable_prefix_caching=args.enable_prefix_caching,
         prefix_cache_eviction=args.prefix_cache_eviction,
+        prefix_cache_bytes=args.prefix_cache_size,
         watermark=args.watermark,
     )
 

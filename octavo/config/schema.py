@@ -69,6 +69,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     swap_space_bytes: int = 4 << 30
     enable_prefix_caching: bool = True
     prefix_cache_eviction: str = "lru"
+    prefix_cache_bytes: int | None = None
+    """Bytes of cached prefixes without users from which on no memory is taken that was not used before."""
     watermark: float = 0.01
     """Share of the device blocks that admission leaves free."""
 

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 STATS_INTERVAL_S: Final = 0.5
 """How often the state goes to the front while steps bring no output, as in a long prefill."""
 
+RELEASE_AFTER_S: Final = 60.0
+"""How long a core is idle before it gives back memory that it may want again."""
+
 LINGER_S: Final = 2.0
 """How long a core that has failed waits for its front to read why."""
 
@@ -99,13 +102,17 @@ def serve_core(
 
 def _run(core: Core, outbox: _Outbox, inbox: SimpleQueue[ToCore | _Closed], note_work: Callable[[bool], None]) -> None:
     last_sent = time.monotonic()
-    was_busy = False
+    was_busy, has_memory_to_release = False, False
     while True:
         is_working = was_busy or core.has_unfinished()
         note_work(is_working)
-        messages = _messages(inbox, wait=not is_working)
+        wait_s = 0.0 if is_working else RELEASE_AFTER_S if has_memory_to_release else None
+        messages = _messages(inbox, wait_s)
         if not is_working:
             note_work(True)
+        if wait_s and not messages:
+            core.call("release_memory")
+            has_memory_to_release = False
         for message in messages:
             if isinstance(message, Shutdown | _Closed):
                 return
@@ -115,7 +122,7 @@ def _run(core: Core, outbox: _Outbox, inbox: SimpleQueue[ToCore | _Closed], note
                 _hand_over(core, message)
                 was_busy = True
         if core.has_unfinished():
-            was_busy = True
+            was_busy = has_memory_to_release = True
             step = core.step()
             if step.outputs or time.monotonic() - last_sent > STATS_INTERVAL_S:
                 outbox.send(step)
@@ -126,9 +133,14 @@ def _run(core: Core, outbox: _Outbox, inbox: SimpleQueue[ToCore | _Closed], note
             outbox.send(StepOutputs(outputs=[], stats=core.stats()))
 
 
-def _messages(inbox: SimpleQueue[ToCore | _Closed], *, wait: bool) -> list[ToCore | _Closed]:
-    """What has arrived; with `wait`, at least one."""
-    messages = [inbox.get()] if wait else []
+def _messages(inbox: SimpleQueue[ToCore | _Closed], wait_s: float | None) -> list[ToCore | _Closed]:
+    """What has arrived, after a wait of at most `wait_s` for the first message; None waits as long as it takes."""
+    messages: list[ToCore | _Closed] = []
+    try:
+        if wait_s != 0.0:
+            messages.append(inbox.get(timeout=wait_s))
+    except Empty:
+        return messages
     while True:
         try:
             messages.append(inbox.get(block=False))

@@ -222,6 +222,11 @@ class EngineCore:
         ready = self.ready
         return measure_block_moves(self.executor, ready.num_blocks, ready.num_host_blocks, ready.kv_block_bytes)
 
+    def release_memory(self) -> None:
+        """Give back memory that holds nothing: of empty KV blocks, and of activations. Nothing while requests run."""
+        if not self.has_unfinished():
+            self.executor.call("release_memory", self.scheduler.block_manager.pool.empty_blocks())
+
     def check_health(self) -> None:
         """Raise EngineDeadError when a worker is gone."""
         self.executor.check_health()
@@ -237,6 +242,7 @@ class EngineCore:
             "reset_prefix_cache": self.reset_prefix_cache,
             "measure_block_moves": lambda: msgspec.to_builtins(self.measure_block_moves()),
             "check_health": self.check_health,
+            "release_memory": self.release_memory,
         }
         if method not in calls:
             raise ConfigError(f"{method} is not a control call; there are {sorted(calls)}")

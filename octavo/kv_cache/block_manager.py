@@ -26,7 +26,7 @@ class BlockManager:
     """Owns the pools of device and host and the tables. `watermark` is the share of blocks kept free at admission.
 
     `sliding_window`: tokens that a query sees in every layer; blocks that no later step reads are released.
-    `max_live_tokens`: see `SlidingWindow`.
+    `max_live_tokens`: see `SlidingWindow`. `max_cached_blocks`: see `BlockPool`.
 
     A sequence has a table on the device or, while its group is swapped out, one on the host. The host tier holds
     swapped groups only: nothing there is shared between groups or found by content.
@@ -42,8 +42,9 @@ class BlockManager:
         eviction: str = "lru",
         sliding_window: int | None = None,
         max_live_tokens: int | None = None,
+        max_cached_blocks: int | None = None,
     ) -> None:
-        self.pool = BlockPool(num_blocks, EVICTIONS[eviction]())
+        self.pool = BlockPool(num_blocks, EVICTIONS[eviction](), max_cached_blocks)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.num_watermark_blocks = int(watermark * num_blocks)

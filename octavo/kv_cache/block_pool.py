@@ -1,7 +1,8 @@
 """The blocks of one tier: reference counts, the prefix index, and the order in which cached blocks are evicted.
 
 A block is used (count > 0), cached (count 0, but its content is in the index and may be taken again), or empty.
-Empty blocks are given out first, then the cached block that `eviction` gives up.
+Empty blocks that were used before are given out first, for their memory is there already, then those that never were
+(fresh ones), then the cached block that `eviction` gives up.
 """
 
 from __future__ import annotations
@@ -30,14 +31,20 @@ class Content(NamedTuple):
 
 
 class BlockPool:
-    """`num_blocks` blocks with the ids 1 … num_blocks; id 0 is the null block that padding points to."""
+    """`num_blocks` blocks with the ids 1 … num_blocks; id 0 is the null block that padding points to.
 
-    def __init__(self, num_blocks: int, eviction: Eviction | None = None) -> None:
+    While more than `max_cached` blocks are cached, one of them is given out before a fresh one.
+    """
+
+    def __init__(self, num_blocks: int, eviction: Eviction | None = None, max_cached: int | None = None) -> None:
         self.num_blocks = num_blocks
+        self._max_cached = num_blocks if max_cached is None else max_cached
         self._counts = [0] * (num_blocks + 1)
         self._contents: list[Content | None] = [None] * (num_blocks + 1)
         self._hits = [0] * (num_blocks + 1)
+        # the first `_num_fresh` are fresh; the last one is given out next
         self._empty = list(range(num_blocks, 0, -1))
+        self._num_fresh = num_blocks
         self._cached: Eviction = LeastRecentlyUsed() if eviction is None else eviction
         self._index: dict[bytes, int] = {}
         self._after: dict[bytes, list[int]] = {}
@@ -54,13 +61,19 @@ class BlockPool:
 
     def allocate(self) -> int:
         """A block with count 1 and no content. The caller has checked `num_free_blocks`."""
-        if self._empty:
+        is_touched = len(self._empty) > self._num_fresh
+        if self._empty and (is_touched or len(self._cached) <= self._max_cached):
             block = self._empty.pop()
+            self._num_fresh = min(self._num_fresh, len(self._empty))
         else:
             block = self._cached.pop()
             self._remember(self._forget(block))
         self._counts[block] = 1
         return block
+
+    def empty_blocks(self) -> list[int]:
+        """Blocks without users and content: what is in their memory is of no use."""
+        return list(self._empty)
 
     def acquire(self, block: int) -> None:
         """One more user of a block that is used or cached."""

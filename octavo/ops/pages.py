@@ -46,10 +46,30 @@ class Pages:
             self.memory.madvise(mmap.MADV_DONTNEED, first)
 
     def _populate(self, num_bytes: int) -> None:
-        madvise = ctypes.CDLL(None, use_errno=True).madvise  # a call that leaves the interpreter's lock to others
-        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         while self.populated_bytes < num_bytes and not self._stop.is_set():
             count = min(_STEP_BYTES, num_bytes - self.populated_bytes)
-            if madvise(self._base + self.start + self.populated_bytes, count, _POPULATE_WRITE):
+            if _advise(self._base + self.start + self.populated_bytes, count, _POPULATE_WRITE):
                 return  # an older system, or no memory: whoever writes there sees
             self.populated_bytes += count
+
+
+def release(address: int, num_bytes: int) -> None:
+    """Give back the large pages that lie wholly in the bytes at `address`, of private memory; they are zeros again."""
+    first = -(-address // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES
+    last = (address + num_bytes) // LARGE_PAGE_BYTES * LARGE_PAGE_BYTES
+    if sys.platform == "linux" and first < last:
+        _advise(first, last - first, mmap.MADV_DONTNEED)
+
+
+def trim_heap() -> None:
+    """Give back what the C library keeps of freed memory, where it has a call for that (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
+def _advise(address: int, num_bytes: int, advice: int) -> int:
+    """madvise(2), during which other threads have the interpreter's lock; not 0 where the system refuses."""
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return int(madvise(address, num_bytes, advice))

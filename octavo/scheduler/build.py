@@ -39,6 +39,7 @@ def build_scheduler(settings: SchedulerSettings) -> Scheduler:
         eviction=cache.prefix_cache_eviction,
         sliding_window=settings.sliding_window,
         max_live_tokens=scheduler.max_live_tokens(settings.sliding_window),
+        max_cached_blocks=_max_cached_blocks(settings),
     )
     rates = Rates(
         settings.preemption_costs, scheduler.prefill_tokens_per_s, scheduler.swap_bytes_per_s, scheduler.target_step_s
@@ -57,3 +58,9 @@ def build_scheduler(settings: SchedulerSettings) -> Scheduler:
         max_bypasses=scheduler.max_bypasses,
         door=Door(scheduler.max_queued_requests, scheduler.max_queued_tokens),
     )
+
+
+def _max_cached_blocks(settings: SchedulerSettings) -> int | None:
+    """Cached blocks from which on no fresh ones are taken; None for no such limit."""
+    limit, block_bytes = settings.cache.prefix_cache_bytes, settings.preemption_costs.block_bytes
+    return None if limit is None or not block_bytes else limit // block_bytes

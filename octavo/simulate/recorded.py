@@ -115,6 +115,7 @@ def recorded_arguments(recorded: Recorded) -> dict[str, Any]:
         "swap_space": settings.num_host_blocks * settings.preemption_costs.block_bytes / _GIB,
         "enable_prefix_caching": cache.enable_prefix_caching,
         "prefix_cache_eviction": cache.prefix_cache_eviction,
+        "prefix_cache_size": cache.prefix_cache_bytes,
         "watermark": cache.watermark,
         "max_model_len": scheduler.max_model_len,
         "max_num_seqs": scheduler.max_num_seqs,

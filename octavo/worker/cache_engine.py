@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from octavo.attention.cpu import Runtime
 from octavo.core.step import BlockCopy, BlockOps
 from octavo.ops.memory import zeroed
+from octavo.ops.pages import release
 
 
 class CacheEngine:
@@ -50,6 +52,16 @@ class CacheEngine:
             self._move(self._device, self._device, ops.copies)
         return swap_s
 
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give back the memory of device blocks whose content nobody needs, as far as it is whole large pages."""
+        first = self.caches[0]
+        if first.device.type != "cpu":
+            return
+        block_bytes = first.stride(1) * first.element_size()
+        for start, count in _runs(sorted(blocks)):
+            for plane in self._device.planes.tolist():
+                release(plane + start * block_bytes, count * block_bytes)
+
     def _swap(self, ops: BlockOps) -> float:
         host = self._host_tier()  # making it is no part of moving
         began = time.perf_counter()
@@ -80,6 +92,13 @@ class _Tier(NamedTuple):
 
     caches: Sequence[Tensor]
     planes: Tensor
+
+
+def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """(first block, how many) of each run of ascending numbers without a gap."""
+    for _, run in groupby(enumerate(blocks), lambda pair: pair[1] - pair[0]):
+        members = [block for _, block in run]
+        yield members[0], len(members)
 
 
 def _tier(shape: tuple[int, ...], num_layers: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> _Tier:

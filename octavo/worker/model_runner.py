@@ -87,6 +87,10 @@ class ModelRunner:
             swap_s=swap_s,
         )
 
+    def release_memory(self, empty_blocks: Sequence[int]) -> None:
+        """Give back the memory of KV blocks whose content nobody needs."""
+        self._cache.release(empty_blocks)
+
     def seams(self) -> list[Seam]:
         """The parts of a step, for those who measure them."""
         return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +17,7 @@ from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.mesh import Mesh
 from octavo.models.loader import DTYPES, load_model, make_model
 from octavo.models.packed_folder import PackedFolder
+from octavo.ops.pages import trim_heap
 from octavo.ops.registry import bind, open_runtime
 from octavo.platform import Platform
 from octavo.quantization.registry import method_named
@@ -60,9 +62,11 @@ class Worker:
         *,
         most_tokens_alone: int = 0,
         packed: PackedFolder | None = None,
+        release_activations: Callable[[], None] | None = None,
     ) -> None:
         """most_tokens_alone: steps of up to as many tokens run on one thread."""
         self._packed = packed
+        self._release_activations = release_activations
         self._runner = runner
         self._cpu = cpu
         self._most_tokens_alone = most_tokens_alone
@@ -142,7 +146,15 @@ class Worker:
         choices.append(("attention", attention.backend.name, attention.because))
         cpu = None if runtime is None else runtime.cpu
         most_alone = 0 if config.device.user_set_threads else _ALONE_BYTES // plain_bytes
-        return cls(runner, plan, choices, cpu, most_tokens_alone=most_alone, packed=ahead.packed)
+        return cls(
+            runner,
+            plan,
+            choices,
+            cpu,
+            most_tokens_alone=most_alone,
+            packed=ahead.packed,
+            release_activations=None if runtime is None else runtime.release_idle,
+        )
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Carry out a step. When it raises, the sequences are in no known state and the worker is of no further use."""
@@ -157,6 +169,13 @@ class Worker:
     def op_choices(self) -> list[tuple[str, str, str]]:
         """Operator, the implementation that it got, and the reason."""
         return self._op_choices
+
+    def release_memory(self, empty_blocks: list[int]) -> None:
+        """Give back the memory of these KV blocks and of activations. The next step fetches what it needs."""
+        self._runner.release_memory(empty_blocks)
+        if self._release_activations is not None:
+            self._release_activations()
+        trim_heap()
 
     def seams(self) -> Seams:
         """The parts of a step on the device, for those who measure them."""

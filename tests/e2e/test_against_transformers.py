@@ -114,6 +114,21 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_byte_tokenizer(path)
 
 
+def test_memory_that_was_given_back_changes_no_bit(llama: Path, prompts: list[list[int]]) -> None:
+    params = SamplingParams(temperature=1, seed=7, max_tokens=32, ignore_eos=True, logprobs=0)
+    with load(llama, num_gpu_blocks_override=40_000) as llm:
+        first = llm.generate(prompts, params)
+        llm.engine.call("release_memory")
+        cached = llm.generate(prompts, params)
+        assert sum(output.num_cached_tokens for output in cached) > 60
+        assert llm.reset_prefix_cache()
+        llm.engine.call("release_memory")
+        fresh = llm.generate(prompts, params)
+    for output, *others in zip(first, cached, fresh, strict=True):
+        assert all(other.outputs[0].logprobs == output.outputs[0].logprobs for other in others)
+        assert all(other.outputs[0].token_ids == output.outputs[0].token_ids for other in others)
+
+
 EXACT_RUNS: dict[str, dict[str, Any]] = {
     "in a batch": {},
     "in pieces": {"max_num_batched_tokens": 8, "max_num_seqs": 5},

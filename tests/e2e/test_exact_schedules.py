@@ -118,6 +118,7 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.01, 0.3])),
         "enable_prefix_caching": draw(st.sampled_from([True, True, False])),
         "prefix_cache_eviction": draw(st.sampled_from(["lru", "cost"])),
+        "prefix_cache_size": draw(st.sampled_from([None, None, 0, 1 << 14])),
         "preemption_mode": preemption_mode,
         "swap_space": draw(st.sampled_from([2e-5, 0.01] if preemption_mode == "swap" else [0.0, 2e-5, 0.01])),
         "max_steps_in_flight": draw(st.integers(1, 3)),

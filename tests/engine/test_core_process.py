@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from typing import Any
 
 import pytest
 
 from octavo.core.messages import AbortRequests, EngineCoreRequest, StepOutputs, StopSequence
 from octavo.core.sampling_params import SamplingParams
+from octavo.engine import core_process
 from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_process import serve_core
 from tests.fakes.core import ScriptedCore, endless
@@ -69,6 +71,33 @@ async def test_idle_core_takes_no_steps() -> None:
         num_steps = core.num_steps
         await asyncio.sleep(0.05)
         assert core.num_steps == num_steps
+
+
+class ReleasingCore(ScriptedCore):
+    """Counts how often it gave memory back."""
+
+    num_releases = 0
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        assert method == "release_memory"
+        self.num_releases += 1
+
+
+async def test_a_core_that_stays_idle_gives_memory_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_process, "RELEASE_AFTER_S", 0.02)
+    core = ReleasingCore()
+    async with served_core(core) as client:
+        await asyncio.sleep(0.1)
+        assert core.num_releases == 0  # it has not worked yet
+        for num_releases in (1, 2):
+            client.send(make_request(f"r{num_releases}"))
+            await outputs_until_idle(client)
+            for _ in range(500):
+                if core.num_releases == num_releases:
+                    break
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            assert core.num_releases == num_releases
 
 
 async def test_core_ends_when_its_front_goes_away() -> None:

@@ -141,3 +141,18 @@ def test_threads_that_have_nothing_to_do_use_no_processor() -> None:
     before = time.process_time()
     time.sleep(0.2)
     assert time.process_time() - before < 0.02
+
+
+@need_kernels
+def test_buffers_that_no_tensor_uses_are_given_back_but_not_those_of_recordings() -> None:
+    runtime = open_runtime(PLATFORM)
+    in_use = runtime.empty((1 << 20,), torch.float32).fill_(3.0)
+    unused = runtime.empty((1 << 20,), torch.float32).untyped_storage()
+    recorded, _ = runtime.record(lambda: runtime.empty((1 << 20,), torch.float32))
+    address = recorded.data_ptr()
+    del recorded
+    runtime.release_idle()
+    assert torch._C._storage_Use_Count(unused._cdata) == 1
+    assert in_use.eq(3.0).all()
+    again, _ = runtime.record(lambda: runtime.empty((1 << 20,), torch.float32))
+    assert again.data_ptr() == address

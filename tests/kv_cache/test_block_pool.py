@@ -54,6 +54,35 @@ def test_empty_blocks_go_first_then_the_least_recently_released() -> None:
     assert pool.find(b"a") is None
 
 
+def test_touched_empty_blocks_go_before_fresh_ones_whatever_emptied_them() -> None:
+    pool = BlockPool(8)
+    a, b, c, d = (pool.allocate() for _ in range(4))
+    pool.publish(b, named(b"b"))
+    pool.publish(c, named(b"c"))
+    for block in (a, b, c):
+        pool.release(block)
+    pool.disown(b"c")
+    assert {pool.allocate(), pool.allocate()} == {a, c}
+    assert pool.find(b"b") == b
+    for block in (a, c, d):
+        pool.release(block)
+    assert pool.reset()
+    assert {pool.allocate() for _ in range(4)} == {a, b, c, d}
+    assert sorted(pool.empty_blocks()) == [5, 6, 7, 8]
+
+
+def test_beyond_a_bound_cached_blocks_go_before_fresh_ones() -> None:
+    pool = BlockPool(8, max_cached=2)
+    blocks = [pool.allocate() for _ in range(5)]
+    for block, digest in zip(blocks[:3], (b"a", b"b", b"c"), strict=True):
+        pool.publish(block, named(digest))
+        pool.release(block)
+    pool.release(blocks[3])
+    assert [pool.allocate() for _ in range(3)] == [blocks[3], blocks[0], 6]  # touched, the third cached one, fresh
+    assert [pool.allocate() for _ in range(4)] == [7, 8, blocks[1], blocks[2]]
+    assert pool.num_free_blocks == 0
+
+
 def test_among_equals_the_longest_prefix_is_evicted_first() -> None:
     pool = BlockPool(3)
     table = [pool.allocate() for _ in range(3)]

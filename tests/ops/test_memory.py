@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 import sys
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 
 from octavo.ops.memory import Arena, Scratch, zeroed
 from octavo.ops.pages import LARGE_PAGE_BYTES, Pages
+from tests.fakes.resident import resident_bytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
@@ -111,14 +111,3 @@ def test_pages_are_fetched_ahead_and_given_back() -> None:
     pages.release_from(3 << 20)
     assert resident_bytes(memory) <= 4 << 20
     assert int(memory.sum()) == 4 << 20
-
-
-def resident_bytes(memory: torch.Tensor) -> int:
-    """How much of the pages of `memory` is there, as the system says."""
-    address, is_found = memory.data_ptr(), False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-            is_found = int(match[1], 16) <= address < int(match[2], 16)
-        elif is_found and line.startswith("Rss:"):
-            return int(line.split()[1]) << 10
-    raise AssertionError("no such mapping")

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
 from octavo.core.step import BlockCopy, BlockOps
+from octavo.ops.pages import LARGE_PAGE_BYTES
 from octavo.worker.cache_engine import CacheEngine
 from tests.conformance.runtimes import LEVELS, runtime
+from tests.fakes.resident import resident_bytes
 
 KERNELS = [False, True] if LEVELS else [False]
 pytestmark = pytest.mark.parametrize("kernels", KERNELS, ids=["torch", "kernels"][: len(KERNELS)])
@@ -58,3 +62,20 @@ def test_swap_outs_come_before_swap_ins_and_copies(kernels: bool) -> None:
     engine = make_engine(kernels)
     engine.apply(BlockOps(swap_outs=copies((2, 1)), swap_ins=copies((1, 3)), copies=copies((5, 2))))
     assert contents(engine) == [0, 1, 5, 2, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems keep memory until the process ends")
+def test_memory_of_blocks_that_nobody_needs_goes_back(kernels: bool) -> None:
+    block_bytes = LARGE_PAGE_BYTES // 4
+    used = runtime(LEVELS[0]) if kernels else None
+    engine = CacheEngine((1, 65, block_bytes), 2, 64, 0, torch.uint8, torch.device("cpu"), used)
+    for cache in engine.caches:
+        cache.fill_(1)
+    engine.release([*range(4, 13), *range(60, 65), 2])
+    for cache in engine.caches:
+        # blocks 4 to 11 and 60 to 63 are three whole large pages, the others share theirs
+        assert resident_bytes(cache) <= cache.nbytes + LARGE_PAGE_BYTES - 3 * LARGE_PAGE_BYTES
+        assert cache[0, :4].all()
+        assert cache[0, 13:60].all()
+        assert not cache[0, 4:12].any()
+    engine.release([])

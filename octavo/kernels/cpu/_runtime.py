@@ -96,6 +96,10 @@ class CpuRuntime:
             strides.append(strides[-1] * extent)
         return buffer.as_strided(shape, strides[::-1])
 
+    def release_idle(self) -> None:
+        """Let go of the large buffers that no tensor uses, but for those of recordings."""
+        self._buffers.clear()
+
     def record(self, compute: Callable[[], Tensor]) -> tuple[Tensor, _native.Recording]:
         """What `compute` answers, and the kernel calls that it made.
 
