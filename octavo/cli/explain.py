@@ -7,6 +7,7 @@ from pathlib import Path
 
 from octavo.cli.options import Given, with_options
 from octavo.cli.start import mention_demonstration_model
+from octavo.cli.terminal import say
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.config.explain import model_facts, platform_facts, render_facts, render_operators
 from octavo.platform import Platform
@@ -41,10 +42,10 @@ def explain(*, given: Given) -> int:
     )
     choices = [(choice.operator, choice.implementation, choice.because) for choice in ops.choices]
     choices.append(("attention", attention.backend.name, attention.because))
-    print(render_facts("model", model_facts(config, checkpoint)), end="\n\n")
-    print(render_facts("machine", platform_facts(platform)), end="\n\n")
-    print(plan.render(), end="\n\n")
-    print(render_operators(choices))
+    say(render_facts("model", model_facts(config, checkpoint)), end="\n\n")
+    say(render_facts("machine", platform_facts(platform)), end="\n\n")
+    say(plan.render(), end="\n\n")
+    say(render_operators(choices))
     return 0
 
 

@@ -11,7 +11,7 @@ from cyclopts import App, CycloptsError, Group, UnknownOptionError, UnusedCliTok
 
 from octavo import __version__
 from octavo.cli.help import AlignedHelp
-from octavo.cli.terminal import write_any_text
+from octavo.cli.terminal import exchange_any_text, say
 from octavo.core.absent import absent_options, renamed_options
 from octavo.errors import OctavoError
 
@@ -64,7 +64,7 @@ def main(tokens: Sequence[str] | None = None) -> int:
 
 def invoke(app: App, tokens: Sequence[str] | None = None) -> int:
     """Run a tree of commands and return the exit code; what goes wrong becomes one line on stderr."""
-    write_any_text()
+    exchange_any_text()
     try:
         result = app(
             sys.argv[1:] if tokens is None else list(tokens),
@@ -117,7 +117,7 @@ def _unknown_option(error: UnknownOptionError) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"octavo: {message}", file=sys.stderr)
+    say(f"octavo: {message}", sys.stderr)
     return code
 
 

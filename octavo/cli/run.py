@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from octavo.cli.options import Given, heading, with_options
 from octavo.cli.start import load, log_quietly, mention_demonstration_model
+from octavo.cli.terminal import WordWrap, as_utf_8, say
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.config.checkpoint import CONFIG
 from octavo.config.hub import is_hub_name
@@ -51,7 +52,7 @@ def run(
         )
     given = given if model is None else msgspec.structs.replace(given, values={**given.values, "model": model})
     args = given.arguments(EngineArgs)
-    prompt = checked_text(_standard_input(args.model) if prompt is None else prompt, "prompt")
+    prompt = checked_text(_standard_input(args.model) if prompt is None else as_utf_8(prompt), "prompt")
     given.sampling({"max_tokens": None})  # what is wrong with the flags is said before a model is loaded
     log_quietly(args)
     mention_demonstration_model(args)
@@ -113,11 +114,13 @@ def _write_one(engine: LLMEngine, prompt: str, params: SamplingParams) -> None:
     from octavo.cli.stream import stream
 
     outputs = stream(engine, prompt, params)
-    sys.stdout.write(prompt)
-    sys.stdout.flush()
-    for output in outputs:
-        sys.stdout.write(output.outputs[0].text)
-        sys.stdout.flush()
+    screen = WordWrap(sys.stdout)
+    screen.write(prompt)
+    try:
+        for output in outputs:
+            screen.write(output.outputs[0].text)
+    finally:
+        screen.flush()
     sys.stdout.write("\n")
 
 
@@ -130,4 +133,4 @@ def _write_several(engine: LLMEngine, prompt: str, params: SamplingParams) -> No
         for completion in output.outputs:
             texts[completion.index] = texts.get(completion.index, "") + completion.text
     for index, text in sorted(texts.items()):
-        sys.stdout.write(f"[{index + 1}] {prompt}{text}\n")
+        say(f"[{index + 1}] {prompt}{text}")

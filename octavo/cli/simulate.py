@@ -12,6 +12,7 @@ import msgspec
 
 from octavo.cli.options import Given, with_options
 from octavo.cli.simulate_options import DEFAULT_COST_MODEL, SimulationOptions, WorkloadOptions
+from octavo.cli.terminal import progress, say
 from octavo.config.args import EngineArgs
 from octavo.config.effects import without_effect
 from octavo.config.fields import arguments
@@ -67,7 +68,7 @@ def simulate(*, given: Given) -> int:
     _refuse_contradictions(options, given)
     if options.replay is not None:
         return _replay(options)
-    recorded = read_recorded(options.recording) if options.recording is not None else None
+    recorded = _recorded(options.recording)
     args = _engine_args(recorded, given)
     load = _load(options, given.own(WorkloadOptions), recorded, args.max_model_len)
     model = _cost_model(options, recorded)
@@ -84,13 +85,14 @@ def simulate(*, given: Given) -> int:
     runs = []
     began = time.perf_counter()
     for rate, trace in zip(load.rates, load.traces, strict=True):
-        outcome = run_simulation(trace, simulation, options.processes or Platform.detect().cores)
+        with progress("simulating") as on_finish:
+            outcome = run_simulation(trace, simulation, options.processes or Platform.detect().cores, on_finish)
         runs.append(Run(summarize(outcome), outcome, rate))
         if isinstance(model, Fitted) and (error := expected_error(model.checks, runs[-1].summary)):
             print(error)
         print(table(runs[-1]), end="\n\n")
         if recorded is not None and runs[-1].summary.num_failed and (limits := _limits(args, recorded)):
-            print(f"requests are refused by limits of the queue, the recorded ones unless given here: {limits}\n")
+            say(f"requests are refused by limits of the queue, the recorded ones unless given here: {limits}\n")
     elapsed = time.perf_counter() - began
     print(f"simulated in {elapsed:,.1f} s", file=sys.stderr)
     _write_files(options, model, runs, elapsed)
@@ -126,6 +128,13 @@ def _refuse_contradictions(options: SimulationOptions, given: Given) -> None:
     if of_roofline and (options.model is None or options.device is None):
         missing = "model" if options.model is None else "device"
         raise ConfigError(f"{of_roofline[0]} is given, but {missing} is not; a model and a device go together")
+
+
+def _recorded(recording: str | None) -> Recorded | None:
+    if recording is None:
+        return None
+    with progress("reading the recording") as on_read:
+        return read_recorded(recording, on_read)
 
 
 def _engine_args(recorded: Recorded | None, given: Given) -> EngineArgs:
@@ -167,9 +176,9 @@ def _print_header(simulation: Simulation, args: EngineArgs, recorded: Recorded |
     if recorded is not None:
         left_out = f", and {recorded.num_left_out:,} that produced nothing" if recorded.num_left_out else ""
         print(f"As recorded{left_out}:\n{table(Run(summarize(recorded.outcome), recorded.outcome))}\n\nSimulated:")
-    print(model.describe())
+    say(model.describe())
     if isinstance(model, Fitted) and model.fit_error > _ROUGH_FIT:
-        print(
+        say(
             f"warning: half of the measured steps are off by more than {model.fit_error:.0%}, as on a busy machine: "
             "times below are rough; measure on an idle one, or give another cost_model"
         )
@@ -206,7 +215,8 @@ def _longest(traces: Sequence[Trace]) -> int:
 
 def _replay(options: SimulationOptions) -> int:
     assert options.replay is not None, "a replay has a recording"
-    result = Replay(options.replay).run()
+    with progress("replaying") as on_read:
+        result = Replay(options.replay, on_read).run()
     stats = result.stats
     print(
         f"{result.num_requests:,} requests, {result.num_steps:,} steps, {stats.num_generated_tokens:,} tokens, "
@@ -217,7 +227,9 @@ def _replay(options: SimulationOptions) -> int:
         if options.svg is not None:
             first_step = 1 if options.first_step is None else options.first_step
             num_steps = 400 if options.num_steps is None else options.num_steps
-            _write("svg", options.svg, whole_picture(film(options.replay, first_step, num_steps)).encode())
+            with progress("drawing") as on_read:
+                drawn = film(options.replay, first_step, num_steps, on_read)
+            _write("svg", options.svg, whole_picture(drawn).encode())
         return 0
     print(f"step {result.first_difference:,} is another than the recorded one: this version decides otherwise")
     return 1

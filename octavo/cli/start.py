@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from octavo.cli.terminal import say
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.logging import set_up
 
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 def mention_demonstration_model(args: EngineArgs) -> None:
     """One line on stderr when the small model is used, so that nobody takes its answers for a real one's."""
     if args.model == BUILTIN_MODEL:
-        print(
-            f"{BUILTIN_MODEL} is a demonstration model of a few million parameters; give --model for a real one.",
-            file=sys.stderr,
+        say(
+            f"{BUILTIN_MODEL} is a demonstration model of a few million parameters; name a model for a real one.",
+            sys.stderr,
         )
 
 
@@ -36,7 +37,7 @@ def load(args: EngineArgs) -> LLMEngine:
         from octavo.engine.llm_engine import LLMEngine
 
         engine = LLMEngine.from_args(args)
-    print(f"memory: {engine.ready.plan_summary}", file=sys.stderr)
+    say(f"memory: {engine.ready.plan_summary}", sys.stderr)
     return engine
 
 

@@ -1,10 +1,19 @@
-"""What terminals can show: text in encodings that lack some characters, and lines that break between words."""
+"""What terminals can show: text in encodings that lack some characters, lines that break between words, progress.
+
+What goes into a file or a pipe is never wrapped.
+"""
 
 from __future__ import annotations
 
 import codecs
 import io
+import os
+import re
 import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
 
 _PLAIN = {
     "×": "x",
@@ -25,12 +34,25 @@ _PLAIN = {
 _HANDLER = "octavo.plain"
 
 
-def write_any_text() -> None:
-    """Let standard output and error take all text: what their encoding lacks becomes similar characters, or "?"."""
+def exchange_any_text() -> None:
+    """Let standard output and error take all text, and standard input give it where the locale knows only ASCII.
+
+    What an encoding lacks becomes similar characters, or "?". Input in ASCII is read as UTF-8, which it is a part of.
+    """
     codecs.register_error(_HANDLER, _in_plain_characters)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=_HANDLER)
+    if isinstance(sys.stdin, io.TextIOWrapper) and codecs.lookup(sys.stdin.encoding).name == "ascii":
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+
+
+def as_utf_8(word: str) -> str:
+    """Return a word of the command line whose bytes are UTF-8, whatever the locale took them for."""
+    try:
+        return os.fsencode(word).decode()
+    except UnicodeError:
+        return word
 
 
 def _in_plain_characters(error: UnicodeError) -> tuple[str, int]:
@@ -38,3 +60,113 @@ def _in_plain_characters(error: UnicodeError) -> tuple[str, int]:
         raise error
     text = error.object[error.start : error.end]
     return "".join(_PLAIN.get(character, "?") for character in text), error.end
+
+
+def say(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
+    """Print lines to a stream (standard output); on a terminal those that are too long break between words."""
+    stream = sys.stdout if stream is None else stream
+    print(fitted(text, columns(stream)) if stream.isatty() else text, end=end, file=stream)
+
+
+def columns(stream: TextIO) -> int:
+    """Return the width of the terminal behind a stream, in characters; 80 where nobody knows."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def fitted(text: str, width: int) -> str:
+    """Return the lines of a text, longer ones broken between words; the last column of a table stays below its head."""
+    return "\n".join(line if len(line) <= width else _broken(line, width) for line in text.split("\n"))
+
+
+def _broken(line: str, width: int) -> str:
+    starts = [match.end() for match in re.finditer(r"(?<=\S)  +|^ +", line) if match.end() <= width * 2 // 3]
+    start = starts[-1] if starts else 0
+    return textwrap.fill(
+        line[start:],
+        width,
+        initial_indent=line[:start],
+        subsequent_indent=" " * start,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+_WIDE = "\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6"
+_TOKEN = re.compile(rf"\n|[^\S\n]+|[{_WIDE}]|[^\s{_WIDE}]+")
+
+
+class WordWrap:
+    """Writes text as it comes; on a terminal a word that does not fit begins a line of its own.
+
+    The last word is held back until it is known to be whole: end with `flush`.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._column = 0
+        self._held = ""
+        self._gap = ""
+
+    def write(self, text: str) -> None:
+        if not self._is_terminal:
+            self._stream.write(text)
+        else:
+            tokens = _TOKEN.findall(self._held + text)
+            is_whole = not tokens or tokens[-1].isspace() or re.fullmatch(f"[{_WIDE}]", tokens[-1]) is not None
+            self._held = "" if is_whole else tokens.pop()
+            for token in tokens:
+                self._write_token(token)
+        self._stream.flush()
+
+    def flush(self) -> None:
+        """Write what is held back."""
+        if self._held:
+            self._write_token(self._held)
+        self._stream.write(self._gap)
+        self._held = self._gap = ""
+        self._stream.flush()
+
+    def _write_token(self, token: str) -> None:
+        from rich.cells import cell_len
+
+        if token == "\n":
+            self._stream.write("\n")
+            self._column, self._gap = 0, ""
+            return
+        if token.isspace():
+            self._gap += token
+            return
+        width, gap = cell_len(token), self._gap
+        if self._column and self._column + len(gap) + width > columns(self._stream):
+            gap, self._column = "\n", -1
+        self._stream.write(gap + token)
+        self._column += len(gap) + width
+        self._gap = ""
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Callable[[float], None]]:
+    """Show on a terminal how far something is, on standard error; the function is told shares from 0 to 1."""
+    if not sys.stderr.isatty():
+        yield lambda share: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns_shown = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
+    with Progress(*columns_shown, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=100)
+        shown = 0
+
+        def update(share: float) -> None:
+            nonlocal shown
+            percent = int(100 * share)
+            if percent > shown:
+                shown = percent
+                bar.update(task, completed=percent)
+
+        yield update

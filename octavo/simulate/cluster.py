@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -123,8 +123,8 @@ class Cluster:
         self._samples: list[Sample] = []
         self._sample_every_s = max(trace.last_arrival_s, 1.0) / 128
 
-    def run(self) -> Outcome:
-        """Until every request has ended."""
+    def run(self, progress: Callable[[float], None] | None = None) -> Outcome:
+        """Until every request has ended. `progress` is called with the share of them that have."""
         for number in self._numbers:
             traced = self._trace.requests[number]
             if traced.follows is None:
@@ -140,6 +140,8 @@ class Cluster:
                 replica = self._replicas[number]
                 for output in replica.end_step():
                     self._finish(replica, output, now)
+                if progress is not None:
+                    progress(len(self._records) / len(self._numbers))
                 self._step(replica, now)
             elif kind == _WAKE:
                 self._step(self._replicas[number], now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +47,9 @@ class Film(NamedTuple):
     first_step: int
 
 
-def film(path: str | Path, first_step: int = 1, num_steps: int = 400) -> Film:
+def film(
+    path: str | Path, first_step: int = 1, num_steps: int = 400, progress: Callable[[float], None] | None = None
+) -> Film:
     """Replay a recording and take a frame of each of these steps.
 
     Raises ConfigError for a file that is no recording, that is decided otherwise by this version, or that ends before.
@@ -55,7 +57,7 @@ def film(path: str | Path, first_step: int = 1, num_steps: int = 400) -> Film:
     for field, value in {"first_step": first_step, "num_steps": num_steps}.items():
         if value < 1:
             raise ConfigError(f"{field} is {value}, must be at least 1")
-    replay = Replay(path)
+    replay = Replay(path, progress)
     numbers: dict[str, int] = {}
     frames = []
     for number, step in enumerate(replay.steps(), start=1):

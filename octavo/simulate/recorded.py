@@ -6,6 +6,7 @@ With them the same requests can be simulated under other settings.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -49,9 +50,9 @@ class Recorded(NamedTuple):
     swap_bytes_per_s: float | None
 
 
-def read_recorded(path: str | Path) -> Recorded:
+def read_recorded(path: str | Path, progress: Callable[[float], None] | None = None) -> Recorded:
     """Raises ConfigError for a file that is no recording, or that this version decides otherwise."""
-    replay = Replay(path)
+    replay = Replay(path, progress)
     requests: dict[str, EngineCoreRequest] = {}
     outputs: dict[str, _Output] = {}
     clock = _StepClock(replay.settings.sliding_window)

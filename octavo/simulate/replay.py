@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -55,8 +55,10 @@ class ReplayResult(NamedTuple):
     stats: SchedulerStats
 
 
-def read_recording(path: str | Path) -> Iterator[Event]:
+def read_recording(path: str | Path, progress: Callable[[float], None] | None = None) -> Iterator[Event]:
     """The events of a recording; the first is `Began`. An unfinished last one, as a crash leaves it, is passed over.
+
+    `progress` is called with the share of the file that has been read.
 
     Raises ConfigError when the file cannot be read or is no recording of this version.
     """
@@ -79,6 +81,8 @@ def read_recording(path: str | Path) -> Iterator[Event]:
             _check_first(path, event)
         yield event
         offset += _LENGTH.size + size
+        if progress is not None:
+            progress(offset / len(data))
     if offset == 0:
         raise ConfigError(f"{path} is not a recording; one is written by octavo serve --record-trace FILE")
 
@@ -95,8 +99,8 @@ def _check_first(path: str | Path, event: Event) -> None:
 class Replay:
     """Feeds a recording to a scheduler that is built from its settings. `scheduler` may be looked at in between."""
 
-    def __init__(self, path: str | Path) -> None:
-        self._events = read_recording(path)
+    def __init__(self, path: str | Path, progress: Callable[[float], None] | None = None) -> None:
+        self._events = read_recording(path, progress)
         began = next(self._events)
         assert isinstance(began, Began)
         self.settings = began.settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -41,8 +41,16 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     num_shards: int
 
 
-def simulate(trace: Trace, simulation: Simulation, num_processes: int = 1) -> Outcome:
-    """Run it. The result does not depend on `num_processes`. Raises ConfigError for what cannot be simulated."""
+def simulate(
+    trace: Trace,
+    simulation: Simulation,
+    num_processes: int = 1,
+    progress: Callable[[float], None] | None = None,
+) -> Outcome:
+    """Run it. The result does not depend on `num_processes`. Raises ConfigError for what cannot be simulated.
+
+    `progress` is called with the share of the requests that have ended; not where several processes are at work.
+    """
     if simulation.num_replicas < 1:
         raise ConfigError(f"replicas is {simulation.num_replicas}, must be at least 1")
     if simulation.disaggregation is not None:
@@ -52,7 +60,7 @@ def simulate(trace: Trace, simulation: Simulation, num_processes: int = 1) -> Ou
     # a later turn arrives when the one before has ended, wherever that ran
     if num_shards > 1 and not router.needs_feedback and not trace.followers:
         return _in_processes(trace, simulation, num_shards)
-    return Cluster(trace, _replicas(simulation, range(simulation.num_replicas)), router).run()
+    return Cluster(trace, _replicas(simulation, range(simulation.num_replicas)), router).run(progress)
 
 
 def _replicas(simulation: Simulation, numbers: Sequence[int]) -> list[Replica]:

@@ -91,6 +91,14 @@ def test_a_request_that_never_fits_is_refused_and_its_followers_go_on() -> None:
     assert (first.num_output_tokens, second.num_output_tokens) == (0, 4)
 
 
+def test_how_many_requests_have_ended_is_told() -> None:
+    shares: list[float] = []
+    simulation = Simulation(settings=make_settings(), cost_model=make_costs())
+    simulate(busy_trace(num_requests=10), simulation, progress=shares.append)
+    assert shares == sorted(shares)
+    assert {shares[0], shares[-1]} == {0.0, 1.0}
+
+
 def test_round_robin_deals_out_in_turn() -> None:
     outcome = run(busy_trace(), num_replicas=4)
     by_arrival = sorted(outcome.records, key=lambda record: record.arrival_s)

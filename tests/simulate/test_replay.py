@@ -149,3 +149,11 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes | None, 
         (tmp_path / "file").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         Replay(tmp_path / "file")
+
+
+def test_how_much_of_a_recording_is_read_is_told(tmp_path: Path) -> None:
+    record_busy_run(tmp_path / "run", depth=1)
+    shares: list[float] = []
+    Replay(tmp_path / "run", shares.append).run()
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
