@@ -19,6 +19,11 @@ _MEMORY: Final = 0.8
 """What an older step counts beside the one after it: about five steps make the mean."""
 _TARGET_RATIO: Final = 2.5
 """A step that computes prompts while others decode may take this many times as long as one that only decodes."""
+_RATIO_PER_SHARE: Final = 10.0
+"""How much that ratio grows with the share of such steps beyond one half: then they are the usual ones, and their time
+is the median of the times between tokens."""
+_SHARE_STEPS: Final = 512
+"""Steps over which that share is a mean, older ones counting less."""
 _SMALLEST_PIECE: Final = 16
 """Prompt tokens that a step computes whatever they take, so that prompts always advance."""
 _ALIKE: Final = 1.5
@@ -56,9 +61,10 @@ class _Mean:
 class Pace:
     """The prompt tokens of a step in which other sequences decode.
 
-    `target_step_s` is what the step may take; None: `_TARGET_RATIO` times a step that only decodes, 0: any time. That
-    target times the measured tokens per second of such steps gives their tokens. The rate is one of steps of this very
-    size, so it holds whether a step's time is that of reading the weights, of arithmetic, or their sum.
+    `target_step_s` is what the step may take; None: `_TARGET_RATIO` times a step that only decodes, and more where most
+    steps compute prompts; 0: any time. That target times the measured tokens per second of such steps gives their
+    tokens. The rate is one of steps of this very size, so it holds whether a step's time is that of reading the
+    weights, of arithmetic, or their sum.
     """
 
     def __init__(self, target_step_s: float | None = None) -> None:
@@ -68,6 +74,7 @@ class Pace:
         self._num_decode_rows = 0
         self._num_unmeasured = 0
         self._was_decoding = False
+        self._mixed_share = 0.0
         self._beside = _Mean()
 
     def num_prompt_tokens(self, num_rows: int, prefill_tokens_per_s: float | None) -> float:
@@ -81,7 +88,8 @@ class Pace:
             most = _MOST_UNMEASURED if _are_alike(num_rows, self._num_decode_rows) else _FEWEST_UNMEASURED
             if self._num_unmeasured >= most or not self._num_decode_rows:
                 return 0
-        target_s = self.target_step_s or _TARGET_RATIO * (self._decode_s or 0.0)
+        ratio = _TARGET_RATIO + _RATIO_PER_SHARE * max(0.0, self._mixed_share - 0.5)
+        target_s = self.target_step_s or ratio * (self._decode_s or 0.0)
         if (rate := self._beside.value) is not None:
             return max(_SMALLEST_PIECE, target_s * rate - num_rows)
         return max(_SMALLEST_PIECE, (target_s - (self._decode_s or 0.0)) * (prefill_tokens_per_s or 0.0))
@@ -89,8 +97,10 @@ class Pace:
     def note_planned(self, step: _Planned) -> None:
         if not step.num_prompt_tokens:
             self._num_decode_rows, self._num_unmeasured = step.num_rows, 0
+            self._mixed_share -= self._mixed_share / _SHARE_STEPS
         elif step.num_allowed:
             self._num_unmeasured += 1
+            self._mixed_share += (1 - self._mixed_share) / _SHARE_STEPS
 
     def note_done(self, step: _Planned, seconds: float) -> None:
         """A step took so long."""

@@ -185,6 +185,18 @@ def test_steps_without_prompts_are_measured_again_after_a_while_and_when_others_
     assert found[-1] > 2 * 21, "they take longer, and so may prompts"
 
 
+def test_pieces_grow_where_prompts_always_wait() -> None:
+    found = grants(Rates(), 0.0, 3000)
+    assert max(found[:200]) <= 22, "a load of some seconds keeps the ratio of 2.5"
+    assert found[-1] == pytest.approx(7.2 * 10 - 4, rel=0.1), "nearly all steps compute prompts: a ratio of about 7.3"
+    sparse = Rates()
+    now, largest = 0.0, 0
+    for place in range(3000):
+        now, granted = step(sparse, now, rows=4, wanted=10**6 if place % 2 else 0)
+        largest = max(largest, granted)
+    assert largest <= 23, "half of the steps compute none"
+
+
 def test_measuring_takes_a_fifth_of_the_steps_at_most_when_rows_come_and_go() -> None:
     rates, now, num_measured = Rates(), 0.0, 0
     for place in range(100):
