@@ -21,9 +21,10 @@ from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.chat_template import ChatTemplate, Message
 from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_spawn import SpawnedCore
+from octavo.engine.deltas import merge_deltas
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, checked_ttl_s, open_tokenizer
 from octavo.engine.metrics import Metrics
-from octavo.engine.output_processor import OutputProcessor, merge_deltas
+from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from octavo.errors import EngineDeadError, InvalidRequest
 
