@@ -128,15 +128,13 @@ class HttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         view = memoryview(data)
         for start in range(0, len(data), _SLICE_BYTES):
-            if self._phase is _Phase.DISCARD:
-                self._discard(len(data) - start)
-                return
-            if self.transport.is_closing():
-                return
-            self._parse(view[start : start + _SLICE_BYTES])
-        if self._timer is not None or self._phase is _Phase.DISCARD:
-            return
-        if self._phase is _Phase.BODY:
+            if self._phase is not _Phase.DISCARD and not self.transport.is_closing():
+                self._parse(view[start : start + _SLICE_BYTES])
+        if self._phase is _Phase.DISCARD or (self._phase is _Phase.BODY and not self._is_answering):
+            self._discard(len(data))
+        elif self._timer is not None:
+            pass
+        elif self._phase is _Phase.BODY:
             # no more of it is read before the application asks, which it does after it has checked the key
             self.flow.pause_reading()
             self._arm(self._limits.body_timeout_s)
@@ -258,6 +256,8 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.abort()
         elif self._phase is _Phase.IDLE:
             self.transport.close()
+        elif self._phase is _Phase.BODY and not self._is_answering:
+            self.transport.abort()  # the answer came before the end of the body
         elif self.flow.read_paused and not self._open.is_draining:
             self._arm(self._limits.body_timeout_s)  # it is us who do not read
         elif self._open.is_draining:
@@ -322,9 +322,17 @@ class HttpProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _discard(self, num_bytes: int) -> None:
+        """Count what nobody reads, and let other connections go first."""
         self._num_discarded_bytes += num_bytes
         if self._num_discarded_bytes > _MOST_DISCARDED_BYTES:
             self.transport.abort()
+        if not self.transport.is_closing():
+            self.flow.pause_reading()
+            self.loop.call_later(self._open.next_discard_s(self.loop.time()), self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
 
     # The client's end of the connection, and ours.
 

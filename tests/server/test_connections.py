@@ -59,6 +59,13 @@ def test_client_behind_proxies_is_the_last_address_that_is_none_of_them(values: 
     assert connections.forwarded_address(headers, "10.0.0.2") == client
 
 
+def test_what_is_thrown_away_is_read_at_one_pace_for_all_connections() -> None:
+    connections = Connections(ConnectionLimits())
+    first, second, third = (connections.next_discard_s(now=100.0) for _ in range(3))
+    assert 0 < first < second < third
+    assert connections.next_discard_s(now=200.0) == first
+
+
 def test_proxies_and_sizes_are_checked_by_name() -> None:
     with pytest.raises(ConfigError, match=r"trusted_proxies: 'proxy\.example' does not appear to be"):
         ServerArgs(trusted_proxies=("10.0.0.0/8", "proxy.example"))
