@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -14,10 +14,19 @@ import msgspec
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
 from octavo.config.schema import EngineConfig
-from octavo.core.messages import AbortRequests, AddRequests, CoreReady, EngineCoreRequest, SchedulerStats
+from octavo.core.messages import (
+    AbortRequests,
+    AddRequests,
+    CoreReady,
+    EngineCoreOutput,
+    EngineCoreRequest,
+    SchedulerStats,
+)
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.prompt import Prompt, PromptLike
+from octavo.core.request_limits import check_logprob_entries
 from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.core.step import PromptLogprobs
 from octavo.engine.chat_template import ChatTemplate, Message
 from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_spawn import SpawnedCore
@@ -30,6 +39,9 @@ from octavo.errors import EngineDeadError, InvalidRequest
 
 if TYPE_CHECKING:
     from octavo.engine.template_sandbox import RenderLimits
+
+_POSITIONS_OF_TURN: Final = 128
+"""Positions of a prompt whose log-probabilities are taken in before whatever else waits for the loop."""
 
 _PROMPTS_OF_TURN: Final = 16
 """Prompts of one request that are processed before whatever else waits for the loop."""
@@ -200,8 +212,9 @@ class AsyncLLM:
         requests: list[EngineCoreRequest] = []
         for start in range(0, len(read), _PROMPTS_OF_TURN):
             requests += await self._process_turn(process, start, read)
+        check_logprob_entries(sum(len(request.prompt_token_ids) for request in requests), params.prompt_logprobs)
         changed = asyncio.Event()
-        streams = dict(enumerate(self._open(requests, read, changed)))
+        streams = dict(enumerate(await self._open(requests, read, changed)))
         try:
             while streams:
                 await changed.wait()
@@ -278,7 +291,7 @@ class AsyncLLM:
             return await asyncio.to_thread(self._input.process_prefix, read, cache_salt)
         return self._input.process_prefix(read, cache_salt)
 
-    def _open(
+    async def _open(
         self, requests: Sequence[EngineCoreRequest], prompts: Sequence[Prompt], changed: asyncio.Event
     ) -> list[_Stream]:
         if self._dead.done():
@@ -289,11 +302,15 @@ class AsyncLLM:
                 self._output.add(request, prompt.text)
                 opened.append(_Stream(request.params.output_kind, changed))
                 self._streams[request.request_id] = opened[-1]
+                if len(opened) % _PROMPTS_OF_TURN == 0:
+                    await asyncio.sleep(0)
+            if self._dead.done():
+                raise self._dead.result()
             self._client.send(requests[0] if len(requests) == 1 else AddRequests(list(requests)))
-        except (EngineDeadError, InvalidRequest):
+        except (EngineDeadError, InvalidRequest, asyncio.CancelledError):
             for request, _ in zip(requests, opened, strict=False):
-                self._output.abort(request.request_id)
-                del self._streams[request.request_id]
+                if self._output.abort(request.request_id) is not None:
+                    del self._streams[request.request_id]
             raise
         return opened
 
@@ -304,20 +321,45 @@ class AsyncLLM:
                 step = await self._client.receive()
                 self.stats = step.stats
                 self.metrics.observe_stats(step.stats)
-                processed = self._output.process(step.outputs)
-                for stop in processed.stops:
-                    self._client.send(stop)
-                for output in processed.outputs:
-                    stream = self._streams.pop if output.finished else self._streams.__getitem__
-                    stream(output.request_id).put(output)
+                for outputs in in_turns(step.outputs):
+                    self._hand_out(outputs)
+                    if outputs is not step.outputs:
+                        await asyncio.sleep(0)
         except EngineDeadError as error:
             self._die(error)
+
+    def _hand_out(self, outputs: list[EngineCoreOutput]) -> None:
+        processed = self._output.process(outputs)
+        for stop in processed.stops:
+            self._client.send(stop)
+        for output in processed.outputs:
+            stream = self._streams.pop if output.finished else self._streams.__getitem__
+            stream(output.request_id).put(output)
 
     def _die(self, error: EngineDeadError) -> None:
         if not self._dead.done():
             self._dead.set_result(error)
         for output in self._output.fail(str(error)):
             self._streams.pop(output.request_id).fail(error)
+
+
+def in_turns(outputs: list[EngineCoreOutput]) -> Iterator[list[EngineCoreOutput]]:
+    """The outputs of a step, cut where log-probabilities of many prompt positions would take long: those come last."""
+    large = [each for each in outputs if each.prompt_logprobs and len(each.prompt_logprobs.tokens) > _POSITIONS_OF_TURN]
+    if not large:
+        yield outputs
+        return
+    yield [each for each in outputs if not any(each is other for other in large)]
+    for each in large:
+        logprobs = each.prompt_logprobs
+        assert logprobs is not None
+        for start in range(0, len(logprobs.tokens), _POSITIONS_OF_TURN):
+            tokens = logprobs.tokens[start : start + _POSITIONS_OF_TURN]
+            part = PromptLogprobs(first_position=logprobs.first_position + start, tokens=tokens)
+            if start + len(tokens) == len(logprobs.tokens):
+                yield [msgspec.structs.replace(each, prompt_logprobs=part)]
+            else:
+                yield [EngineCoreOutput(request_id=each.request_id, deltas=[], finished=False, prompt_logprobs=part)]
 
 
 class _Stream:

@@ -14,7 +14,7 @@ from typing import Any
 from octavo.config.args import EngineArgs, ServerArgs
 from octavo.config.fields import Argument, arguments
 from octavo.core.absent import absent_options
-from octavo.core.request_limits import MAX_DEPTH, MAX_REQUEST_TOKENS, MAX_SEQUENCES, REQUEST_LIMITS
+from octavo.core.request_limits import MAX_DEPTH, MAX_LOGPROB_ENTRIES, MAX_REQUEST_TOKENS, MAX_SEQUENCES, REQUEST_LIMITS
 
 _INTRODUCTION = """\
 <!-- Made by `python -m octavo.config.reference docs/reference`; edit the fields in octavo/config/args.py instead. -->
@@ -48,7 +48,8 @@ _LIMITS_TEXT = """\
 The most that lists and texts of one request may hold; `octavo serve` refuses more with status 400 and the name of the
 field, `LLM` with `InvalidRequest`. Besides, a body has at most `--max-body-size` bytes, a completion request at most
 {tokens:,} token ids in its prompts and {sequences:,} sequences (prompts times `n` or `best_of`), free-form JSON nests
-at most {depth} deep, and a prompt fits the model's context.
+at most {depth} deep, the log-probabilities of prompts have at most {logprobs:,} entries together (prompt tokens times
+`prompt_logprobs` plus one; only in a server), and a prompt fits the model's context.
 """
 
 _FLAG = re.compile(r"(?<![`\w-])--[a-z][a-z-]*")
@@ -147,7 +148,9 @@ def _sampling_page() -> str:
 
 
 def _limits_page() -> str:
-    text = _LIMITS_TEXT.format(tokens=MAX_REQUEST_TOKENS, sequences=MAX_SEQUENCES, depth=MAX_DEPTH).strip()
+    text = _LIMITS_TEXT.format(
+        tokens=MAX_REQUEST_TOKENS, sequences=MAX_SEQUENCES, depth=MAX_DEPTH, logprobs=MAX_LOGPROB_ENTRIES
+    ).strip()
     introduction = _INTRODUCTION.replace("config/args.py", "core/request_limits.py")
     lines = [
         introduction.format(title="Limits of a request", text=text),

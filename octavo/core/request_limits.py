@@ -33,6 +33,7 @@ MAX_PROMPT_CHARS: Final = 2 << 20
 MAX_REQUEST_CHARS: Final = 4 << 20
 MAX_REQUEST_TOKENS: Final = 1 << 20
 MAX_SEQUENCES: Final = 4096
+MAX_LOGPROB_ENTRIES: Final = 1 << 20
 MAX_DEPTH: Final = 16
 """Arrays and objects inside each other, in free-form JSON."""
 
@@ -139,6 +140,19 @@ def _check_free_form(field: str, value: Any, limits: FieldLimits) -> None:
                 pending += [(key, depth + 1) for key in each]
             pending += [(item, depth + 1) for item in (each.values() if isinstance(each, Mapping) else each)]
     check_chars(field, num_chars, limits.total_chars, " together")
+
+
+def check_logprob_entries(num_prompt_tokens: int, prompt_logprobs: int | None) -> None:
+    """Raise InvalidRequest when the log-probabilities of all prompts of a request would take too much memory."""
+    if prompt_logprobs is None:
+        return
+    count = num_prompt_tokens * (prompt_logprobs + 1)
+    if count > MAX_LOGPROB_ENTRIES:
+        raise InvalidRequest(
+            f"the log-probabilities of {num_prompt_tokens:,} prompt tokens with {prompt_logprobs + 1} entries each are "
+            f"{count:,}, must be at most {MAX_LOGPROB_ENTRIES:,}; ask for fewer, or send shorter prompts",
+            field="prompt_logprobs",
+        )
 
 
 def request_limits_in_short() -> str:

@@ -7,6 +7,7 @@ from time import time
 from typing import TYPE_CHECKING
 
 from octavo.config.args import ServerArgs
+from octavo.server.large_answers import LargeAnswers
 from octavo.server.open_requests import OpenRequests
 from octavo.server.preparation import check_served
 
@@ -26,6 +27,7 @@ class ServerContext:
     args: ServerArgs
     texts: Texts
     open_requests: OpenRequests = field(default_factory=OpenRequests)
+    large_answers: LargeAnswers = field(default_factory=LargeAnswers)
     created: int = field(default_factory=lambda: int(time()))
 
     @property

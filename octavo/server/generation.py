@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from time import time
@@ -23,6 +23,7 @@ from octavo.errors import EngineDeadError, InvalidRequest
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError, ended_with_error
 from octavo.server.keys import Caller, Right, caller_of
+from octavo.server.large_answers import encode
 from octavo.server.responses import CacheInfo, PromptTokensDetails, Usage
 from octavo.server.schema import GenerationRequest
 
@@ -168,6 +169,18 @@ def last_words_for(caller: Caller) -> Iterator[None]:
         if caller.may(Right.OBSERVE):
             raise
         raise ApiError(503, "the engine has stopped", code="engine_dead") from error
+
+
+async def answer_in_one_piece(
+    context: ServerContext, outputs: Sequence[RequestOutput], build: Callable[[], msgspec.Struct]
+) -> Response:
+    """The response with what `build` makes of the outputs."""
+    num_entries = sum(
+        len(output.prompt_logprobs or ()) + sum(len(completion.token_ids) for completion in output.outputs)
+        for output in outputs
+    )
+    body = await context.large_answers.build(lambda: encode(build()), num_entries)
+    return Response(body, media_type="application/json")
 
 
 def json_response(value: msgspec.Struct) -> Response:

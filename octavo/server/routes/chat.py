@@ -12,11 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from octavo.core.outputs import CompletionOutput
+from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
-from octavo.server.generation import Frame, Generation, TokenCounts, json_response, named_by_the_client, sender_of
+from octavo.server.generation import Frame, Generation, TokenCounts, answer_in_one_piece, named_by_the_client, sender_of
 from octavo.server.keys import Caller
 from octavo.server.logprobs import chat_logprobs
 from octavo.server.responses import (
@@ -42,7 +42,7 @@ def routes(context: ServerContext) -> list[Route]:
         if asked.stream:
             return EventStream(answer.events(), context.open_requests)
         async with context.open_requests.track(request.receive):
-            return json_response(await answer.whole())
+            return await answer.response()
 
     return [Route("/v1/chat/completions", create_chat_completion, methods=["POST"])]
 
@@ -84,9 +84,12 @@ class _Answer:
             field_names=field_names,
         )
 
-    async def whole(self) -> ChatCompletionResponse:
+    async def response(self) -> Response:
         """The answer in one piece."""
         (output,) = await self.generation.final_outputs()
+        return await answer_in_one_piece(self.context, [output], lambda: self._whole(output))
+
+    def _whole(self, output: RequestOutput) -> ChatCompletionResponse:
         counts = TokenCounts(1, self.asked)
         counts.add(0, output)
         choices = [

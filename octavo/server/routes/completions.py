@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,7 +17,7 @@ from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.engine.detokenizer import text_offsets
 from octavo.server.context import ServerContext
-from octavo.server.generation import Frame, Generation, TokenCounts, json_response, sender_of
+from octavo.server.generation import Frame, Generation, TokenCounts, answer_in_one_piece, sender_of
 from octavo.server.keys import Caller
 from octavo.server.logprobs import Position, completion_logprobs, token_text
 from octavo.server.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
@@ -31,7 +32,7 @@ def routes(context: ServerContext) -> list[Route]:
         if asked.stream:
             return EventStream(answer.events(), context.open_requests)
         async with context.open_requests.track(request.receive):
-            return json_response(await answer.whole())
+            return await answer.response()
 
     return [Route("/v1/completions", create_completion, methods=["POST"])]
 
@@ -77,9 +78,12 @@ class _Answer:
     def echoes_only(self) -> bool:
         return bool(self.asked.echo) and self.asked.max_tokens == 0
 
-    async def whole(self) -> CompletionResponse:
+    async def response(self) -> Response:
         """The answer in one piece."""
         outputs = await self.generation.final_outputs()
+        return await answer_in_one_piece(self.context, outputs, lambda: self._whole(outputs))
+
+    def _whole(self, outputs: list[RequestOutput]) -> CompletionResponse:
         counts = TokenCounts(len(outputs), self.asked)
         choices = []
         for index, output in enumerate(outputs):
@@ -110,7 +114,8 @@ class _Answer:
                 counts.add(index, output)
                 for completion in output.outputs:
                     key = self._choice_index(index, completion)
-                    choice = self._choice(index, output, completion, sent.setdefault(key, _Sent()))
+                    make = partial(self._choice, index, output, completion, sent.setdefault(key, _Sent()))
+                    choice = await self.context.large_answers.build(make, len(output.prompt_logprobs or ()))
                     if choice.text or choice.logprobs or choice.token_ids or choice.prompt_token_ids:
                         yield chunk(choice)
                     if completion.finish_reason is not None:

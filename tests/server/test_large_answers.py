@@ -1,0 +1,50 @@
+"""Large answers: encoded in slices, their bytes are those of one piece."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import msgspec
+import pytest
+
+from octavo.core.outputs import Logprob
+from octavo.server.large_answers import SLICE, LargeAnswers, encode
+from octavo.server.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, PromptTokensDetails, Usage
+
+
+def answer(num_choices: int, num_tokens: int) -> CompletionResponse:
+    logprobs = CompletionLogprobs(
+        tokens=["ä"] * num_tokens,
+        token_logprobs=[None, *[-0.5] * num_tokens][:num_tokens],
+        top_logprobs=[{"a": -0.5, "b": -1.5}] * num_tokens,
+        text_offset=list(range(num_tokens)),
+    )
+    positions = [None, *({3: Logprob(-0.5, 1, "a")} for _ in range(num_tokens))]
+    choices = [
+        CompletionChoice(index=index, text="x", logprobs=logprobs, prompt_logprobs=positions)
+        for index in range(num_choices)
+    ]
+    return CompletionResponse(
+        id="1",
+        created=2,
+        model="m",
+        choices=choices,
+        usage=Usage.of(1, 2, PromptTokensDetails(0)),
+        system_fingerprint="",
+    )
+
+
+@pytest.mark.parametrize(("num_choices", "num_tokens"), [(1, 3), (1, SLICE), (2, SLICE + 1), (SLICE + 1, 1), (1, 2000)])
+def test_slices_make_the_same_bytes(num_choices: int, num_tokens: int) -> None:
+    value = answer(num_choices, num_tokens)
+    assert encode(value) == msgspec.json.encode(value)
+
+
+def test_large_answers_are_built_in_a_thread_and_small_ones_here() -> None:
+    async def run() -> None:
+        answers = LargeAnswers()
+        assert await answers.build(threading.get_ident, SLICE) == threading.get_ident()
+        assert await answers.build(threading.get_ident, SLICE + 1) != threading.get_ident()
+
+    asyncio.run(run())
