@@ -72,7 +72,7 @@ def _absent_options() -> str:
     for name, said in absent_options().items():
         names.setdefault(said, []).append(f"`{name}`")
     rows = [f"| {', '.join(listed)} | {said} |" for said, listed in sorted(names.items(), key=lambda row: row[1])]
-    return "\n".join(["## Not there\n", _ABSENT_TEXT, "| option | |", "|---|---|", *rows]) + "\n"
+    return "\n".join(["## Not there\n", _ABSENT_TEXT, name_table(["| option | |", "|---|---|", *rows])])
 
 
 def describe_limits(argument: Argument) -> str:
@@ -129,8 +129,12 @@ def _page(title: str, text: str, listed: Iterable[Argument]) -> str:
 
 
 def _arguments(name: str, limits: str, rows: Sequence[str]) -> str:
+    return name_table([f"| {name} | default | {limits} | meaning |", "|---|---|---|---|", *rows])
+
+
+def name_table(lines: Sequence[str]) -> str:
     """A table that the site shows as a list where the screen is narrow (docs/stylesheets/site.css)."""
-    table = "\n".join([f"| {name} | default | {limits} | meaning |", "|---|---|---|---|", *rows])
+    table = "\n".join(lines)
     return f'<div class="arguments" markdown="1">\n\n{table}\n\n</div>\n'
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from octavo.config.fields import Arg
+from octavo.config.reference import name_table
 from octavo.config.sources import known_arguments
 from octavo.core.absent import absent_options, renamed_options
 from octavo.core.sampling_params import documented_fields
@@ -118,10 +119,8 @@ def _code(names: str) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Row]) -> str:
-    """A table that the site shows as a list where the screen is narrow (docs/stylesheets/site.css)."""
     lines = ["| " + " | ".join(header) + " |", "|---|---|---|"]
-    table = "\n".join(lines + [f"| {row.theirs} | {row.ours} | {row.note} |" for row in rows])
-    return f'<div class="arguments" markdown="1">\n\n{table}\n\n</div>\n'
+    return name_table(lines + [f"| {row.theirs} | {row.ours} | {row.note} |" for row in rows])
 
 
 def main(directory: str) -> None:
