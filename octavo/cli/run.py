@@ -43,13 +43,7 @@ def run(
     given: Given,
 ) -> int:
     """Continue a text, written to standard output as it is generated."""
-    model, prompt = _model_and_prompt(model_or_prompt, prompt)
-    if model is not None and "model" in given.values:
-        raise InvalidRequest(
-            f"there are two models, {model} and --model {given.values['model']}; leave out one of them, or put a "
-            "prompt of several words into quotes",
-            field="model",
-        )
+    model, prompt = _model_and_prompt(model_or_prompt, prompt, given.values.get("model"))
     given = given if model is None else msgspec.structs.replace(given, values={**given.values, "model": model})
     args = given.arguments(EngineArgs)
     prompt = checked_text(_standard_input(args.model) if prompt is None else as_utf_8(prompt), "prompt")
@@ -73,12 +67,21 @@ def run(
     return 0
 
 
-def _model_and_prompt(first: str | None, prompt: str | None) -> tuple[str | None, str | None]:
-    """Return the model that the words of the command name, and the prompt; None for what they leave out."""
+def _model_and_prompt(first: str | None, prompt: str | None, model: str | None) -> tuple[str | None, str | None]:
+    """Return the model that the words of the command name, and the prompt; None for what they leave out.
+
+    model: what --model says.
+    """
     if first is None:
-        return None, prompt
+        return model, prompt
     if prompt is None:
-        return (first, None) if _is_surely_a_model(first) else (None, first)
+        return (first, None) if model is None and _is_surely_a_model(first) else (model, first)
+    if model is not None:
+        raise InvalidRequest(
+            f"there are two models, {first} and --model {model}; leave out one of them, or put a prompt of several "
+            "words into quotes",
+            field="model",
+        )
     if _is_surely_a_model(first) or is_hub_name(first):
         return first, prompt
     raise InvalidRequest(

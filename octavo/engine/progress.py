@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Final, Self, TextIO
 
 REFRESH_INTERVAL_S: Final = 0.1
+_NARROWEST_BAR: Final = 5
+"""Characters; where there is less room the facts stand alone."""
 
 
 class ProgressBar:
@@ -30,6 +32,7 @@ class ProgressBar:
         self._start = self._last = clock()
         self._counts = (0, 0, 0)
         self._line_length = 0
+        self._mark = _mark(self._stream)
 
     def __enter__(self) -> Self:
         return self
@@ -63,9 +66,21 @@ class ProgressBar:
             f" {num_done}/{self._num_prompts} prompts [{_clock_time(elapsed_s)}<{left}, "
             f"in {num_prompt_tokens / elapsed_s:.0f} tokens/s, out {num_generated_tokens / elapsed_s:.0f} tokens/s]"
         )
-        width = max(10, min(40, shutil.get_terminal_size().columns - len(facts) - 3))
+        columns = shutil.get_terminal_size().columns - 1  # a terminal may move on when the last one is written
+        width = min(40, columns - len(facts) - 2)
+        if width < _NARROWEST_BAR:
+            return facts[1 : columns + 1]
         filled = width * num_done // self._num_prompts if self._num_prompts else width
-        return f"|{'█' * filled}{' ' * (width - filled)}|{facts}"
+        return f"|{self._mark * filled}{' ' * (width - filled)}|{facts}"
+
+
+def _mark(stream: TextIO) -> str:
+    """Return a block, or what a terminal without blocks has."""
+    try:
+        "█".encode(getattr(stream, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return "#"
+    return "█"
 
 
 def _clock_time(seconds: float) -> str:

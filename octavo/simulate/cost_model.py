@@ -139,7 +139,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def describe(self) -> str:
         """One line for the report."""
         return (
-            f"{self.name}: {self.weight_bytes / 1e9:,.1f} GB of weights at {self.bytes_per_s / 1e9:,.0f} GB/s and "
+            f"{self.name}: {self.weight_bytes / 1e9:,.3g} GB of weights at {self.bytes_per_s / 1e9:,.0f} GB/s and "
             f"{self.flops_per_s / 1e12:,.3g} TFLOP/s, {self.kv_bytes_per_token / 1e3:,.0f} kB of KV a token"
         )
 

@@ -84,6 +84,11 @@ def test_a_single_word_that_names_a_model_is_no_prompt(
     assert capsys.readouterr().out.startswith("abc")
 
 
+def test_beside_a_named_model_every_word_is_the_prompt(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "and/or", "--model", tiny_model, "--max-tokens", "1", "--max-num-seqs", "4"]) == 0
+    assert capsys.readouterr().out.startswith("and/or")
+
+
 def test_a_word_that_is_no_model_after_all_may_have_been_a_part_of_the_prompt(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,7 +69,7 @@ def test_pools_turns_and_beams_are_options_too() -> None:
 
 def test_a_model_and_a_device_are_enough(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *FEW, "--model", "octavo-tiny", "--device", "l4", "--tensor-parallel-size", "2"]) == 0
-    assert "octavo-tiny on 2 × NVIDIA L4, 24 GB: 0.0 GB of weights" in capsys.readouterr().out
+    assert "octavo-tiny on 2 × NVIDIA L4, 24 GB: 0.0104 GB of weights" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair-share", "deadline", "prefix-match"])

@@ -54,3 +54,19 @@ def test_empty_batch_is_a_full_bar() -> None:
     with ProgressBar(0, stream=stream):
         pass
     assert " 0/0 prompts" in stream.getvalue()
+
+
+@pytest.mark.parametrize("columns", [20, 60, 80, 120])
+def test_a_line_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for line in shown(Terminal()):
+        assert len(line.rstrip()) < columns
+
+
+def test_a_terminal_without_blocks_gets_another_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, encoding="ascii", write_through=True)
+    with ProgressBar(1, shown=True, stream=stream) as progress:
+        progress.update(1, 1, 1)
+    assert b"|####" in written.getvalue()
