@@ -42,13 +42,17 @@ def make_executor(config: EngineConfig) -> Executor:
 
 
 def import_ahead() -> None:
-    """Import what a worker needs in a thread, while the caller waits for its configuration."""
+    """Import what a worker needs in a thread, while the caller waits for its configuration.
+
+    Only for a process that runs nothing but an engine: it gets torch without what an engine never uses.
+    """
     threading.Thread(target=_import_worker, name="octavo-import", daemon=True).start()
 
 
 def _import_worker() -> None:
     from octavo.executor.inproc import collector_paused
+    from octavo.executor.light_torch import without_meta_registrations
 
     # who needs the module imports it again, and meets what goes wrong with it
-    with suppress(ImportError), collector_paused():
+    with suppress(ImportError), collector_paused(), without_meta_registrations():
         import_module("octavo.worker.worker")

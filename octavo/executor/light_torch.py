@@ -1,0 +1,34 @@
+"""Imports torch without a part that only its compiler needs, in processes that run nothing but an engine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Final
+
+_PART: Final = "_meta_registrations"
+
+
+@contextmanager
+def without_meta_registrations() -> Iterator[None]:
+    """Inside, `import torch` leaves out what operators written in Python do with tensors that have no data.
+
+    That is a sixth of the import. An engine makes such tensors only where torch's own C++ does it. After the block
+    whoever wants the part imports it as ever.
+    """
+    name = f"torch.{_PART}"
+    if "torch" in sys.modules:
+        yield
+        return
+    placeholder = ModuleType(name)
+    sys.modules[name] = placeholder
+    try:
+        yield
+    finally:
+        if sys.modules.get(name) is placeholder:
+            del sys.modules[name]
+        torch = sys.modules.get("torch")
+        if torch is not None and vars(torch).get(_PART) is placeholder:
+            delattr(torch, _PART)

@@ -1,0 +1,39 @@
+"""The engine's own process imports torch without a part, and runs every family as it does with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from tests.fakes.checkpoints import FAMILIES, make_checkpoint
+from tests.worker.engine_config import make_config
+
+_RUN = """
+import sys
+import msgspec
+from octavo.config.schema import EngineConfig
+from octavo.executor.light_torch import without_meta_registrations
+with without_meta_registrations():
+    from octavo.worker.worker import Worker
+assert "torch._meta_registrations" not in sys.modules
+for config in msgspec.json.decode(sys.stdin.buffer.read(), type=list[EngineConfig]):
+    Worker.build(config).run_dummy(num_seqs=2, num_tokens=9)
+import torch._meta_registrations
+assert torch._meta_registrations.meta_index_Tensor
+"""
+
+
+def test_every_family_and_weight_format_runs_without_the_part_that_is_left_out(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "tie_word_embeddings": True}
+    configs = []
+    for family in FAMILIES:
+        path = make_checkpoint(family, tmp_path / family, **(sizes if family in ("llama", "qwen2") else {}))
+        formats = (None, "int8", "int4") if family in ("llama", "qwen2") else (None,)
+        for quantization in formats:
+            configs.append(make_config(path, num_gpu_blocks_override=30, quantization=quantization))
+        configs.append(make_config(path, num_gpu_blocks_override=30, instruction_set="reference"))
+    run = subprocess.run([sys.executable, "-c", _RUN], input=msgspec.json.encode(configs), check=False)
+    assert run.returncode == 0
