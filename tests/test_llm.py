@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from octavo.config.schema import CacheConfig
 from octavo.core.messages import EngineCoreRequest, StepOutputs
@@ -32,6 +34,12 @@ def make_llm(tmp_path: Path, core: ScriptedCore | None = None, **model: Any) -> 
     return LLM.from_engine(
         LLMEngine(engine_config(str(tmp_path), **model), core or ScriptedCore(), tokenizer, template)
     )
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    """One that nothing is changed of."""
+    return make_llm(tmp_path_factory.mktemp("llm"))
 
 
 def texts(outputs: list[Any]) -> list[str]:
@@ -357,6 +365,26 @@ def test_a_prefix_that_is_none_is_refused(prefix: Any, salt: Any, message: str, 
 def test_without_the_prefix_cache_nothing_can_be_pinned(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="the prefix cache is off; start the engine with enable_prefix_caching"):
         real_llm(tmp_path, enable_prefix_caching=False).pin_prefix("0123", 60.0)
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.characters() | st.binary(max_size=2)
+KEYS = st.sampled_from(["prompt", "prompt_token_ids", "cache_salt", "role", "content"]) | st.integers(0, 2)
+ANYTHING = st.recursive(
+    LEAVES, lambda some: st.lists(some, max_size=3) | st.dictionaries(KEYS, some, max_size=3), max_leaves=6
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(things=st.lists(ANYTHING, min_size=1, max_size=3))
+@example(things=[{"prompt": "a", 0: None}])
+def test_whatever_stands_in_a_list_of_prompts_the_good_ones_are_answered(llm: LLM, things: list[Any]) -> None:
+    first, *others, last = llm.generate(["good", *things, [97, 98]])
+    assert texts([first, last]) == ["good", "ab"]
+    assert len(others) == len(things)
+    good = [{"role": "user", "content": "hi"}]
+    first, *others = llm.chat([good, *things])
+    assert first.error is None
+    assert len(others) == len(things)
 
 
 def test_text_that_is_no_unicode_is_refused_by_itself(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ class Prompt(msgspec.Struct, frozen=True):
             if set(value) - {"cache_salt", "cache_namespace"} not in ({"prompt"}, {"prompt_token_ids"}):
                 raise InvalidRequest(
                     "a prompt given as a mapping has one of the keys prompt and prompt_token_ids, and perhaps "
-                    f"cache_salt and cache_namespace; got {sorted(value)}",
+                    f"cache_salt and cache_namespace; got {sorted(map(str, value))}",
                     field="prompt",
                 )
             items: Mapping[str, Any] = value

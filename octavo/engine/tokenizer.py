@@ -199,8 +199,10 @@ class Tokenizer:
             return self.added_tokens[token_id].encode()
         if (byte := _BYTE_PIECE.fullmatch(piece)) is not None:
             return bytes.fromhex(byte[1])
-        known = [_BYTE_OF_CHAR.get(char) for char in piece] if self.joins_bytes else [None]
-        return None if None in known else bytes(byte for byte in known if byte is not None)
+        if any(char not in _BYTE_OF_CHAR for char in piece):
+            return None
+        found = bytes(_BYTE_OF_CHAR[char] for char in piece)
+        return found if found.decode(errors="replace") == text else None
 
     def encode_word(self, word: str) -> list[tuple[int, ...]]:
         """The token sequences that a word stands for: inside a text after other text, at its start, and after a space.
