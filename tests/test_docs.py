@@ -79,7 +79,9 @@ def test_everything_in_the_folder_of_the_site_may_be_published() -> None:
 
 
 def test_the_site_has_a_dark_palette_and_asks_no_other_host() -> None:
-    theme = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["theme"]
+    project = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
+    assert all((DOCS / sheet).is_file() for sheet in project["extra_css"])
+    theme = project["theme"]
     assert {palette.get("scheme") for palette in theme["palette"]} == {None, "default", "slate"}
     assert theme["font"] is False
 
