@@ -20,9 +20,9 @@ def pack(message: Any) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def length_of(body: bytes) -> bytes:
-    """What stands before a body in its frame, for a body that is not copied into one."""
-    return _LENGTH.pack(len(body))
+def head(num_bytes: int) -> bytes:
+    """What stands in a frame before a body of this size, for a body that is not copied into one."""
+    return _LENGTH.pack(num_bytes)
 
 
 def read(connection: socket.socket) -> bytes | None:

@@ -63,13 +63,13 @@ def refused_fields(kind: type[msgspec.Struct]) -> dict[str, Refused]:
     }
 
 
-async def read_body(request: Request) -> bytes:
-    """Body of a request that is declared as JSON. Raises ApiError 413 and 415."""
+async def read_body(request: Request) -> list[bytes]:
+    """The pieces of the body of a request that is declared as JSON. Raises ApiError 413 and 415."""
     content_type = request.headers.get("content-type", "")
     if not is_json(content_type):
         raise not_json(content_type)
     try:
-        return await request.body()
+        return [piece async for piece in request.stream() if piece]
     except ClientDisconnect as error:
         raise ClientDisconnectedError from error
 

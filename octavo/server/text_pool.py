@@ -8,7 +8,9 @@ import logging
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 import msgspec
@@ -34,9 +36,13 @@ class _Task:
 
     job_id: int
     kind: str
-    body: bytes
+    pieces: Sequence[bytes]
     result: asyncio.Future[bytes]
     num_tries: int = 0
+
+    @cached_property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.pieces))
 
 
 @dataclass(eq=False)
@@ -65,13 +71,13 @@ class TextPool:
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    async def run(self, kind: str, body: bytes) -> bytes:
-        """The result of `text_process.prepare` for a body of this kind. Raises ApiError."""
-        waiting = sum(len(task.body) for lane in (self._short, self._long) for task in lane.tasks.values())
-        if waiting and waiting + len(body) > MAX_WAITING_BYTES:
+    async def run(self, kind: str, pieces: Sequence[bytes]) -> bytes:
+        """The result of `text_process.prepare` for a body of this kind, which comes in pieces. Raises ApiError."""
+        task = _Task(next(self._ids), kind, pieces, asyncio.get_running_loop().create_future())
+        waiting = sum(other.num_bytes for lane in (self._short, self._long) for other in lane.tasks.values())
+        if waiting and waiting + task.num_bytes > MAX_WAITING_BYTES:
             raise _busy(f"requests with {waiting:,} bytes wait to be read")
-        lane = self._short if len(body) <= SHORT_JOB_BYTES else self._long
-        task = _Task(next(self._ids), kind, body, asyncio.get_running_loop().create_future())
+        lane = self._short if task.num_bytes <= SHORT_JOB_BYTES else self._long
         lane.tasks[task.job_id] = task
         lane.wanted.set()
         if lane.runner is None:
@@ -83,7 +89,7 @@ class TextPool:
         finally:
             del lane.tasks[task.job_id]
             if task.result.cancelled() and lane.writer is not None:
-                _write(lane.writer, Job(task.job_id, ""), b"")
+                _write(lane.writer, Job(task.job_id, ""), 0, ())
 
     async def _serve(self, lane: _Lane) -> None:
         """Keep a worker for the lane while there are jobs, whatever becomes of its processes."""
@@ -184,13 +190,14 @@ class TextPool:
 
 def _hand_over(task: _Task, writer: asyncio.StreamWriter) -> None:
     if not task.result.done():
-        _write(writer, Job(task.job_id, task.kind), task.body)
+        _write(writer, Job(task.job_id, task.kind), task.num_bytes, task.pieces)
 
 
-def _write(writer: asyncio.StreamWriter, job: Job, body: bytes) -> None:
-    """Write a job without copying its body."""
-    writer.write(frames.pack(job) + frames.length_of(body))
-    writer.write(body)
+def _write(writer: asyncio.StreamWriter, job: Job, num_bytes: int, pieces: Sequence[bytes]) -> None:
+    """Write a job without joining its body, which would take long for a large one."""
+    writer.write(frames.pack(job) + frames.head(num_bytes))
+    for piece in pieces:
+        writer.write(piece)
 
 
 def _error_of(refused: Refused) -> ApiError:

@@ -55,31 +55,31 @@ class Texts:
 
     async def read(self, request: Request, kind: type[T]) -> tuple[T, list[Prompt]]:
         """A request without its text, and its prompts. Raises InvalidRequest or ApiError."""
-        body = await read_body(request)
+        pieces = await read_body(request)
         if self._pool is None:
-            asked = decode(body, kind)
+            asked = decode(b"".join(pieces), kind)
             return asked, self._preparer.prompts(asked)
-        if len(body) <= INLINE_BYTES:
+        if sum(map(len, pieces)) <= INLINE_BYTES:
             # one at a time: whatever else waits for the loop comes between two of them
             async with self._turn:
-                asked = decode(body, kind)
+                asked = decode(b"".join(pieces), kind)
                 prompts = self._prompts_here(asked)
             if prompts is not None:
                 return asked, prompts
-        done = _decoder(Prepared).decode(await self._pool.run(kind.__name__, body))
+        done = _decoder(Prepared).decode(await self._pool.run(kind.__name__, pieces))
         asked = _decoder(kind).decode(done.asked)
         return asked, await _prompts(done)
 
     async def answer(self, request: Request, kind: type[TokenizeRequest] | type[DetokenizeRequest]) -> Response:
         """The answer of /tokenize or /detokenize. Raises InvalidRequest or ApiError."""
-        body = await read_body(request)
-        if self._pool is None or len(body) <= INLINE_BYTES // 2:
+        pieces = await read_body(request)
+        if self._pool is None or sum(map(len, pieces)) <= INLINE_BYTES // 2:
             async with self._turn:
-                answer = self._answer_here(decode(body, kind))
+                answer = self._answer_here(decode(b"".join(pieces), kind))
             if answer is not None:
                 return _json(answer)
         assert self._pool is not None
-        return _json(await self._pool.run(kind.__name__, body))
+        return _json(await self._pool.run(kind.__name__, pieces))
 
     def _prompts_here(self, asked: RequestBody) -> list[Prompt] | None:
         """The prompts of a small request; None where its template needs more time than this process has for it."""

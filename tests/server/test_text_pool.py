@@ -39,8 +39,10 @@ def with_pool(of: TextSetup, use: Callable[[TextPool], Coroutine[Any, Any, Any]]
     return asyncio.run(run())
 
 
-def body(**fields: Any) -> bytes:
-    return json.dumps(fields).encode()
+def body(**fields: Any) -> list[bytes]:
+    """In two pieces, as a connection may bring it."""
+    whole = json.dumps(fields).encode()
+    return [whole[:10], whole[10:]]
 
 
 def prompts_of(result: bytes) -> list[list[int]]:
@@ -78,7 +80,7 @@ def test_what_is_wrong_comes_back_with_its_field(tmp_path: Path) -> None:
     async def use(pool: TextPool) -> None:
         for kind, asked, status, param in (
             ("ChatCompletionRequest", body(messages=MESSAGES, stop=["x" * 300]), 400, "stop[0]"),
-            ("ChatCompletionRequest", b"{", 400, None),
+            ("ChatCompletionRequest", [b"{"], 400, None),
             ("CompletionRequest", body(prompt=["a", "x" * (1 << 21) + "x"]), 400, "prompt[1]"),
             ("CompletionRequest", body(prompt=[[999]]), 400, "prompt"),
             ("CompletionRequest", body(prompt=["a", [98]]), 400, "prompt"),
@@ -94,12 +96,12 @@ def test_what_is_wrong_comes_back_with_its_field(tmp_path: Path) -> None:
 def test_a_request_with_many_prompts_does_not_hold_up_another(tmp_path: Path) -> None:
     """The long one is sent first; the other one needs a single slice between two of its own."""
     many = body(prompt=["x" * 1000] * 200)
-    assert len(many) < SHORT_JOB_BYTES
+    assert sum(map(len, many)) < SHORT_JOB_BYTES
 
     async def use(pool: TextPool) -> None:
         order: list[str] = []
 
-        async def run(name: str, asked: bytes) -> None:
+        async def run(name: str, asked: list[bytes]) -> None:
             await pool.run("CompletionRequest", asked)
             order.append(name)
 
@@ -163,7 +165,7 @@ def test_processes_that_do_not_start_are_told(tmp_path: Path) -> None:
 
 def test_more_than_may_wait_is_refused_at_once(tmp_path: Path) -> None:
     async def use(pool: TextPool) -> None:
-        large = b"[" + b" " * (MAX_WAITING_BYTES // 2)
+        large = [b"[", b" " * (MAX_WAITING_BYTES // 2)]
         first = [asyncio.create_task(pool.run("CompletionRequest", large)) for _ in range(2)]
         await asyncio.sleep(0)
         error = await error_of(pool.run("CompletionRequest", large))

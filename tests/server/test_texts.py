@@ -1,0 +1,151 @@
+"""Requests are read without holding up the loop: what one turn of it costs, whatever the bytes of a request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from starlette.requests import Request
+
+from octavo.async_llm import AsyncLLM
+from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.input_processor import InputProcessor, InputSetup
+from octavo.errors import InvalidRequest
+from octavo.server.errors import ApiError
+from octavo.server.preparation import Preparer, TextPolicy
+from octavo.server.schema import ChatCompletionRequest, CompletionRequest, TokenizeRequest
+from octavo.server.text_pool import TextPool
+from octavo.server.text_process import TextSetup
+from octavo.server.texts import INLINE_BYTES, Texts
+from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
+from tests.fakes.core import core_ready, engine_config
+
+USER = {"role": "user", "content": "a"}
+TURN_CPU_S = 0.3
+"""Several times what the worst turn takes, processor time alone: a busy machine does not count."""
+
+
+def texts(directory: Path, template: str | None = None, max_model_len: int = 1 << 20) -> Texts:
+    tokenizer = byte_tokenizer(directory, **({} if template is None else {"chat_template": template}))
+    setup = InputSetup(engine_config(str(directory)).model, core_ready(max_model_len=max_model_len), max_num_seqs=4)
+    tools = InputProcessor(setup, tokenizer=tokenizer, chat_template=ChatTemplate.find(directory, tokenizer))
+    preparer = Preparer(cast(AsyncLLM, tools), ("letters",), TextPolicy())
+    return Texts(preparer, TextPool(TextSetup(setup, ("letters",), TextPolicy())))
+
+
+def request(body: Any) -> Request:
+    """A request whose body comes in pieces of 64 KiB."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    pieces = [data[start : start + (64 << 10)] for start in range(0, len(data), 64 << 10)]
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    return Request({"type": "http", "headers": [(b"content-type", b"application/json")]}, receive)
+
+
+async def longest_turn(job: Awaitable[Any]) -> tuple[Any, float]:
+    """What a job returns or raises, and the processor time of the loop's longest turn meanwhile."""
+    longest = 0.0
+
+    async def tick() -> None:
+        nonlocal longest
+        last = time.thread_time()
+        while True:
+            await asyncio.sleep(0.001)
+            now = time.thread_time()
+            longest, last = max(longest, now - last), now
+
+    ticking = asyncio.create_task(tick())
+    try:
+        [result] = await asyncio.gather(job, return_exceptions=True)
+        await asyncio.sleep(0.005)
+    finally:
+        ticking.cancel()
+    return result, longest
+
+
+ATTACKS: dict[str, tuple[Any, Any, Any]] = {
+    "bad_words": (CompletionRequest, lambda: {"prompt": "a", "bad_words": ["x" * 30_000_000]}, "bad_words[0]"),
+    "text": (TokenizeRequest, lambda: {"prompt": "word " * 6_000_000}, "prompt"),
+    "messages": (
+        ChatCompletionRequest,
+        lambda: b'{"messages": [' + json.dumps(USER).encode() + (b"," + json.dumps(USER).encode()) * 500_000 + b"]}",
+        "messages",
+    ),
+    "arrays": (CompletionRequest, lambda: b'{"prompt": "a", "guided_json": [' + b"[]," * 6_000_000 + b"0]}", None),
+    "depth": (CompletionRequest, lambda: b'{"prompt": "a", "guided_json": ' + b"[" * 9_000_000, None),
+    "ids": (CompletionRequest, lambda: b'{"prompt": [' + b"65," * 3_000_000 + b"1]}", "prompt"),
+    "allowed": (CompletionRequest, lambda: {"prompt": "a", "allowed_token_ids": [5] * 3_000_000}, "allowed_token_ids"),
+    "kwargs": (
+        ChatCompletionRequest,
+        lambda: {"messages": [USER], "chat_template_kwargs": {"a": [[0] * 1000] * 2000}},
+        "chat_template_kwargs",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_no_body_holds_up_the_loop(tmp_path: Path, name: str) -> None:
+    kind, make, field = ATTACKS[name]
+
+    async def run() -> None:
+        reads = texts(tmp_path)
+        await reads.read(request({"prompt": "x" * INLINE_BYTES}), CompletionRequest)
+        asked = request(make())
+        job: Any = reads.answer(asked, kind) if kind is TokenizeRequest else reads.read(asked, kind)
+        error, seconds = await longest_turn(job)
+        assert isinstance(error, ApiError)
+        assert (error.status, error.param) == (400, field)
+        assert seconds < TURN_CPU_S
+
+    asyncio.run(run())
+
+
+def test_a_costly_template_does_not_hold_up_the_loop(tmp_path: Path) -> None:
+    """A small request is rendered on the loop first, with a small budget."""
+    costly = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+    async def run() -> None:
+        error, seconds = await longest_turn(
+            texts(tmp_path, costly).read(request({"messages": [USER]}), ChatCompletionRequest)
+        )
+        assert isinstance(error, ApiError)
+        assert (error.status, error.code) == (400, "template_too_expensive")
+        assert seconds < TURN_CPU_S
+
+    asyncio.run(run())
+
+
+def test_small_and_large_requests_become_the_same_prompts(tmp_path: Path) -> None:
+    async def run() -> None:
+        reads = texts(tmp_path)
+        tokenizer = byte_tokenizer(tmp_path)
+        for length in (1, INLINE_BYTES):
+            content = "x" * length
+            asked, [prompt] = await reads.read(
+                request({"messages": [{"role": "user", "content": content}], "temperature": 0.5}), ChatCompletionRequest
+            )
+            ids = prompt.token_ids or tokenizer.encode(prompt.text or "", prompt.add_special_tokens, prompt.cuts)
+            assert ids == [BOS, *b"[user]", *content.encode(), EOS, *b"[assistant]"]
+            assert asked.temperature == 0.5
+
+    asyncio.run(run())
+
+
+def test_a_small_request_starts_no_process(tmp_path: Path) -> None:
+    async def run() -> None:
+        reads = texts(tmp_path)
+        await reads.read(request({"messages": [USER]}), ChatCompletionRequest)
+        with pytest.raises(InvalidRequest):
+            await reads.read(request({"messages": []}), ChatCompletionRequest)
+        assert reads._pool is not None
+        assert reads._pool._process is None
+
+    asyncio.run(run())
