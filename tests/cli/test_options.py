@@ -36,12 +36,15 @@ def flag_values(name: str) -> tuple[list[str], Any]:
         return [flag, other], other
     if argument.kind is bool:
         return ([flag.replace("--", "--no-", 1)], False) if argument.default else ([flag], True)
+    if name == "trusted_proxies":
+        return [flag, "10.0.0.1", flag, "10.1.0.0/16"], ("10.0.0.1", "10.1.0.0/16")
     if argument.kind is tuple:
         return [flag, "a", flag, "b"], ("a", "b")
     if argument.kind is dict:
         return [flag, "a=b", flag, "c=d"], {"a": "b", "c": "d"}
     if arg.is_bytes:
-        return [flag, "3MiB"], 3 << 20
+        size = 3 << 40 if name == "max_bodies_size" else 3 << 20  # all bodies together have room for the largest
+        return [flag, str(size)], size
     if argument.kind is str:
         return [flag, "text"], "text"
     value = argument.kind(arg.le if arg.le is not None and arg.le <= 1 else 3)
