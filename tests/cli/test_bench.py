@@ -11,6 +11,7 @@ import pytest
 from octavo import LLM
 from octavo.cli.bench import _measure
 from octavo.cli.main import main
+from octavo.platform import Platform
 
 
 def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -55,7 +56,9 @@ def test_a_breakdown_tells_parts_kernels_and_host_of_each_batch_size(
         result = json.loads(line)
         assert result["batch_size"] == size
         step, parts = result["breakdown_us"]["step"], result["breakdown_us"]
-        assert step["total"] > step["host"] > 0
+        assert step["host"] > 0
+        # without compiled kernels there is no clock in them
+        assert (step["total"] > step["host"]) == (Platform.detect().native_module is not None)
         assert all(parts[name]["total"] > 0 for name in ("scheduling", "batch building", "model forward", "head"))
         assert max(row["total"] for row in parts.values()) == step["total"]
     assert "taking results in" in captured.err

@@ -127,7 +127,7 @@ class FakeAsyncLLM:
             self.die("shut down")
 
     def default_sampling_params(self, **explicit: Any) -> SamplingParams:
-        return SamplingParams.over_defaults({"top_k": 7}, explicit)
+        return SamplingParams.over_defaults({"top_k": 7} | self.config.model.generation_defaults, explicit)
 
     def render_chat(
         self,

@@ -65,15 +65,14 @@ class _Answer:
                 f"top_logprobs is {asked.top_logprobs}, must be at most {model.max_logprobs}", field="top_logprobs"
             )
         # a conversation goes on until the model ends its turn, unless the request or the checkpoint sets a limit
-        max_tokens = model.generation_defaults.get("max_tokens") if asked.token_limit is None else asked.token_limit
+        is_left_to_checkpoint = asked.token_limit is None and model.generation_defaults.get("max_tokens") is not None
+        limit = {} if is_left_to_checkpoint else {"max_tokens": asked.token_limit}
         field_names = {"prompt": "messages", "prompt_token_ids": "messages", "logprobs": "top_logprobs"}
         if asked.max_completion_tokens is not None:
             field_names["max_tokens"] = "max_completion_tokens"
         with named_by_the_client(field_names):
             logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-            params = self.context.llm.default_sampling_params(
-                **asked.given_sampling(max_tokens=max_tokens, logprobs=logprobs)
-            )
+            params = self.context.llm.default_sampling_params(**asked.given_sampling(**limit, logprobs=logprobs))
         self.generation = Generation(
             self.context,
             self.frame.id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
@@ -43,6 +44,16 @@ def test_conversation_goes_on_without_a_limit_of_tokens_unless_one_is_given(
     assert answer.choices[0].message.content == SENTENCE
     client.chat.completions.create(model="letters", messages=MESSAGES, max_completion_tokens=3)
     assert [params.max_tokens for _, _, params, _ in server.llm.requests] == [None, 3]
+
+
+def test_a_limit_of_the_checkpoint_makes_room_for_min_tokens(
+    client: openai.OpenAI, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = msgspec.structs.replace(server.llm.config.model, generation_defaults={"max_tokens": 2})
+    monkeypatch.setattr(server.llm, "config", msgspec.structs.replace(server.llm.config, model=model))
+    client.chat.completions.create(model="letters", messages=MESSAGES)
+    client.chat.completions.create(model="letters", messages=MESSAGES, extra_body={"min_tokens": 5})
+    assert [params.max_tokens for _, _, params, _ in server.llm.requests] == [2, 5]
 
 
 def test_stream_is_role_then_text_then_finish_reason_then_usage_then_done(server: Served) -> None:
