@@ -7,6 +7,7 @@ behind a prompt. It is made token by token whatever comes in one step, so a stre
 from __future__ import annotations
 
 import copy
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
@@ -122,6 +123,7 @@ class StopStrings:
         self._stops = stops
         self._longest = max(map(len, stops), default=0)
         self._first_chars = frozenset(stop[0] for stop in stops)
+        self._sorted = sorted(stops)
 
     def find(self, text: str, num_old_chars: int) -> tuple[int, str] | None:
         """Start and text of the earliest match that ends behind the first `num_old_chars` characters."""
@@ -144,11 +146,14 @@ class StopStrings:
         """Length of the longest end of `text` that may be the start of a stop string."""
         tail = text[len(text) - self._longest + 1 :] if len(text) >= self._longest else text
         for start, char in enumerate(tail):
-            if char in self._first_chars and any(
-                len(tail) - start < len(stop) and stop.startswith(tail[start:]) for stop in self._stops
-            ):
+            if char in self._first_chars and self._begins_with(tail[start:]):
                 return len(tail) - start
         return 0
+
+    def _begins_with(self, text: str) -> bool:
+        """Whether a stop string begins with `text` and goes on. All that do stand together in the sorted list."""
+        place = bisect_right(self._sorted, text)
+        return place < len(self._sorted) and self._sorted[place].startswith(text)
 
 
 class SequenceText:

@@ -250,3 +250,9 @@ def test_characters_that_are_held_back_with_half_a_one_count(tmp_path: Path) -> 
     assert tokenizer.decode([0, 1, 2]) == "x€"
     assert text_offsets(tokenizer, [0, 1, 2], "x€") == [0, 1, 1]
     assert [tokenizer.token_bytes(token_id) for token_id in (0, 1, 2, 3)] == [b"x\xe2", b"\x82", b"\xac", b""]
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=6), st.text("ab", max_size=8))
+def test_what_is_held_back_is_the_longest_beginning_of_a_stop_string(stops: list[str], text: str) -> None:
+    beginnings = [size for size in range(1, len(text) + 1) for stop in stops if stop[:-1].startswith(text[-size:])]
+    assert StopStrings(stops).num_held_chars(text) == max(beginnings, default=0)
