@@ -15,7 +15,7 @@ from octavo.builtin import model_directory
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.config.checkpoint import CONFIG, refuse_gguf
 from octavo.config.sources import offline_variable
-from octavo.errors import CheckpointError, ConfigError, is_disk_full
+from octavo.errors import CheckpointError, ConfigError, UnsupportedModel, is_disk_full
 
 Source = Literal["huggingface", "modelscope"]
 
@@ -176,6 +176,11 @@ def _from_hugging_face(
     except Exception as error:
         # the library lets many kinds of network and disk trouble through, which differ by its release
         raise CheckpointError(f"{asked}: the download from {hub} failed: {_reason(error)}") from error
+    if not (path / CONFIG).is_file() and "gguf" in model.lower():
+        raise UnsupportedModel(
+            f"{asked}: has no {CONFIG}, and by its name holds GGUF files, which octavo does not read yet; use the "
+            "model that they were made from, which its page names, with safetensors"
+        )
     if offline is not None and with_weights and not any(any(path.glob(kind[0])) for kind in _WEIGHT_FILES):
         raise _offline(asked, hub, offline)
     return path

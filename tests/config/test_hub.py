@@ -33,6 +33,7 @@ def hub() -> Iterator[FakeHub]:
         "someone/both": BOTH,
         "someone/archive": {**TEXT, "pytorch_model.bin": b"weights", "training_args.bin": b"no"},
         "someone/gated": TEXT,
+        "someone/model-GGUF": {"model-q4_0.gguf": b"GGUF", "README.md": b"read me"},
     }
     with serve_hub(FakeHub(models, gated={"someone/gated"})) as served:
         yield served
@@ -115,6 +116,12 @@ def test_a_gguf_file_says_what_to_use_instead(name: str, tmp_path: Path) -> None
     (tmp_path / name).write_bytes(b"GGUF\x03\x00\x00\x00")
     with pytest.raises(UnsupportedModel, match=rf"is a GGUF file.*safetensors, or convert it.*gguf_file=\"{name}\""):
         locate(str(tmp_path / name))
+
+
+def test_a_hub_name_with_gguf_files_alone_says_what_to_use_instead(hub: FakeHub, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"someone/model-GGUF: has no config\.json, .*use the model that they"):
+        locate("someone/model-GGUF", endpoint=hub.address, cache_dir=tmp_path)
+    assert hub.downloads == []
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
