@@ -122,15 +122,8 @@ class GenerationRequest(Limited, kw_only=True, forbid_unknown_fields=True):
     SAMPLING_FIELDS: ClassVar[tuple[str, ...]] = (
         *("n", "best_of", "use_beam_search", "length_penalty", "early_stopping"),
         *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-        *(
-            "seed",
-            "stop",
-            "stop_token_ids",
-            "include_stop_str_in_output",
-            "ignore_eos",
-            "min_tokens",
-            "prompt_logprobs",
-        ),
+        *("seed", "stop", "stop_token_ids", "include_stop_str_in_output"),
+        *("ignore_eos", "min_tokens", "prompt_logprobs"),
         *("logit_bias", "allowed_token_ids", "bad_words", "skip_special_tokens", "spaces_between_special_tokens"),
     )
 
