@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import MemoryPlan
+from octavo.core.model_shape import ModelShape
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.seams import KernelClock, Seams
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
@@ -26,7 +27,7 @@ from octavo.worker.ahead import Ahead
 from octavo.worker.attention_backend import attention_backend
 from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.dummy import FULLEST, dummy_end, dummy_step
-from octavo.worker.memory import longest_sequence, plan_memory
+from octavo.worker.memory import Workspace, longest_sequence, plan_memory
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.recorded_model import RecordedModel
 
@@ -123,15 +124,7 @@ class Worker:
         if runtime is not None:
             runtime.weights.trim()
         shape = model.config.shape()
-        cache = CacheEngine(
-            attention.backend.cache_shape(plan.num_blocks + 1, plan.block_size, shape.num_kv_heads, shape.head_dim),
-            shape.num_layers,
-            plan.num_blocks,
-            plan.host_blocks,
-            attention.backend.element_type,
-            device,
-            runtime,
-        )
+        cache = _cache_engine(shape, plan, attention.backend, device, runtime)
         is_recorded = runtime is not None and not config.device.enforce_eager
         runner = ModelRunner(
             RecordedModel(model, runtime) if is_recorded else model,
@@ -203,3 +196,18 @@ class Worker:
         """Execute one such step and forget its sequences."""
         self.execute(self.dummy_step(num_seqs, num_tokens))
         self.execute(dummy_end(num_seqs))
+
+
+def _cache_engine(
+    shape: ModelShape, plan: MemoryPlan, backend: Workspace, device: torch.device, runtime: Any
+) -> CacheEngine:
+    """The caches that the plan has room for, in the layout of the attention backend."""
+    return CacheEngine(
+        backend.cache_shape(plan.num_blocks + 1, plan.block_size, shape.num_kv_heads, shape.head_dim),
+        shape.num_layers,
+        plan.num_blocks,
+        plan.host_blocks,
+        backend.element_type,
+        device,
+        runtime,
+    )
