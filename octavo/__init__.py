@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
     from octavo.async_llm_engine import AsyncLLMEngine
-    from octavo.config.args import AsyncEngineArgs, EngineArgs, ServerArgs
+    from octavo.config.args import AsyncEngineArgs, EngineArgs
+    from octavo.config.server_args import ServerArgs
     from octavo.core.outputs import CompletionOutput, PinnedPrefix, RequestOutput
     from octavo.core.prompt import Prompt
     from octavo.core.sampling_params import OutputKind, SamplingParams
@@ -58,7 +59,7 @@ _HOME = {
     "RequestOutput": "octavo.core.outputs",
     "OutputKind": "octavo.core.sampling_params",
     "SamplingParams": "octavo.core.sampling_params",
-    "ServerArgs": "octavo.config.args",
+    "ServerArgs": "octavo.config.server_args",
 }
 
 

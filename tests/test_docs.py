@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from octavo.cli.main import main
-from octavo.config.args import ServerArgs
+from octavo.config.server_args import ServerArgs
 from octavo.engine.metrics import Metrics
 from octavo.server.decode import refused_fields
 from octavo.server.errors import STATUS_OF_REFUSALS

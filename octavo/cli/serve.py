@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from octavo.cli.options import Given, with_options
 from octavo.cli.start import mention_demonstration_model
-from octavo.config.args import EngineArgs, ServerArgs
+from octavo.config.args import EngineArgs
+from octavo.config.server_args import ServerArgs
 from octavo.engine.core_spawn import SpawnedCore
 
 

@@ -1,4 +1,4 @@
-"""Everything a person may set, each once: `EngineArgs` for the engine, `ServerArgs` for what `octavo serve` adds.
+"""Everything a person may set about the engine, each once; `octavo serve` adds what `server_args` has.
 
 A field's annotation carries its documentation, limits and group. From it come the keyword of `LLM`, the `--flag`, the
 YAML key, the `OCTAVO_*` variable, the line in the reference page and the check that each of these ways goes through.
@@ -7,52 +7,25 @@ YAML key, the `OCTAVO_*` variable, the line in the reference page and the check 
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 from dataclasses import dataclass
-from functools import wraps
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
-from octavo.config.fields import Arg, arguments, check_values
-from octavo.core.absent import remark
-from octavo.core.request_limits import request_limits_in_short
-from octavo.errors import ConfigError
-
-T = TypeVar("T")
+from octavo.config.fields import Arg, check_values, names_its_arguments
 
 BUILTIN_MODEL = "octavo-tiny"
 """The demonstration model that ships with the package."""
 
-_MODEL, _CACHE, _SCHEDULING, _DEVICE, _LOGGING, _SERVER = (
+_MODEL, _CACHE, _SCHEDULING, _DEVICE, _LOGGING = (
     "Model",
     "Memory and cache",
     "Scheduling",
     "Device",
     "Logging",
-    "Server",
 )
 _ONE_DEVICE = "this version runs a model in one process on one device"
 
 
-def _names_its_arguments(cls: type[T]) -> type[T]:
-    """Make an unknown keyword of the class a ConfigError that names the nearest known one."""
-    initialize = cls.__init__
-
-    @wraps(initialize)
-    def __init__(self: T, **values: Any) -> None:  # noqa: N807
-        try:
-            initialize(self, **values)
-        except TypeError:
-            known = arguments(cls)
-            for name in values:
-                if name not in known:
-                    raise ConfigError(f"{name} is not an argument of {cls.__name__}{remark(name, known)}") from None
-            raise
-
-    cls.__init__ = __init__  # type: ignore[assignment]
-    return cls
-
-
-@_names_its_arguments
+@names_its_arguments
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs:
     """What a person wrote about the engine, checked field by field; `resolve()` makes the configuration of it.
@@ -415,129 +388,3 @@ class EngineArgs:
 
 AsyncEngineArgs = EngineArgs
 """The name under which users of vLLM know the arguments of an asynchronous engine; there is one set for both."""
-
-
-@_names_its_arguments
-@dataclass(frozen=True, kw_only=True)
-class ServerArgs:
-    """What a person wrote about the HTTP server."""
-
-    host: Annotated[str, Arg("Address to listen on; 0.0.0.0 lets other machines in.", group=_SERVER)] = "127.0.0.1"
-    port: Annotated[int, Arg("Port to listen on; 0 takes a free one.", group=_SERVER, ge=0, le=65535)] = 8000
-    api_key: Annotated[
-        tuple[str, ...],
-        Arg(
-            "Key that clients must send; may be given several times. Without one everybody who can connect is served. "
-            "Other users of the machine see it in the list of processes; give it as OCTAVO_API_KEY or in a file.",
-            group=_SERVER,
-            is_secret=True,
-        ),
-    ] = ()
-    admin_api_key: Annotated[
-        tuple[str, ...],
-        Arg(
-            "Like api_key, for a key with all rights: it pins and resets cached prefixes, and sees metrics and the "
-            "requests of every key.",
-            group=_SERVER,
-            is_secret=True,
-        ),
-    ] = ()
-    api_key_file: Annotated[
-        str | None,
-        Arg("YAML file with further keys, their names, rights, and groups that share cached prefixes.", group=_SERVER),
-    ] = None
-    public_metrics: Annotated[bool, Arg("Answer /metrics without a key, where there are keys.", group=_SERVER)] = False
-    max_body_size: Annotated[
-        int,
-        Arg(
-            f"Largest request body, with a suffix such as 8MiB. {request_limits_in_short()}",
-            group=_SERVER,
-            ge=1,
-            is_bytes=True,
-        ),
-    ] = 32 << 20
-    max_bodies_size: Annotated[
-        int | None,
-        Arg(
-            "Most memory for request bodies of all connections together, those of up to 64 KiB not counted; one key, "
-            "or without keys one address, may have half of it. By default eight times --max-body-size.",
-            group=_SERVER,
-            ge=1,
-            is_bytes=True,
-        ),
-    ] = None
-    max_header_size: Annotated[
-        int,
-        Arg("Most bytes of a request's URL and headers together.", group=_SERVER, ge=256, le=16 << 20, is_bytes=True),
-    ] = 64 << 10
-    header_timeout_s: Annotated[
-        float, Arg("Seconds in which the headers of a request must arrive.", group=_SERVER, gt=0, le=3600)
-    ] = 10.0
-    body_timeout_s: Annotated[
-        float,
-        Arg("Seconds in which the body of a request must arrive, after its headers.", group=_SERVER, gt=0, le=86400),
-    ] = 60.0
-    max_connections_per_address: Annotated[
-        int,
-        Arg(
-            "Most open connections of one client's address, or of one /64 network of IPv6. Beyond it GET /health is "
-            "still answered.",
-            group=_SERVER,
-            ge=1,
-        ),
-    ] = 1024
-    trusted_proxies: Annotated[
-        tuple[str, ...],
-        Arg(
-            "Address or network, such as 10.0.0.0/8, of a proxy whose connections are not limited; its open requests "
-            "are, by the client's address in X-Forwarded-For. May be given several times.",
-            group=_SERVER,
-        ),
-    ] = ()
-    allow_origins: Annotated[
-        tuple[str, ...],
-        Arg(
-            "Web origin whose pages may call the server from a browser, or *; may be given several times.",
-            group=_SERVER,
-        ),
-    ] = ()
-    allow_hosts: Annotated[
-        tuple[str, ...],
-        Arg(
-            "Name by which clients ask for the server, as in the Host header, or *; may be given several times. By "
-            "default any name, but on a loopback address only localhost and the machine's name. Addresses always pass.",
-            group=_SERVER,
-        ),
-    ] = ()
-    shutdown_timeout_s: Annotated[
-        float,
-        Arg("Seconds that open requests may take to finish after SIGTERM or Ctrl-C.", group=_SERVER, ge=0, le=86400),
-    ] = 10.0
-    trust_request_chat_template: Annotated[
-        bool, Arg("Let a request bring its own chat template, a program that runs here.", group=_SERVER)
-    ] = False
-    allow_special_tokens_in_content: Annotated[
-        bool,
-        Arg(
-            "Let a special token that a message spells, such as <|im_end|>, become that token; by default it is text, "
-            "and only the chat template writes such tokens.",
-            group=_SERVER,
-        ),
-    ] = False
-    log_requests: Annotated[bool, Arg("Log a line for each HTTP request.", group=_SERVER)] = False
-    root_path: Annotated[
-        str, Arg("Path under which a proxy serves octavo, whether it strips it or not.", group=_SERVER)
-    ] = ""
-
-    def __post_init__(self) -> None:
-        check_values(self)
-        for proxy in self.trusted_proxies:
-            try:
-                ipaddress.ip_network(proxy)
-            except ValueError as error:
-                message = f"trusted_proxies: {error}; give an address or a network, such as 10.0.0.0/8"
-                raise ConfigError(message) from error
-        if self.max_bodies_size is not None and self.max_bodies_size < self.max_body_size:
-            raise ConfigError(
-                f"max_bodies_size is {self.max_bodies_size:,}, must be at least max_body_size ({self.max_body_size:,})"
-            )

@@ -13,11 +13,15 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import msgspec
 
+from octavo.core.absent import remark
 from octavo.errors import ConfigError, suggestion
+
+T = TypeVar("T")
 
 _TRUE, _FALSE, _NONE = ("1", "true", "yes", "on"), ("0", "false", "no", "off"), ("", "none", "null")
 _SUFFIX = {
@@ -82,6 +86,25 @@ def arguments(cls: type[Any]) -> dict[str, Argument]:
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         found[field.name] = Argument(field.name, kind, is_optional, default, arg)
     return found
+
+
+def names_its_arguments(cls: type[T]) -> type[T]:
+    """Make an unknown keyword of the class a ConfigError that names the nearest known one."""
+    initialize = cls.__init__
+
+    @wraps(initialize)
+    def __init__(self: T, **values: Any) -> None:  # noqa: N807
+        try:
+            initialize(self, **values)
+        except TypeError:
+            known = arguments(cls)
+            for name in values:
+                if name not in known:
+                    raise ConfigError(f"{name} is not an argument of {cls.__name__}{remark(name, known)}") from None
+            raise
+
+    cls.__init__ = __init__  # type: ignore[assignment]
+    return cls
 
 
 def _kind(annotation: Any) -> tuple[type, bool]:

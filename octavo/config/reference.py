@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from octavo.config.args import EngineArgs, ServerArgs
+from octavo.config.args import EngineArgs
 from octavo.config.fields import Argument, arguments
+from octavo.config.server_args import ServerArgs
 from octavo.core.absent import absent_options
 from octavo.core.request_limits import MAX_DEPTH, MAX_LOGPROB_ENTRIES, MAX_REQUEST_TOKENS, MAX_SEQUENCES, REQUEST_LIMITS
 
 _INTRODUCTION = """\
-<!-- Made by `python -m octavo.config.reference docs/reference`; edit the fields in octavo/config/args.py instead. -->
+<!-- Made by `python -m octavo.config.reference docs/reference`; edit the fields in octavo/{source} instead. -->
 # {title}
 
 {text}
@@ -58,10 +59,10 @@ _FLAG = re.compile(r"(?<![`\w-])--[a-z][a-z-]*")
 def pages() -> dict[str, str]:
     """File name → Markdown of every generated page."""
     return {
-        "engine-arguments.md": _page("Engine arguments", _ENGINE_TEXT, arguments(EngineArgs).values())
+        "engine-arguments.md": _page("Engine arguments", _ENGINE_TEXT, EngineArgs, "config/args.py")
         + "\n"
         + _absent_options(),
-        "server-arguments.md": _page("Server arguments", _SERVER_TEXT, arguments(ServerArgs).values()),
+        "server-arguments.md": _page("Server arguments", _SERVER_TEXT, ServerArgs, "config/server_args.py"),
         "sampling-parameters.md": _sampling_page(),
         "request-limits.md": _limits_page(),
     }
@@ -94,9 +95,14 @@ def describe_limits(argument: Argument) -> str:
     return words + _bounds(arg)
 
 
+_BYTE_UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
+"""Units in which a default number of bytes is shown: the largest of which it is a whole number."""
+
+
 def describe_default(argument: Argument) -> str:
     if argument.arg.is_bytes and isinstance(argument.default, int):
-        return f"{argument.default >> 20}MiB"
+        unit, size = next((unit, size) for unit, size in _BYTE_UNITS.items() if argument.default % size == 0)
+        return f"{argument.default // size}{unit}"
     return _shown(argument.default)
 
 
@@ -116,14 +122,14 @@ def _shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _page(title: str, text: str, listed: Iterable[Argument]) -> str:
+def _page(title: str, text: str, cls: type, source: str) -> str:
     groups: dict[str, list[str]] = {}
-    for argument in listed:
+    for argument in arguments(cls).values():
         limits = describe_limits(argument)
         meaning = _FLAG.sub(r"`\g<0>`", argument.arg.doc)
         row = f"| `{argument.name}` | `{describe_default(argument)}` | {limits} | {meaning} |"
         groups.setdefault(argument.arg.group, []).append(row)
-    parts = [_INTRODUCTION.format(title=title, text=text.strip())]
+    parts = [_INTRODUCTION.format(title=title, text=text.strip(), source=source)]
     parts += [f"## {group}\n\n{_arguments('argument', 'values', rows)}" for group, rows in groups.items()]
     return "\n".join(parts)
 
@@ -147,7 +153,9 @@ def _sampling_page() -> str:
         value = getattr(default, name)
         shown = value.value if hasattr(value, "value") else _shown(value)
         rows.append(f"| `{name}` | `{shown}` | {_bounds(param).removeprefix(', ')} | {param.doc} |")
-    introduction = _INTRODUCTION.format(title="Sampling parameters", text=_SAMPLING_TEXT.strip())
+    introduction = _INTRODUCTION.format(
+        title="Sampling parameters", text=_SAMPLING_TEXT.strip(), source="core/sampling_params.py"
+    )
     return f"{introduction}\n{_arguments('parameter', 'limits', rows)}"
 
 
@@ -155,9 +163,8 @@ def _limits_page() -> str:
     text = _LIMITS_TEXT.format(
         tokens=MAX_REQUEST_TOKENS, sequences=MAX_SEQUENCES, depth=MAX_DEPTH, logprobs=MAX_LOGPROB_ENTRIES
     ).strip()
-    introduction = _INTRODUCTION.replace("config/args.py", "core/request_limits.py")
     lines = [
-        introduction.format(title="Limits of a request", text=text),
+        _INTRODUCTION.format(title="Limits of a request", text=text, source="core/request_limits.py"),
         "| field | entries | characters of one text | characters together | values, at all depths | because |",
         "|---|---|---|---|---|---|",
     ]

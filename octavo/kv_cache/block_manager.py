@@ -13,6 +13,7 @@ from octavo.core.cache_key import CacheKey
 from octavo.core.outputs import PinnedPrefix
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy
+from octavo.kv_cache.accounting import check_tables, num_leading_shared
 from octavo.kv_cache.allocation import UNCHANGED, Allocation, AllocStatus, Growth, PrefixHit
 from octavo.kv_cache.block_hash import extend_chain, extend_hashes, root_digest, token_keys
 from octavo.kv_cache.block_pool import NULL_BLOCK, BlockPool, Content, release_table
@@ -354,25 +355,9 @@ class BlockManager:
 
     def num_blocks_used_by_others(self, sequences: Iterable[Sequence]) -> int:
         """Leading blocks of the first of these sequences that other sequences than these use as well."""
-        own = [self._tables[sequence.seq_id] for sequence in sequences]
-        count = 0
-        for place, block in enumerate(own[0]):
-            if block == NULL_BLOCK:
-                continue
-            if self.pool.num_users(block) <= sum(len(table) > place and table[place] == block for table in own):
-                break
-            count += 1
-        return count
+        return num_leading_shared(self.pool, [self._tables[sequence.seq_id] for sequence in sequences])
 
     # ---- the host tier ----
-
-    def num_computed_blocks(self, sequences: Iterable[Sequence]) -> int:
-        """Different device blocks that hold the computed tokens of these sequences: what a swap moves."""
-        return self.swap_space.num_computed_blocks(sequences)
-
-    def can_swap_out(self, sequences: Iterable[Sequence]) -> Allocation:
-        """Has the host tier room for the sequences' computed blocks? OK or LATER."""
-        return self.swap_space.can_swap_out(sequences)
 
     def swap_out(self, sequences: Iterable[Sequence]) -> list[BlockCopy]:
         """Move the sequences' computed blocks to the host. See `SwapSpace.swap_out`."""
@@ -406,23 +391,8 @@ class BlockManager:
     def check(self, running: Iterable[Sequence], swapped: Iterable[Sequence] = ()) -> None:
         """Prove the accounting: exactly these sequences hold tables on the device and on the host. AssertionError."""
         self._pins.check()
-        for pool, tables, holders in (
-            (self.pool, self._tables, running),
-            (self.host_pool, self.swap_space.tables, swapped),
-        ):
-            counts: dict[int, int] = {}
-            for block in self._pins.blocks if pool is self.pool else ():
-                counts[block] = counts.get(block, 0) + 1
-            for whole in tables.values():
-                table = whole[whole.count(NULL_BLOCK) :]
-                assert NULL_BLOCK not in table, "a table has a gap"
-                assert len(set(table)) == len(table), "a table holds a block twice"
-                for block in table:
-                    counts[block] = counts.get(block, 0) + 1
-            pool.check(counts)
-            assert {s.seq_id for s in holders} == set(tables), "tables of other sequences than those that have blocks"
-
-    # ---- inside ----
+        check_tables(self.pool, self._tables, running, self._pins.blocks)
+        check_tables(self.host_pool, self.swap_space.tables, swapped)
 
     def _at_once(self, num_blocks: int) -> int:
         """How many of these blocks of a sequence are needed at the same time."""

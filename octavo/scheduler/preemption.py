@@ -108,7 +108,7 @@ class Preemption:
             return Decision(False, "it is computing its common prefix")
         if manager.window is not None and not group.may_read_prefix_cache:
             return Decision(False, "prompt_logprobs that are on their way may need tokens that left the window")
-        room = manager.can_swap_out(group.live)
+        room = manager.swap_space.can_swap_out(group.live)
         if room.status is not AllocStatus.OK:
             return Decision(False, f"the swap space {room.because}")
         if self._mode == "swap":
@@ -121,7 +121,7 @@ class Preemption:
     def _cheaper(self, group: SequenceGroup, manager: BlockManager) -> Decision:
         """Tokens to compute again at the prefill rate, without those that stay in the cache because others use them,
         against bytes to move out and in again; both at the rates measured so far."""
-        num_blocks = manager.num_computed_blocks(group.live)
+        num_blocks = manager.swap_space.num_computed_blocks(group.live)
         num_kept = manager.num_blocks_used_by_others(group.live)
         num_tokens = sum(sequence.num_computed_tokens for sequence in group.live)
         num_tokens -= (len(group.live) - 1) * min(group.num_prompt_tokens, num_tokens // len(group.live))

@@ -12,7 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from octavo.config.args import EngineArgs, ServerArgs
+from octavo.config.args import EngineArgs
+from octavo.config.server_args import ServerArgs
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.errors import OctavoError
 from octavo.server.context import ServerContext

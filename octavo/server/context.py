@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from time import time
 from typing import TYPE_CHECKING
 
-from octavo.config.args import ServerArgs
+from octavo.config.server_args import ServerArgs
 from octavo.server.large_answers import LargeAnswers
 from octavo.server.open_requests import OpenRequests
 from octavo.server.preparation import check_served

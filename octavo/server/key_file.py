@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from octavo.config.args import ServerArgs
+from octavo.config.server_args import ServerArgs
 from octavo.config.sources import yaml_problem
 from octavo.errors import ConfigError, suggestion
 from octavo.server.keys import ALL_RIGHTS, Caller, Right, key_digest

@@ -19,7 +19,8 @@ import uvloop
 from starlette.types import ASGIApp
 
 from octavo import logging as octavo_logging
-from octavo.config.args import EngineArgs, ServerArgs
+from octavo.config.args import EngineArgs
+from octavo.config.server_args import ServerArgs
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.server.connections import LAST_WORDS_S, ConnectionLimits, Connections
 from octavo.server.errors import shutting_down

@@ -8,8 +8,9 @@ import pytest
 from cyclopts import App
 
 from octavo.cli.options import Given, with_options
-from octavo.config.args import EngineArgs, ServerArgs
+from octavo.config.args import EngineArgs
 from octavo.config.fields import arguments
+from octavo.config.server_args import ServerArgs
 from octavo.core.sampling_params import SamplingParams
 
 

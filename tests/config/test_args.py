@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from octavo.config.args import BUILTIN_MODEL, EngineArgs, ServerArgs
+from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.config.fields import arguments, from_text, parse_bytes
+from octavo.config.server_args import ServerArgs
 from octavo.errors import ConfigError
 
 

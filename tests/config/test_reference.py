@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from octavo.config.args import EngineArgs
 from octavo.config.fields import arguments
-from octavo.config.reference import main, pages
+from octavo.config.reference import describe_default, main, pages
+from octavo.config.server_args import ServerArgs
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -31,3 +33,16 @@ def test_pages_are_written_where_asked(tmp_path: Path) -> None:
 
 def test_flags_in_a_meaning_are_written_as_code() -> None:
     assert "By default what `--model` says." in pages()["engine-arguments.md"]
+
+
+@pytest.mark.parametrize(
+    ("name", "default"), [("max_header_size", "64KiB"), ("max_body_size", "32MiB"), ("packed_cache_size", "20GiB")]
+)
+def test_a_default_in_bytes_is_shown_in_the_largest_unit_that_it_is_a_whole_number_of(name: str, default: str) -> None:
+    assert describe_default({**arguments(EngineArgs), **arguments(ServerArgs)}[name]) == default
+
+
+def test_each_page_names_the_file_that_it_is_made_of() -> None:
+    for page in pages().values():
+        (source,) = re.findall(r"edit the fields in (\S+) instead", page)
+        assert (FOLDER.parents[1] / source).is_file()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.config.args import EngineArgs, ServerArgs
+from octavo.config.args import EngineArgs
+from octavo.config.server_args import ServerArgs
 from octavo.config.sources import cache_directory, engine_args, gather
 from octavo.errors import ConfigError
 

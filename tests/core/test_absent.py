@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.config.args import EngineArgs, ServerArgs
+from octavo.config.args import EngineArgs
+from octavo.config.server_args import ServerArgs
 from octavo.config.sources import engine_args, known_arguments, read_environment
 from octavo.core.absent import absent_options, remark, renamed_options
 from octavo.core.sampling_params import SamplingParams

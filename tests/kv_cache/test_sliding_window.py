@@ -140,7 +140,7 @@ def test_forks_and_copies_leave_null_blocks_alone() -> None:
 def test_only_what_is_seen_is_swapped_out_and_in() -> None:
     manager = make_manager(host=4)
     group, sequence = computed(manager, 26)
-    assert manager.num_computed_blocks([sequence]) == 2
+    assert manager.swap_space.num_computed_blocks([sequence]) == 2
     sequence.pause(26)
     out = manager.swap_out([sequence])
     assert len(out) == 2

@@ -30,7 +30,7 @@ def make_manager(num_host_blocks: int = 8) -> BlockManager:
 def test_a_shared_block_moves_once_and_its_next_writers_copy_it() -> None:
     manager = make_manager()
     sequences = forked(manager, 6, 3)
-    assert manager.num_computed_blocks(sequences) == 2
+    assert manager.swap_space.num_computed_blocks(sequences) == 2
     assert len(manager.swap_out(sequences)) == 2
     assert manager.pool.num_used_blocks == 0
     # the whole block, the shared one, and a copy of that for two of three
@@ -56,7 +56,7 @@ def test_blocks_beyond_what_is_computed_stay_behind_and_are_counted_for_the_way_
 def test_the_last_free_blocks_are_enough() -> None:
     manager = make_manager(num_host_blocks=2)
     sequences = forked(manager, 6, 2)
-    assert manager.can_swap_out(sequences).status is AllocStatus.OK
+    assert manager.swap_space.can_swap_out(sequences).status is AllocStatus.OK
     manager.swap_out(sequences)
     other = Sequence(9, 0, list(range(20)), 20)
     manager.allocate(other, 20, NO_HIT)

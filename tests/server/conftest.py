@@ -14,7 +14,7 @@ import uvloop
 
 from octavo import logging as octavo_logging
 from octavo.async_llm import AsyncLLM
-from octavo.config.args import ServerArgs
+from octavo.config.server_args import ServerArgs
 from octavo.server.app import build_app
 from octavo.server.listener import bind, url_of
 from octavo.server.serving import StopSignals, serve_until_stopped

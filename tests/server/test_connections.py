@@ -6,7 +6,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from octavo.config.args import ServerArgs
+from octavo.config.server_args import ServerArgs
 from octavo.errors import ConfigError
 from octavo.server.connections import ConnectionLimits, Connections, counted_address
 

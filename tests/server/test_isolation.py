@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from octavo.async_llm import AsyncLLM
-from octavo.config.args import ServerArgs
+from octavo.config.server_args import ServerArgs
 from octavo.engine.chat_template import ChatTemplate
 from octavo.server.app import build_app
 from octavo.server.serving import StopSignals, serve_until_stopped

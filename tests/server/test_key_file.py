@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.config.args import EngineArgs, ServerArgs
+from octavo.config.args import EngineArgs
+from octavo.config.server_args import ServerArgs
 from octavo.errors import ConfigError
 from octavo.server.app import serve
 from octavo.server.key_file import check_tenant_weights, describe, read_callers

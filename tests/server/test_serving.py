@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
-from octavo.config.args import EngineArgs, ServerArgs
+from octavo.config.args import EngineArgs
+from octavo.config.server_args import ServerArgs
 from octavo.errors import ConfigError
 from octavo.server.app import serve
 from octavo.server.listener import bind, url_of

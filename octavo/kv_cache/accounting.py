@@ -1,0 +1,37 @@
+"""What the block tables of many sequences say together: who else uses a block, and whether all counts agree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from octavo.core.sequence import Sequence
+from octavo.kv_cache.block_pool import NULL_BLOCK, BlockPool
+
+
+def num_leading_shared(pool: BlockPool, tables: list[list[int]]) -> int:
+    """Count the leading blocks of the first table that sequences outside `tables` use as well; null blocks of a
+    sliding window are passed over."""
+    count = 0
+    for place, block in enumerate(tables[0]):
+        if block == NULL_BLOCK:
+            continue
+        if pool.num_users(block) <= sum(len(table) > place and table[place] == block for table in tables):
+            break
+        count += 1
+    return count
+
+
+def check_tables(
+    pool: BlockPool, tables: Mapping[int, list[int]], holders: Iterable[Sequence], pinned: Iterable[int] = ()
+) -> None:
+    """Raise AssertionError unless exactly `holders` have tables in this pool, no table has a gap or a block twice, and
+    the pool counts as many users of each block as tables and pins use it."""
+    counts = Counter(pinned)
+    for whole in tables.values():
+        table = whole[whole.count(NULL_BLOCK) :]
+        assert NULL_BLOCK not in table, "a table has a gap"
+        assert len(set(table)) == len(table), "a table holds a block twice"
+        counts.update(table)
+    pool.check(counts)
+    assert {s.seq_id for s in holders} == set(tables), "tables of other sequences than those that have blocks"
