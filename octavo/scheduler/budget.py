@@ -32,6 +32,7 @@ class PartialBudget:
         self.remaining -= amount
         if is_prompt:
             self.for_prompts -= amount
+        self.for_prompts = min(self.for_prompts, self.remaining)
 
     def refund(self, amount: int) -> None:
         self.remaining += amount

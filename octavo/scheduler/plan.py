@@ -63,6 +63,7 @@ class StepPlan:
         return sequence.block_hashes[row.start // block_size : (row.start + row.num_tokens) // block_size]
 
     def output(self, step_id: int, finished_ids: list[int]) -> SchedulerOutput:
+        assert not self.prefix_copies, "a sequence came in without a row: what it copies would be lost"
         return SchedulerOutput(
             step_id=step_id,
             new_sequences=list(self.new.values()),

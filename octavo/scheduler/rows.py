@@ -83,7 +83,7 @@ class RowPlanner:
             if sequence.seq_id in plan.rows:
                 continue  # a sibling needs more tokens, and is planned again
             if not is_beam and tokens.remaining > 0 and self._plan_next_token(group, sequence, plan):
-                tokens.remaining -= 1
+                tokens.take(1)
                 continue
             if not self._plan_sequence(group, sequence, len(sequence.token_ids) + sequence.num_pending, plan, tokens):
                 return

@@ -18,3 +18,13 @@ def test_a_whole_budget_grants_all_or_nothing() -> None:
     budget = WholeBudget(5)
     assert budget.grant(5) == 5
     assert budget.grant(6) == 0
+
+
+def test_prompts_never_have_more_tokens_left_than_the_step() -> None:
+    tokens = PartialBudget(4)
+    tokens.take(1)
+    tokens.take(2, is_prompt=True)
+    assert (tokens.remaining, tokens.for_prompts) == (1, 1)
+    # the last token of a prompt that is cached otherwise is no piece of a prompt
+    tokens.take(1)
+    assert (tokens.remaining, tokens.for_prompts) == (0, 0)
