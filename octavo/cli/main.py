@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -113,7 +114,21 @@ def _unknown_option(error: UnknownOptionError) -> str:
         return f"{flag}: octavo calls it --{renamed_options()[name].replace('_', '-')}"
     if name in absent_options():
         return f"{flag}: {absent_options()[name]}"
-    return " ".join(str(error).split())
+    options = {option for argument in error.argument_collection for option in argument.names}
+    begun = [option for option in options if option.startswith(flag)]
+    if len(begun) == 1:
+        return f"Unknown option: {flag}. Did you mean {begun[0]}?"
+    return _flag_of_llama_cpp(flag) or " ".join(str(error).split())
+
+
+def _flag_of_llama_cpp(flag: str) -> str | None:
+    """Return what becomes of a flag of llama-server; None for any other."""
+    from octavo.server.other_names import LLAMA_CPP_FLAGS
+
+    for row in LLAMA_CPP_FLAGS:
+        if flag in re.split("[,;] ", row.theirs):
+            return f"{flag}: octavo calls it {row.ours}" if row.ours else f"{flag} of llama.cpp: {row.note}"
+    return None
 
 
 def _fail(message: str, code: int) -> int:

@@ -7,7 +7,9 @@ shows a key.
 from __future__ import annotations
 
 import hmac
+import logging
 import re
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,6 +24,8 @@ _KEY: Final = re.compile(r"[!-~]+")
 _NAME: Final = re.compile(r"[A-Za-z0-9._@+:/-]{1,64}")
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
 _MOST_NAMED: Final = 20
+
+logger = logging.getLogger(__name__)
 
 
 class _Entry(NamedTuple):
@@ -97,8 +101,11 @@ def _listed(words: list[str]) -> str:
 def _read_file(path: str) -> list[_Entry]:
     import yaml
 
+    file = Path(path).expanduser()
     try:
-        content = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if file.stat().st_mode & stat.S_IROTH:
+            logger.warning("every user of this machine can read the API key file %s; chmod 600 %s", path, path)
     except OSError as error:
         raise ConfigError(f"the API key file {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

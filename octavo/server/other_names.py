@@ -121,7 +121,7 @@ VLLM_INTERFACES: Final = (
     Row("LLM.generate, LLM.chat", "LLM.generate, LLM.chat"),
     Row("LLM.beam_search(prompts, params)", "LLM.beam_search(prompts, beam_width=4, …)", "returns outputs"),
     Row("EngineArgs, AsyncEngineArgs", "EngineArgs, AsyncEngineArgs", "one class; arguments by name"),
-    Row("LLMEngine.from_engine_args", "LLMEngine.from_engine_args", "and `add_request`, `step`, `abort_request`, …"),
+    Row("LLMEngine.from_engine_args", "LLMEngine.from_engine_args", "and `add_request(id, prompt, params)`, `step`, …"),
     Row(
         "AsyncLLMEngine.from_engine_args",
         "AsyncLLMEngine.from_engine_args",

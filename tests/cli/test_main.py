@@ -93,6 +93,11 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--enable-lora"], "--enable-lora: LoRA adapters are not there yet"),
         (["serve", "--speculative-config", "{}"], "--speculative-config: speculative decoding is not there yet"),
         (["serve", "-tp", "2"], "-tp: octavo calls it --tensor-parallel-size"),
+        (["serve", "-c", "2048"], "-c: octavo calls it --max-model-len"),
+        (["serve", "-hf", "owner/model"], "-hf: octavo calls it --model"),
+        (["serve", "-ngl", "99"], "-ngl of llama.cpp: not there yet: octavo runs on the CPU"),
+        (["serve", "--batch-size=4"], "--batch-size: octavo calls it --max-num-batched-tokens"),
+        (["run", "x", "--temp", "1"], "Did you mean --temperature?"),
         (
             ["run", "Once", "upon", "a", "time"],
             "'a time' is more than this command takes; put several words into quotes",

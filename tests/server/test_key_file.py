@@ -112,6 +112,17 @@ def test_a_wrong_file_is_told_by_file_entry_and_remedy_and_never_by_its_keys(
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_that_every_user_can_read_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text("- key: a-secret")
+    for mode, warnings in ((0o600, 0), (0o640, 0), (0o644, 1)):
+        caplog.clear()
+        path.chmod(mode)
+        assert read_callers(ServerArgs(api_key_file=str(path)))
+        assert len(caplog.records) == warnings
+    assert caplog.messages[0].endswith(f"can read the API key file {path}; chmod 600 {path}")
+
+
 def test_a_missing_file_ends_the_server_before_a_model_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the API key file .*nowhere.yaml cannot be read: No such file"):
         serve(EngineArgs(model="/nowhere"), ServerArgs(api_key_file=str(tmp_path / "nowhere.yaml")))
