@@ -82,7 +82,7 @@ def _model_and_prompt(first: str | None, prompt: str | None, model: str | None) 
             "words into quotes",
             field="model",
         )
-    if _is_surely_a_model(first) or is_hub_name(first):
+    if _is_surely_a_model(first) or is_hub_name(first) or Path(first).expanduser().exists():
         return first, prompt
     raise InvalidRequest(
         f"{first!r} before the prompt names no model (a hub name, a directory or {BUILTIN_MODEL}); put a prompt of "

@@ -216,6 +216,11 @@ class Checkpoint(Section):
         A number beyond all memory is no reason to refuse: an engine takes the context that fits it.
         """
         name = "n_positions" if "n_positions" in self.values else "max_position_embeddings"
+        if self.values.get(name) is None and "text_config" in self.values:
+            raise UnsupportedModel(
+                f"{self.where}: the text model of {self.architecture} is described in text_config, as where a model "
+                "reads images or sound too; such families are not there yet: use a model of text alone"
+            )
         length = self.int(name)
         return self._stretched(min(length, _LARGEST_SIZE) if length > 0 else self.positive(name))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -87,6 +88,12 @@ def test_a_single_word_that_names_a_model_is_no_prompt(
 def test_beside_a_named_model_every_word_is_the_prompt(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "and/or", "--model", tiny_model, "--max-tokens", "1", "--max-num-seqs", "4"]) == 0
     assert capsys.readouterr().out.startswith("and/or")
+
+
+def test_a_file_before_the_prompt_is_taken_as_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    assert main(["run", str(tmp_path / "m.gguf"), "Once upon a time"]) == EXIT_ERROR
+    assert "is a GGUF file, which octavo does not read yet" in capsys.readouterr().err
 
 
 def test_a_word_that_is_no_model_after_all_may_have_been_a_part_of_the_prompt(
