@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from octavo import LLM, SamplingParams
-from octavo.builtin.corpus import HELD_OUT_START, KINDS, make_documents
+from training.octavo_tiny.corpus import HELD_OUT_START, KINDS, make_documents
 
 FORMATS = (None, "int8", "int4", "int4-g128")
 

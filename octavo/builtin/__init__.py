@@ -1,6 +1,6 @@
-"""The shipped demonstration model, octavo-tiny, with the generator of its text and the script that trains it.
-This file and the text generator import the standard library only; torch and tokenizers are for the training files.
-Used by the CLI and the API for their default model (`model_directory`), and by people who want to train it again.
+"""The model that ships with octavo, octavo-tiny, in Hugging Face layout with its card.
+`training/octavo_tiny` in the repository makes it.
+Used by the command line and the API for their default model.
 """
 
 from pathlib import Path

@@ -101,7 +101,7 @@ def _shipped() -> Path:
     if not path.is_dir():
         raise CheckpointError(
             f"{path}: the demonstration model is missing from this installation; install octavo again, make it with "
-            "`python -m octavo.builtin.train`, or name another model"
+            "`python -m training.octavo_tiny.train` in a checkout, or name another model"
         )
     return path
 

@@ -1,1 +1,1 @@
-"""Tests of octavo/builtin: the text generator, the tokenizer, training in small, and the shipped model's files."""
+"""Tests of octavo/builtin: the files of the shipped model."""

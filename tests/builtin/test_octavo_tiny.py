@@ -13,10 +13,10 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 
 from octavo.builtin import model_directory
-from octavo.builtin.corpus import make_document, render_chat
-from octavo.builtin.evaluate import continue_text, held_out_perplexity
-from octavo.builtin.export import load_exported
-from octavo.builtin.network import Network, NetworkShape
+from training.octavo_tiny.corpus import make_document, render_chat
+from training.octavo_tiny.evaluate import continue_text, held_out_perplexity
+from training.octavo_tiny.export import load_exported
+from training.octavo_tiny.network import Network, NetworkShape
 
 MIB = 2**20
 

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from octavo.builtin import facts, unknowns
-from octavo.builtin.chats import introduced_name, make_chat
-from octavo.builtin.concepts import CONCEPTS
-from octavo.builtin.corpus import (
+from training.octavo_tiny import facts, unknowns
+from training.octavo_tiny.chats import introduced_name, make_chat
+from training.octavo_tiny.concepts import CONCEPTS
+from training.octavo_tiny.corpus import (
     EARLY_WEIGHTS,
     END_OF_TEXT,
     HELD_OUT_START,
@@ -22,11 +22,11 @@ from octavo.builtin.corpus import (
     make_document,
     make_documents,
 )
-from octavo.builtin.fact_topics import arithmetic, hardware
-from octavo.builtin.lexicon import ANIMALS, make_character
-from octavo.builtin.poems import make_poem
-from octavo.builtin.stories import PLOTS, make_story
-from octavo.builtin.talk_topics import introduction, recall_name
+from training.octavo_tiny.fact_topics import arithmetic, hardware
+from training.octavo_tiny.lexicon import ANIMALS, make_character
+from training.octavo_tiny.poems import make_poem
+from training.octavo_tiny.stories import PLOTS, make_story
+from training.octavo_tiny.talk_topics import introduction, recall_name
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from random import Random
 
-from octavo.builtin import facts, lexicon
-from octavo.builtin.concepts import CONCEPTS, Concept
-from octavo.builtin.lexicon import article, capital
+from training.octavo_tiny import facts, lexicon
+from training.octavo_tiny.concepts import CONCEPTS, Concept
+from training.octavo_tiny.lexicon import article, capital
 
 
 def explain(rng: Random, concept: Concept, num_more: int | None = None) -> str:

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from octavo.builtin.network import Network
+from training.octavo_tiny.network import Network
 
 
 @dataclass

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from octavo.builtin.corpus import END_OF_TEXT, MESSAGE_END
-from octavo.builtin.network import Network, NetworkShape
-from octavo.builtin.tokenizer import token_id, write_tokenizer
+from training.octavo_tiny.corpus import END_OF_TEXT, MESSAGE_END
+from training.octavo_tiny.network import Network, NetworkShape
+from training.octavo_tiny.tokenizer import token_id, write_tokenizer
 
 
 def export_model(network: Network, tokenizer: Tokenizer, directory: Path) -> None:

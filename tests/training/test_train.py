@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from octavo.builtin.batches import RowShape
-from octavo.builtin.checkpoint import Progress, load_checkpoint
-from octavo.builtin.evaluate import continue_text, held_out_perplexity
-from octavo.builtin.evaluate import main as evaluate
-from octavo.builtin.network import Network, NetworkShape
-from octavo.builtin.train import FIRST_NEW_DOCUMENT, TrainingPlan, learning_rate, main, make_optimizers, train
+from training.octavo_tiny.batches import RowShape
+from training.octavo_tiny.checkpoint import Progress, load_checkpoint
+from training.octavo_tiny.evaluate import continue_text, held_out_perplexity
+from training.octavo_tiny.evaluate import main as evaluate
+from training.octavo_tiny.network import Network, NetworkShape
+from training.octavo_tiny.train import FIRST_NEW_DOCUMENT, TrainingPlan, learning_rate, main, make_optimizers, train
 
 SHAPE = NetworkShape(
     vocab_size=384, hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_size=16, intermediate_size=48,

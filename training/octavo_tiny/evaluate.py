@@ -1,6 +1,6 @@
 """Held-out perplexity of a network per kind of text, and small samples of what it writes.
 
-`python -m octavo.builtin.evaluate [DIR]` prints the perplexities of an exported model, by default the shipped one.
+`python -m training.octavo_tiny.evaluate [DIR]` prints those of an exported model, by default the shipped one.
 """
 
 import argparse
@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from octavo.builtin import model_directory
-from octavo.builtin.corpus import END_OF_TEXT, HELD_OUT_START, KINDS, MESSAGE_END, make_documents
-from octavo.builtin.export import load_exported
-from octavo.builtin.network import Network
-from octavo.builtin.tokenizer import token_id
+from training.octavo_tiny.corpus import END_OF_TEXT, HELD_OUT_START, KINDS, MESSAGE_END, make_documents
+from training.octavo_tiny.export import load_exported
+from training.octavo_tiny.network import Network
+from training.octavo_tiny.tokenizer import token_id
 
 
 @torch.inference_mode()
@@ -65,7 +65,7 @@ def print_perplexities(network: Network, tokenizer: Tokenizer, num_documents: in
 def main(command_line: list[str] | None = None) -> None:
     """Parse the command line and print the held-out perplexities."""
     parser = argparse.ArgumentParser(
-        prog="python -m octavo.builtin.evaluate", description="Measure an exported model on held-out text."
+        prog="python -m training.octavo_tiny.evaluate", description="Measure an exported model on held-out text."
     )
     parser.add_argument("directory", type=Path, nargs="?", default=model_directory(), help="default: the shipped model")
     parser.add_argument("--documents", type=int, default=500, help="documents of each kind (default: 500)")

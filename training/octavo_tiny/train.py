@@ -1,4 +1,4 @@
-"""Trains octavo-tiny from nothing: `python -m octavo.builtin.train --output DIR`.
+"""Trains octavo-tiny from nothing: `python -m training.octavo_tiny.train --output DIR`.
 
 The budget is wall time, or with `--max-steps` a number of steps. The learning rate falls linearly to zero over it, so
 a run of any length ends well; a run that was interrupted goes on with `--resume` and keeps its schedule.
@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from octavo.builtin.batches import IGNORED, PackedStream, RowShape
-from octavo.builtin.checkpoint import Progress, load_checkpoint, save_checkpoint
-from octavo.builtin.corpus import EARLY_WEIGHTS, LATE_WEIGHTS, make_documents
-from octavo.builtin.evaluate import continue_text, print_perplexities
-from octavo.builtin.export import export_model, load_exported
-from octavo.builtin.network import Network, NetworkShape
-from octavo.builtin.tokenizer import train_tokenizer
+from training.octavo_tiny.batches import IGNORED, PackedStream, RowShape
+from training.octavo_tiny.checkpoint import Progress, load_checkpoint, save_checkpoint
+from training.octavo_tiny.corpus import EARLY_WEIGHTS, LATE_WEIGHTS, make_documents
+from training.octavo_tiny.evaluate import continue_text, print_perplexities
+from training.octavo_tiny.export import export_model, load_exported
+from training.octavo_tiny.network import Network, NetworkShape
+from training.octavo_tiny.tokenizer import train_tokenizer
 
 SAMPLE_PROMPTS = (
     "Once upon a time",
@@ -196,7 +196,7 @@ def train(output: Path, plan: TrainingPlan, resume: bool = False) -> tuple[Netwo
 def main(command_line: list[str] | None = None) -> None:
     """Parse the command line, train, and print the held-out perplexity."""
     parser = argparse.ArgumentParser(
-        prog="python -m octavo.builtin.train", description="Train the demonstration model octavo-tiny."
+        prog="python -m training.octavo_tiny.train", description="Train the demonstration model octavo-tiny."
     )
     parser.add_argument(
         "--output", type=Path, required=True, help="folder for the model; checkpoints go into its subfolder"

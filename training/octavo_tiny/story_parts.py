@@ -2,8 +2,8 @@
 
 from random import Random
 
-from octavo.builtin import lexicon
-from octavo.builtin.lexicon import Character, capital
+from training.octavo_tiny import lexicon
+from training.octavo_tiny.lexicon import Character, capital
 
 
 def opening(rng: Random, hero: Character, place: str, where: str) -> list[str]:

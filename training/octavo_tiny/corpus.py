@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from octavo.builtin.chats import Message, make_chat
-from octavo.builtin.prose import make_prose
-from octavo.builtin.stories import make_story
+from training.octavo_tiny.chats import Message, make_chat
+from training.octavo_tiny.prose import make_prose
+from training.octavo_tiny.stories import make_story
 
 END_OF_TEXT = "<|endoftext|>"
 MESSAGE_START = "<|im_start|>"

@@ -2,11 +2,11 @@
 
 from random import Random
 
-from octavo.builtin import facts
-from octavo.builtin.concepts import CONCEPTS
-from octavo.builtin.exchanges import Exchange, asked
-from octavo.builtin.lexicon import article, capital
-from octavo.builtin.prose import capital_sentence, explain
+from training.octavo_tiny import facts
+from training.octavo_tiny.concepts import CONCEPTS
+from training.octavo_tiny.exchanges import Exchange, asked
+from training.octavo_tiny.lexicon import article, capital
+from training.octavo_tiny.prose import capital_sentence, explain
 
 
 def concept(rng: Random) -> Exchange:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from octavo.builtin.corpus import CHAT_TEMPLATE, END_OF_TEXT, MESSAGE_END, SPECIAL_TOKENS
+from training.octavo_tiny.corpus import CHAT_TEMPLATE, END_OF_TEXT, MESSAGE_END, SPECIAL_TOKENS
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -32,7 +32,7 @@ def token_id(tokenizer: Tokenizer, token: str) -> int:
     """Return the id of a token that must be in the vocabulary."""
     number = tokenizer.token_to_id(token)
     if number is None:
-        raise ValueError(f"the tokenizer has no token {token!r}; train it with octavo.builtin.tokenizer")
+        raise ValueError(f"the tokenizer has no token {token!r}; train it with training.octavo_tiny.tokenizer")
     return int(number)
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from octavo.builtin.corpus import SPECIAL_TOKENS, make_documents
-from octavo.builtin.tokenizer import token_id, tokenizer_config, train_tokenizer
+from training.octavo_tiny.corpus import SPECIAL_TOKENS, make_documents
+from training.octavo_tiny.tokenizer import token_id, tokenizer_config, train_tokenizer
 
 TEXTS = [document.text for document in make_documents(0, 0, 100)]
 TOKENIZER: Tokenizer = train_tokenizer(TEXTS, vocab_size=400)

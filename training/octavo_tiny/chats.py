@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from random import Random
 
-from octavo.builtin import fact_topics, talk_topics
-from octavo.builtin.exchanges import Exchange
+from training.octavo_tiny import fact_topics, talk_topics
+from training.octavo_tiny.exchanges import Exchange
 
 Message = dict[str, str]
 

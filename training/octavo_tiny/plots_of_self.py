@@ -5,9 +5,9 @@ Each plot tells the middle of a story and returns its sentences; it takes the he
 
 from random import Random
 
-from octavo.builtin import lexicon
-from octavo.builtin.lexicon import Character, capital
-from octavo.builtin.story_parts import meeting, offer, question_and_reply, relative, thanks
+from training.octavo_tiny import lexicon
+from training.octavo_tiny.lexicon import Character, capital
+from training.octavo_tiny.story_parts import meeting, offer, question_and_reply, relative, thanks
 
 
 def lost_thing(rng: Random, hero: Character, friend: Character, place: str) -> list[str]:

@@ -9,8 +9,8 @@ from random import Random
 
 from tokenizers import Tokenizer
 
-from octavo.builtin.corpus import EARLY_WEIGHTS, END_OF_TEXT, make_documents
-from octavo.builtin.tokenizer import token_id
+from training.octavo_tiny.corpus import EARLY_WEIGHTS, END_OF_TEXT, make_documents
+from training.octavo_tiny.tokenizer import token_id
 
 DOCUMENTS_PER_DRAW = 256
 IGNORED = -100

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 
-from octavo.builtin import lexicon, plots_of_friends, plots_of_self
-from octavo.builtin.lexicon import Character, make_character
-from octavo.builtin.story_parts import ending, opening
+from training.octavo_tiny import lexicon, plots_of_friends, plots_of_self
+from training.octavo_tiny.lexicon import Character, make_character
+from training.octavo_tiny.story_parts import ending, opening
 
 Plot = Callable[[Random, Character, Character, str], list[str]]
 

@@ -2,11 +2,11 @@
 
 from random import Random
 
-from octavo.builtin import facts, lexicon, unknowns
-from octavo.builtin.exchanges import Exchange, asked
-from octavo.builtin.lexicon import article
-from octavo.builtin.poems import make_poem
-from octavo.builtin.stories import make_story
+from training.octavo_tiny import facts, lexicon, unknowns
+from training.octavo_tiny.exchanges import Exchange, asked
+from training.octavo_tiny.lexicon import article
+from training.octavo_tiny.poems import make_poem
+from training.octavo_tiny.stories import make_story
 
 
 def greeting(rng: Random) -> Exchange:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from octavo.builtin.batches import IGNORED, PackedStream, RowShape, pack
-from octavo.builtin.corpus import make_documents
-from octavo.builtin.tokenizer import train_tokenizer
+from training.octavo_tiny.batches import IGNORED, PackedStream, RowShape, pack
+from training.octavo_tiny.corpus import make_documents
+from training.octavo_tiny.tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="module")
