@@ -171,7 +171,7 @@ def load(given: Given) -> LLM:
 
 
 def load_as_served(given: Given) -> LLM:
-    """The engine of these arguments with the defaults of a server, logging quietly."""
+    """Return the engine of these arguments with the defaults of a server, logging quietly."""
     from octavo.engine.llm_engine import LLMEngine
     from octavo.llm import LLM
 

@@ -64,7 +64,7 @@ def standard_loads(llm: LLM, simulation: Simulation, num_requests: int) -> Itera
 
 
 def simulation_of(llm: LLM, model: CostModel) -> Simulation:
-    """This engine in simulated time."""
+    """Return this engine in simulated time."""
     settings = served_settings(llm.config.cache, llm.config.scheduler, llm.engine.ready)
     return Simulation(settings=settings, cost_model=model)
 

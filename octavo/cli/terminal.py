@@ -150,7 +150,7 @@ class WordWrap:
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[float], None]]:
-    """Show on a terminal how far something is, on standard error; the function is told shares from 0 to 1."""
+    """Show on a terminal how far something is, on standard error; the function receives shares from 0 to 1."""
     if not sys.stderr.isatty():
         yield lambda share: None
         return

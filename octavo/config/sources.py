@@ -140,7 +140,8 @@ def offline_variable(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def cache_directory(environ: Mapping[str, str] | None = None) -> Path | None:
-    """octavo's part of the user's cache folder: in XDG_CACHE_HOME, else in ~/.cache; None for a user without a home."""
+    """Return octavo's part of the user's cache folder: in XDG_CACHE_HOME, else in ~/.cache; None for a user without a
+    home."""
     environ = os.environ if environ is None else environ
     stated = Path(environ.get("XDG_CACHE_HOME", ""))
     if stated.is_absolute():  # the specification has relative ones ignored

@@ -282,7 +282,7 @@ def check_limits(name: str, value: float, limits: Param) -> None:
 
 
 def _shown(limit: float) -> str:
-    """Whole numbers in full: 2**63 - 1 is a limit that people copy."""
+    """Write whole numbers in full: 2**63 - 1 is a limit that people copy."""
     return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 

@@ -65,7 +65,7 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         limits: RenderLimits | None = None,
     ) -> str:
-        """The text of a conversation.
+        """Return the text of a conversation.
 
         add_generation_prompt: end with what opens the assistant's answer. continue_final_message: end inside the last
         message, so that the model goes on with it. variables: further values that the template may use.

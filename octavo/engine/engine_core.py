@@ -187,7 +187,7 @@ class EngineCore:
         return StepOutputs(outputs=outputs, stats=self.scheduler.stats())
 
     def tokens_per_s(self) -> float | None:
-        """Prompt tokens per second as measured or given; None before the first measurement."""
+        """Return the prompt tokens per second as measured or given; None before the first measurement."""
         return self.scheduler.rates.known_prefill_tokens_per_s
 
     def stats(self) -> SchedulerStats:

@@ -96,7 +96,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     @property
     def budget(self) -> Budget:
-        """The budget of the rendering on this thread."""
+        """Return the budget of the rendering on this thread."""
         found: Budget | None = getattr(self._local, "budget", None)
         return self.begin(RenderLimits()) if found is None else found
 
@@ -106,7 +106,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return budget
 
     def compiled(self, source: str) -> jinja2.Template:
-        """The template with its loops, macros and concatenations metered. Raises jinja2.TemplateSyntaxError."""
+        """Return the template with its loops, macros and concatenations metered. Raises jinja2.TemplateSyntaxError."""
         tree = _Meter().visit(self.parse(source))
         return self.from_string(tree)
 
@@ -115,7 +115,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return self.budget.spend(steps)
 
     def concatenated(self, *values: Any) -> str:
-        """`a ~ b`."""
+        """Compute `a ~ b`."""
         texts = [self._text(value) for value in values]
         self.budget.take(sum(map(len, texts)))
         return "".join(texts)
@@ -298,7 +298,7 @@ def _spend(steps: int, line: int) -> nodes.Expr:
 
 
 def _size(value: Any) -> int:
-    """Characters or entries of a value, 0 for others. Nothing of the template runs for it."""
+    """Return how many characters or entries a value has, 0 for others. Nothing of the template runs for it."""
     return len(value) if isinstance(value, str | bytes | list | tuple | dict | set | range) else 0
 
 

@@ -115,9 +115,9 @@ class Tokenizer:
         return self._backend.id_to_token(token_id) is not None
 
     def encode(self, text: str, add_special_tokens: bool = True, cuts: Sequence[int] = ()) -> list[int]:
-        """Token ids of a text. Where the text itself starts with the BOS token, as chat templates write it, none is
-        added; every one that the text has stays. cuts: positions in the text that no token spans. Raises InvalidRequest
-        for text that no UTF-8 stands for."""
+        """Return the token ids of a text. Where the text itself starts with the BOS token, as chat templates write it,
+        none is added; every one that the text has stays. cuts: positions in the text that no token spans. Raises
+        InvalidRequest for text that no UTF-8 stands for."""
         checked_text(text, "prompt")
         if cuts:
             return self._encode_cut(text, add_special_tokens, cuts)
@@ -216,8 +216,8 @@ class Tokenizer:
         return list(dict.fromkeys(tuple(ids) for ids in variants if ids))
 
     def _encode_inside(self, text: str) -> list[int]:
-        """Token ids of a text behind other text: tokenizers of the sentencepiece kind write a space before the first
-        word of a text, which is none there."""
+        """Return the token ids of a text behind other text: tokenizers of the sentencepiece kind write a space before
+        the first word of a text, which is none there."""
         for before in _BEFORE_A_WORD:
             start = self.encode(before, add_special_tokens=False)
             ids = self.encode(before + text, add_special_tokens=False)

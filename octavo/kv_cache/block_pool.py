@@ -72,7 +72,7 @@ class BlockPool:
         return block
 
     def empty_blocks(self) -> list[int]:
-        """Blocks without users and content: what is in their memory is of no use."""
+        """Return the blocks that have neither users nor content: nothing in their memory is needed."""
         return list(self._empty)
 
     def acquire(self, block: int) -> None:

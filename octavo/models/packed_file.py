@@ -75,7 +75,7 @@ class PackedFile:
             raise Distrust("is damaged: its checksum is wrong")
 
     def _checksums(self, threads: int) -> str:
-        """CRC-32 of every piece of the file, the first one from its first byte of data on; 8 digits each."""
+        """Return the CRC-32 of every piece of the file, the first one from its first byte of data on; 8 digits each."""
         with memoryview(self.pages) as view, ThreadPoolExecutor(threads, "octavo-checksum") as pool:
             starts = range(0, len(view), _PIECE_BYTES)
             return _hexadecimal(

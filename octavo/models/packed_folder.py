@@ -78,7 +78,7 @@ class PackedFolder:
         return False
 
     def open(self, path: Path) -> PackedFile:
-        """The file at `path`. Raises FileNotFoundError and Distrust."""
+        """Return the file at `path`. Raises FileNotFoundError and Distrust."""
         ahead, self._ahead = self._ahead, None
         return ahead if ahead is not None and ahead.path == path else PackedFile.open(path)
 

@@ -19,7 +19,8 @@ from octavo.models.causal_lm import CausalLM
 
 
 def resolve_model(checkpoint: Checkpoint) -> type[CausalLM]:
-    """The class for the checkpoint's architecture. Raises UnsupportedModel, which names the families that are there."""
+    """Return the class for the checkpoint's architecture. Raises UnsupportedModel, which names the families that are
+    there."""
     wanted = checkpoint.architecture
     for module in _model_files(wanted):
         if wanted in module.ARCHITECTURES or module.__name__.endswith(f".{wanted}"):
@@ -37,7 +38,7 @@ def resolve_model(checkpoint: Checkpoint) -> type[CausalLM]:
 
 
 def _family(architecture: str) -> str:
-    """`Gemma2` of `Gemma2ForCausalLM`."""
+    """Return the family of an architecture: `Gemma2` of `Gemma2ForCausalLM`."""
     return re.sub(r"(For[A-Z]\w+|LMHeadModel|Model)$", "", architecture) or architecture
 
 

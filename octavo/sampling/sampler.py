@@ -26,7 +26,7 @@ class Sampler(Protocol):
         ...
 
     def rank(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
-        """For beam search: instead of drawing, the `counts[i]` tokens with the largest values, as `candidates`.
+        """For beam search, return, instead of drawing, the `counts[i]` tokens with the largest values, as `candidates`.
 
         The values are the `scores` of the candidates: log-probabilities on which the processors have acted, as in
         transformers. They are not normalised again, and -inf is a barred token, whose id means nothing. Beside them

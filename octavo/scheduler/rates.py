@@ -78,7 +78,8 @@ class Pace:
         self._beside = _Mean()
 
     def num_prompt_tokens(self, num_rows: int, prefill_tokens_per_s: float | None) -> float:
-        """Prompt tokens beside `num_rows` decoding rows. 0: the step shall show how long it takes without prompts.
+        """Return how many prompt tokens fit beside `num_rows` decoding rows. 0: the step shall show how long it takes
+        without prompts.
 
         Until a step with both was measured, prompts take the time beyond a step without them at the given rate.
         """

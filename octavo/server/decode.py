@@ -75,7 +75,7 @@ async def read_body(request: Request) -> list[bytes]:
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """A checked struct of this kind from JSON. Raises InvalidRequest for anything that does not fit."""
+    """Return a checked struct of this kind from JSON. Raises InvalidRequest for anything that does not fit."""
     num_containers = body.count(b"[") + body.count(b"{")
     if num_containers > _MOST_CONTAINERS or body.count(b",") > _MOST_ITEMS:
         # each takes far more memory than the bytes that it is written with

@@ -61,7 +61,7 @@ def _bind_problem(error: OSError) -> str:
 
 
 def url_of(listener: socket.socket) -> str:
-    """The address for people to click on."""
+    """Return the address as a URL."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 

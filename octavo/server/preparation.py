@@ -84,7 +84,7 @@ class Preparer:
     policy: TextPolicy
 
     def prompts(self, asked: RequestBody, limits: RenderLimits | None = None) -> list[Prompt]:
-        """The prompts of a request, not tokenised yet. limits: what rendering may cost."""
+        """Return the prompts of a request, not tokenised yet. limits: what rendering may cost."""
         if isinstance(asked, CompletionRequest):
             adds = asked.add_special_tokens is not False
             return [

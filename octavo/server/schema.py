@@ -165,7 +165,8 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
             raise InvalidRequest("prompt_logprobs does not go with echo; ask for logprobs", field="prompt_logprobs")
 
     def prompts(self) -> list[str | list[int]]:
-        """The prompts one by one. Raises InvalidRequest for a list of several kinds, and for too many or too long ones.
+        """Return the prompts one by one. Raises InvalidRequest for a list of several kinds, and for too many or too
+        long ones.
 
         All prompts together have at most MAX_SEQUENCES sequences (prompts times best_of or n).
         """

@@ -172,7 +172,8 @@ def _raise_open_files() -> None:
 
 
 def _http_config(app: ASGIApp, args: ServerArgs) -> uvicorn.Config:
-    """The settings of uvicorn's connections. Its server is not used: its main loop would wake ten times a second."""
+    """Return the settings of uvicorn's connections. Its server is not used: its main loop would wake ten times a
+    second."""
     config = uvicorn.Config(
         app,
         http="httptools",

@@ -151,7 +151,7 @@ class TextPool:
                 lane.wanted.set()
 
     async def _fork(self, mark: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """The connection to a new worker. What is written to it waits until it has started."""
+        """Return the connection to a new worker. What is written to it waits until it has started."""
         if self._process is None or self._process.poll() is not None:
             self._end_process()
             self._start_process()

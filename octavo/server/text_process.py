@@ -225,7 +225,7 @@ def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, *
 
 
 def _limit_memory() -> None:
-    """Limit this process's memory, where the system tells how much it has."""
+    """Limit this process's memory, where the system reports how much it has."""
     statm = Path("/proc/self/statm")
     if statm.is_file():
         now = int(statm.read_text().split()[0]) * resource.getpagesize()

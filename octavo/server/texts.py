@@ -54,7 +54,7 @@ class Texts:
         return cls(preparer, TextPool(setup))
 
     async def read(self, request: Request, kind: type[T]) -> tuple[T, list[Prompt]]:
-        """A request without its text, and its prompts. Raises InvalidRequest or ApiError."""
+        """Return a request without its text, and its prompts. Raises InvalidRequest or ApiError."""
         pieces = await read_body(request)
         if self._pool is None:
             asked = decode(b"".join(pieces), kind)

@@ -112,8 +112,8 @@ class Replay:
         return (result for _, result in self.events() if isinstance(result, ReplayedStep))
 
     def events(self) -> Iterator[tuple[Event, Applied]]:
-        """Every event, and its result: of `Planned` a step if there was one, of `Updated` outputs, of `CacheReset` True
-        where the cache was reset."""
+        """Yield every event and its result: of `Planned` a step if there was one, of `Updated` outputs, of `CacheReset`
+        True where the cache was reset."""
         for event in self._events:
             result = self._apply(event)
             yield event, result

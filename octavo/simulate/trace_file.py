@@ -24,7 +24,8 @@ _NOUNS: Final = {
 
 
 def read_trace(path: str | Path) -> Trace:
-    """A trace from a file of JSON lines. Raises ConfigError that names the line, the field, and what is expected."""
+    """Return a trace from a file of JSON lines. Raises ConfigError that names the line, the field, and what is
+    expected."""
     try:
         lines = Path(path).expanduser().read_bytes().splitlines()
     except OSError as error:

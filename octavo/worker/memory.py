@@ -67,7 +67,7 @@ class ModelSizes:
         return cls(model.config.shape(), model.planned_bytes(ops), dtype.itemsize, position_bytes)
 
     def with_tables(self, num_positions: int) -> ModelSizes:
-        """The same with the tables of `num_positions` positions counted as weights."""
+        """Return these sizes with the tables of `num_positions` positions counted as weights."""
         tables = self.position_bytes * min(num_positions, self.shape.max_position_embeddings)
         return replace(self, weights_bytes=self.weights_bytes + tables)
 

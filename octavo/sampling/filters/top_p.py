@@ -40,7 +40,7 @@ class TopP:
 
 
 def _boundaries(probabilities: Tensor, candidates: Tensor, wanted: Tensor) -> Tensor:
-    """Smallest probability kept in each row, float32 [rows].
+    """Return the smallest probability kept in each row, float32 [rows].
 
     No sort of the vocabulary: a histogram over the leading bits finds the bin that holds the boundary, and only the
     tokens of that bin are sorted. All sums run in an order that depends on the row alone: neighbours change nothing.
@@ -71,13 +71,14 @@ def _boundaries(probabilities: Tensor, candidates: Tensor, wanted: Tensor) -> Te
 
 
 def _selected(matrix: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and value of each entry that `mask` selects, row by row."""
+    """Return the row and the value of each entry that `mask` selects, row by row."""
     row_of, column_of = mask.nonzero(as_tuple=True)
     return row_of, matrix[row_of, column_of]
 
 
 def _pad_rows(values: Tensor, row_of: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Values grouped by ascending row as a matrix [rows, longest] padded with 0, and the number of values [rows]."""
+    """Return values grouped by ascending row as a matrix [rows, longest] padded with 0, and the number of values
+    [rows]."""
     counts = torch.bincount(row_of, minlength=num_rows)
     starts = counts.cumsum(0) - counts
     column = torch.arange(len(values), device=values.device).sub_(starts[row_of])

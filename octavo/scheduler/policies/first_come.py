@@ -11,7 +11,7 @@ from octavo.scheduler.waiting_queue import WaitingQueue
 
 
 class FirstComeFirstServed:
-    """Preempted groups, then the others, both by arrival; the youngest running group gives way.
+    """Preempted groups, then the others, both by arrival; the youngest running group is preempted first.
 
     Prompts of one API request take turns with other requests.
     """
