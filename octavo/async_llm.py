@@ -38,7 +38,7 @@ from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from octavo.errors import EngineDeadError, InvalidRequest
 
 if TYPE_CHECKING:
-    from octavo.engine.template_sandbox import RenderLimits
+    from octavo.engine.template_budget import RenderLimits
 
 _POSITIONS_OF_TURN: Final = 128
 """Positions of a prompt whose log-probabilities are taken in before whatever else waits for the loop."""

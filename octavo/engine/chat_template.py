@@ -16,7 +16,8 @@ from octavo.errors import CheckpointError, InvalidRequest
 if TYPE_CHECKING:
     import jinja2
 
-    from octavo.engine.template_sandbox import RenderLimits, TemplateSandbox
+    from octavo.engine.template_budget import RenderLimits
+    from octavo.engine.template_sandbox import TemplateSandbox
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 _LONGEST_QUOTE: Final = 500
@@ -74,7 +75,7 @@ class ChatTemplate:
         """
         import jinja2
 
-        from octavo.engine.template_sandbox import RenderLimitReached, RenderLimits
+        from octavo.engine.template_budget import RenderLimitReached, RenderLimits
 
         if add_generation_prompt and continue_final_message:
             raise InvalidRequest(
@@ -127,6 +128,8 @@ class ChatTemplate:
             where = f"line {error.lineno}: {_short(error.message)}"
         except (RecursionError, MemoryError, SyntaxError) as error:
             where = f"it nests too deeply: {type(error).__name__}"
+        except ValueError as error:  # a number with too many digits
+            where = _short(error)
         raise InvalidRequest(
             f"{self.name} is not valid Jinja ({where}); give another one with the argument chat_template",
             field="chat_template",

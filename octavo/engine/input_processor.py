@@ -24,7 +24,7 @@ from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ContextTooLong, InvalidRequest
 
 if TYPE_CHECKING:
-    from octavo.engine.template_sandbox import RenderLimits
+    from octavo.engine.template_budget import RenderLimits
 
 PrefixLike = PromptLike | Prompt | Sequence[Message]
 """What may be pinned: a prompt's beginning in any form of a prompt, or the first messages of conversations."""

@@ -9,67 +9,53 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import re
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
+from jinja2.utils import Namespace
 
-_SIZE_OF_STEP: Final = 64
-_STEPS_BETWEEN_CLOCKS: Final = 64
+from octavo.engine.template_budget import SIZE_OF_STEP, Budget, RenderLimitReached, RenderLimits
+from octavo.engine.template_meter import Meter
+
 _MOST_BITS: Final = 4096
 _MOST_WIDTH: Final = 1000
-_REFUSED_METHODS: Final = frozenset({"translate", "maketrans", "to_bytes", "from_bytes", "expandtabs"})
+_MOST_STRIPPED: Final = 64
+_REFUSED_METHODS: Final = frozenset(
+    {"translate", "maketrans", "to_bytes", "from_bytes", "expandtabs", "encode", "decode", "striptags"}
+)
 _REMOVED_FILTERS: Final = ("batch", "pprint", "random", "slice", "striptags", "urlize", "wordwrap", "xmlattr")
+_SHALLOW_FILTERS: Final = frozenset(
+    ("abs", "attr", "count", "d", "default", "first", "items", "last", "length", "list", "map", "reject", "rejectattr")
+) | {"reverse", "select", "selectattr"}
+"""Filters that look at the entries of what they are given, but not into them."""
+_COMPARING_FILTERS: Final = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
+_COMPARISONS_OF_ENTRY: Final = 16
+_ATTRIBUTE_FILTERS: Final = frozenset({"map", "rejectattr", "selectattr", "sum"}) | _COMPARING_FILTERS
+_MOST_ATTRIBUTE_CHARS: Final = 100
+_COMPARISONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "gt": operator.gt,
+    "gteq": operator.ge,
+    "lt": operator.lt,
+    "lteq": operator.le,
+    "in": lambda left, right: left in right,
+    "notin": lambda left, right: left not in right,
+}
+_COMPARING_TESTS: Final = frozenset(
+    ["==", "!=", ">", ">=", "<", "<=", "eq", "equalto", "ne", "gt", "greaterthan", "ge", "lt", "lessthan", "le", "in"]
+)
 _NUMBER: Final = re.compile(r"\d+")
 _NESTED_FORMAT: Final = re.compile(r"%[-+ #0]*(?:\*|\d*\.\*)|\{[^{}]*:[^{}]*\{")
-
-
-class RenderLimits(NamedTuple):
-    """What one rendering may cost. value_size: characters or entries of any one value, the rendered text included."""
-
-    steps: int = 1_000_000
-    seconds: float = 5.0
-    value_size: int = 4 << 20
-
-
-class RenderLimitReached(Exception):
-    """A rendering has cost more than it may; the message says of what."""
-
-
-class Budget:
-    """What is left of the limits of one rendering."""
-
-    def __init__(self, limits: RenderLimits) -> None:
-        self.limits = limits
-        self._steps = limits.steps
-        self._next_look = limits.steps - _STEPS_BETWEEN_CLOCKS
-        self._end = time.perf_counter() + limits.seconds
-
-    def spend(self, steps: int = 1) -> bool:
-        """Take steps off, and return True. Raises RenderLimitReached."""
-        self._steps -= steps
-        if self._steps < self._next_look:
-            self._next_look = self._steps - _STEPS_BETWEEN_CLOCKS
-            if self._steps < 0:
-                raise RenderLimitReached(f"it takes more than {self.limits.steps:,} steps")
-            if time.perf_counter() > self._end:
-                raise RenderLimitReached(f"it takes longer than {self.limits.seconds:g} s")
-        return True
-
-    def take(self, size: int) -> None:
-        """Pay for a value with this many characters or entries, before it is made where that can be known."""
-        if size > self.limits.value_size:
-            raise RenderLimitReached(f"it makes a value of more than {self.limits.value_size:,} characters or entries")
-        self.spend(1 + size // _SIZE_OF_STEP)
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
@@ -90,6 +76,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self.filters.pop(name, None)
         self.filters["tojson"] = _tojson
         self.filters = {name: self._metered(name, function) for name, function in self.filters.items()}
+        tests: Mapping[str, Any] = self.tests
+        self.tests = {name: self._metered_test(name, function) for name, function in tests.items()}
         del self.globals["lipsum"]
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda form: datetime.now().strftime(str(form)[:_MOST_WIDTH])
@@ -107,7 +95,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def compiled(self, source: str) -> jinja2.Template:
         """Return the template with its loops, macros and concatenations metered. Raises jinja2.TemplateSyntaxError."""
-        tree = _Meter().visit(self.parse(source))
+        tree = Meter().visit(self.parse(source))
         return self.from_string(tree)
 
     def spend(self, steps: int) -> bool:
@@ -119,6 +107,31 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         texts = [self._text(value) for value in values]
         self.budget.take(sum(map(len, texts)))
         return "".join(texts)
+
+    def compared(self, left: Any, *others: Any) -> Any:
+        """`a < b`, or `a < b in c` as (a, "lt", b, "in", c)."""
+        result: Any = True
+        for name, right in zip(others[::2], others[1::2], strict=True):
+            self._check_comparison(name, left, right)
+            result = _COMPARISONS[name](left, right)
+            if not result:
+                break
+            left = right
+        return result
+
+    def keyed(self, key: Any) -> Any:
+        """A key of a mapping that the template writes; a tuple is hashed with all that is in it."""
+        if isinstance(key, tuple):
+            self.budget.take(self._written_size(key))
+        return key
+
+    def made(self, value: Any) -> Any:
+        """`a[1:]`."""
+        self.budget.take(_size(value))
+        return value
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        return super().getitem(obj, self.keyed(argument))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         budget = self.budget
@@ -133,18 +146,23 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             _check_bits(left.bit_length() * max(right, 0))
         elif operator == "%" and isinstance(left, str):
             _check_format(left)
-            budget.take(len(left) + sum(len(self._text(value)) for value in _listed(right)))
+            sizes = [self._text_size(value) for value in _listed(right)]
+            written = max(sizes, default=0) * left.count("%") if isinstance(right, Mapping) else sum(sizes)
+            budget.take(len(left) + written)
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        if __obj == __self.spend:
-            return __self.budget.spend(*args)
         owner = getattr(__obj, "__self__", None)
+        if owner is __self:
+            return __obj(*args)  # what `Meter` has put in
         if isinstance(owner, str | bytes | int) and hasattr(__obj, "__name__"):
-            args = __self._checked_arguments(owner, __obj.__name__, args)
-        __self.budget.spend(1 + sum(map(_size, args)) // _SIZE_OF_STEP)
+            args = __self._checked_arguments(owner, __obj.__name__, args, kwargs)
+        sizes = map(_size if isinstance(__obj, Macro | LoopContext) else __self._nested_size, (*args, *kwargs.values()))
+        # lists compare all their entries
+        own_size = __self._nested_size(owner) if isinstance(owner, list | tuple) and args else _size(owner)
+        __self.budget.spend(1 + (own_size + sum(sizes)) // SIZE_OF_STEP)
         result = super().call(__context, __obj, *args, **kwargs)
-        __self.budget.take(_size(result))
+        __self._take_result(result)
         return result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -153,7 +171,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             _check_format(value.__self__)
         return formatted
 
-    def _checked_arguments(self, owner: Any, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _checked_arguments(
+        self, owner: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
         """The arguments of a method of text, bytes or numbers; those whose result would be too large are refused."""
         if name in _REFUSED_METHODS:
             raise RenderLimitReached(f"it calls {name}, which templates may not")
@@ -164,6 +184,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self.budget.take(sum(map(_size, args[0])) + len(args[0]) * len(owner))
         elif name == "replace":
             self._check_replacement(owner, *args)
+        elif name in ("strip", "lstrip", "rstrip"):
+            _check_stripped(args)
+        elif name in ("format", "format_map"):
+            sizes = [self._text_size(value) for value in (*args, *kwargs.values())]
+            self.budget.take(len(owner) + owner.count("{") * max(sizes, default=0))
         return args
 
     def _check_replacement(self, text: Any, old: Any = "", new: Any = "", *others: Any) -> None:
@@ -175,19 +200,62 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
         @functools.wraps(function)  # also copies the mark of filters that want the environment or the context
         def metered(*args: Any, **kwargs: Any) -> Any:
-            self._check_filter(name, args, kwargs)
-            self.budget.spend(1 + sum(map(_size, args)) // _SIZE_OF_STEP)
             args = tuple(self._counted(arg) if isinstance(arg, Iterator) else arg for arg in args)
+            if name in _COMPARING_FILTERS:
+                args = tuple([*arg] if isinstance(arg, Iterator) else arg for arg in args)
+            self._check_filter(name, args, kwargs)
+            self.budget.spend(1 + sum(map(_size, args)) // SIZE_OF_STEP)
             result = function(*args, **kwargs)
             if isinstance(result, Iterator):
                 return self._counted(result)
-            self.budget.take(_size(result))
+            self._take_result(result)
             return result
 
         return metered
 
+    def _metered_test(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A test that pays for what it compares."""
+
+        @functools.wraps(function)
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            if name in _COMPARING_TESTS and len(args) == 2:
+                self._check_comparison(name, *args)
+            elif name in ("lower", "upper"):
+                self.budget.take(sum(map(self._text_size, args)))
+            self.budget.spend()
+            return function(*args, **kwargs)
+
+        return metered
+
+    def _check_comparison(self, name: str, left: Any, right: Any) -> None:
+        if isinstance(left, bool | int | float | None) and name not in ("in", "notin"):
+            return
+        if name in ("in", "notin") and isinstance(left, str | bool | int | float | None):
+            others = 1 if isinstance(right, str) else _size(right)
+            self.budget.spend(1 + (_size(right) + _size(left) * others) // SIZE_OF_STEP)
+            return
+        self.budget.spend(1 + (self._nested_size(left) + self._nested_size(right)) // SIZE_OF_STEP)
+
+    def _take_result(self, result: Any) -> None:
+        if isinstance(result, int):
+            _check_bits(result.bit_length())
+        self.budget.take(_size(result))
+
+    def _nested_size(self, value: Any) -> int:
+        """Characters or entries of a value with all that is in it. Takes them off the budget."""
+        if isinstance(value, str) or not _parts(value):
+            return _size(value)
+        size = self._written_size(value)
+        self.budget.take(size)
+        return size
+
+    def _text_size(self, value: Any) -> int:
+        """At least as many characters as `str(value)` has."""
+        return len(value) if isinstance(value, str) else self._written_size(value)
+
     def _check_filter(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         values = [*args, *kwargs.values()]
+        options = values[2:] if len(args) > 1 else values[1:]  # filters that take an attribute get a context first
         if name in ("center", "indent", "tojson", "round", "truncate"):
             for value in values[1:]:
                 if _size(value) > _MOST_WIDTH or (isinstance(value, int) and value > (1 << 20)):
@@ -204,14 +272,23 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self._check_replacement(*values[-3:] if len(values) < 5 else values[-4:-1])
         elif name == "format" and isinstance(args[0], str):
             _check_format(args[0])
-        elif name in ("string", "join", "escape", "e", "forceescape", "upper", "lower", "trim", "title", "capitalize"):
-            for value in values:
-                if not isinstance(value, str | Iterator):
-                    self.budget.take(self._written_size(value))
-            if name == "join":
-                texts = [value for value in values if isinstance(value, str)]
-                lists = [value for value in values if isinstance(value, list | tuple | dict)]
-                self.budget.take(sum(map(len, texts)) * sum(map(len, lists)))
+            self.budget.take(args[0].count("%") * max(map(self._text_size, values[1:]), default=0))
+        elif name == "trim":
+            _check_stripped(values[1:])
+        elif name == "sum" and not all(isinstance(value, int | float | str | None) for value in options):
+            raise RenderLimitReached("it sums up what are no numbers")
+        elif name == "join":
+            texts = [value for value in values if isinstance(value, str)]
+            self.budget.take(sum(map(len, texts)) * sum(_size(value) for value in values if not isinstance(value, str)))
+        if name in _ATTRIBUTE_FILTERS and any(
+            len(value) > _MOST_ATTRIBUTE_CHARS for value in options if isinstance(value, str)
+        ):
+            raise RenderLimitReached(f"it gives the filter {name} a long name")
+        if name not in _SHALLOW_FILTERS:
+            size = sum(map(self._nested_size, values))
+            self.budget.take(size)
+            if name in _COMPARING_FILTERS:
+                self.budget.spend(_COMPARISONS_OF_ENTRY * size // SIZE_OF_STEP)
 
     def _counted(self, values: Iterable[Any]) -> Iterator[Any]:
         for value in values:
@@ -242,35 +319,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             size += _size(each) + 8 + indent * depth
             if size > self.budget.limits.value_size or len(pending) > self.budget.limits.value_size:
                 break
-            if isinstance(each, Mapping):
-                pending += [(key, depth + 1) for key in each]
-                pending += [(item, depth + 1) for item in each.values()]
-            elif isinstance(each, list | tuple | set):
-                pending += [(item, depth + 1) for item in each]
+            pending += [(part, depth + 1) for part in _parts(each)]
         return size
-
-
-class _Meter(NodeTransformer):
-    """Puts a call into each iteration and each macro, and calls a method in place of `~`."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        if node.test is not None:
-            node.test = nodes.And(_spend(1, node.lineno), node.test, lineno=node.lineno)
-        return _metered_body(node)
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return _metered_body(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return _metered_body(node)
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        method = nodes.EnvironmentAttribute("concatenated", lineno=node.lineno)
-        return nodes.Call(method, node.nodes, [], None, None, lineno=node.lineno)
 
 
 class _Generation(Extension):
@@ -284,22 +334,20 @@ class _Generation(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-def _metered_body(node: Any) -> nodes.Node:
-    written = sum(len(data.data) for part in node.body for data in part.find_all(nodes.TemplateData))
-    steps = 1 + written // _SIZE_OF_STEP
-    node.body.insert(0, nodes.ExprStmt(_spend(steps, node.lineno), lineno=node.lineno))
-    assert isinstance(node, nodes.Node)
-    return node
-
-
-def _spend(steps: int, line: int) -> nodes.Expr:
-    method = nodes.EnvironmentAttribute("spend", lineno=line)
-    return nodes.Call(method, [nodes.Const(steps, lineno=line)], [], None, None, lineno=line)
-
-
 def _size(value: Any) -> int:
     """Return how many characters or entries a value has, 0 for others. Nothing of the template runs for it."""
     return len(value) if isinstance(value, str | bytes | list | tuple | dict | set | range) else 0
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """What is written, compared or hashed with a value. Nothing of the template runs for it."""
+    if isinstance(value, Mapping):
+        return [*value, *value.values()]
+    if isinstance(value, list | tuple | set | frozenset | KeysView | ValuesView | ItemsView):
+        return value
+    if type(value) is Namespace:
+        return [object.__getattribute__(value, "_Namespace__attrs")]
+    return ()
 
 
 def _listed(value: Any) -> Iterable[Any]:
@@ -309,6 +357,11 @@ def _listed(value: Any) -> Iterable[Any]:
 def _check_bits(count: int) -> None:
     if count > _MOST_BITS:
         raise RenderLimitReached(f"it makes a number of more than {_MOST_BITS:,} bits")
+
+
+def _check_stripped(args: Iterable[Any]) -> None:
+    if any(_size(arg) > _MOST_STRIPPED for arg in args):
+        raise RenderLimitReached(f"it strips more than {_MOST_STRIPPED} different characters")
 
 
 def _check_format(form: str) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.core.messages import CoreReady
 from octavo.core.prompt import Prompt
-from octavo.engine.template_sandbox import RenderLimits
+from octavo.engine.template_budget import RenderLimits
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
 from octavo.server.decode import RequestBody

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from octavo.core.prompt import Prompt
 from octavo.engine.chat_template import TemplateTooExpensive
-from octavo.engine.template_sandbox import RenderLimits
+from octavo.engine.template_budget import RenderLimits
 from octavo.server.decode import RequestBody, decode, read_body
 from octavo.server.preparation import Preparer, TextPolicy
 from octavo.server.schema import DetokenizeRequest, TokenizeRequest

@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 
 from octavo.engine.chat_template import ChatTemplate, TemplateTooExpensive
-from octavo.engine.template_sandbox import RenderLimits
+from octavo.engine.template_budget import RenderLimits
 from octavo.errors import InvalidRequest
+
+NESTED = (
+    "{% set ns = namespace(a=('x',), b=('x',), l=['x'], m=['x']) %}{% for i in range(99) %}"
+    "{% set ns.a = (ns.a, ns.a) %}{% set ns.b = (ns.b, ns.b) %}"
+    "{% set ns.l = [ns.l, ns.l] %}{% set ns.m = [ns.m, ns.m] %}{% endfor %}"
+)
+"""Values that take 2**99 steps to be compared, hashed or written."""
 
 LIMITS = RenderLimits(steps=20_000, seconds=60.0, value_size=100_000)
 
@@ -63,6 +70,33 @@ def render(source: str, content: Any = "hello", limits: RenderLimits = LIMITS, *
         "{% for x in [[]] * 9 recursive %}{{ loop([[]] * 9) if loop.depth < 99 else 0 }}{% endfor %}",
         "{% for i in range(9999) %}" + "long text " * 1000 + "{% endfor %}",
         "{% set x %}{% for i in range(9999) %}" + "y" * 1000 + "{% endfor %}{% endset %}",
+        *(
+            NESTED + source
+            for source in (
+                *("{{ ns.l == ns.m }}", "{{ 1 < 2 and ns.l != ns.m }}", "{{ ns.l < ns.m }}", "{{ ns.l in [ns.m] }}"),
+                *("{{ {ns.a: 1} }}", "{{ {}[ns.a] }}", "{{ {}.get(ns.a) }}", "{{ [ns.a] | unique | list }}"),
+                *("{{ [ns.l, ns.m] | sort }}", "{{ [ns.l, ns.m] | max }}", "{{ [ns.l].count(ns.m) }}"),
+                *("{{ [ns.l] | select('eq', ns.m) | list }}", "{{ ns.l is eq(ns.m) }}", "{{ ns.l is in([ns.m]) }}"),
+                *("{{ '{}'.format(ns.l) }}", "{{ '%s' | format(ns.l) }}", "{{ '%s' % ns }}", "{{ ns }}"),
+                *("{{ ns.l | replace('a', 'b') }}", "{{ ns.l | urlencode }}", "{{ ns.l | wordcount }}"),
+                *("{{ '{0.l}'.format(ns) }}", "{{ {'a': ns.l}.values() }}", "{{ ns.l is lower }}"),
+                *("{{ ns.l | safe }}", "{{ ns.l | center(9) }}", "{{ raise_exception(ns.l) }}"),
+                "{% for i in [1] %}{{ loop.changed(ns.l) }}{{ loop.changed(ns.m) }}{% endfor %}",
+            )
+        ),
+        "{{ ('%(a)s' * 9999) % {'a': 'x' * 9999} }}",
+        "{{ ('{0}' * 9999).format('x' * 9999) }}",
+        "{{ ('{a}' * 9999).format(a='x' * 9999) }}",
+        "{{ ('x' * 90000).strip('y' * 90000) }}",
+        "{{ ('x' * 90000) | trim('y' * 90000) }}",
+        "{{ ('x' * 90000).encode('punycode') }}",
+        "{{ ('<!---->' * 9999) | safe | attr('striptags') }}{{ (('<!---->' * 9999) | safe).striptags() }}",
+        "{{ ('f' * 90000) | int(base=16) }}",
+        "{{ ([[1]] * 90000) | sum(start=[]) }}",
+        "{{ range(9999) | map(attribute='0.' * 9999) | list }}",
+        "{% set a = 'x' * 90000 %}{% for i in range(9999) %}{% set b = a[1:] %}{% endfor %}",
+        "{% set a = 'x' * 90000 %}{% for i in range(9999) %}{% set b = a.count('xy') %}{% endfor %}",
+        "{% set a = [1] * 90000 %}{% for i in range(9999) %}{% set b = 2 in a %}{% endfor %}",
     ],
 )
 def test_what_would_not_end_or_not_fit_is_stopped_and_names_the_template(source: str) -> None:
@@ -91,6 +125,11 @@ def test_what_a_template_says_is_cut() -> None:
     assert len(str(caught.value)) < 1000
 
 
+def test_source_with_a_number_that_is_too_long_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="not valid Jinja"):
+        render("{{ " + "9" * 9999 + " }}")
+
+
 def test_source_that_nests_too_deeply_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="not valid Jinja"):
         render("{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}")
@@ -112,6 +151,16 @@ def test_source_that_nests_too_deeply_is_refused() -> None:
         ("{% set ns = namespace(n=0) %}{% for i in [1, 2] %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "3"),
         ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
         ("{{ {'b': 1, 'a': [true]} | tojson }} {{ [3, 1] | sort | first }}", '{"b": 1, "a": [true]} 1'),
+        ("{{ 1 < 2 <= 2 < 1 }} {{ 'a' in ['a'] }} {{ 'b' not in 'abc' }} {{ nothing == 1 }}", "False True False False"),
+        ("{{ {'a' ~ 1: 2}['a1'] }} {{ {(1, 2): 3}[(1, 2)] }} {{ 'abc'[::-1] }} {{ 'b' is in 'abc' }}", "2 3 cba True"),
+        (
+            "{{ [3, 1, 2] | sort(reverse=true) | join }} {{ ['a', 'a'] | unique | list }} {{ [1, 2] | sum }}",
+            "321 ['a'] 3",
+        ),
+        (
+            "{{ '{a}{0}'.format(1, a=2) }} {{ ' a '.strip() }} {{ '%(a)s' % {'a': 1} }} {{ 'ff' | int(base=16) }}",
+            "21 a 1 255",
+        ),
         ("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "1"),
     ],
 )
