@@ -22,8 +22,9 @@ from octavo.server.text_process import Begun, Done, FromWorker, Job, Refused, Te
 SHORT_JOB_BYTES: Final = 256 << 10
 """Bodies up to this size have a worker of their own, which no longer one keeps busy."""
 
-MAX_WAITING_BYTES: Final = 128 << 20
-"""Bodies that are with the workers or wait for them; more are refused."""
+MAX_WAITING_BYTES: Final = 256 << 20
+"""Bodies that are with the workers or wait for them; more are refused. This is what --max-bodies-size allows by default,
+so that one sender, who may have half of it, leaves room for others."""
 
 _MOST_TRIES: Final = 3
 

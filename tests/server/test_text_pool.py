@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from octavo.config.server_args import ServerArgs
 from octavo.engine.input_processor import InputSetup
 from octavo.server.errors import ApiError
 from octavo.server.preparation import TextPolicy
@@ -175,6 +176,12 @@ def test_more_than_may_wait_is_refused_at_once(tmp_path: Path) -> None:
         await asyncio.gather(*first, return_exceptions=True)
 
     with_pool(setup(tmp_path), use)
+
+
+def test_the_share_of_one_sender_leaves_room_for_a_body_of_another() -> None:
+    max_body_size = ServerArgs().max_body_size
+    share_of_one = 8 * max_body_size // 2
+    assert share_of_one + max_body_size <= MAX_WAITING_BYTES
 
 
 def test_jobs_that_nobody_waits_for_are_dropped(tmp_path: Path) -> None:
