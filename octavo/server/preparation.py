@@ -16,6 +16,7 @@ from octavo.core.prompt import Prompt
 from octavo.engine.template_budget import RenderLimits
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
+from octavo.server import schema
 from octavo.server.decode import RequestBody
 from octavo.server.errors import ApiError
 from octavo.server.responses import DetokenizeResponse, TokenizeResponse
@@ -24,7 +25,6 @@ from octavo.server.schema import (
     CompletionRequest,
     DetokenizeRequest,
     Message,
-    PinPrefixRequest,
     PrefixRequest,
     TokenizeRequest,
 )
@@ -37,13 +37,9 @@ TOKENS_OF_SLICE = 8192
 """Token ids that are worked on between two yields."""
 
 REQUESTS: Mapping[str, type[RequestBody]] = {
-    kind.__name__: kind
-    for kind in (
-        *(ChatCompletionRequest, CompletionRequest, PrefixRequest, PinPrefixRequest),
-        *(TokenizeRequest, DetokenizeRequest),
-    )
+    name: kind for name, kind in vars(schema).items() if isinstance(kind, type) and issubclass(kind, RequestBody)
 }
-"""The bodies that are prepared, by name."""
+"""The bodies that `octavo.server.schema` has, by name: a process for text reads any of them."""
 
 
 class TextPolicy(msgspec.Struct, frozen=True):

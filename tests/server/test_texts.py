@@ -17,7 +17,8 @@ from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.input_processor import InputProcessor, InputSetup
 from octavo.errors import InvalidRequest
 from octavo.server.errors import ApiError
-from octavo.server.preparation import Preparer, TextPolicy
+from octavo.server.openapi import ENDPOINTS
+from octavo.server.preparation import REQUESTS, Preparer, TextPolicy
 from octavo.server.schema import ChatCompletionRequest, CompletionRequest, TokenizeRequest
 from octavo.server.text_pool import TextPool
 from octavo.server.text_process import TextSetup
@@ -149,3 +150,9 @@ def test_a_small_request_starts_no_process(tmp_path: Path) -> None:
         assert reads._pool._process is None
 
     asyncio.run(run())
+
+
+def test_a_process_reads_the_body_of_every_endpoint() -> None:
+    kinds = [endpoint.request for endpoint in ENDPOINTS if endpoint.request is not None]
+    assert kinds
+    assert [REQUESTS.get(kind.__name__) for kind in kinds] == kinds
