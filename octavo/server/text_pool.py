@@ -23,8 +23,8 @@ SHORT_JOB_BYTES: Final = 256 << 10
 """Bodies up to this size have a worker of their own, which no longer one keeps busy."""
 
 MAX_WAITING_BYTES: Final = 256 << 20
-"""Bodies that are with the workers or wait for them; more are refused. This is what --max-bodies-size allows by default,
-so that one sender, who may have half of it, leaves room for others."""
+"""Bytes of bodies that are with the workers or wait for them; more are refused. --max-bodies-size allows as much by
+default, and one sender half of it, which leaves room for others."""
 
 _MOST_TRIES: Final = 3
 
