@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+import mmap
 
+import numpy as np
 import torch
+
+_PRESENT = np.uint64(1 << 63)
 
 
 def resident_bytes(memory: torch.Tensor) -> int:
-    """How much of the pages of `memory` is there, as the system says."""
-    address, is_found = memory.data_ptr(), False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-            is_found = int(match[1], 16) <= address < int(match[2], 16)
-        elif is_found and line.startswith("Rss:"):
-            return int(line.split()[1]) << 10
-    raise AssertionError("no such mapping")
+    """Return the bytes of the pages that `memory` touches and that the system has given it (/proc/self/pagemap)."""
+    first = memory.data_ptr() // mmap.PAGESIZE
+    end = -(-(memory.data_ptr() + memory.nbytes) // mmap.PAGESIZE)
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        pagemap.seek(8 * first)
+        entries = np.frombuffer(pagemap.read(8 * (end - first)), dtype=np.uint64)
+    assert len(entries) == end - first, "no such mapping"
+    return int(np.count_nonzero(entries & _PRESENT)) * mmap.PAGESIZE
