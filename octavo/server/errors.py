@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from email.utils import formatdate
+from http import HTTPStatus
+from uuid import uuid4
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -117,3 +120,17 @@ async def answer_error(request: Request, error: Exception) -> Response:
         message = f"{asked} is not possible; use {allowed}"
         return ApiError(405, message, code="method_not_allowed", headers=error.headers).response()
     return as_api_error(error).response()
+
+
+def raw_response(error: ApiError) -> bytes:
+    """The whole response of an error that no application sends."""
+    response = error.response()
+    headers = {
+        **dict(response.raw_headers),
+        b"connection": b"close",
+        b"date": formatdate(usegmt=True).encode(),
+        b"x-request-id": uuid4().hex.encode(),
+    }
+    lines = b"".join(b"%s: %s\r\n" % header for header in headers.items())
+    start = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n".encode()
+    return start + lines + b"\r\n" + bytes(response.body)

@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from email.utils import formatdate
 from enum import Enum, auto
 from typing import Any, Final
-from uuid import uuid4
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from octavo.server.connections import LAST_WORDS_S, Connections
-from octavo.server.errors import ApiError, shutting_down
+from octavo.server.errors import ApiError, raw_response, shutting_down
 from octavo.server.sockets import CAN_SEE_RESETS, drop_dead_peers, has_unread_bytes, is_reset
 
 _MOST_URL_BYTES: Final = 16 << 10
 _MOST_HEADERS: Final = 256
 _MOST_PIPELINED: Final = 16
 """Requests that may be sent before the answer to the first of them."""
+_MOST_SMALL_CHUNKS: Final = 4096
+_SMALL_CHUNK_BYTES: Final = 64
+"""A body has at most so many chunks, and one more for each so many bytes: every chunk takes time, however small."""
 _SLICE_BYTES: Final = 64 << 10
 """How much is parsed before limits are looked at: as much as a request's headers can be over their limit in memory."""
 _MOST_DISCARDED_BYTES: Final = 64 << 20
@@ -83,6 +84,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None
         self._num_header_bytes = 0
         self._num_silent_bytes = 0
+        self._num_chunks = self._num_body_bytes = 0
         self._num_discarded_bytes = 0
         self._refusal: ApiError | None = None
         self._over_limit: ApiError | None = None
@@ -163,6 +165,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._disarm()
         self._phase = _Phase.HEADERS
         self._num_header_bytes = self._num_silent_bytes = 0
+        self._num_chunks = self._num_body_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -194,8 +197,15 @@ class HttpProtocol(HttpToolsProtocol):
         if self._over_limit is not None or self._open.is_draining:
             self.cycle.keep_alive = False
 
+    def on_chunk_header(self) -> None:
+        self._num_chunks += 1
+        if self._num_chunks > _MOST_SMALL_CHUNKS + self._num_body_bytes // _SMALL_CHUNK_BYTES:
+            message = f"the body comes in chunks of less than {_SMALL_CHUNK_BYTES} bytes; send larger ones"
+            raise self._stop(ApiError(400, message, code="chunks_too_small"))
+
     def on_body(self, body: bytes) -> None:
         self._num_silent_bytes = 0
+        self._num_body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -303,7 +313,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._is_answering:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self.transport.write(_rendered(error))
+        self.transport.write(raw_response(error))
         self._linger()
 
     def close(self) -> None:
@@ -383,16 +393,3 @@ class HttpProtocol(HttpToolsProtocol):
     def abort(self) -> None:
         """Close at once, whatever is open."""
         self.transport.abort()
-
-
-def _rendered(error: ApiError) -> bytes:
-    """The whole response of an error that no application sends."""
-    response = error.response()
-    headers = {
-        **dict(response.raw_headers),
-        b"connection": b"close",
-        b"date": formatdate(usegmt=True).encode(),
-        b"x-request-id": uuid4().hex.encode(),
-    }
-    lines = b"".join(b"%s: %s\r\n" % header for header in headers.items())
-    return STATUS_LINE[error.status] + lines + b"\r\n" + bytes(response.body)

@@ -116,6 +116,20 @@ def test_body_of_a_client_with_a_key_has_limits_between_its_chunks(start_server:
             assert answer(connection)[1]["code"] == "headers_too_large"
 
 
+def test_body_in_many_tiny_chunks_is_refused(start_server: Start) -> None:
+    """A chunk takes time however small it is; 40,000 in one packet stopped the loop for 100 ms."""
+    server = start_server(api_key=("k",))
+    start = POST + b"Authorization: Bearer k\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with opened(server.url) as connection:
+        send_without_end(connection, start, b"1\r\n \r\n" * 1000, 600_000)
+        assert answer(connection)[1]["code"] == "chunks_too_small"
+    body = completion().partition(b"\r\n\r\n")[2]
+    tiny = b"".join(b"1\r\n%c\r\n" % byte for byte in b" " * 3000 + body)
+    with opened(server.url) as connection:
+        connection.sendall(start + tiny + b"0\r\n\r\n")
+        assert answer(connection)[0] == 200
+
+
 def test_headers_up_to_the_limit_pass_in_one_piece_and_in_many(server: Served, start_server: Start) -> None:
     value = b"X-A: " + b"a" * 60_000 + b"\r\n\r\n"
     with opened(server.url) as connection:
