@@ -12,6 +12,8 @@ from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.config.explain import model_facts, platform_facts, render_facts, render_operators
 from octavo.platform import Platform
 
+_WEIGHTS = ("*.safetensors*", "*.bin*")
+
 
 @with_options(EngineArgs, model="positional", without=("served_model_name", "disable_log_stats"))
 def explain(*, given: Given) -> int:
@@ -50,6 +52,10 @@ def explain(*, given: Given) -> int:
 
 
 def _without_weights(args: EngineArgs) -> EngineArgs:
-    """For a name on a hub, arguments that leave its gigabytes there: config and tokenizer say enough for a plan."""
-    is_here = args.model == BUILTIN_MODEL or Path(args.model).expanduser().exists()
-    return args if is_here else dataclasses.replace(args, load_format="dummy")
+    """Arguments that ask for no weights where none are here: a plan needs config and tokenizer alone.
+
+    Those of a name on a hub stay there.
+    """
+    path = Path(args.model).expanduser()
+    are_here = args.model == BUILTIN_MODEL or path.is_file() or any(any(path.glob(files)) for files in _WEIGHTS)
+    return args if are_here else dataclasses.replace(args, load_format="dummy")

@@ -11,6 +11,7 @@ import pytest
 from octavo.cli.explain import _without_weights
 from octavo.cli.main import EXIT_ERROR, main
 from octavo.config.args import EngineArgs
+from tests.fakes.checkpoints import edit_config
 
 
 def test_facts_machine_memory_and_operators_are_shown(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +52,11 @@ def test_a_checkpoint_without_weights_can_be_explained(
 ) -> None:
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(Path(tiny_model) / name, tmp_path)
-    assert main(["explain", str(tmp_path), "--load-format", "dummy", "--dtype", "bfloat16"]) == 0
+    assert main(["explain", str(tmp_path), "--dtype", "bfloat16"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"number format +bfloat16\n", shown)
     assert "not counted" in shown
+    assert main(["explain", str(tmp_path)]) == 0
+    edit_config(tmp_path, architectures=["Gemma2ForCausalLM"])
+    assert main(["explain", str(tmp_path)]) == EXIT_ERROR
+    assert "there is no model family Gemma2 yet" in capsys.readouterr().err
