@@ -61,10 +61,12 @@ class BlockPool:
 
     def allocate(self) -> int:
         """A block with count 1 and no content. The caller has checked `num_free_blocks`."""
-        is_touched = len(self._empty) > self._num_fresh
-        if self._empty and (is_touched or len(self._cached) <= self._max_cached):
+        num_empty = len(self._empty)
+        if num_empty > self._num_fresh:
             block = self._empty.pop()
-            self._num_fresh = min(self._num_fresh, len(self._empty))
+        elif num_empty and len(self._cached) <= self._max_cached:
+            block = self._empty.pop()
+            self._num_fresh = num_empty - 1
         else:
             block = self._cached.pop()
             self._remember(self._forget(block))

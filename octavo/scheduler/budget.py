@@ -11,7 +11,7 @@ from collections.abc import Iterable
 class PartialBudget:
     """Grants what is left, down to nothing: a prompt may be computed in pieces.
 
-    for_prompts: how much of it sequences with more than one token to compute may still take.
+    for_prompts: how much of `remaining`, if there is as much, sequences with more than one token to compute may take.
     has_declined: a row was granted less than it could use, since the caller last set this to False.
     """
 
@@ -20,6 +20,10 @@ class PartialBudget:
     def __init__(self, limit: int) -> None:
         self.remaining = self.for_prompts = limit
         self.has_declined = False
+
+    @property
+    def has_tokens_for_prompts(self) -> bool:
+        return self.remaining > 0 and self.for_prompts > 0
 
     def grant(self, want: int) -> int:
         limit = self.remaining if want <= 1 else min(self.remaining, self.for_prompts)
@@ -32,7 +36,6 @@ class PartialBudget:
         self.remaining -= amount
         if is_prompt:
             self.for_prompts -= amount
-        self.for_prompts = min(self.for_prompts, self.remaining)
 
     def refund(self, amount: int) -> None:
         self.remaining += amount

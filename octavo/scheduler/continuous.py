@@ -74,7 +74,7 @@ class ContinuousPlanner:
     def _plan_prompts(self, groups: SequenceABC[SequenceGroup], plan: StepPlan, tokens: PartialBudget) -> None:
         """Plan pieces for those of the groups that still run, in this order, as far as the tokens go."""
         for group in groups:
-            if group.status is SequenceStatus.RUNNING and tokens.for_prompts > 0:
+            if group.status is SequenceStatus.RUNNING and tokens.has_tokens_for_prompts:
                 self._rows.plan_group(group, plan, tokens)
 
     def _outranked(self, now: float) -> list[SequenceGroup]:
@@ -95,7 +95,7 @@ class ContinuousPlanner:
         self, plan: StepPlan, tokens: PartialBudget, now: float, before: SequenceABC[SequenceGroup] = ()
     ) -> None:
         registry = self._registry
-        if (len(registry.waiting) or len(registry.swapped)) and tokens.for_prompts > 0 and not plan.has_preempted:
+        if (len(registry.waiting) or len(registry.swapped)) and tokens.has_tokens_for_prompts and not plan.has_preempted:
             self._admit(plan, tokens, now, before)
 
     def _admit(self, plan: StepPlan, tokens: PartialBudget, now: float, before: SequenceABC[SequenceGroup]) -> None:
@@ -109,7 +109,7 @@ class ContinuousPlanner:
         computing = plan.hashes_computed(block_size)
         aside: list[SequenceGroup] = []  # to be put back: blocked ones, and those whose prefix is being computed
         blocked: list[SequenceGroup] = []
-        while tokens.for_prompts > 0:
+        while tokens.has_tokens_for_prompts:
             swapped, group = registry.swapped.peek(now), registry.waiting.peek(now)
             if swapped is not None and (group is None or policy.place(swapped, now) < policy.place(group, now)):
                 if before:

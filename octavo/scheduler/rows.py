@@ -32,9 +32,9 @@ class RowPlanner:
         index = 0
         while index < len(running) and tokens.remaining > 0:
             group, num_running = running[index], len(running)
-            tokens.has_declined = False
             self.plan_group(group, plan, tokens)
             if tokens.has_declined:
+                tokens.has_declined = False
                 unfinished.append(group)
             if len(running) == num_running:
                 index += 1
@@ -83,7 +83,7 @@ class RowPlanner:
             if sequence.seq_id in plan.rows:
                 continue  # a sibling needs more tokens, and is planned again
             if not is_beam and tokens.remaining > 0 and self._plan_next_token(group, sequence, plan):
-                tokens.take(1)
+                tokens.remaining -= 1
                 continue
             if not self._plan_sequence(group, sequence, len(sequence.token_ids) + sequence.num_pending, plan, tokens):
                 return

@@ -24,7 +24,9 @@ def test_prompts_never_have_more_tokens_left_than_the_step() -> None:
     tokens = PartialBudget(4)
     tokens.take(1)
     tokens.take(2, is_prompt=True)
-    assert (tokens.remaining, tokens.for_prompts) == (1, 1)
+    assert tokens.has_tokens_for_prompts
+    assert tokens.grant(5) == 1
     # the last token of a prompt that is cached otherwise is no piece of a prompt
     tokens.take(1)
-    assert (tokens.remaining, tokens.for_prompts) == (0, 0)
+    assert not tokens.has_tokens_for_prompts
+    assert tokens.grant(5) == 0
