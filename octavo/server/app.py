@@ -49,9 +49,8 @@ def build_app(
     callers: what `read_callers(args)` returned, for those who read the keys before. Raises ConfigError for wrong keys.
     """
     policy = TextPolicy(args.trust_request_chat_template, args.allow_special_tokens_in_content)
-    context = ServerContext(
-        llm, args, Texts.of(llm, policy), OpenRequests() if open_requests is None else open_requests
-    )
+    open_requests = OpenRequests() if open_requests is None else open_requests
+    context = ServerContext(llm, args, Texts.of(llm, policy, open_requests), open_requests)
     callers = read_callers(args) if callers is None else callers
     if callers:
         logger.info("%s", describe(callers))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from array import array
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -16,6 +16,7 @@ from octavo.core.prompt import Prompt
 from octavo.engine.chat_template import TemplateTooExpensive
 from octavo.engine.template_budget import RenderLimits
 from octavo.server.decode import RequestBody, decode, read_body
+from octavo.server.open_requests import OpenRequests
 from octavo.server.preparation import Preparer, TextPolicy
 from octavo.server.schema import DetokenizeRequest, TokenizeRequest
 from octavo.server.text_process import Prepared, TextSetup
@@ -36,22 +37,23 @@ T = TypeVar("T", bound=RequestBody)
 class Texts:
     """Reads the requests that bring text or tokens. `pool` is None where everything has to happen here."""
 
-    def __init__(self, preparer: Preparer, pool: TextPool | None) -> None:
+    def __init__(self, preparer: Preparer, pool: TextPool | None, open_requests: OpenRequests) -> None:
         self._preparer = preparer
         self._pool = pool
+        self._open_requests = open_requests
         self._turn = asyncio.Lock()
 
     @classmethod
-    def of(cls, llm: AsyncLLM, policy: TextPolicy) -> Texts:
+    def of(cls, llm: AsyncLLM, policy: TextPolicy, open_requests: OpenRequests) -> Texts:
         """Texts for an engine, with processes where it says how they can do its work."""
         from octavo.server.text_pool import TextPool
 
         names = llm.config.model.served_model_names
         preparer = Preparer(llm, names, policy)
         if llm.input_setup is None:
-            return cls(preparer, None)
+            return cls(preparer, None, open_requests)
         setup = TextSetup(llm.input_setup, names, policy)
-        return cls(preparer, TextPool(setup))
+        return cls(preparer, TextPool(setup), open_requests)
 
     async def read(self, request: Request, kind: type[T]) -> tuple[T, list[Prompt]]:
         """Return a request without its text, and its prompts. Raises InvalidRequest or ApiError."""
@@ -66,7 +68,7 @@ class Texts:
                 prompts = self._prompts_here(asked)
             if prompts is not None:
                 return asked, prompts
-        done = _decoder(Prepared).decode(await self._pool.run(kind.__name__, pieces))
+        done = _decoder(Prepared).decode(await self._run(request, kind, pieces))
         asked = _decoder(kind).decode(done.asked)
         return asked, await _prompts(done)
 
@@ -78,8 +80,13 @@ class Texts:
                 answer = self._answer_here(decode(b"".join(pieces), kind))
             if answer is not None:
                 return _json(answer)
+        return _json(await self._run(request, kind, pieces))
+
+    async def _run(self, request: Request, kind: type[RequestBody], pieces: Sequence[bytes]) -> bytes:
+        """Have a helper process do the work, until the client goes away or the server stops."""
         assert self._pool is not None
-        return _json(await self._pool.run(kind.__name__, pieces))
+        async with self._open_requests.track(request.receive):
+            return await self._pool.run(kind.__name__, pieces)
 
     def _prompts_here(self, asked: RequestBody) -> list[Prompt] | None:
         """The prompts of a small request; None where its template needs more time than this process has for it."""

@@ -16,7 +16,8 @@ from octavo.async_llm import AsyncLLM
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.input_processor import InputProcessor, InputSetup
 from octavo.errors import InvalidRequest
-from octavo.server.errors import ApiError
+from octavo.server.errors import ApiError, shutting_down
+from octavo.server.open_requests import OpenRequests
 from octavo.server.openapi import ENDPOINTS
 from octavo.server.preparation import REQUESTS, Preparer, TextPolicy
 from octavo.server.schema import ChatCompletionRequest, CompletionRequest, TokenizeRequest
@@ -36,7 +37,7 @@ def texts(directory: Path, template: str | None = None, max_model_len: int = 1 <
     setup = InputSetup(engine_config(str(directory)).model, core_ready(max_model_len=max_model_len), max_num_seqs=4)
     tools = InputProcessor(setup, tokenizer=tokenizer, chat_template=ChatTemplate.find(directory, tokenizer))
     preparer = Preparer(cast(AsyncLLM, tools), ("letters",), TextPolicy())
-    return Texts(preparer, TextPool(TextSetup(setup, ("letters",), TextPolicy())))
+    return Texts(preparer, TextPool(TextSetup(setup, ("letters",), TextPolicy())), OpenRequests())
 
 
 def request(body: Any) -> Request:
@@ -46,6 +47,8 @@ def request(body: Any) -> Request:
 
     async def receive() -> dict[str, Any]:
         await asyncio.sleep(0)
+        if not pieces:
+            await asyncio.Event().wait()  # the client stays
         return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
 
     return Request({"type": "http", "headers": [(b"content-type", b"application/json")]}, receive)
@@ -156,3 +159,27 @@ def test_a_process_reads_the_body_of_every_endpoint() -> None:
     kinds = [endpoint.request for endpoint in ENDPOINTS if endpoint.request is not None]
     assert kinds
     assert [REQUESTS.get(kind.__name__) for kind in kinds] == kinds
+
+
+@pytest.mark.parametrize("kind", [CompletionRequest, TokenizeRequest])
+def test_what_helper_processes_work_on_gets_an_error_when_the_server_stops(tmp_path: Path, kind: Any) -> None:
+    async def run() -> None:
+        reads = texts(tmp_path)
+        assert reads._pool is not None
+        started = asyncio.Event()
+
+        async def stuck(kind: str, pieces: Any) -> bytes:
+            started.set()
+            await asyncio.Event().wait()
+            return b""
+
+        reads._pool.run = stuck  # type: ignore[method-assign]
+        asked = request({"prompt": "x" * 2 * INLINE_BYTES})
+        coroutine: Any = reads.answer(asked, kind) if kind is TokenizeRequest else reads.read(asked, kind)
+        job = asyncio.create_task(coroutine)
+        await started.wait()
+        reads._open_requests.end_all(shutting_down())
+        with pytest.raises(ApiError, match="shutting down"):
+            await job
+
+    asyncio.run(run())
