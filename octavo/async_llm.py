@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -26,7 +26,6 @@ from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.prompt import Prompt, PromptLike
 from octavo.core.request_limits import check_logprob_entries
 from octavo.core.sampling_params import OutputKind, SamplingParams
-from octavo.core.step import PromptLogprobs
 from octavo.engine.chat_template import ChatTemplate, Message
 from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_spawn import SpawnedCore
@@ -34,14 +33,13 @@ from octavo.engine.deltas import merge_deltas
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, checked_ttl_s, open_tokenizer
 from octavo.engine.metrics import Metrics
 from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.output_turns import in_turns
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from octavo.errors import EngineDeadError, InvalidRequest
 
 if TYPE_CHECKING:
     from octavo.engine.template_budget import RenderLimits
 
-_POSITIONS_OF_TURN: Final = 128
-"""Positions of a prompt whose log-probabilities are taken in before whatever else waits for the loop."""
 
 _PROMPTS_OF_TURN: Final = 16
 """Prompts of one request that are processed before whatever else waits for the loop."""
@@ -341,25 +339,6 @@ class AsyncLLM:
             self._dead.set_result(error)
         for output in self._output.fail(str(error)):
             self._streams.pop(output.request_id).fail(error)
-
-
-def in_turns(outputs: list[EngineCoreOutput]) -> Iterator[list[EngineCoreOutput]]:
-    """The outputs of a step, cut where log-probabilities of many prompt positions would take long: those come last."""
-    large = [each for each in outputs if each.prompt_logprobs and len(each.prompt_logprobs.tokens) > _POSITIONS_OF_TURN]
-    if not large:
-        yield outputs
-        return
-    yield [each for each in outputs if not any(each is other for other in large)]
-    for each in large:
-        logprobs = each.prompt_logprobs
-        assert logprobs is not None
-        for start in range(0, len(logprobs.tokens), _POSITIONS_OF_TURN):
-            tokens = logprobs.tokens[start : start + _POSITIONS_OF_TURN]
-            part = PromptLogprobs(first_position=logprobs.first_position + start, tokens=tokens)
-            if start + len(tokens) == len(logprobs.tokens):
-                yield [msgspec.structs.replace(each, prompt_logprobs=part)]
-            else:
-                yield [EngineCoreOutput(request_id=each.request_id, deltas=[], finished=False, prompt_logprobs=part)]
 
 
 class _Stream:

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from octavo.async_llm import AsyncLLM, in_turns
+from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
-from octavo.core.messages import EngineCoreOutput
 from octavo.core.outputs import PinnedPrefix, RequestError, RequestOutput
 from octavo.core.sampling_params import OutputKind, SamplingParams
-from octavo.core.step import PromptLogprobs, TokenLogprobs
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.core_client import Core
 from octavo.engine.tokenizer import LONG_TEXT_CHARS
@@ -143,22 +141,6 @@ async def test_log_probabilities_of_many_positions_are_bounded(tmp_path: Path) -
             await collect(llm, [1] * 419_431, SamplingParams(max_tokens=1, prompt_logprobs=4))
         assert caught.value.field == "prompt_logprobs"
         assert llm.num_open_requests == 0
-
-
-def test_outputs_are_cut_where_they_are_long_and_stay_the_same() -> None:
-    token = TokenLogprobs(token_id=1, logprob=-1.0, rank=1)
-    logprobs = PromptLogprobs(first_position=3, tokens=[token] * 300)
-    short = EngineCoreOutput(request_id="short", deltas=[], finished=False)
-    long = EngineCoreOutput(request_id="long", deltas=[], finished=True, prompt_logprobs=logprobs, num_cached_tokens=5)
-    assert list(in_turns([short])) == [[short]]
-    first, *others = in_turns([long, short])
-    assert first == [short]
-    parts = [output for turn in others for output in turn]
-    assert [part.finished for part in parts] == [False, False, True]
-    assert parts[-1].num_cached_tokens == 5
-    cut = [part.prompt_logprobs for part in parts if part.prompt_logprobs is not None]
-    assert [part.first_position for part in cut] == [3, 131, 259]
-    assert [token for part in cut for token in part.tokens] == logprobs.tokens
 
 
 async def test_slow_reader_gets_what_it_missed_in_one_output(tmp_path: Path) -> None:
