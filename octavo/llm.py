@@ -121,7 +121,7 @@ class LLM:
         allow_special_tokens_in_content: special tokens that a message spells become these tokens, else text.
         Everything else is as in `generate`.
         """
-        is_single = not messages or not isinstance(messages[0], Sequence)
+        is_single = not messages or isinstance(messages, str) or not isinstance(messages[0], Sequence)
         conversations: list[Any] = [messages] if is_single else list(messages)
         render = partial(
             self.engine.render_chat,

@@ -191,6 +191,9 @@ def test_chat_goes_through_the_template(tmp_path: Path) -> None:
     assert refused.error.field == "messages[0].role"
     assert fine.error is None
     assert llm.chat([])[0].error is not None
+    [refused] = llm.chat("hi")  # type: ignore[arg-type]
+    assert refused.error is not None
+    assert refused.error.message.startswith("messages is text")
 
 
 def test_progress_is_shown_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,7 +171,9 @@ def _configured_template(value: Any) -> str | None:
 def _some(messages: Sequence[Message]) -> Sequence[Message]:
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise InvalidRequest(
-            'messages is empty or no list; expected at least one {"role": …, "content": …}', field="messages"
+            f"messages is {'text' if isinstance(messages, str) else 'empty or no list'}; expected a list of at least "
+            'one {"role": …, "content": …}',
+            field="messages",
         )
     return messages
 

@@ -95,7 +95,11 @@ class ContinuousPlanner:
         self, plan: StepPlan, tokens: PartialBudget, now: float, before: SequenceABC[SequenceGroup] = ()
     ) -> None:
         registry = self._registry
-        if (len(registry.waiting) or len(registry.swapped)) and tokens.has_tokens_for_prompts and not plan.has_preempted:
+        if (
+            (len(registry.waiting) or len(registry.swapped))
+            and tokens.has_tokens_for_prompts
+            and not plan.has_preempted
+        ):
             self._admit(plan, tokens, now, before)
 
     def _admit(self, plan: StepPlan, tokens: PartialBudget, now: float, before: SequenceABC[SequenceGroup]) -> None:
