@@ -24,14 +24,10 @@ def test_outputs_are_cut_where_they_are_long_and_stay_the_same() -> None:
 
 
 def test_many_requests_with_few_positions_each_are_cut_as_one_with_many() -> None:
-    tokens = [TokenLogprobs(token_id=1, logprob=-1.0, rank=1)] * 50
+    token = TokenLogprobs(token_id=1, logprob=-1.0, rank=1)
+    logprobs = PromptLogprobs(first_position=0, tokens=[token] * 50)
     outputs = [
-        EngineCoreOutput(
-            request_id=str(index),
-            deltas=[],
-            finished=True,
-            prompt_logprobs=PromptLogprobs(first_position=0, tokens=tokens),
-        )
+        EngineCoreOutput(request_id=str(index), deltas=[], finished=True, prompt_logprobs=logprobs)
         for index in range(7)
     ]
     turns = list(in_turns(outputs))
