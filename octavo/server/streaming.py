@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Final
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from octavo.server.errors import ClientDisconnectedError, as_api_error
 from octavo.server.open_requests import OpenRequests
+
+_EVENTS_OF_TURN: Final = 16
+"""Events that are made and sent before others have their turn: a step of a request with n=256 makes as many at once."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -39,6 +44,7 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
+        num_sent = 0
         try:
             async with aclosing(self._events) as events, self._open_requests.track(receive):
                 async for data in events:
@@ -46,6 +52,9 @@ class EventStream:
                         started = True
                         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                     await send({"type": "http.response.body", "body": data, "more_body": True})
+                    num_sent += 1
+                    if num_sent % _EVENTS_OF_TURN == 0:
+                        await asyncio.sleep(0)
         except ClientDisconnectedError:
             raise
         except Exception as error:
