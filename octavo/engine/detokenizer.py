@@ -120,7 +120,9 @@ class StopStrings:
     """Looks for stop strings in a text that grows."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = stops
+        self._by_last_char: dict[str, list[str]] = {}
+        for stop in stops:
+            self._by_last_char.setdefault(stop[-1], []).append(stop)
         self._longest = max(map(len, stops), default=0)
         self._first_chars = frozenset(stop[0] for stop in stops)
         self._sorted = sorted(stops)
@@ -128,7 +130,9 @@ class StopStrings:
     def find(self, text: str, num_old_chars: int) -> tuple[int, str] | None:
         """Start and text of the earliest match that ends behind the first `num_old_chars` characters."""
         matches: list[tuple[int, int, str]] = []
-        for stop in self._stops:
+        # the last character of a match is new: most of many stop strings need no look
+        last_chars = self._by_last_char.keys() & set(text[num_old_chars:])
+        for stop in (stop for char in last_chars for stop in self._by_last_char[char]):
             start = text.find(stop, max(0, num_old_chars - len(stop) + 1))
             if start >= 0:
                 matches.append((start, len(stop), stop))

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import example, given
@@ -256,3 +257,19 @@ def test_characters_that_are_held_back_with_half_a_one_count(tmp_path: Path) -> 
 def test_what_is_held_back_is_the_longest_beginning_of_a_stop_string(stops: list[str], text: str) -> None:
     beginnings = [size for size in range(1, len(text) + 1) for stop in stops if stop[:-1].startswith(text[-size:])]
     assert StopStrings(stops).num_held_chars(text) == max(beginnings, default=0)
+
+
+def test_stop_strings_are_found_as_by_looking_for_each_of_them() -> None:
+    random = Random(7)
+    for _ in range(2000):
+        stops = ["".join(random.choices("ab ", k=random.randint(1, 4))) for _ in range(random.randint(1, 6))]
+        text = "".join(random.choices("abc ", k=12))
+        num_old = random.randint(0, 12)
+        ends = [
+            (start, len(stop), stop)
+            for stop in stops
+            for start in range(max(0, num_old - len(stop) + 1), 12)
+            if text.startswith(stop, start)
+        ]
+        expected = (min(ends)[0], min(ends)[2]) if ends else None
+        assert StopStrings(stops).find(text, num_old) == expected
