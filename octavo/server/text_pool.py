@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -17,7 +20,7 @@ import msgspec
 
 from octavo.engine import frames
 from octavo.server.errors import ApiError
-from octavo.server.text_process import Begun, Done, FromWorker, Job, Refused, TextSetup
+from octavo.server.text_process import SLICE_CPU_S, Begun, Done, FromWorker, Job, Refused, TextSetup
 
 SHORT_JOB_BYTES: Final = 256 << 10
 """Bodies up to this size have a worker of their own, which no longer one keeps busy."""
@@ -26,7 +29,13 @@ MAX_WAITING_BYTES: Final = 256 << 20
 """Bytes of bodies that are with the workers or wait for them; more are refused. --max-bodies-size allows as much by
 default, and one sender half of it, which leaves room for others."""
 
+SILENCE_S: Final = 4 * SLICE_CPU_S
+"""Seconds after which a worker that has jobs and sends nothing is ended. Each slice begins with a message; where the
+machine is busy, it takes longer than its processor time."""
+
 _MOST_TRIES: Final = 3
+_FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+"""Signals that no limit of ours sends and no library raises: the system, out of memory, or an operator sent them."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +65,12 @@ class _Lane:
     writer: asyncio.StreamWriter | None = None
     tasks: dict[int, _Task] = field(default_factory=dict)
     current: int | None = None
+    deadline: asyncio.Timeout | None = None
+
+    def expect_message(self, silence_s: float) -> None:
+        """Let the worker be silent for this time from now on where it has jobs, else without end."""
+        if self.deadline is not None and not self.deadline.expired():
+            self.deadline.reschedule(asyncio.get_running_loop().time() + silence_s if self.tasks else None)
 
 
 class TextPool:
@@ -64,8 +79,9 @@ class TextPool:
     One event loop, with whose end the processes end.
     """
 
-    def __init__(self, setup: TextSetup) -> None:
+    def __init__(self, setup: TextSetup, *, silence_s: float = SILENCE_S) -> None:
         self._setup = setup
+        self._silence_s = silence_s
         self._short, self._long = _Lane(b"s"), _Lane(b"l")
         self._ids = itertools.count()
         self._decoder = msgspec.msgpack.Decoder(FromWorker)
@@ -80,6 +96,8 @@ class TextPool:
             raise _busy(f"requests with {waiting:,} bytes wait to be read")
         lane = self._short if task.num_bytes <= SHORT_JOB_BYTES else self._long
         lane.tasks[task.job_id] = task
+        if len(lane.tasks) == 1:
+            lane.expect_message(self._silence_s)
         lane.wanted.set()
         if lane.runner is None:
             lane.runner = asyncio.create_task(self._serve(lane), name="octavo-text")
@@ -89,6 +107,8 @@ class TextPool:
             return await task.result
         finally:
             del lane.tasks[task.job_id]
+            if not lane.tasks:
+                lane.expect_message(self._silence_s)
             if task.result.cancelled() and lane.writer is not None:
                 _write(lane.writer, Job(task.job_id, ""), 0, ())
 
@@ -98,54 +118,61 @@ class TextPool:
             while True:
                 await lane.wanted.wait()
                 lane.wanted.clear()
+                ended_by: int | None = None
                 try:
                     await self._serve_one_worker(lane)
+                    ended_by = await self._signal_of_end(lane)
+                except TimeoutError:
+                    _log.warning("a helper process sent nothing for %g s and is ended", self._silence_s)
+                    self._settle(lane, None)
+                    self._end_process()
                 except OSError as error:
                     _log.warning("a helper process could not be reached: %s", error)
                 lane.writer = None
-                self._settle(lane)
+                self._settle(lane, ended_by)
         finally:
             if lane.writer is not None:
                 lane.writer.close()
             self._end_process()
 
     async def _serve_one_worker(self, lane: _Lane) -> None:
-        """Give a new worker all jobs of the lane, and take its results until it ends."""
+        """Give a new worker all jobs of the lane, and take its results until it ends. Raises TimeoutError when it is
+        silent for too long."""
         for task in lane.tasks.values():
             task.num_tries += 1
         reader, lane.writer = await self._fork(lane.mark)
         for task in list(lane.tasks.values()):
             _hand_over(task, lane.writer)
-        while (body := await frames.read_async(reader)) is not None:
-            message = self._decoder.decode(body)
-            if isinstance(message, Begun):
-                lane.current = message.job_id
-                continue
-            lane.current = None
-            waiting = lane.tasks.get(message.job_id)
-            if waiting is None or waiting.result.done():
-                continue
-            if isinstance(message, Done):
-                waiting.result.set_result(message.value)
-            else:
-                waiting.result.set_exception(_error_of(message))
-        lane.writer.close()
+        try:
+            async with asyncio.timeout(self._silence_s) as lane.deadline:
+                while (body := await frames.read_async(reader)) is not None:
+                    lane.expect_message(self._silence_s)
+                    _take(lane, self._decoder.decode(body))
+        finally:
+            lane.deadline = None
+            lane.writer.close()
 
-    def _settle(self, lane: _Lane) -> None:
+    async def _signal_of_end(self, lane: _Lane) -> int | None:
+        """The signal that ended the lane's worker, 0 for none, None when its parent has ended too."""
+        if self._control is None:
+            return None
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.setblocking(False)
+            with theirs:
+                socket.send_fds(self._control, [lane.mark.upper()], [theirs.fileno()])
+            async with asyncio.timeout(self._silence_s):
+                answer = await asyncio.get_running_loop().sock_recv(ours, 1)
+        return answer[0] if answer else None
+
+    def _settle(self, lane: _Lane, ended_by: int | None) -> None:
         """A worker has ended: the job that it worked on is refused, the others get a new one."""
         current, lane.current = lane.current, None
         for task in lane.tasks.values():
             if task.result.done():
                 continue
             if task.job_id == current:
-                task.result.set_exception(
-                    ApiError(
-                        400,
-                        "the request takes more processor time or memory to read, render or tokenise than one may; "
-                        "send less text",
-                        code="request_too_expensive",
-                    )
-                )
+                task.result.set_exception(_refusal_of_current(ended_by))
             elif task.num_tries >= _MOST_TRIES:
                 task.result.set_exception(_busy("the processes that read requests do not start"))
             else:
@@ -181,12 +208,45 @@ class TextPool:
         self._control.sendall(frames.pack(self._setup))
 
     def _end_process(self) -> None:
+        """End the process and its workers. What they worked on gets new ones."""
+        for lane in (self._short, self._long):
+            lane.current = None
         if self._control is not None:
             self._control.close()
         if self._process is not None:
-            self._process.kill()
+            with suppress(ProcessLookupError, PermissionError):  # none is left
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._control = self._process = None
+
+
+def _take(lane: _Lane, message: FromWorker) -> None:
+    """Note what a worker reports."""
+    if isinstance(message, Begun):
+        lane.current = message.job_id
+        return
+    lane.current = None
+    task = lane.tasks.get(message.job_id)
+    if task is None or task.result.done():
+        return
+    if isinstance(message, Done):
+        task.result.set_result(message.value)
+    else:
+        task.result.set_exception(_error_of(message))
+
+
+def _refusal_of_current(ended_by: int | None) -> ApiError:
+    """The error of the job that a worker was ended at, by a signal, 0 for none, or None when that is not known."""
+    if ended_by is None or ended_by in _FROM_OUTSIDE:
+        return _busy(
+            "the process that read the request did not respond, or was ended from outside, as the system does when it "
+            "has no memory left"
+        )
+    return ApiError(
+        400,
+        "the request takes more processor time or memory to read, render or tokenise than one may; send less text",
+        code="request_too_expensive",
+    )
 
 
 def _hand_over(task: _Task, writer: asyncio.StreamWriter) -> None:

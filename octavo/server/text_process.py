@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -233,9 +234,11 @@ def _limit_memory() -> None:
 
 
 def main() -> int:
-    """Load, then fork a worker for each socket that comes, until the server closes the connection."""
+    """Load, then fork a worker for each socket that comes, until the server closes the connection or ends.
+
+    A word with the socket names the worker; in upper case it asks for the signal that ended that worker.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers
     with socket.socket(fileno=int(sys.argv[1])) as control:
         body = frames.read(control)
         if body is None:
@@ -244,16 +247,32 @@ def main() -> int:
         tokenizer, template = open_tokenizer(setup.input.model)
         tokenizer.releases_lock = False  # nothing else runs here, and its threads cost memory
         tools = InputProcessor(setup.input, tokenizer=tokenizer, chat_template=template)
+        workers: dict[bytes, int] = {}
         while True:
             word, descriptors, _, _ = socket.recv_fds(control, 1, 1)
             if not word:
-                return 0
+                break
             with socket.socket(fileno=descriptors[0]) as connection:
-                if os.fork() == 0:
+                if word.isupper():
+                    _report_end(workers.pop(word.lower(), None), connection)
+                elif (process := os.fork()) == 0:
                     control.close()
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     _serve(connection, setup, tools, is_long=word == b"l")
                     return 0
+                else:
+                    workers[word] = process
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # a worker would look at its connection after its slice alone
+    return 0
+
+
+def _report_end(process: int | None, connection: socket.socket) -> None:
+    """Send the signal that ended a worker, 0 for none, as a byte; nothing when it is not known."""
+    if process is None:
+        return
+    _, status = os.waitpid(process, 0)
+    with suppress(BrokenPipeError):  # the server has gone
+        connection.sendall(bytes([os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0]))
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import signal
 from array import array
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from octavo.server.text_pool import MAX_WAITING_BYTES, SHORT_JOB_BYTES, TextPool
 from octavo.server.text_process import Prepared, TextSetup
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
 from tests.fakes.core import core_ready, engine_config
+from tests.server.raw import eventually
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -128,23 +131,114 @@ def test_a_template_that_does_not_end_is_refused_and_others_go_on(tmp_path: Path
     with_pool(setup(tmp_path, chat_template=endless), use)
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="workers are found by the files of Linux")
-def test_a_worker_that_ends_costs_the_job_that_it_worked_on_alone(tmp_path: Path) -> None:
-    """It ends as the system ends one whose slice takes too long, or a library that gets no memory."""
+finds_workers = pytest.mark.skipif(
+    not Path("/proc/self/task").is_dir(), reason="workers are found by the files of Linux"
+)
+
+
+async def refused_by_a_worker_that_gets(number: signal.Signals, pool: TextPool, silence_s: float | None) -> ApiError:
+    """The error of the job that a worker is at when it gets a signal. Jobs beside it must succeed."""
+    await pool.run("CompletionRequest", body(prompt="a"))
+    long = asyncio.create_task(error_of(pool.run("CompletionRequest", body(prompt="x" * 200_000))))
+    others = [asyncio.create_task(pool.run("CompletionRequest", body(prompt="b"))) for _ in range(4)]
+    while pool._short.current is None:
+        await asyncio.sleep(0)
+    for process in workers_of(pool):
+        os.kill(process, number)
+    if silence_s is not None:
+        await asyncio.sleep(0.2)  # what was sent before the signal is read
+        pool._short.expect_message(silence_s)
+    refused = await long
+    assert [prompts_of(await other) for other in others] == [[[98]]] * 4
+    return refused
+
+
+@finds_workers
+@pytest.mark.parametrize(
+    ("number", "status", "code"),
+    [
+        (signal.SIGPROF, 400, "request_too_expensive"),
+        (signal.SIGABRT, 400, "request_too_expensive"),
+        (signal.SIGKILL, 503, "server_busy"),
+    ],
+)
+def test_a_worker_that_ends_costs_the_job_that_it_worked_on_alone(
+    tmp_path: Path, number: signal.Signals, status: int, code: str
+) -> None:
+    """It ends as the system ends one whose slice takes too long, as a library that gets no memory, or from outside."""
+
+    async def use(pool: TextPool) -> None:
+        refused = await refused_by_a_worker_that_gets(number, pool, None)
+        assert (refused.status, refused.code) == (status, code)
+
+    with_pool(setup(tmp_path), use)
+
+
+@finds_workers
+def test_a_worker_that_hangs_costs_the_job_that_it_worked_on_alone(tmp_path: Path) -> None:
+    async def use(pool: TextPool) -> None:
+        refused = await refused_by_a_worker_that_gets(signal.SIGSTOP, pool, 0.0)
+        assert (refused.status, refused.code, refused.headers) == (503, "server_busy", {"Retry-After": "1"})
+
+    with_pool(setup(tmp_path), use)
+
+
+@finds_workers
+def test_workers_that_may_be_silent_are_those_without_jobs(tmp_path: Path) -> None:
+    async def use(pool: TextPool) -> None:
+        assert prompts_of(await pool.run("CompletionRequest", body(prompt="a"))) == [[97]]
+        assert pool._short.deadline is not None
+        assert pool._short.deadline.when() is None
+        job = asyncio.create_task(pool.run("CompletionRequest", body(prompt="x" * 200_000)))
+        await asyncio.sleep(0)
+        assert pool._short.deadline.when() is not None
+        await job
+
+    with_pool(setup(tmp_path), use)
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@finds_workers
+@pytest.mark.parametrize("server_is_killed", [False, True])
+def test_workers_end_with_the_pool_whatever_they_do(tmp_path: Path, server_is_killed: bool) -> None:
+    """A stopped worker stands for one in a long slice. The system closes the sockets of a server that is killed."""
+    workers: list[int] = []
 
     async def use(pool: TextPool) -> None:
         await pool.run("CompletionRequest", body(prompt="a"))
-        long = asyncio.create_task(error_of(pool.run("CompletionRequest", body(prompt="x" * 200_000))))
-        others = [asyncio.create_task(pool.run("CompletionRequest", body(prompt="b"))) for _ in range(4)]
-        while pool._short.current is None:
-            await asyncio.sleep(0)
-        for process in workers_of(pool):
-            os.kill(process, signal.SIGPROF)
-        refused = await long
-        assert (refused.status, refused.code) == (400, "request_too_expensive")
-        assert [prompts_of(await other) for other in others] == [[[98]]] * 4
+        workers.extend(workers_of(pool))
+        for process in workers:
+            os.kill(process, signal.SIGSTOP)
+        if server_is_killed:
+            assert pool._control is not None
+            pool._control.close()
+            while any(map(is_running, workers)):
+                await asyncio.sleep(0.01)
 
-    with_pool(setup(tmp_path), use)
+    with adopting_orphans():
+        with_pool(setup(tmp_path), use)
+        eventually(lambda: not any(map(is_running, workers)))
+        for process in workers:
+            os.waitpid(process, 0)
+    assert len(workers) == 1
+
+
+@contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Be the parent of processes whose parent ends: the system wakes stopped ones that init would get."""
+    set_child_subreaper = 36
+    prctl = ctypes.CDLL(None).prctl
+    assert prctl(set_child_subreaper, 1, 0, 0, 0) == 0
+    try:
+        yield
+    finally:
+        prctl(set_child_subreaper, 0, 0, 0, 0)
 
 
 def workers_of(pool: TextPool) -> list[int]:
