@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
-from octavo.config.schema import EngineConfig
+from octavo.config.schema import EngineConfig, ModelConfig
 from octavo.core.messages import (
     AbortRequests,
     AddRequests,
@@ -87,7 +87,7 @@ class AsyncLLM:
             config = await asyncio.to_thread(configure, args)
             starting = asyncio.create_task(ProcessClient.start(config, core))
             try:
-                tokenizer, chat_template = await asyncio.to_thread(open_tokenizer, config.model)
+                tokenizer, chat_template = await asyncio.to_thread(_open_tokenizer, config.model)
             except BaseException:
                 starting.cancel()
                 [started] = await asyncio.gather(starting, return_exceptions=True)
@@ -370,3 +370,11 @@ class _Stream:
             self._changed.set()  # the reader has to come again for it
         output, self._output = self._output, None
         return output
+
+
+def _open_tokenizer(model: ModelConfig) -> tuple[Tokenizer, ChatTemplate | None]:
+    """The tokenizer and the chat template, compiled, so that the first chat does not hold up the loop."""
+    tokenizer, chat_template = open_tokenizer(model)
+    if chat_template is not None:
+        chat_template.compile()
+    return tokenizer, chat_template

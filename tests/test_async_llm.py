@@ -16,7 +16,7 @@ from octavo.config.args import EngineArgs
 from octavo.core.outputs import PinnedPrefix, RequestError, RequestOutput
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.chat_template import ChatTemplate
-from octavo.engine.core_client import Core
+from octavo.engine.core_client import Core, ProcessClient
 from octavo.engine.tokenizer import LONG_TEXT_CHARS
 from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestFailed
 from tests.fakes.byte_tokenizer import byte_tokenizer
@@ -361,3 +361,27 @@ async def test_a_long_prefix_is_tokenised_aside(tmp_path: Path) -> None:
     core.ready = core_ready(max_model_len=10**5)
     async with serving(tmp_path, core) as llm:
         assert (await llm.pin_prefix("a" * LONG_TEXT_CHARS, 60.0)).num_tokens == LONG_TEXT_CHARS
+
+
+@pytest.mark.parametrize(("template", "is_compiled"), [("{{ messages[0].content }}", True), ("{% if %}", False)])
+async def test_chat_template_is_compiled_before_the_first_chat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, is_compiled: bool
+) -> None:
+    """One that is not valid stops nothing but chats."""
+    byte_tokenizer(tmp_path, chat_template=template)
+    config = engine_config(str(tmp_path))
+    monkeypatch.setattr("octavo.async_llm.configure", lambda args: config)
+    async with served_core(ScriptedCore([])) as client:
+
+        async def start(*_: object) -> ProcessClient:
+            return client
+
+        monkeypatch.setattr(ProcessClient, "start", start)
+        llm = await AsyncLLM.start(EngineArgs())
+        try:
+            assert ("_compiled" in vars(llm._input.chat_template)) is is_compiled
+            if not is_compiled:
+                with pytest.raises(InvalidRequest, match="not valid Jinja"):
+                    llm.render_chat([{"role": "user", "content": "a"}])
+        finally:
+            await llm.shutdown()

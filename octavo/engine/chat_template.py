@@ -5,6 +5,7 @@ Templates come from the internet: they run in a sandbox, with a budget; what the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 _LONGEST_QUOTE: Final = 500
+
+_log = logging.getLogger(__name__)
 
 Message = Mapping[str, Any]
 """One message: `role`, and `content` as text or as a list of parts `{"type": "text", "text": …}`."""
@@ -109,6 +112,13 @@ class ChatTemplate:
                 f"{self.name} cannot render these messages ({type(error).__name__}: {_short(error)})", field="messages"
             ) from error
         return _cut_after_final(text, normal[-1]) if continue_final_message else text
+
+    def compile(self) -> None:
+        """Compile now what the first use would compile. A template that is not valid is logged; its uses raise."""
+        try:
+            _ = self._compiled
+        except InvalidRequest as error:
+            _log.warning("no chats: %s", error)
 
     @cached_property
     def _sandbox(self) -> TemplateSandbox:

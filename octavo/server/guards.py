@@ -8,9 +8,9 @@ reaches, and reads the answer where it made the browser take the server for its 
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Collection
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo.server.errors import ApiError
 from octavo.server.keys import local_path
 
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\[\]\\]*)(:[0-9]*)?")
 _READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -47,8 +48,8 @@ def own_hosts(listening_on: str) -> frozenset[str] | None:
 
 
 class GuardHeaders:
-    """Refuses requests for a host that is not ours (403), bodyless commands of foreign pages (403), and bodies that are
-    compressed or not JSON (415).
+    """Refuses requests without one valid `Host` (400) or for a host that is not ours (403), bodyless commands of
+    foreign pages (403), and bodies that are compressed or not JSON (415).
 
     hosts: names that requests may have in `Host`; addresses and names below `localhost` always may. None allows all.
     open_paths: paths that may be asked for by any name, as they show nothing of requests.
@@ -68,7 +69,13 @@ class GuardHeaders:
         await (self._app if error is None else error.response())(scope, receive, send)
 
     def _error(self, scope: Scope, headers: Headers) -> ApiError | None:
-        host = headers.get("host", "")
+        hosts = headers.getlist("host")
+        host = hosts[0] if hosts else ""
+        if len(hosts) > 1 or (not hosts and scope["http_version"] != "1.0") or _HOST.fullmatch(host) is None:
+            message = (
+                f"Host is {', '.join(hosts) or 'absent'}; send one Host, a name or address, with a port or without"
+            )
+            return ApiError(400, message, code="invalid_http")
         if host and not self._is_ours(host) and local_path(scope) not in self._open_paths:
             message = (
                 f"this server is not {host}; ask for it by its address or as localhost, or start it with "
@@ -110,8 +117,6 @@ class GuardHeaders:
 
 
 def _host_name(host: str) -> str:
-    """The name of `name:port`, in lower case; empty when it is none."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    """The name of `name:port`, in lower case, without the brackets of an address."""
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    return name.strip("[]").lower()

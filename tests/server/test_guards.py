@@ -11,16 +11,14 @@ import pytest
 
 from octavo.server.guards import own_hosts
 from tests.server.conftest import Served
-from tests.server.raw import ask
+from tests.server.raw import ask, connect
 
 Start = Callable[..., Served]
 COMPLETION = {"prompt": "a", "max_tokens": 1}
 COMMANDS = ["/reset_prefix_cache", "/pin_prefix", "/unpin_prefix"]
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil", "@", "["]
-)
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil"])
 def test_names_of_others_are_refused_on_a_loopback_address(server: Served, host: str) -> None:
     for path, method in (("/v1/models", "GET"), ("/reset_prefix_cache", "POST")):
         answer = ask(server.url, path, method=method, headers={"Host": host})
@@ -32,6 +30,29 @@ def test_names_of_others_are_refused_on_a_loopback_address(server: Served, host:
 )
 def test_own_names_and_addresses_pass(server: Served, host: str) -> None:
     assert ask(server.url, "/v1/models", headers={"Host": host}).status == 200
+
+
+@pytest.mark.parametrize("host", ["evil@127.0.0.1", "127.0.0.1/evil", "127.0.0.1?", "127.0.0.1#", "a:b", "@", "["])
+def test_a_host_that_is_none_is_refused_whatever_names_the_server_has(
+    server: Served, start_server: Start, host: str
+) -> None:
+    for url in (server.url, start_server(allow_hosts=("*",)).url):
+        answer = ask(url, "/v1/models", headers={"Host": host})
+        assert (answer.status, answer.error["code"]) == (400, "invalid_http")
+
+
+@pytest.mark.parametrize(
+    ("version", "hosts", "status"),
+    [("1.1", [], 400), ("1.1", ["localhost", "localhost"], 400), ("1.0", ["a", "b"], 400), ("1.0", [], 200)],
+)
+def test_requests_name_one_host(server: Served, version: str, hosts: list[str], status: int) -> None:
+    with connect(server.url) as connection:
+        connection._http_vsn_str = f"HTTP/{version}"  # type: ignore[attr-defined]
+        connection.putrequest("GET", "/v1/models", skip_host=True)
+        for host in hosts:
+            connection.putheader("Host", host)
+        connection.endheaders()
+        assert connection.getresponse().status == status
 
 
 def test_machines_name_is_the_servers_and_named_hosts_replace_the_default(start_server: Start) -> None:
