@@ -197,7 +197,8 @@ class EngineArgs:
         float | None,
         Arg(
             "Milliseconds that a step may take that computes prompts while other requests decode: prompts are cut into "
-            "pieces for it; 0 is no limit. By default 2.5 times what a step takes that only decodes; 0 for LLM.",
+            "pieces for it; 0 is no limit. By default 2.5 times what a step takes that only decodes, and at least 20; "
+            "0 for LLM.",
             group=_SCHEDULING,
             ge=0,
             le=1e6,

@@ -19,6 +19,8 @@ _MEMORY: Final = 0.8
 """What an older step counts beside the one after it: about five steps make the mean."""
 _TARGET_RATIO: Final = 2.5
 """A step that computes prompts while others decode may take this many times as long as one that only decodes."""
+_SHORTEST_TARGET_S: Final = 0.02
+"""A step may always take this long: nobody sees shorter gaps, and small pieces cost a fast model throughput."""
 _RATIO_PER_SHARE: Final = 10.0
 """How much that ratio grows with the share of such steps beyond one half: then they are the usual ones, and their time
 is the median of the times between tokens."""
@@ -62,9 +64,9 @@ class Pace:
     """The prompt tokens of a step in which other sequences decode.
 
     `target_step_s` is what the step may take; None: `_TARGET_RATIO` times a step that only decodes, and more where most
-    steps compute prompts; 0: any time. That target times the measured tokens per second of such steps gives their
-    tokens. The rate is one of steps of this very size, so it holds whether a step's time is that of reading the
-    weights, of arithmetic, or their sum.
+    steps compute prompts, but at least `_SHORTEST_TARGET_S`; 0: any time. That target times the measured tokens per
+    second of such steps gives their tokens. The rate is one of steps of this very size, so it holds whether a step's
+    time is that of reading the weights, of arithmetic, or their sum.
     """
 
     def __init__(self, target_step_s: float | None = None) -> None:
@@ -90,7 +92,7 @@ class Pace:
             if self._num_unmeasured >= most or not self._num_decode_rows:
                 return 0
         ratio = _TARGET_RATIO + _RATIO_PER_SHARE * max(0.0, self._mixed_share - 0.5)
-        target_s = self.target_step_s or ratio * (self._decode_s or 0.0)
+        target_s = self.target_step_s or max(_SHORTEST_TARGET_S, ratio * (self._decode_s or 0.0))
         if (rate := self._beside.value) is not None:
             return max(_SMALLEST_PIECE, target_s * rate - num_rows)
         return max(_SMALLEST_PIECE, (target_s - (self._decode_s or 0.0)) * (prefill_tokens_per_s or 0.0))

@@ -11,7 +11,7 @@ import pytest
 from octavo.core.step import BlockOps
 from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.build import build_scheduler
-from octavo.scheduler.rates import Rates
+from octavo.scheduler.rates import Pace, Rates, _Planned
 from octavo.simulate.cost_model import Fitted, Roofline, StepWork
 from octavo.simulate.executor import END_TOKEN, Clock, Script, SimulatedExecutor
 from tests.fakes.engine import make_core, make_request, make_settings, run
@@ -226,3 +226,12 @@ def test_a_piece_is_cut_while_a_sequence_decodes_and_whole_when_none_does() -> N
     tokens = [[row.num_tokens for row in each.rows] for each in core.executor.steps]
     # the clock counts its readings: a step takes a second, 40 tokens too
     assert tokens == [[40], [1], [1, 40], [1]]
+
+
+def test_a_fast_model_may_always_take_twenty_milliseconds() -> None:
+    pace = Pace()
+    decode, mixed = _Planned(0.0, 4, 0, 0, 0), _Planned(0.0, 4, 96, 96, 0)
+    for step, seconds in ((decode, 0.001), (mixed, 0.01)):
+        pace.note_planned(step)
+        pace.note_done(step, seconds)
+    assert pace.num_prompt_tokens(4, None) == pytest.approx(0.02 * 100 / 0.01 - 4)
