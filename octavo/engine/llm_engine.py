@@ -110,7 +110,7 @@ class LLMEngine:
         self,
         request_id: str,
         prompt: PromptLike | Prompt,
-        sampling_params: SamplingParams | None = None,
+        params: SamplingParams | None = None,
         *,
         priority: int = 0,
         first_token_deadline_s: float | None = None,
@@ -123,7 +123,7 @@ class LLMEngine:
         """
         self._check_alive()
         prompt = Prompt.read(prompt)
-        params = self.default_sampling_params() if sampling_params is None else sampling_params
+        params = self.default_sampling_params() if params is None else params
         request = self._input.process(
             request_id,
             prompt,

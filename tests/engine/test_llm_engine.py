@@ -91,6 +91,13 @@ def test_refused_request_leaves_no_trace(tmp_path: Path) -> None:
     assert list(core.requests) == ["x"]
 
 
+def test_parameters_have_the_name_that_users_of_vllm_type(tmp_path: Path) -> None:
+    core = ScriptedCore()
+    engine = make_engine(tmp_path, core)
+    engine.add_request("x", "ok", params=SamplingParams(max_tokens=3))
+    assert core.requests["x"].params.max_tokens == 3
+
+
 def test_stop_string_frees_the_core_at_once(tmp_path: Path) -> None:
     core = make_core()
     engine = make_engine(tmp_path, core)
