@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from octavo.cli.report import report
 from octavo.core.sampling_params import SamplingParams
+from octavo.devices.choice import make_sampler
 from octavo.ops.registry import open_runtime
 from octavo.platform import Platform
 from octavo.sampling.metadata import SamplingRow
-from octavo.sampling.sampler import Sampler, make_sampler
+from octavo.sampling.sampler import Sampler
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

@@ -32,7 +32,8 @@ ARROWS: dict[str, set[str]] = {
     "scheduler": EVERYBODY | {"kv_cache"},
     "engine": EVERYBODY | {"config", "scheduler", "kv_cache", "executor"},
     "executor": EVERYBODY | {"worker"},
-    "worker": EVERYBODY | {"config", "models", "layers", "sampling", "attention", "ops", "quantization", "distributed"},
+    "worker": EVERYBODY
+    | {"config", "models", "layers", "devices", "sampling", "attention", "ops", "quantization", "distributed"},
     "models": EVERYBODY | {"config", "layers", "quantization", "attention", "ops", "distributed"},
     "layers": EVERYBODY | {"quantization", "attention", "ops", "distributed"},
     "sampling": EVERYBODY | {"ops"},
@@ -40,7 +41,7 @@ ARROWS: dict[str, set[str]] = {
     "quantization": EVERYBODY | {"ops"},
     "distributed": EVERYBODY,
     "ops": EVERYBODY,
-    "kernels": EVERYBODY | {"_native", "ops"},
+    "devices": EVERYBODY | {"_native", "ops", "attention", "sampling"},
     "builtin": EVERYBODY,
     "llm": EVERYBODY | {"config", "engine"},
     "async_llm": EVERYBODY | {"config", "engine"},

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from benchmarks.kernels.ceilings import Ceilings, measure
 from octavo.attention.cache_format import CACHE_DTYPES
-from octavo.attention.cpu import CpuBackend
 from octavo.attention.metadata import AttentionMetadata
 from octavo.cli.report import report
+from octavo.devices.cpu.attention import CpuBackend
 from octavo.ops.memory import zeroed
 from octavo.ops.registry import open_runtime
 from octavo.platform import Platform

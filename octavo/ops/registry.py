@@ -1,7 +1,7 @@
 """What an operator is, what an implementation of it is, and the choice of one per operator at start.
 
-A file of this folder states `OPERATORS`; a file of `octavo/kernels/<device>/` states `IMPLEMENTATIONS`. `bind()` is the
-only place where they meet: no operator asks anything per call, and the reason of each choice is kept for people.
+A file of this folder states `OPERATORS`; a file of `octavo/devices/<device>/ops/` states `IMPLEMENTATIONS`. `bind()`
+is the only place where they meet: no operator asks anything per call, and the reason of each choice is kept for people.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def operators() -> dict[str, Operator]:
 
 
 def implementations(device: str) -> list[Implementation]:
-    """All implementations in `octavo/kernels/<device>/`."""
-    modules = (import_module(name) for name in _files_of(f"octavo.kernels.{device}"))
+    """All implementations in `octavo/devices/<device>/ops/`."""
+    modules = (import_module(name) for name in _files_of(f"octavo.devices.{device}.ops"))
     return [implementation for module in modules for implementation in getattr(module, "IMPLEMENTATIONS", ())]
 
 
@@ -102,7 +102,7 @@ def open_runtime(platform: Platform, threads: int = 1, instruction_set: str = "a
     """
     if platform.is_cuda:
         return None
-    runtime = import_module("octavo.kernels.cpu._runtime")
+    runtime = import_module("octavo.devices.cpu.runtime")
     return runtime.open_runtime(platform, threads, instruction_set)
 
 

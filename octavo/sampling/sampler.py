@@ -1,18 +1,14 @@
-"""The seam between the model runner and sampling, and the choice of what is behind it."""
+"""The protocol between the model runner and sampling."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from octavo.core.step import TokenLogprobs
-from octavo.sampling.filters import Filter, default_filters
 from octavo.sampling.metadata import RowSamples, SamplingRow
-from octavo.sampling.native import NativeSampler, native_bytes
-from octavo.sampling.processors import LogitsProcessor, default_processors
-from octavo.sampling.reference import ReferenceSampler, reference_bytes
 
 
 class Sampler(Protocol):
@@ -40,18 +36,3 @@ class Sampler(Protocol):
         With the `num_logprobs` likeliest tokens there. The log-probability is NaN where logits are not numbers.
         """
         ...
-
-
-def make_sampler(runtime: Any, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> Sampler:
-    """The sampler for the device's runtime (`ops.registry.open_runtime`): the reference where there is none.
-
-    `processors` act before those that sampling parameters ask for, `filters` after them.
-    """
-    if runtime is None:
-        return ReferenceSampler((*processors, *default_processors()), (*default_filters(), *filters))
-    return NativeSampler(runtime.cpu, processors, filters)
-
-
-def sampling_bytes(num_rows: int, vocab_size: int) -> int:
-    """Most bytes that `Sampler.sample` holds for that many rows of logits, whichever sampler it is."""
-    return max(reference_bytes(num_rows, vocab_size), native_bytes(num_rows, vocab_size))

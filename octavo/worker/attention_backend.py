@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from octavo.attention.cache_format import CACHE_DTYPES
-from octavo.attention.choice import BackendChoice, choose_backend
-from octavo.attention.cpu import Runtime
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.schema import CacheConfig, ModelConfig
+from octavo.devices.choice import BackendChoice, choose_backend
+from octavo.devices.cpu.attention import Runtime
 from octavo.distributed.mesh import Mesh
 from octavo.models.loader import DTYPES, make_model
 

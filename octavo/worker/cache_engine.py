@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from octavo.attention.cpu import Runtime
 from octavo.core.step import BlockCopy, BlockOps
+from octavo.devices.cpu.attention import Runtime
 from octavo.ops.memory import zeroed
 from octavo.ops.pages import release
 

@@ -15,6 +15,8 @@ from octavo.config.explain import MemoryPlan, render_bytes
 from octavo.config.schema import CacheConfig, ModelConfig, SchedulerConfig
 from octavo.core.arithmetic import max_blocks_of_group, num_blocks_for
 from octavo.core.model_shape import ModelShape
+from octavo.devices.choice import sampling_bytes
+from octavo.devices.cpu.recorded_model import MAX_RECORDINGS, MAX_ROWS
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
 from octavo.models.loader import DTYPES, make_model
@@ -23,9 +25,7 @@ from octavo.platform import Memory, Platform
 from octavo.quantization.method import WeightMethod
 from octavo.quantization.registry import method_named
 from octavo.sampling.chunks import rows_per_chunk
-from octavo.sampling.sampler import sampling_bytes
 from octavo.worker.model_runner import LOGITS_BYTES
-from octavo.worker.recorded_model import MAX_RECORDINGS, MAX_ROWS
 
 KV_BYTES_ON_CPU = 4 << 30
 """Most KV cache on a CPU unless someone asks for more: the machine has other things to do."""

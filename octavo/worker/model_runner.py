@@ -21,9 +21,9 @@ from octavo.core.step import (
     SequenceOutput,
     TokenLogprobs,
 )
+from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.sampling.chunks import chunks, rows_per_chunk
 from octavo.sampling.metadata import RowSamples, SamplingRow
-from octavo.sampling.reference import ReferenceSampler
 from octavo.sampling.refusals import not_finite
 from octavo.sampling.sampler import Sampler
 from octavo.worker.cache_engine import CacheEngine

@@ -15,6 +15,8 @@ from octavo.core.model_shape import ModelShape
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.seams import KernelClock, Seams
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
+from octavo.devices.choice import make_sampler
+from octavo.devices.cpu.recorded_model import RecordedModel
 from octavo.distributed.mesh import Mesh
 from octavo.models.loader import DTYPES, load_model, make_model
 from octavo.models.packed_folder import PackedFolder
@@ -22,14 +24,12 @@ from octavo.ops.pages import trim_heap
 from octavo.ops.registry import bind, open_runtime
 from octavo.platform import Platform
 from octavo.quantization.registry import method_named
-from octavo.sampling.sampler import make_sampler
 from octavo.worker.ahead import Ahead
 from octavo.worker.attention_backend import attention_backend
 from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.dummy import FULLEST, dummy_end, dummy_step
 from octavo.worker.memory import Workspace, longest_sequence, plan_memory
 from octavo.worker.model_runner import ModelRunner
-from octavo.worker.recorded_model import RecordedModel
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig

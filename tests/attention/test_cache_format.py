@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from octavo.attention.cache_format import dequantize, quantize
-from octavo.attention.reference import ReferenceBackend
+from octavo.devices.reference.attention import ReferenceBackend
 from tests.conformance.paged import Heads, Sequences, Step
 
 TYPES = (torch.int8, torch.float8_e4m3fn)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.attention.cpu import CpuBackend
 from octavo.attention.metadata import AttentionMetadata
+from octavo.devices.cpu.attention import CpuBackend
 from tests.conformance.paged import Heads, Sequences, Step
 from tests.conformance.runtimes import LEVELS, TYPES, runtime
 

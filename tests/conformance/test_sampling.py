@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from octavo.core.step import TokenLogprobs
+from octavo.devices.choice import make_sampler
+from octavo.devices.cpu.sampler import NativeSampler
+from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.sampling.metadata import RowSamples, SamplingRow
-from octavo.sampling.native import NativeSampler
-from octavo.sampling.reference import ReferenceSampler
-from octavo.sampling.sampler import make_sampler
 from tests.conformance.runtimes import LEVELS, runtime
 from tests.sampling.sequences import sampling_row
 

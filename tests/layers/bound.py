@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from octavo.attention.reference import ReferenceBackend
+from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.layers.layer import Binding, Layer
 from octavo.ops.registry import bind

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from octavo.attention.reference import ReferenceBackend
+from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Binding

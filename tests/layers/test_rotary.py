@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.reference import ReferenceBackend
+from octavo.devices.reference.attention import ReferenceBackend
 from octavo.layers.layer import Binding
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import Rope

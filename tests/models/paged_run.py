@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.reference import ReferenceBackend
 from octavo.config.checkpoint import Checkpoint
+from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.models.causal_lm import CausalLM
 from octavo.models.loader import load_model

@@ -20,8 +20,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.attention.reference import ReferenceBackend
 from octavo.config.checkpoint import Checkpoint
+from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
 from octavo.models import content, packed_file

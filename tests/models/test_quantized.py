@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from octavo.attention.reference import ReferenceBackend
 from octavo.config.checkpoint import Checkpoint
+from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.models.causal_lm import CausalLM

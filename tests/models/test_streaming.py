@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from octavo.attention.reference import ReferenceBackend
 from octavo.config.checkpoint import Checkpoint
+from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.models.causal_lm import CausalLM

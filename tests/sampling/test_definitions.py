@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from octavo.core.sampling_params import OF_DRAWING, SamplingParams
+from octavo.devices.choice import make_sampler
 from octavo.sampling.filters import Filter, default_filters, scale
 from octavo.sampling.metadata import SamplingRow
 from octavo.sampling.processors import LogitsProcessor, ProcessedRow, default_processors
-from octavo.sampling.sampler import Sampler, make_sampler
+from octavo.sampling.sampler import Sampler
 from tests.conformance.runtimes import LEVELS, runtime
 from tests.sampling.sequences import FakeSequence
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo.attention.metadata import ModelInput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import BlockOps, ModelRunnerOutput, NewSequence, ScheduledSequence, SchedulerOutput
-from octavo.sampling.reference import ReferenceSampler
+from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.model_runner import ModelRunner
 

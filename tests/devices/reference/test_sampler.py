@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from octavo.devices.reference.sampler import ReferenceSampler, reference_bytes
 from octavo.sampling.metadata import SamplingRow
-from octavo.sampling.reference import ReferenceSampler, reference_bytes
 from tests.fakes.allocations import peak_bytes
 from tests.sampling.sequences import sampling_row
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo.attention import reference
 from octavo.attention.metadata import AttentionMetadata
-from octavo.attention.reference import ReferenceBackend
+from octavo.devices.reference import attention as reference
+from octavo.devices.reference.attention import ReferenceBackend
 from tests.attention.rows import Rows, attend_slowly, make_rows
 from tests.conformance.paged import Heads, Sequences
 from tests.fakes.exact_products import need_exact_products

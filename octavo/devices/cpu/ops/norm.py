@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from octavo.kernels.cpu._runtime import TYPE_CODES, CpuRuntime, availability, dense, rows_of
+from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, availability, dense, rows_of
 from octavo.ops import layer_norm as layer_reference
 from octavo.ops import rms_norm as reference
 from octavo.ops.registry import Implementation

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from octavo.kernels.cpu._runtime import CpuRuntime, availability, dense
+from octavo.devices.cpu.runtime import CpuRuntime, availability, dense
 from octavo.ops.registry import Implementation
 
 

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.core.step import SequenceOutput, TokenLogprobs
+from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.sampling.filters import Filter, default_filters
 from octavo.sampling.logprobs import ranked_tokens
 from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
 from octavo.sampling.processors import LogitsProcessor, ProcessedRow, default_processors
-from octavo.sampling.reference import ReferenceSampler
 from octavo.sampling.refusals import refusal
 from octavo.sampling.requests import FILTERS_IN_THE_CALL, IN_THE_CALL, REQUEST_BYTES, PackedRequest, address_of
 

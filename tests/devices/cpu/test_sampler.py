@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
+from octavo.devices.choice import make_sampler
+from octavo.devices.cpu.sampler import NativeSampler, native_bytes
+from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.sampling.metadata import RowSamples, SamplingRow
-from octavo.sampling.native import NativeSampler, native_bytes
 from octavo.sampling.processors import ProcessedRow, default_processors
-from octavo.sampling.reference import ReferenceSampler
-from octavo.sampling.sampler import make_sampler
 from tests.conformance.runtimes import LEVELS, runtime
 from tests.sampling.sequences import FakeSequence, sampling_row
 
@@ -75,7 +75,7 @@ def test_processors_of_ones_own_act_before_the_compiled_sampler() -> None:
 
 def test_a_processor_that_is_built_in_but_not_compiled_acts_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     built_in = default_processors()
-    monkeypatch.setattr("octavo.sampling.native.default_processors", lambda: (*built_in, OnlyEven()))
+    monkeypatch.setattr("octavo.devices.cpu.sampler.default_processors", lambda: (*built_in, OnlyEven()))
     rows = [sampling_row(seed=2, num_samples=20, temperature=3.0)]
     (result,) = native().sample(make_logits(1), rows)
     assert all(sample.token.token_id % 2 == 0 for sample in result.samples)

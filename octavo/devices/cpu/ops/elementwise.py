@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from octavo.kernels.cpu._runtime import TYPE_CODES, CpuRuntime, availability, dense, rows_of
+from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, availability, dense, rows_of
 from octavo.ops import activation
 from octavo.ops import add as addition
 from octavo.ops.registry import Implementation

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OBJECTS = sorted(
     path
     for kind in ("_native", "kernels_*")

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from octavo.kernels.cpu._runtime import TYPE_CODES, CpuRuntime, availability, dense, rows_of
-from octavo.kernels.cpu.linear import PANEL_COLUMNS, num_panels, panel_order
+from octavo.devices.cpu.ops.linear import PANEL_COLUMNS, num_panels, panel_order
+from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, availability, dense, rows_of
 from octavo.ops.codes import NotFinite, check_inputs
 from octavo.ops.prepare_linear import LinearFormat, LinearShape, PreparedLinear, TensorSpec
 from octavo.ops.registry import Implementation

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from octavo.kernels.cpu._runtime import TYPE_CODES, CpuRuntime, availability, dense
+from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, availability, dense
 from octavo.ops import rotary as reference
 from octavo.ops.memory import zeroed
 from octavo.ops.registry import Implementation

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
+from octavo.devices.cpu import recorded_model
+from octavo.devices.cpu.recorded_model import RecordedModel
 from octavo.ops.registry import Ops, bind, open_runtime
-from octavo.worker import recorded_model
 from octavo.worker.input_batch import BatchRow, InputBatch, InputBatchBuilder
-from octavo.worker.recorded_model import RecordedModel
 from octavo.worker.sequence_state import Sequences
 from tests.conformance.runtimes import LEVELS, PLATFORM
 from tests.worker.prefix_model import new_sequence, row

@@ -1,4 +1,0 @@
-"""CPU kernels: thin wrappers around the compiled library, one file per group of operators.
-
-May import torch, octavo.ops and octavo._native. Read by `ops.registry`, which lists the files, and by attention.cpu.
-"""

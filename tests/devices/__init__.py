@@ -1,0 +1,1 @@
+"""Tests of octavo.devices; what kernels compute is tested in tests/conformance."""

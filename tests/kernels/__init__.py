@@ -1,1 +1,0 @@
-"""Tests of octavo.kernels: what surrounds the kernels; what they compute is tested in tests/conformance."""
