@@ -7,6 +7,7 @@ blocks; the scheduler closes that gap. Tokens that were planned but have not com
 from __future__ import annotations
 
 import enum
+from typing import Protocol, Self, TypeVar
 
 from octavo.core.beam_search import BeamSearch
 from octavo.core.messages import EngineCoreRequest
@@ -31,6 +32,17 @@ class SequenceStatus(enum.Enum):
         self.is_finished = value not in ("waiting", "running", "swapped")
 
 
+class Attachment(Protocol):
+    """State that a feature keeps for one sequence: the text of a beam, the state of a grammar."""
+
+    def fork(self) -> Self:
+        """Return the state for a sequence that is forked from this one and has the same tokens."""
+        ...
+
+
+A = TypeVar("A", bound=Attachment)
+
+
 class Sequence:
     """One stream of tokens.
 
@@ -41,12 +53,13 @@ class Sequence:
     num_published_blocks: leading blocks that the prefix index has been told of.
     is_resident: the worker holds this sequence's state.
     candidates: what may follow this beam, until the group's other beams have theirs.
-    num_told_tokens: tokens that the worker knows of a beam, whose tokens it does not draw.
-    text: what whoever looks for stop strings in a beam keeps of it; a fork starts with it.
+    num_sent_tokens: leading tokens that were sent to the worker; maintained where it does not draw them itself.
+    attachments: state of features by its class; a fork starts with forks of them.
     parent: the sequence that this one was forked from, and how many of its tokens were the same then.
     """
 
     __slots__ = (
+        "attachments",
         "block_hashes",
         "candidates",
         "epoch",
@@ -56,11 +69,10 @@ class Sequence:
         "num_pending",
         "num_prompt_tokens",
         "num_published_blocks",
-        "num_told_tokens",
+        "num_sent_tokens",
         "parent",
         "seq_id",
         "status",
-        "text",
         "token_ids",
     )
 
@@ -77,8 +89,8 @@ class Sequence:
         self.num_published_blocks = 0
         self.is_resident = False
         self.candidates: TokenLogprobs | None = None
-        self.num_told_tokens = 0
-        self.text: object = None
+        self.num_sent_tokens = 0
+        self.attachments: dict[type[Attachment], Attachment] = {}
         self.parent: tuple[Sequence, int] | None = None
 
     @property
@@ -98,9 +110,18 @@ class Sequence:
         child.num_computed_tokens = self.num_computed_tokens
         child.block_hashes = list(self.block_hashes)
         child.num_published_blocks = self.num_published_blocks
-        child.text = self.text
+        child.attachments = {kind: each.fork() for kind, each in self.attachments.items()}
         child.parent = self, len(self.token_ids)
         return child
+
+    def attach(self, state: Attachment) -> None:
+        """Store the state of a feature in place of the one of the same class."""
+        self.attachments[type(state)] = state
+
+    def attached(self, kind: type[A]) -> A | None:
+        """Return the state of this class; None when there is none."""
+        state = self.attachments.get(kind)
+        return state if isinstance(state, kind) else None
 
     def restart(self) -> None:
         """Forget what was computed (preemption by recomputation); known tokens stay."""
@@ -139,10 +160,11 @@ class SequenceGroup:
         for all before the others fork from it again; None otherwise.
     width: sequences that are computed at once, `best_of` or n.
     beams: the state of the beam search; None for requests that draw.
+    waits_for_results: the next row of a sequence is planned only when all results of its last row are known.
     num_dropped_tokens: tokens that had been computed when it was last preempted to be recomputed.
     num_passed: how often a later group was let in before this one while it stood first.
     num_prompt_logprobs_sent: prompt positions whose log-probabilities have gone out (the first has none).
-    num_told_events: events of the timeline that the front knows.
+    num_sent_events: events of the timeline that the front knows.
     """
 
     __slots__ = (
@@ -159,13 +181,14 @@ class SequenceGroup:
         "num_passed",
         "num_prompt_logprobs_sent",
         "num_prompt_tokens",
-        "num_told_events",
+        "num_sent_events",
         "refork_at",
         "request",
         "request_id",
         "sequences",
         "status",
         "virtual_start",
+        "waits_for_results",
         "was_preempted",
         "width",
     )
@@ -192,8 +215,9 @@ class SequenceGroup:
         self.num_dropped_tokens = 0
         self.num_passed = 0
         self.num_prompt_logprobs_sent = 1
-        self.num_told_events = 0
+        self.num_sent_events = 0
         self.beams: BeamSearch | None = None
+        self.waits_for_results = request.params.use_beam_search
         if request.params.use_beam_search:
             self.beams = BeamSearch(request.params, self.max_tokens, self.end_token_ids)
             self.is_forked = True  # beams fork whenever they branch, not once

@@ -28,6 +28,9 @@ class _Known(NamedTuple):
     num_tokens: int
     text: SequenceText
 
+    def fork(self) -> _Known:
+        return self
+
 
 class BeamTexts:
     """Marks the candidates whose text meets a stop string. The tokenizer is opened for the first request in need."""
@@ -73,12 +76,12 @@ class BeamTexts:
     def _text_of(self, group: SequenceGroup, beam: Sequence) -> SequenceText:
         """The text of a beam's known tokens."""
         assert self._tokenizer is not None
-        known = beam.text
-        if not isinstance(known, _Known):
+        known = beam.attached(_Known)
+        if known is None:
             request = group.request
             known = _Known(0, SequenceText(self._tokenizer, request.prompt_token_ids, request.params))
         text = known.text.fork()
         for token_id in beam.token_ids[beam.num_prompt_tokens + known.num_tokens :]:
             text.push(token_id)
-        beam.text = _Known(beam.num_output_tokens, text)
+        beam.attach(_Known(beam.num_output_tokens, text))
         return text

@@ -83,7 +83,7 @@ def new_sequence(group: SequenceGroup, sequence: Sequence, block_ids: list[int])
     num_shared = group.num_prompt_tokens if parent is not None else 0
     if sequence.parent is not None and sequence.parent[0].is_resident:
         parent, num_shared = sequence.parent
-    sequence.num_told_tokens = len(sequence.token_ids)
+    sequence.num_sent_tokens = len(sequence.token_ids)
     return NewSequence(
         seq_id=sequence.seq_id,
         index=sequence.index,
@@ -120,9 +120,9 @@ def scheduled_row(
             num_candidates = group.beams.num_listed
         else:
             num_samples = 1 if group.is_forked else group.width
-    if group.beams is not None and sequence.num_told_tokens < len(sequence.token_ids):
-        told = sequence.token_ids[sequence.num_told_tokens :]
-        sequence.num_told_tokens = len(sequence.token_ids)
+    if group.beams is not None and sequence.num_sent_tokens < len(sequence.token_ids):
+        told = sequence.token_ids[sequence.num_sent_tokens :]
+        sequence.num_sent_tokens = len(sequence.token_ids)
     return ScheduledSequence(
         seq_id=sequence.seq_id,
         epoch=sequence.epoch,

@@ -44,9 +44,9 @@ class Results:
                 continue
             if row.samples:
                 self._note_tokens(group, len(row.samples), now)
-                if len(group.metrics.timeline) != group.num_told_events:
+                if len(group.metrics.timeline) != group.num_sent_events:
                     # the front may end the request by a stop string before we do
-                    group.num_told_events = len(group.metrics.timeline)
+                    group.num_sent_events = len(group.metrics.timeline)
                     result.metrics = group.metrics
                     result.cache_miss_reason = group.cache_miss_reason
                 sequence.num_pending -= 1

@@ -76,13 +76,13 @@ class RowPlanner:
                 self._plan_sequence(group, group.live[0], group.refork_at, plan, tokens)
                 return
             self._refork(group)
-        is_beam = group.beams is not None
+        waits = group.waits_for_results
         for sequence in group.live:
-            if is_beam and (sequence.num_pending or sequence.candidates is not None):
-                continue  # the beams grow together: this one has what it needs, or will
+            if waits and (sequence.num_pending or sequence.candidates is not None):
+                continue  # its results are on their way, or those of the beams that grow together with it
             if sequence.seq_id in plan.rows:
                 continue  # a sibling needs more tokens, and is planned again
-            if not is_beam and tokens.remaining > 0 and self._plan_next_token(group, sequence, plan):
+            if not waits and tokens.remaining > 0 and self._plan_next_token(group, sequence, plan):
                 tokens.remaining -= 1
                 continue
             if not self._plan_sequence(group, sequence, len(sequence.token_ids) + sequence.num_pending, plan, tokens):

@@ -8,7 +8,7 @@ import pytest
 
 from octavo.core.step import SchedulerOutput
 from octavo.scheduler.rows import RowPlanner
-from tests.fakes.engine import make_core, make_request, run
+from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
 from tests.fakes.executor import HashExecutor
 
 KINDS: list[dict[str, object]] = [{}, {"n": 3}, {"n": 2, "use_beam_search": True}, {"prompt_logprobs": 0}]
@@ -60,3 +60,15 @@ def test_decode_rows_take_the_short_path(n: int, depth: int, monkeypatch: pytest
     run(make_core(block_size=16, depth=depth), [make_request("a", range(4), n=n, max_tokens=8)])
     # of each sequence's seven decode rows the first may come before it is known or copy a shared block
     assert taken.count(True) >= 6 * n
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_group_that_waits_for_results_has_one_row_of_a_sequence_in_flight(n: int) -> None:
+    request = make_request("a", range(4), n=n, max_tokens=6)
+    core, seen = make_core(), Collected()
+    core.add_request(request)
+    core.scheduler.groups["a"].waits_for_results = True
+    while (step := core.scheduler.schedule(0.0)) is not None:
+        assert core.scheduler.schedule(0.0) is None
+        seen.add(core.scheduler.update(core.executor.submit(step).result(), 0.0))
+    assert seen.token_ids == run_alone(request).token_ids
