@@ -122,12 +122,12 @@ def _unknown_option(error: UnknownOptionError) -> str:
 
 
 def _flag_of_llama_cpp(flag: str) -> str | None:
-    """Return what becomes of a flag of llama-server; None for any other."""
-    from octavo.server.other_names import LLAMA_CPP_FLAGS
+    """Return a message about a flag of llama-server; None for any other."""
+    from octavo.cli.llama_cpp_flags import llama_cpp_flags
 
-    for row in LLAMA_CPP_FLAGS:
-        if flag in re.split("[,;] ", row.theirs):
-            return f"{flag}: octavo calls it {row.ours}" if row.ours else f"{flag} of llama.cpp: {row.note}"
+    for spellings, ours, note in llama_cpp_flags():
+        if flag in re.split("[,;] ", spellings):
+            return f"{flag}: octavo calls it {ours}" if ours else f"{flag} of llama.cpp: {note}"
     return None
 
 

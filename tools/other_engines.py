@@ -1,6 +1,6 @@
-"""The pages for users of other engines: what becomes of each name that they know.
+"""The pages for users of other engines: octavo's name for each name that they know, or the reason why there is none.
 
-python -m octavo.server.coming_from docs/recipes
+python -m tools.other_engines docs/recipes
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from octavo.cli.llama_cpp_flags import llama_cpp_flags
 from octavo.config.fields import Arg
 from octavo.config.reference import name_table
 from octavo.config.sources import known_arguments
 from octavo.core.absent import absent_options, renamed_options
 from octavo.core.sampling_params import documented_fields
 from octavo.server.decode import refused_fields
-from octavo.server.other_names import (
+from octavo.server.schema import ChatCompletionRequest, CompletionRequest
+from tools.other_names import (
     LLAMA_CPP_ENDPOINTS,
     LLAMA_CPP_FIELDS,
-    LLAMA_CPP_FLAGS,
     VLLM_ENGINE,
     VLLM_INTERFACES,
     VLLM_NOTES,
@@ -29,11 +30,8 @@ from octavo.server.other_names import (
     VLLM_SERVER,
     Row,
 )
-from octavo.server.schema import ChatCompletionRequest, CompletionRequest
 
-_MADE = (
-    "<!-- Made by `python -m octavo.server.coming_from docs/recipes`; edit octavo/server/other_names.py instead. -->\n"
-)
+_MADE = "<!-- Made by `python -m tools.other_engines docs/recipes`; edit tools/other_names.py instead. -->\n"
 
 _VLLM = """\
 # Coming from vLLM
@@ -55,7 +53,7 @@ _COMMA = re.compile(r"[,;] (?![^(]*\))")
 
 
 def pages() -> dict[str, str]:
-    """File name → Markdown of both pages. Raises KeyError for a name about which nothing is said."""
+    """Return file name → Markdown of both pages. Raises KeyError for a name without an entry."""
     return {"from-vllm.md": _vllm_page(), "from-llama-cpp.md": _llama_cpp_page()}
 
 
@@ -77,7 +75,7 @@ def _vllm_page() -> str:
 
 
 def _fates(names: str, known: Mapping[str, Arg], absent: Mapping[str, str], notes: Mapping[str, str]) -> list[Row]:
-    """What becomes of each name. absent: why octavo does without it, or that it is not there yet."""
+    """Return a row for each name. absent: the reason why octavo does not have it, or that it is not there yet."""
     rows = []
     for name in names.split():
         note = notes.get(name, "")
@@ -101,7 +99,7 @@ def _fates(names: str, known: Mapping[str, Arg], absent: Mapping[str, str], note
 
 def _llama_cpp_page() -> str:
     sections = (
-        ("Flags of llama-server", "octavo serve", LLAMA_CPP_FLAGS),
+        ("Flags of llama-server", "octavo serve", [Row(*each) for each in llama_cpp_flags()]),
         ("Endpoints", "octavo", LLAMA_CPP_ENDPOINTS),
         ("Fields of a completion", "/v1/completions", LLAMA_CPP_FIELDS),
     )
@@ -114,7 +112,7 @@ def _as_code(rows: Iterable[Row]) -> list[Row]:
 
 
 def _code(names: str) -> str:
-    """Names between commas, each as code; commas in brackets belong to a name."""
+    """Return names between commas, each as code; commas in brackets belong to a name."""
     return ", ".join(f"`{name}`" for name in _COMMA.split(names))
 
 

@@ -1,4 +1,4 @@
-"""The pages for users of other engines say something true of every name."""
+"""The pages for users of other engines have a true entry for every name."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from octavo.cli.llama_cpp_flags import llama_cpp_flags
 from octavo.config.sources import known_arguments
 from octavo.core.sampling_params import documented_fields
-from octavo.server import other_names
-from octavo.server.coming_from import main, pages
 from octavo.server.openapi import ENDPOINTS
 from octavo.server.schema import ChatCompletionRequest, CompletionRequest
+from tools import other_names
+from tools.other_engines import main, pages
 
-FOLDER = Path(__file__).parents[2] / "docs" / "recipes"
+FOLDER = Path(__file__).parents[1] / "docs" / "recipes"
 ARGUMENTS = [other_names.VLLM_ENGINE.split(), other_names.VLLM_SERVER.split(), other_names.VLLM_SAMPLING.split()]
 FIELDS = other_names.VLLM_REQUEST.split()
 
@@ -21,7 +22,7 @@ FIELDS = other_names.VLLM_REQUEST.split()
 @pytest.mark.parametrize("name", sorted(pages()))
 def test_page_is_current(name: str) -> None:
     shown = (FOLDER / name).read_text(encoding="utf-8")
-    assert shown == pages()[name], "run: python -m octavo.server.coming_from docs/recipes"
+    assert shown == pages()[name], "run: python -m tools.other_engines docs/recipes"
 
 
 def test_each_name_stands_once_in_its_list_and_each_note_belongs_to_one() -> None:
@@ -30,7 +31,7 @@ def test_each_name_stands_once_in_its_list_and_each_note_belongs_to_one() -> Non
     assert set(other_names.VLLM_REQUEST_NOTES) <= set(FIELDS)
 
 
-def test_all_sampling_parameters_that_octavo_has_are_told_of() -> None:
+def test_all_sampling_parameters_that_octavo_has_are_listed() -> None:
     assert set(documented_fields()) <= set(ARGUMENTS[2])
 
 
@@ -46,11 +47,12 @@ def test_a_name_is_the_same_or_has_another_name_or_one_value_or_a_reason() -> No
 
 def test_names_of_octavo_beside_those_of_llama_cpp_are_there() -> None:
     flags = {argument.flag for argument in known_arguments().values()}
-    assert {row.ours for row in other_names.LLAMA_CPP_FLAGS} - {""} <= flags
+    assert {ours for _, ours, _ in llama_cpp_flags()} - {""} <= flags
     assert {row.ours for row in other_names.LLAMA_CPP_FIELDS} - {""} <= set(CompletionRequest.__struct_fields__)
     endpoints = {f"{endpoint.method} {endpoint.path}" for endpoint in ENDPOINTS}
     assert {row.ours for row in other_names.LLAMA_CPP_ENDPOINTS} - {""} <= endpoints
-    assert all(row.ours or row.note for row in other_names.LLAMA_CPP_FLAGS + other_names.LLAMA_CPP_FIELDS)
+    assert all(row.ours or row.note for row in other_names.LLAMA_CPP_FIELDS)
+    assert all(ours or note for _, ours, note in llama_cpp_flags())
 
 
 def test_fields_of_requests_are_those_of_the_schema() -> None:

@@ -1,6 +1,6 @@
-"""Names that other engines have for arguments and fields, as data for the pages of `octavo.server.coming_from`.
+"""Names that other engines have for arguments and fields, as data for the pages of `tools.other_engines`.
 
-What octavo says to names that it does not have is in `octavo.core.absent`; the notes here are for names that it has.
+`octavo.core.absent` has the reasons for names that octavo does not have; the notes here are for names that it has.
 """
 
 from __future__ import annotations
@@ -132,73 +132,6 @@ VLLM_INTERFACES: Final = (
     Row("TextPrompt, TokensPrompt", "dict", "with the same keys; `Prompt` has all of them"),
     Row("VLLM_… variables", "OCTAVO_…", "one for each argument, such as `OCTAVO_MAX_NUM_SEQS`"),
     Row("extra_body of an OpenAI client", "extra_body", "with the fields below"),
-)
-
-LLAMA_CPP_FLAGS: Final = (
-    Row(
-        "-m, --model",
-        "--model",
-        "a directory in Hugging Face layout or a name on the hub; GGUF files are not there yet",
-    ),
-    Row("-hf, --hf-repo", "--model", "the name alone, of a repository with safetensors; `--revision` for a commit"),
-    Row("-a, --alias", "--served-model-name"),
-    Row(
-        "-c, --ctx-size",
-        "--max-model-len",
-        "of one request; requests share one pool of blocks and are not cut into slots",
-    ),
-    Row(
-        "-np, --parallel", "--max-num-seqs", "256 by default: memory is taken by the tokens that are there, not by slot"
-    ),
-    Row("-cb, --cont-batching", "", "always"),
-    Row("-b, --batch-size", "--max-num-batched-tokens"),
-    Row(
-        "-ub, --ubatch-size", "--target-step-ms", "how long a step may take that computes prompts beside other requests"
-    ),
-    Row("-t, --threads", "--threads"),
-    Row("-tb, --threads-batch", "", "one pool of threads for both"),
-    Row("-ctk, -ctv, --cache-type-k, --cache-type-v", "--kv-cache-dtype", "float32, bfloat16, int8 or fp8, for both"),
-    Row("-fa, --flash-attn", "", "always: attention is computed block by block"),
-    Row("--cache-prompt, --cache-reuse", "--enable-prefix-caching", "on by default, between all requests of a key"),
-    Row("--slot-save-path", "", "not there yet; prefixes can be pinned in memory (`POST /pin_prefix`)"),
-    Row("--cache-ram", "--kv-cache-memory", "memory of the whole KV cache"),
-    Row(
-        "--no-mmap, --mlock, --load-mode",
-        "--packed-cache",
-        "where packed weights are kept, so that later starts map them",
-    ),
-    Row("-ngl, --n-gpu-layers", "", "not there yet: octavo runs on the CPU"),
-    Row("-ts, --tensor-split; -sm, --split-mode", "--tensor-parallel-size", "1; several devices are not there yet"),
-    Row("--numa, --cpu-mask, --prio", "", "not there; `numactl` and `taskset` work"),
-    Row("--lora", "", "not there yet"),
-    Row("-md, --model-draft; --draft-max", "", "not there yet"),
-    Row("--mmproj", "", "not there yet: text only"),
-    Row("--grammar, --json-schema", "", "not there yet"),
-    Row("--jinja", "", "always: a chat template is rendered as transformers does it"),
-    Row("--chat-template, --chat-template-file", "--chat-template", "a file, or the template itself"),
-    Row("--chat-template-kwargs", "", "a field of the request: `chat_template_kwargs`"),
-    Row("--reasoning-format", "", "not there yet: reasoning stays in the text"),
-    Row("--rope-scaling, --rope-freq-base, --yarn-*", "", "from the checkpoint's `config.json`"),
-    Row("--context-shift", "", "not there: a request that does not fit its context is refused, or ends with `length`"),
-    Row("--host", "--host"),
-    Row("--port", "--port", "8000 by default, not 8080"),
-    Row("--api-key", "--api-key", "may be given several times"),
-    Row("--api-key-file", "--api-key-file", "YAML, with a name and rights for each key"),
-    Row("--ssl-key-file, --ssl-cert-file", "", "not there: put a proxy before it"),
-    Row("--api-prefix", "--root-path"),
-    Row("--metrics", "", "always: `GET /metrics`"),
-    Row("--slots", "", "always: `GET /scheduler/decisions` and `/scheduler/timelines`"),
-    Row("--embedding, --reranking", "", "not there yet"),
-    Row("--webui", "", "not there; `octavo chat` is a conversation in the terminal"),
-    Row("--warmup", "", "always, as part of measuring memory at the start"),
-    Row("-v, --log-verbosity", "--log-level"),
-    Row("--offline", "", "the variable `HF_HUB_OFFLINE=1`"),
-    Row("-s, --seed", "--seed", "0 by default: the same request draws the same tokens; llama-server draws a new seed"),
-    Row(
-        "--temp, --top-k, --top-p, --min-p, …",
-        "",
-        "fields of the request; their defaults come from `generation_config.json`",
-    ),
 )
 
 LLAMA_CPP_FIELDS: Final = (
