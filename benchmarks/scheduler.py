@@ -25,7 +25,6 @@ from octavo.core.step import (
     ModelRunnerOutput,
     RowOutput,
     SchedulerOutput,
-    SequenceOutput,
     TokenLogprobs,
 )
 from octavo.kv_cache.allocation import AllocStatus
@@ -45,12 +44,12 @@ from octavo.worker.cache_engine import CacheEngine
 BLOCK_SIZE = 16
 NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM = 28, 8, 128
 """Those of the Qwen3-0.6B."""
-TOKEN = SequenceOutput(index=0, token=TokenLogprobs(token_id=1, logprob=-1.0))
+TOKEN = TokenLogprobs(token_id=1, logprob=-1.0)
 
 
 def answer(step: SchedulerOutput) -> ModelRunnerOutput:
     rows = [
-        RowOutput(seq_id=row.seq_id, epoch=row.epoch, samples=[TOKEN] if row.num_samples else []) for row in step.rows
+        RowOutput(seq_id=row.seq_id, epoch=row.epoch, tokens=[TOKEN] if row.num_samples else []) for row in step.rows
     ]
     return ModelRunnerOutput(step_id=step.step_id, rows=rows)
 

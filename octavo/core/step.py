@@ -115,22 +115,16 @@ class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tokens: list[TokenLogprobs]
 
 
-class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One drawn token. `index` is the child that it belongs to (0 unless the row asked for several samples)."""
-
-    index: int
-    token: TokenLogprobs
-
-
 class RowOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Results of one row, in the order of the step's rows. A row with an `error` ends its request; others go on.
 
-    `candidates` is for a row that asked for them: the likeliest tokens; its own `token_id` is the first.
+    tokens: what was drawn. Of a row with several samples, token i is the first one of the child with index i.
+    candidates: of a row with `num_candidates`: the likeliest tokens; its own `token_id` is the first.
     """
 
     seq_id: int
     epoch: int
-    samples: list[SequenceOutput]
+    tokens: list[TokenLogprobs]
     prompt_logprobs: PromptLogprobs | None = None
     error: RequestError | None = None
     candidates: TokenLogprobs | None = None

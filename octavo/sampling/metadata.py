@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from octavo.core.outputs import RequestError
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import SequenceOutput, TokenLogprobs
+from octavo.core.step import TokenLogprobs
 
 
 class SampledSequence(Protocol):
@@ -62,7 +62,7 @@ class SamplingRow(msgspec.Struct, frozen=True):
 class RowSamples(msgspec.Struct, frozen=True, gc=False):
     """What was drawn for one row; with an `error` nothing was."""
 
-    samples: list[SequenceOutput]
+    tokens: list[TokenLogprobs]
     error: RequestError | None = None
     candidates: TokenLogprobs | None = None
     """What may follow, for a row of a beam search."""

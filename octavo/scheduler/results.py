@@ -5,7 +5,7 @@ from __future__ import annotations
 from octavo.core.messages import EngineCoreOutput, SequenceDelta
 from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from octavo.core.step import ModelRunnerOutput, PromptLogprobs, SequenceOutput, TokenLogprobs
+from octavo.core.step import ModelRunnerOutput, PromptLogprobs, TokenLogprobs
 from octavo.scheduler.beams import extend_beams, nothing_found, take_candidates
 from octavo.scheduler.finish import finish_after
 from octavo.scheduler.registry import Registry
@@ -31,7 +31,7 @@ class Results:
             prompt_logprobs = row.prompt_logprobs and _owed_prompt_logprobs(group, row.prompt_logprobs)
             # preempted in the meantime: what it drew is drawn again, but what it computed of the prompt may be kept
             is_late = sequence.epoch != row.epoch
-            if prompt_logprobs is None and (is_late or (not row.samples and row.candidates is None)):
+            if prompt_logprobs is None and (is_late or (not row.tokens and row.candidates is None)):
                 continue
             result = outputs.get(group.request_id)
             if result is None:
@@ -42,8 +42,8 @@ class Results:
                 result.prompt_logprobs = prompt_logprobs
             if is_late:
                 continue
-            if row.samples:
-                self._note_tokens(group, len(row.samples), now)
+            if row.tokens:
+                self._note_tokens(group, len(row.tokens), now)
                 if len(group.metrics.timeline) != group.num_sent_events:
                     # the front may end the request by a stop string before we do
                     group.num_sent_events = len(group.metrics.timeline)
@@ -51,9 +51,9 @@ class Results:
                     result.cache_miss_reason = group.cache_miss_reason
                 sequence.num_pending -= 1
                 if group.is_forked:
-                    result.deltas.append(self._append(group, sequence, row.samples[0].token))
+                    result.deltas.append(self._append(group, sequence, row.tokens[0]))
                 else:
-                    result.deltas += self._fork(group, sequence, row.samples)
+                    result.deltas += self._fork(group, sequence, row.tokens)
             elif row.candidates is not None:
                 result.deltas += self._take_candidates(group, sequence, row.candidates, now)
             if not group.live:
@@ -66,12 +66,12 @@ class Results:
                 registry.end_group(group, status, now)
         return [each for each in outputs.values() if each.deltas or each.finished or each.prompt_logprobs is not None]
 
-    def _fork(self, group: SequenceGroup, sequence: Sequence, samples: list[SequenceOutput]) -> list[SequenceDelta]:
+    def _fork(self, group: SequenceGroup, sequence: Sequence, tokens: list[TokenLogprobs]) -> list[SequenceDelta]:
         """The prompt is computed: all sequences exist from here on, and share its blocks."""
         for index in range(1, group.width):
             self._registry.fork(group, sequence, index)
         group.is_forked = True
-        return [self._append(group, group.sequences[sample.index], sample.token) for sample in samples]
+        return [self._append(group, group.sequences[index], token) for index, token in enumerate(tokens)]
 
     def _append(self, group: SequenceGroup, sequence: Sequence, token: TokenLogprobs) -> SequenceDelta:
         sequence.token_ids.append(token.token_id)

@@ -19,7 +19,6 @@ from octavo.core.step import (
     RowOutput,
     ScheduledSequence,
     SchedulerOutput,
-    SequenceOutput,
     TokenLogprobs,
 )
 from octavo.errors import ConfigError
@@ -55,7 +54,7 @@ class TokenGaps:
         last = self._last
         gaps: Counter[float] = Counter()
         for row in rows:
-            if row.samples:
+            if row.tokens:
                 seq_id = row.seq_id
                 before = last.get(seq_id)
                 if before is not None:
@@ -119,9 +118,7 @@ class _State:
         # what was transferred is lost when the sequence is preempted
         self.free_until = script.num_transferred if new.epoch == 0 else 0
         self.num_prompt_tokens = new.num_prompt_tokens
-        self.result = (
-            None if script.output_token_ids else _result(new.seq_id, new.epoch, new.index, script.token + new.index)
-        )
+        self.result = None if script.output_token_ids else _result(new.seq_id, new.epoch, script.token + new.index)
         self.path: list[int] = []
 
 
@@ -219,15 +216,15 @@ class SimulatedExecutor:
         """A row that is not one more token like the last."""
         if row.num_candidates:
             found = _candidates(state.script.token, state.path, row.num_candidates, self._candidate_spread)
-            return RowOutput(seq_id=row.seq_id, epoch=row.epoch, samples=[], candidates=found)
+            return RowOutput(seq_id=row.seq_id, epoch=row.epoch, tokens=[], candidates=found)
         if not row.num_samples:
-            return RowOutput(seq_id=row.seq_id, epoch=row.epoch, samples=[])
+            return RowOutput(seq_id=row.seq_id, epoch=row.epoch, tokens=[])
         script, place = state.script, end - state.num_prompt_tokens
         if row.num_samples == 1:
-            return _result(row.seq_id, row.epoch, state.index, script.output_token(state.index, place))
+            return _result(row.seq_id, row.epoch, script.output_token(state.index, place))
         # the prompt is computed: each sequence gets its first token
-        samples = [_sample(index, script.output_token(index, 0)) for index in range(row.num_samples)]
-        return RowOutput(seq_id=row.seq_id, epoch=row.epoch, samples=samples)
+        tokens = [_drawn(script.output_token(index, 0)) for index in range(row.num_samples)]
+        return RowOutput(seq_id=row.seq_id, epoch=row.epoch, tokens=tokens)
 
 
 class _Finished(Future[ModelRunnerOutput]):
@@ -244,12 +241,12 @@ class _Finished(Future[ModelRunnerOutput]):
         return self._output
 
 
-def _sample(index: int, token: int) -> SequenceOutput:
-    return SequenceOutput(index=index, token=TokenLogprobs(token_id=token, logprob=-1.0))
+def _drawn(token: int) -> TokenLogprobs:
+    return TokenLogprobs(token_id=token, logprob=-1.0)
 
 
-def _result(seq_id: int, epoch: int, index: int, token: int) -> RowOutput:
-    return RowOutput(seq_id=seq_id, epoch=epoch, samples=[_sample(index, token)])
+def _result(seq_id: int, epoch: int, token: int) -> RowOutput:
+    return RowOutput(seq_id=seq_id, epoch=epoch, tokens=[_drawn(token)])
 
 
 def _candidates(token: int, path: list[int], count: int, spread: float) -> TokenLogprobs:

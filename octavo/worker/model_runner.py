@@ -18,7 +18,6 @@ from octavo.core.step import (
     PromptLogprobs,
     RowOutput,
     SchedulerOutput,
-    SequenceOutput,
     TokenLogprobs,
 )
 from octavo.devices.reference.sampler import ReferenceSampler
@@ -201,20 +200,20 @@ def _take_in(row: BatchRow, sampled: RowSamples | None, prompt: _PromptResult | 
     """Append what was drawn to the row's sequence; the answer for the control plane."""
     state, scheduled = row.state, row.scheduled
     error = state.error or (prompt and prompt.error) or (sampled and sampled.error) or None
-    samples: list[SequenceOutput] = []
+    tokens: list[TokenLogprobs] = []
     if error is not None:
         state.error = error
         if scheduled.num_samples:
             # steps that are planned already compute the token that was not drawn
             state.append(0)
     elif sampled is not None and sampled.candidates is None:
-        samples = sampled.samples
+        tokens = sampled.tokens
         # of several samples the first is the sequence's own; the others come back as forks
-        state.append(samples[0].token.token_id)
+        state.append(tokens[0].token_id)
     return RowOutput(
         seq_id=state.seq_id,
         epoch=state.epoch,
-        samples=samples,
+        tokens=tokens,
         prompt_logprobs=prompt.logprobs if prompt is not None and error is None else None,
         error=error,
         candidates=sampled.candidates if sampled is not None and error is None else None,

@@ -64,7 +64,7 @@ def rows_of(kinds: Sequence[dict[str, Any]]) -> list[SamplingRow]:
 
 def token_ids(result: RowSamples) -> list[int]:
     assert result.error is None
-    return [sample.token.token_id for sample in result.samples]
+    return [token.token_id for token in result.tokens]
 
 
 def make_logits(kind: str, rows: int, vocab_size: int) -> Tensor:
@@ -90,8 +90,8 @@ def test_tokens_are_those_of_the_reference(level: str, vocab_size: int, kind: st
     exact = torch.log_softmax(logits.double(), -1)
     for row, (one, other) in enumerate(zip(found, expected, strict=True)):
         assert token_ids(one) == token_ids(other)
-        for mine, theirs in zip(one.samples, other.samples, strict=True):
-            check_described(mine.token, theirs.token, exact[row], logits[row])
+        for mine, theirs in zip(one.tokens, other.tokens, strict=True):
+            check_described(mine, theirs, exact[row], logits[row])
 
 
 def check_described(found: TokenLogprobs, expected: TokenLogprobs, exact: Tensor, logits: Tensor) -> None:
@@ -172,7 +172,7 @@ def test_a_row_without_numbers_gets_an_error_and_the_others_go_on(level: str, ba
     found = native(level, 2).sample(logits, rows_of(kinds))
     assert found[0] == sound[0]
     assert found[2] == sound[2]
-    assert found[1].samples == []
+    assert found[1].tokens == []
     assert found[1].error is not None
     assert "position 3 hold NaN or infinity" in found[1].error.message
 
@@ -181,7 +181,7 @@ def test_a_row_without_numbers_gets_an_error_and_the_others_go_on(level: str, ba
 def test_given_tokens_are_described_as_drawn_ones_are(level: str) -> None:
     logits = make_logits("normal", 4, 20_003)
     rows = rows_of([{"seed": seed, "logprobs": 6} for seed in range(4)])
-    drawn = [result.samples[0].token for result in native(level).sample(logits.clone(), rows)]
+    drawn = [result.tokens[0] for result in native(level).sample(logits.clone(), rows)]
     for threads in (1, 2):
         described = native(level, threads).describe(logits, [token.token_id for token in drawn], 6)
         assert described == drawn

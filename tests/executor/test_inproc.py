@@ -38,7 +38,7 @@ def test_a_built_executor_runs_steps_and_answers_calls(tmp_path: Path) -> None:
     executor = make_executor(config)
     future = executor.submit(step([new_sequence(1, [5, 6], [1])], [row(1, 0, 2)]))
     assert future.done()
-    assert len(future.result().rows[0].samples) == 1
+    assert len(future.result().rows[0].tokens) == 1
     assert executor.call("memory_plan").num_blocks == 30
     executor.check_health()
     executor.shutdown()

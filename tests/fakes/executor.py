@@ -23,7 +23,6 @@ from octavo.core.step import (
     RowOutput,
     ScheduledSequence,
     SchedulerOutput,
-    SequenceOutput,
     TokenLogprobs,
 )
 
@@ -170,14 +169,14 @@ class HashExecutor:
         self._check_window(state, row, written)
         if self.fail_token is not None and self.fail_token in state.token_ids[row.start : end]:
             state.token_ids += [0] * bool(row.num_samples)  # steps that are on their way go on after it
-            return RowOutput(seq_id=row.seq_id, epoch=row.epoch, samples=[], error=RequestError("the logits hold NaN"))
+            return RowOutput(seq_id=row.seq_id, epoch=row.epoch, tokens=[], error=RequestError("the logits hold NaN"))
         read = self._seen(state, end - 1)
-        samples = []
+        tokens = []
         for i in range(row.num_samples):
             index = i if row.num_samples > 1 else state.index
-            samples.append(SequenceOutput(index=index, token=self._draw(read, state.params, index, end)))
-        if samples:
-            state.token_ids.append(samples[0].token.token_id)
+            tokens.append(self._draw(read, state.params, index, end))
+        if tokens:
+            state.token_ids.append(tokens[0].token_id)
         candidates = self._candidates(read, row.num_candidates, state.params) if row.num_candidates else None
         prompt = None
         if row.num_prompt_logprobs:
@@ -187,7 +186,7 @@ class HashExecutor:
             ]
             prompt = PromptLogprobs(first_position=row.start + 1, tokens=tokens)
         return RowOutput(
-            seq_id=row.seq_id, epoch=row.epoch, samples=samples, prompt_logprobs=prompt, candidates=candidates
+            seq_id=row.seq_id, epoch=row.epoch, tokens=tokens, prompt_logprobs=prompt, candidates=candidates
         )
 
     def _candidates(self, read: list[int], count: int, params: SamplingParams) -> TokenLogprobs:

@@ -77,7 +77,7 @@ def make_row(num_samples: int = 1, **params: Any) -> SamplingRow:
 def drawn(sampler: Sampler, row: SamplingRow) -> set[int]:
     (result,) = sampler.sample(make_logits(), [row])
     assert result.error is None
-    return {sample.token.token_id for sample in result.samples}
+    return {token.token_id for token in result.tokens}
 
 
 def test_every_definition_has_a_case_and_every_parameter_that_changes_the_distribution_a_definition() -> None:
@@ -126,7 +126,7 @@ def test_a_filter_that_no_sampler_has_built_in_acts_in_all_of_them() -> None:
     expected = None
     for sampler in samplers([DropsTheLikeliest()]):
         results = sampler.sample(make_logits(3), rows)
-        tokens = [{sample.token.token_id for sample in result.samples} for result in results]
+        tokens = [{token.token_id for token in result.tokens} for result in results]
         assert 4 not in tokens[0] | tokens[2]
         assert 4 in tokens[1]
         assert len(tokens[0]) == 2  # behind the others: of three that top_k keeps

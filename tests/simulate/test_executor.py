@@ -7,7 +7,7 @@ import math
 import pytest
 
 from octavo.core.messages import CoreReady
-from octavo.core.step import RowOutput, SchedulerOutput, SequenceOutput, TokenLogprobs
+from octavo.core.step import RowOutput, SchedulerOutput, TokenLogprobs
 from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
@@ -132,8 +132,8 @@ def test_times_between_tokens_are_counted_for_each_sequence() -> None:
     gaps = TokenGaps()
 
     def row(seq_id: int, *, draws: bool = True) -> RowOutput:
-        sample = SequenceOutput(index=0, token=TokenLogprobs(token_id=1, logprob=-1.0))
-        return RowOutput(seq_id=seq_id, epoch=0, samples=[sample] if draws else [])
+        sample = TokenLogprobs(token_id=1, logprob=-1.0)
+        return RowOutput(seq_id=seq_id, epoch=0, tokens=[sample] if draws else [])
 
     gaps.note([row(1), row(2, draws=False)], 1.0)
     gaps.note([row(1), row(2)], 1.5)

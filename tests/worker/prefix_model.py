@@ -106,4 +106,4 @@ def step(
 
 def tokens_of(output: ModelRunnerOutput) -> list[list[int]]:
     assert [each.error for each in output.rows] == [None] * len(output.rows)
-    return [[sample.token.token_id for sample in each.samples] for each in output.rows]
+    return [[token.token_id for token in each.tokens] for each in output.rows]

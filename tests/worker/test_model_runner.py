@@ -65,7 +65,7 @@ def test_children_fork_with_the_parents_cache_and_tokens() -> None:
     params = SamplingParams(temperature=3.0, seed=5, n=3)
     prompt = [11, 12, 13, 14, 15]
     output = runner.execute(step([new_sequence(1, prompt, [1, 2], params=params)], [row(1, 0, 5, 3)]))
-    assert [sample.index for sample in output.rows[0].samples] == [0, 1, 2]
+    assert len(output.rows[0].tokens) == 3
     drawn = tokens_of(output)[0]
     children = [
         new_sequence(
@@ -117,10 +117,10 @@ def test_a_row_with_nan_ends_alone_even_when_its_next_step_is_planned() -> None:
     runner, _ = make_runner(bad=13)
     output = runner.execute(step([new_sequence(1, [13], [1]), new_sequence(2, [4], [2])], [row(1, 0, 1), row(2, 0, 1)]))
     bad, good = output.rows
-    assert bad.samples == []
+    assert bad.tokens == []
     assert bad.error is not None
     assert "NaN" in bad.error.message
-    assert good.samples[0].token.token_id == next_token([4])
+    assert good.tokens[0].token_id == next_token([4])
     # planned before the error was known
     later = runner.execute(step(rows=[row(1, 1, 1), row(2, 1, 1)]))
     assert later.rows[0].error == bad.error
@@ -155,7 +155,7 @@ def test_prompt_logprobs_describe_each_following_token(monkeypatch: pytest.Monke
         )
         assert token.logprob == expected[prompt[position]].item()
         assert token.top_logprobs == expected.topk(2).values.tolist()
-    assert second.samples[0].token.token_id == next_token(prompt)
+    assert second.tokens[0].token_id == next_token(prompt)
 
 
 def test_prompt_logprobs_that_are_no_numbers_are_an_error_of_the_row() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.core.step import SequenceOutput, TokenLogprobs
+from octavo.core.step import TokenLogprobs
 from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.sampling.filters import Filter, default_filters
 from octavo.sampling.logprobs import ranked_tokens
@@ -234,9 +234,8 @@ class NativeSampler:
             return RowSamples([], error)
         if not params.needs_logprobs:
             return result
-        token_ids = [sample.token.token_id for sample in result.samples]
-        tokens = self.describe(before.expand(len(token_ids), -1), token_ids, params.logprobs or 0)
-        return RowSamples([SequenceOutput(index=index, token=token) for index, token in enumerate(tokens)])
+        token_ids = [token.token_id for token in result.tokens]
+        return RowSamples(self.describe(before.expand(len(token_ids), -1), token_ids, params.logprobs or 0))
 
 
 def native_bytes(num_rows: int, vocab_size: int) -> int:
@@ -269,17 +268,11 @@ def _results(rows: Sequence[SamplingRow], requests: Sequence[PackedRequest], rea
             error = refusal(row.position, row.sequence.params, *_LARGEST_BY_STATUS[status])
             results.append(RowSamples([], error))
         elif request.lists_logprobs:
-            samples = [
-                SequenceOutput(index=i, token=read.described(draw + i, first_listed, request.num_listed))
-                for i in range(row.num_samples)
-            ]
-            results.append(RowSamples(samples))
+            draws = range(draw, draw + row.num_samples)
+            results.append(RowSamples([read.described(each, first_listed, request.num_listed) for each in draws]))
         else:
-            samples = [
-                SequenceOutput(index=i, token=TokenLogprobs(token_id=read.tokens[draw + i]))
-                for i in range(row.num_samples)
-            ]
-            results.append(RowSamples(samples))
+            token_ids = read.tokens[draw : draw + row.num_samples]
+            results.append(RowSamples([TokenLogprobs(token_id=token_id) for token_id in token_ids]))
         draw += row.num_samples
         first_listed += request.num_listed
     return results

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.core.outputs import RequestError
-from octavo.core.step import SequenceOutput, TokenLogprobs
+from octavo.core.step import TokenLogprobs
 from octavo.sampling.chunks import chunks, rows_per_chunk
 from octavo.sampling.filters import HISTOGRAM_BYTES, Filter, default_filters, filtered_probabilities, scale
 from octavo.sampling.head import DECIDED_IN_A_HEAD, Head, filtered_head
@@ -104,10 +104,7 @@ class ReferenceSampler:
         if logprobs is not None:
             for row, each in zip(described, _describe(logprobs, described, rows, draws), strict=True):
                 tokens[row] = each
-        return [
-            RowSamples([SequenceOutput(index=index, token=token) for index, token in enumerate(each)], errors.get(row))
-            for row, each in enumerate(tokens)
-        ]
+        return [RowSamples(each, errors.get(row)) for row, each in enumerate(tokens)]
 
     def _traits_of(self, sequence: SampledSequence) -> _Traits:
         traits = self._traits.get(sequence)

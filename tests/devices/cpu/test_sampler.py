@@ -65,11 +65,11 @@ def test_processors_of_ones_own_act_before_the_compiled_sampler() -> None:
     found = native(OnlyEven()).sample(logits.clone(), rows)
     expected = make_sampler(None, [OnlyEven()]).sample(logits.clone(), rows)
     for row, (one, other) in enumerate(zip(found, expected, strict=True)):
-        drawn = [sample.token.token_id for sample in one.samples]
-        assert drawn == [sample.token.token_id for sample in other.samples]
+        drawn = [token.token_id for token in one.tokens]
+        assert drawn == [token.token_id for token in other.tokens]
         # those of the model, not of what a processor made of it
-        assert one.samples[0].token.top_ids == logits[row].topk(2).indices.tolist()
-        assert one.samples[0].token.logprob == pytest.approx(other.samples[0].token.logprob, abs=2e-6)
+        assert one.tokens[0].top_ids == logits[row].topk(2).indices.tolist()
+        assert one.tokens[0].logprob == pytest.approx(other.tokens[0].logprob, abs=2e-6)
         assert all(token_id % 2 == 0 for token_id in drawn) or row % 2
 
 
@@ -78,7 +78,7 @@ def test_a_processor_that_is_built_in_but_not_compiled_acts_all_the_same(monkeyp
     monkeypatch.setattr("octavo.devices.cpu.sampler.default_processors", lambda: (*built_in, OnlyEven()))
     rows = [sampling_row(seed=2, num_samples=20, temperature=3.0)]
     (result,) = native().sample(make_logits(1), rows)
-    assert all(sample.token.token_id % 2 == 0 for sample in result.samples)
+    assert all(token.token_id % 2 == 0 for token in result.tokens)
 
 
 def test_errors_tell_what_the_model_did_from_what_processors_did() -> None:
@@ -126,7 +126,7 @@ def test_what_a_sequence_has_said_is_counted_as_it_grows() -> None:
     for _ in range(12):
         for sampler, sequence in zip(samplers, sequences, strict=True):
             (result,) = sampler.sample(logits.clone(), [SamplingRow(sequence)])
-            sequence.output.append(result.samples[0].token.token_id)
+            sequence.output.append(result.tokens[0].token_id)
     assert sequences[0].output == sequences[1].output
     assert len(set(sequences[0].output)) > 3
 

@@ -22,7 +22,7 @@ def make_logits(rows: int, seed: int = 0, vocab_size: int = VOCAB) -> Tensor:
 def drawn(logits: Tensor, *rows: SamplingRow, sampler: ReferenceSampler | None = None) -> list[list[int]]:
     results = (sampler or ReferenceSampler()).sample(logits.clone(), rows)
     assert all(result.error is None for result in results)
-    return [[sample.token.token_id for sample in result.samples] for result in results]
+    return [[token.token_id for token in result.tokens] for result in results]
 
 
 MIXED: list[dict[str, Any]] = [
@@ -54,7 +54,7 @@ def test_logprobs_are_those_of_the_models_distribution() -> None:
     logits = make_logits(2)
     row = {"logprobs": 4, "temperature": 0.3, "top_k": 2, "repetition_penalty": 1.9, "logit_bias": {5: 50.0}}
     rows = [sampling_row(seed=3), sampling_row(**row)]
-    plain, described = (result.samples[0].token for result in ReferenceSampler().sample(logits.clone(), rows))
+    plain, described = (result.tokens[0] for result in ReferenceSampler().sample(logits.clone(), rows))
     expected = torch.log_softmax(logits[1], -1)
     assert described.token_id == 5
     assert described.logprob == expected[5].item()
@@ -67,14 +67,14 @@ def test_logprobs_are_those_of_the_models_distribution() -> None:
 def test_given_tokens_are_described_as_drawn_ones_are(chunk_bytes: int) -> None:
     logits = make_logits(5)
     rows = [sampling_row(seed=seed, logprobs=3) for seed in range(5)]
-    drawn = [result.samples[0].token for result in ReferenceSampler().sample(logits.clone(), rows)]
+    drawn = [result.tokens[0] for result in ReferenceSampler().sample(logits.clone(), rows)]
     token_ids = [token.token_id for token in drawn]
     assert ReferenceSampler(chunk_bytes=chunk_bytes).describe(logits, token_ids, 3) == drawn
 
 
 def test_log_probabilities_come_where_the_best_sequences_are_sought() -> None:
     (result,) = ReferenceSampler().sample(make_logits(1), [sampling_row(best_of=2)])
-    assert result.samples[0].token.logprob is not None
+    assert result.tokens[0].logprob is not None
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 3 * 4 * VOCAB, 4 << 20])
@@ -150,7 +150,7 @@ def test_a_row_without_numbers_gets_an_error_and_the_others_go_on(bad: float) ->
         ],
     )
     for result in results[:2]:
-        assert result.samples == []
+        assert result.tokens == []
         assert result.error is not None
         assert "position 3" in result.error.message
         assert "NaN" in result.error.message
@@ -162,7 +162,7 @@ def test_a_row_whose_tokens_are_all_barred_says_by_what() -> None:
     logits = make_logits(1)
     logits[0, [3, 9]] = -math.inf
     (result,) = ReferenceSampler().sample(logits, [sampling_row(allowed_token_ids=[3, 9])])
-    assert result.samples == []
+    assert result.tokens == []
     assert result.error is not None
     assert "allowed_token_ids" in result.error.message
 
