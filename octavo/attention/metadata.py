@@ -79,6 +79,19 @@ class AttentionMetadata:
         return value
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddingOverride:
+    """Vectors that take the place of the token embeddings of some tokens of a batch: those of an image, say.
+
+    The ids of these tokens are not used, but must be in the vocabulary.
+    """
+
+    token_indices: Tensor
+    """int64 [overridden]: flat indices of the tokens, each once."""
+    values: Tensor
+    """[overridden, embedding size], in the model's type."""
+
+
 class ModelInput(Protocol):
     """The part of the worker's input batch that a model reads."""
 
@@ -99,5 +112,10 @@ class ModelInput(Protocol):
 
     @property
     def kv_caches(self) -> Sequence[Tensor]:
-        """One cache tensor per layer, in the shape of the backend's `cache_shape`."""
+        """One cache tensor per attention layer of this rank, in the shape of the backend's `cache_shape`."""
+        ...
+
+    @property
+    def embeddings(self) -> EmbeddingOverride | None:
+        """What takes the place of token embeddings; None in nearly every step."""
         ...

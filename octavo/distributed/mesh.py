@@ -26,6 +26,10 @@ class Mesh:
         length = count // self.size
         return self.rank * length, length
 
+    def layer_range(self, num_layers: int) -> range:
+        """The layers of this rank's pipeline stage."""
+        return range(num_layers)
+
     def sum(self, partial: Tensor) -> Tensor:
         """The sum of every rank's `partial`, on every rank."""
         assert self.size == 1, "several ranks need a mesh that can reach them"

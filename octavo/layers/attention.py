@@ -11,15 +11,15 @@ from octavo.layers.layer import Binding, Layer
 
 
 class PagedAttention(Layer):
-    """Stores keys and values, attends to the sequence so far. One per decoder layer; `layer_index` is its cache's.
+    """Stores keys and values, and attends to the sequence so far.
 
-    `scale` is `1 / sqrt(dim)` unless given; `sliding_window` counts the tokens a query sees, itself included.
+    `cache_index` is the place of its cache in `ModelInput.kv_caches`; the decoder that owns the layer sets it. `scale`
+    is `1 / sqrt(dim)` unless given; `sliding_window` counts the tokens a query sees, itself included.
     """
 
     def __init__(
         self,
         heads: Heads,
-        layer_index: int,
         *,
         scale: float | None = None,
         sliding_window: int | None = None,
@@ -27,7 +27,7 @@ class PagedAttention(Layer):
     ) -> None:
         super().__init__()
         self.heads = heads
-        self.layer_index = layer_index
+        self.cache_index = 0
         self.scale = heads.dim**-0.5 if scale is None else scale
         self.sliding_window = sliding_window
         self.soft_cap = soft_cap
@@ -35,7 +35,7 @@ class PagedAttention(Layer):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ModelInput) -> Tensor:
         """q [tokens, heads, dim], k and v [tokens, kv_heads, dim] → [tokens, heads · dim]."""
-        cache = batch.kv_caches[self.layer_index]
+        cache = batch.kv_caches[self.cache_index]
         out = self._backend.run(
             q, k, v, cache, batch.attention, self.scale, self.sliding_window, self.soft_cap
         )  # [tokens, heads, dim]

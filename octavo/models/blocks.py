@@ -9,25 +9,22 @@ from torch import Tensor, nn
 from octavo.attention.metadata import ModelInput
 from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import PagedAttention
-from octavo.layers.embedding import embedding_and_head
 from octavo.layers.linear import GatedLinear, QKVLinear, RowLinear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import Rotary
-from octavo.models.causal_lm import CausalLM
 from octavo.models.config import DecoderConfig
+from octavo.models.decoder import DecoderStack
 
 
 class RotaryAttention(nn.Module):
     """Rotary grouped-query attention, over the last `sliding_window` tokens where the config has one."""
 
-    def __init__(
-        self, c: DecoderConfig, mesh: Mesh, index: int, *, qkv_bias: bool = False, out_bias: bool = False
-    ) -> None:
+    def __init__(self, c: DecoderConfig, mesh: Mesh, *, qkv_bias: bool = False, out_bias: bool = False) -> None:
         super().__init__()
         assert c.rope is not None
         self.qkv_proj = QKVLinear(c.hidden_size, c.heads, mesh, bias=qkv_bias)
         self.rope = Rotary(c.rope)
-        self.attend = PagedAttention(self.qkv_proj.local_heads, index, sliding_window=c.sliding_window)
+        self.attend = PagedAttention(self.qkv_proj.local_heads, sliding_window=c.sliding_window)
         self.o_proj = RowLinear(c.heads.q_size, c.hidden_size, mesh, bias=out_bias)
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
@@ -55,12 +52,12 @@ class GatedMLP(nn.Module):
 class GatedLayer(nn.Module):
     """Attention and MLP, each behind a norm; the residual stream is carried beside x."""
 
-    def __init__(self, c: DecoderConfig, mesh: Mesh, attention: nn.Module) -> None:
+    def __init__(self, c: DecoderConfig, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(c.hidden_size, c.norm_eps)
         self.self_attn = attention
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.norm_eps)
-        self.mlp = GatedMLP(c, mesh)
+        self.mlp = mlp
 
     def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor]:
         """(x, residual), each [tokens, hidden]; the stream is their sum."""
@@ -69,25 +66,16 @@ class GatedLayer(nn.Module):
         return self.mlp(x), residual
 
 
-class GatedDecoder(CausalLM):
-    """Token embedding, layers, norm and head; a model brings the attention of each layer."""
+class GatedDecoder(DecoderStack):
+    """A stack of `GatedLayer`s: a model gives the attention and the MLP of the layer with an index."""
 
-    def __init__(self, c: DecoderConfig, mesh: Mesh, attention: Callable[[int], nn.Module]) -> None:
-        super().__init__(c, mesh)
-        self.embed_tokens, head = embedding_and_head(c.vocab_size, c.hidden_size, mesh, tied=c.tied)
-        self.layers = nn.ModuleList(GatedLayer(c, mesh, attention(index)) for index in range(c.num_layers))
-        self.norm = RMSNorm(c.hidden_size, c.norm_eps)
-        self.lm_head = head
-
-    def forward(self, batch: ModelInput) -> Tensor:
-        """The normalised last hidden state of every token, [tokens, hidden]."""
-        x, residual = self.embed_tokens(batch.token_ids), None
-        for layer in self.layers:
-            x, residual = layer(x, residual, batch)
-        x, _ = self.norm.add(x, residual)
-        return x
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [rows, hidden] → float32 [rows, vocabulary]."""
-        logits: Tensor = self.lm_head(hidden)
-        return logits
+    def __init__(
+        self,
+        c: DecoderConfig,
+        mesh: Mesh,
+        attention: Callable[[int], nn.Module],
+        mlp: Callable[[int], nn.Module] | None = None,
+    ) -> None:
+        """mlp: `GatedMLP` in every layer unless given."""
+        mlp = mlp or (lambda _: GatedMLP(c, mesh))
+        super().__init__(c, mesh, lambda index: GatedLayer(c, attention(index), mlp(index)))

@@ -29,13 +29,14 @@ class ConfigReader(Protocol):
 class CausalLM(nn.Module):
     """A decoder with a head over the vocabulary.
 
-    The names of its modules are the checkpoint's names, but for one of `PREFIXES`, which a checkpoint may put before
-    all names of the decoder. Tensors that match a pattern of `IGNORED` (a regular expression for the whole name,
-    without prefix) are known and not needed.
+    The names of its modules are the checkpoint's names, except that a checkpoint may put one of `PREFIXES` before all
+    names of the decoder, and that `RENAMED` maps modules of the model itself to their names there. Tensors that match a
+    pattern of `IGNORED` (a regular expression for the whole name, without prefix) are known and not needed.
     """
 
     Config: ClassVar[type[ConfigReader]]
     PREFIXES: ClassVar[tuple[str, ...]] = ("model.",)
+    RENAMED: ClassVar[Mapping[str, str]] = {}
     IGNORED: ClassVar[tuple[str, ...]] = (r".*rotary_emb\.inv_freq",)
 
     config: DecoderConfig
@@ -53,11 +54,19 @@ class CausalLM(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Rows chosen from `forward`'s answer, [rows, hidden] → float32 [rows, vocabulary]."""
 
+    def owns(self, name: str) -> bool:
+        """Return whether a tensor with this name, without prefix, belongs to this rank's part of the model.
+
+        A tensor that does belong to it and that no layer reads is an error of the checkpoint.
+        """
+        return True
+
     def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
-        """Every layer with its path in the model."""
+        """Every layer with its path in the checkpoint."""
         for path, module in self.named_modules():
             if isinstance(module, Layer):
-                yield path, module
+                part, dot, rest = path.partition(".")
+                yield f"{self.RENAMED.get(part, part)}{dot}{rest}", module
 
     def plain_bytes(self) -> int:
         """What the parameters take before any layer is finished."""

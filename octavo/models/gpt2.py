@@ -5,7 +5,8 @@ Source: Radford et al., "Language Models are Unsupervised Multitask Learners".
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping
+from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -15,12 +16,12 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.activation import OPERATOR_OF, Activation
 from octavo.layers.add import Add
 from octavo.layers.attention import PagedAttention
-from octavo.layers.embedding import Embedding, embedding_and_head
+from octavo.layers.embedding import Embedding
 from octavo.layers.heads import Heads
 from octavo.layers.linear import ColumnLinear, QKVLinear, RowLinear
 from octavo.layers.norm import LayerNorm
-from octavo.models.causal_lm import CausalLM
 from octavo.models.config import DecoderConfig, even_share, refuse_quantization
+from octavo.models.decoder import DecoderStack
 
 ARCHITECTURES = ("GPT2LMHeadModel",)
 
@@ -52,10 +53,10 @@ class GPT2Config(DecoderConfig):
 class Attention(nn.Module):
     """Multi-head attention with biases."""
 
-    def __init__(self, c: DecoderConfig, mesh: Mesh, index: int) -> None:
+    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
         super().__init__()
         self.c_attn = QKVLinear(c.hidden_size, c.heads, mesh, bias=True, reads=("c_attn",), transposed=True)
-        self.attend = PagedAttention(self.c_attn.local_heads, index)
+        self.attend = PagedAttention(self.c_attn.local_heads)
         self.c_proj = RowLinear(c.hidden_size, c.hidden_size, mesh, bias=True, transposed=True)
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
@@ -83,10 +84,10 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each behind a norm."""
 
-    def __init__(self, c: DecoderConfig, mesh: Mesh, index: int) -> None:
+    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
         super().__init__()
         self.ln_1 = LayerNorm(c.hidden_size, c.norm_eps)
-        self.attn = Attention(c, mesh, index)
+        self.attn = Attention(c, mesh)
         self.ln_2 = LayerNorm(c.hidden_size, c.norm_eps)
         self.mlp = MLP(c, mesh)
 
@@ -97,35 +98,31 @@ class Block(nn.Module):
         return self.mlp(x), residual
 
 
-class GPT2LMHeadModel(CausalLM):
+class GPT2LMHeadModel(DecoderStack):
     """The whole model."""
 
     Config = GPT2Config
     PREFIXES = ("transformer.",)
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "embed_tokens": "wte",
+        "embed_positions": "wpe",
+        "layers": "h",
+        "norm": "ln_f",
+    }
     # causal masks that old checkpoints carry along
     IGNORED = (r"h\.\d+\.attn\.(masked_)?bias",)
+    FIRST_STAGE = ("embed_tokens", "embed_positions")
 
     def __init__(self, c: GPT2Config, mesh: Mesh) -> None:
-        super().__init__(c, mesh)
-        self.wte, head = embedding_and_head(c.vocab_size, c.hidden_size, mesh, tied=c.tied)
-        self.wpe = Embedding(c.max_positions, c.hidden_size)
+        super().__init__(c, mesh, lambda _: Block(c, mesh), norm=LayerNorm)
+        self.embed_positions = Embedding(c.max_positions, c.hidden_size) if self.is_first else None
         self.add = Add()
-        self.h = nn.ModuleList(Block(c, mesh, index) for index in range(c.num_layers))
-        self.ln_f = LayerNorm(c.hidden_size, c.norm_eps)
-        self.lm_head = head
 
-    def forward(self, batch: ModelInput) -> Tensor:
-        """The normalised last hidden state of every token, [tokens, hidden]."""
-        x, residual = self.add(self.wte(batch.token_ids), self.wpe(batch.positions)), None
-        for block in self.h:
-            x, residual = block(x, residual, batch)
-        x, _ = self.ln_f.add(x, residual)
-        return x
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [rows, hidden] → float32 [rows, vocabulary]."""
-        logits: Tensor = self.lm_head(hidden)
-        return logits
+    def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """See `DecoderStack.embed`: add the positions."""
+        assert self.embed_positions is not None, "only the first stage embeds positions"
+        placed: Tensor = self.add(x, self.embed_positions(batch.positions))
+        return placed
 
 
 MODEL = GPT2LMHeadModel

@@ -28,9 +28,8 @@ class LlamaForCausalLM(GatedDecoder):
     Config = LlamaConfig
 
     def __init__(self, c: LlamaConfig, mesh: Mesh) -> None:
-        super().__init__(
-            c, mesh, lambda index: RotaryAttention(c, mesh, index, qkv_bias=c.attention_bias, out_bias=c.attention_bias)
-        )
+        bias = c.attention_bias
+        super().__init__(c, mesh, lambda _: RotaryAttention(c, mesh, qkv_bias=bias, out_bias=bias))
 
 
 MODEL = LlamaForCausalLM

@@ -275,7 +275,7 @@ def _check_names(
     surplus = [
         name
         for short, name in plain.items()
-        if short not in slots and not any(pattern.fullmatch(short) for pattern in ignored)
+        if short not in slots and model.owns(short) and not any(pattern.fullmatch(short) for pattern in ignored)
     ]
     meant_for_it = [name for name in surplus if _is_inside(model, name)]
     if meant_for_it:
@@ -289,7 +289,7 @@ def _check_names(
 
 def _is_inside(model: CausalLM, name: str) -> bool:
     """Whether a tensor of the checkpoint lies in the decoder, where another model would compute with it."""
-    parts = {part for part, _ in model.named_children()}
+    parts = {path.partition(".")[0] for path, _ in model.layers_by_path()}
     short = strip_prefix(model, name)
     return short != name or short.partition(".")[0] in parts
 

@@ -29,7 +29,7 @@ class MistralForCausalLM(GatedDecoder):
     Config = MistralConfig
 
     def __init__(self, c: MistralConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh, lambda index: RotaryAttention(c, mesh, index))
+        super().__init__(c, mesh, lambda _: RotaryAttention(c, mesh))
 
 
 MODEL = MistralForCausalLM

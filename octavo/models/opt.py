@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -13,12 +14,12 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.activation import OPERATOR_OF, Activation
 from octavo.layers.add import Add
 from octavo.layers.attention import PagedAttention
-from octavo.layers.embedding import Embedding, embedding_and_head
+from octavo.layers.embedding import Embedding
 from octavo.layers.heads import Heads
 from octavo.layers.linear import ColumnLinear, QKVLinear, RowLinear
 from octavo.layers.norm import LayerNorm
-from octavo.models.causal_lm import CausalLM
 from octavo.models.config import DecoderConfig, even_share, refuse_quantization
+from octavo.models.decoder import DecoderStack
 
 ARCHITECTURES = ("OPTForCausalLM",)
 
@@ -63,10 +64,10 @@ class OPTConfig(DecoderConfig):
 class Attention(nn.Module):
     """Multi-head attention."""
 
-    def __init__(self, c: OPTConfig, mesh: Mesh, index: int) -> None:
+    def __init__(self, c: OPTConfig, mesh: Mesh) -> None:
         super().__init__()
         self.qkv_proj = QKVLinear(c.hidden_size, c.heads, mesh, bias=c.attention_bias)
-        self.attend = PagedAttention(self.qkv_proj.local_heads, index)
+        self.attend = PagedAttention(self.qkv_proj.local_heads)
         self.out_proj = RowLinear(c.hidden_size, c.hidden_size, mesh, bias=c.attention_bias)
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
@@ -79,10 +80,10 @@ class Attention(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention and MLP, their norms before or after them."""
 
-    def __init__(self, c: OPTConfig, mesh: Mesh, index: int) -> None:
+    def __init__(self, c: OPTConfig, mesh: Mesh) -> None:
         super().__init__()
         self.pre_norm = c.pre_norm
-        self.self_attn = Attention(c, mesh, index)
+        self.self_attn = Attention(c, mesh)
         self.self_attn_layer_norm = LayerNorm(c.hidden_size, c.norm_eps)
         self.fc1 = ColumnLinear(c.hidden_size, c.intermediate_size, mesh, bias=c.mlp_bias)
         self.act = Activation(c.activation)
@@ -100,46 +101,51 @@ class DecoderLayer(nn.Module):
         return x, None
 
 
-class OPTForCausalLM(CausalLM):
+class OPTForCausalLM(DecoderStack):
     """The whole model."""
 
     Config = OPTConfig
     PREFIXES = ("model.decoder.", "decoder.")
+    RENAMED: ClassVar[Mapping[str, str]] = {"norm": "final_layer_norm"}
     # left over from the training framework
     IGNORED = ("version",)
+    FIRST_STAGE = ("embed_tokens", "embed_positions", "project_in")
+    LAST_STAGE = ("norm", "project_out", "lm_head")
 
     def __init__(self, c: OPTConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh)
+        super().__init__(c, mesh, lambda _: DecoderLayer(c, mesh), norm=LayerNorm, embedding_size=c.embedding_size)
         narrow = c.embedding_size != c.hidden_size
-        self.embed_tokens, head = embedding_and_head(c.vocab_size, c.embedding_size, mesh, tied=c.tied)
-        self.embed_positions = Embedding(c.max_positions, c.hidden_size, offset=_POSITION_OFFSET)
-        self.project_in = ColumnLinear(c.embedding_size, c.hidden_size, mesh) if narrow else None
+        self.embed_positions = (
+            Embedding(c.max_positions, c.hidden_size, offset=_POSITION_OFFSET) if self.is_first else None
+        )
+        # so small that every rank has them whole
+        self.project_in = (
+            ColumnLinear(c.embedding_size, c.hidden_size, Mesh.single()) if narrow and self.is_first else None
+        )
+        self.project_out = (
+            ColumnLinear(c.hidden_size, c.embedding_size, Mesh.single()) if narrow and self.is_last else None
+        )
         self.add = Add()
-        self.layers = nn.ModuleList(DecoderLayer(c, mesh, index) for index in range(c.num_layers))
-        self.final_layer_norm = LayerNorm(c.hidden_size, c.norm_eps) if c.final_norm else None
-        self.project_out = ColumnLinear(c.hidden_size, c.embedding_size, mesh) if narrow else None
-        self.lm_head = head
+        if not c.final_norm:
+            self.norm = None
 
-    def forward(self, batch: ModelInput) -> Tensor:
-        """The last hidden state of every token, [tokens, hidden]."""
-        x: Tensor = self.embed_tokens(batch.token_ids)
+    def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """See `DecoderStack.embed`: widen the embeddings where they are narrow, and add the positions."""
+        assert self.embed_positions is not None, "only the first stage embeds positions"
         if self.project_in is not None:
             x = self.project_in(x)
-        x, residual = self.add(x, self.embed_positions(batch.positions)), None
-        for layer in self.layers:
-            x, residual = layer(x, residual, batch)
-        if self.final_layer_norm is not None:
-            x, _ = self.final_layer_norm.add(x, residual)
-        elif residual is not None:
-            x = self.add(x, residual)
-        return x
+        placed: Tensor = self.add(x, self.embed_positions(batch.positions))
+        return placed
+
+    def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """See `DecoderStack.normalize`; OPT-350m and some early checkpoints have no final norm."""
+        if self.norm is not None:
+            return super().normalize(x, residual)
+        return x if residual is None else self.add(x, residual)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [rows, hidden] → float32 [rows, vocabulary]."""
-        if self.project_out is not None:
-            hidden = self.project_out(hidden)
-        logits: Tensor = self.lm_head(hidden)
-        return logits
+        """See `DecoderStack.compute_logits`: narrow the hidden states where the embeddings are."""
+        return super().compute_logits(hidden if self.project_out is None else self.project_out(hidden))
 
 
 MODEL = OPTForCausalLM

@@ -29,7 +29,7 @@ class Qwen2ForCausalLM(GatedDecoder):
     Config = Qwen2Config
 
     def __init__(self, c: Qwen2Config, mesh: Mesh) -> None:
-        super().__init__(c, mesh, lambda index: RotaryAttention(c, mesh, index, qkv_bias=True))
+        super().__init__(c, mesh, lambda _: RotaryAttention(c, mesh, qkv_bias=True))
 
 
 MODEL = Qwen2ForCausalLM

@@ -33,13 +33,13 @@ class Qwen3Config(DecoderConfig):
 class Attention(nn.Module):
     """Rotary grouped-query attention; every head of q and k is normalised before it turns."""
 
-    def __init__(self, c: DecoderConfig, mesh: Mesh, index: int) -> None:
+    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
         super().__init__()
         assert c.rope is not None
         self.qkv_proj = QKVLinear(c.hidden_size, c.heads, mesh, bias=c.attention_bias)
         self.q_norm, self.k_norm = RMSNorm(c.heads.dim, c.norm_eps), RMSNorm(c.heads.dim, c.norm_eps)
         self.rope = Rotary(c.rope)
-        self.attend = PagedAttention(self.qkv_proj.local_heads, index)
+        self.attend = PagedAttention(self.qkv_proj.local_heads)
         self.o_proj = RowLinear(c.heads.q_size, c.hidden_size, mesh, bias=c.attention_bias)
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
@@ -56,7 +56,7 @@ class Qwen3ForCausalLM(GatedDecoder):
     Config = Qwen3Config
 
     def __init__(self, c: Qwen3Config, mesh: Mesh) -> None:
-        super().__init__(c, mesh, lambda index: Attention(c, mesh, index))
+        super().__init__(c, mesh, lambda _: Attention(c, mesh))
 
 
 MODEL = Qwen3ForCausalLM

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.attention.metadata import AttentionMetadata
+from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride
 from octavo.core.step import ScheduledSequence
 from octavo.worker.block_table import BlockTables
 from octavo.worker.sequence_state import SequenceState
@@ -37,6 +37,7 @@ class InputBatch:
     positions: Tensor
     attention: AttentionMetadata
     kv_caches: Sequence[Tensor]
+    embeddings: EmbeddingOverride | None = None
 
 
 class _Buffers(NamedTuple):

@@ -37,7 +37,8 @@ class Recorder:
 
 def test_a_layer_uses_its_own_cache_and_flattens_heads() -> None:
     backend, caches = Recorder(), [object(), object()]
-    layer = PagedAttention(Heads(4, 2, 16), 1, sliding_window=7, soft_cap=3.0)
+    layer = PagedAttention(Heads(4, 2, 16), sliding_window=7, soft_cap=3.0)
+    layer.cache_index = 1
     layer.bind(Binding(bind(Platform.detect(), candidates=()), backend))
     batch: Any = make_batch(0, 1)
     object.__setattr__(batch, "kv_caches", caches)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from octavo.attention.metadata import AttentionMetadata
+from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride
 from octavo.config.checkpoint import Checkpoint
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
@@ -30,6 +30,7 @@ class Batch:
     positions: Tensor
     attention: AttentionMetadata
     kv_caches: Sequence[Tensor]
+    embeddings: EmbeddingOverride | None = None
 
 
 @dataclass
@@ -42,12 +43,12 @@ class Stream:
     logits: list[Tensor] = field(default_factory=list)
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
-    """The checkpoint on the reference backend."""
+def load(path: Path, dtype: torch.dtype = torch.float32, mesh: Mesh | None = None) -> CausalLM:
+    """The checkpoint on the reference backend; `mesh` is that of one rank unless given."""
     return load_model(
         Checkpoint.open(path),
         dtype=dtype,
-        mesh=Mesh.single(),
+        mesh=mesh or Mesh.single(),
         backend=ReferenceBackend(),
         ops=bind(Platform.detect()),
     )

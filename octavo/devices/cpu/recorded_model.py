@@ -83,7 +83,8 @@ class RecordedModel:
     def __call__(self, batch: ModelInput) -> Tensor:
         """Last hidden states [tokens, hidden]."""
         num_rows = len(batch.attention.lengths)
-        if not self._is_recordable or len(batch.token_ids) != num_rows or num_rows > MAX_ROWS:
+        is_plain = len(batch.token_ids) == num_rows and batch.embeddings is None
+        if not self._is_recordable or not is_plain or num_rows > MAX_ROWS:
             return self._model(batch)
         key = _addresses(batch)
         was_seen = key in self._recordings
@@ -189,6 +190,7 @@ class _WatchedInput:
         self.token_ids = batch.token_ids
         self.positions = batch.positions
         self.kv_caches = batch.kv_caches
+        self.embeddings = batch.embeddings
         lengths = _WatchedLengths(batch.attention.lengths, watch)
         self.attention: AttentionMetadata = replace(batch.attention, lengths=lengths, derived={})
 

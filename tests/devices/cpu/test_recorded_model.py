@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from octavo.attention.metadata import ModelInput
+from octavo.attention.metadata import EmbeddingOverride, ModelInput
 from octavo.devices.cpu import recorded_model
 from octavo.devices.cpu.recorded_model import RecordedModel
 from octavo.ops.registry import Ops, bind, open_runtime
@@ -100,6 +101,17 @@ def test_recordings_are_limited_and_the_least_recently_used_one_goes(monkeypatch
     assert [runs(count) for count in (1, 1, 2, 2, 1, 2, 1)] == [1, 1, 1, 1, 0, 0, 0]
     assert runs(3) == 1  # takes the place of 2
     assert [runs(count) for count in (1, 2)] == [0, 1]
+
+
+def test_a_step_with_embeddings_from_outside_is_run_by_python_and_recordings_stay() -> None:
+    recorded, model, steps = make_model()
+    plain = steps.batch((0, 5, 1), (1, 5, 1))
+    for _ in range(2):
+        recorded(plain)
+    recorded(replace(plain, embeddings=EmbeddingOverride(torch.tensor([1]), torch.zeros(1, 4))))
+    assert model.num_runs == 3
+    recorded(plain)
+    assert model.num_runs == 3
 
 
 def test_larger_steps_are_run_by_python(monkeypatch: pytest.MonkeyPatch) -> None:

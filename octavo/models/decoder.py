@@ -1,0 +1,107 @@
+"""The decoder that every model is: embedding → layers → norm → head, or the part of it that one pipeline stage has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor, nn
+
+from octavo.attention.metadata import ModelInput
+from octavo.distributed.mesh import Mesh
+from octavo.layers.attention import PagedAttention
+from octavo.layers.embedding import embedding_and_head
+from octavo.layers.norm import LayerNorm, RMSNorm
+from octavo.models.causal_lm import CausalLM
+from octavo.models.config import DecoderConfig
+
+
+class IntermediateTensors(NamedTuple):
+    """What one pipeline stage sends to the next."""
+
+    hidden: Tensor
+    """[tokens, hidden]"""
+    residual: Tensor | None
+    """[tokens, hidden]; the residual stream is the sum of both, or `hidden` alone where this is None."""
+
+
+class DecoderStack(CausalLM):
+    """The layers that this rank has of the decoder. The first stage also embeds, the last one has norm and head.
+
+    `layer` makes the decoder layer of an index: a module (x, residual, batch) → (x, residual), each [tokens, hidden].
+    A family that computes more between embedding and layers, or between norm and head, overrides `embed`, `normalize`
+    or `compute_logits`.
+    """
+
+    FIRST_STAGE: ClassVar[tuple[str, ...]] = ("embed_tokens",)
+    """The modules that only the first stage has."""
+    LAST_STAGE: ClassVar[tuple[str, ...]] = ("norm", "lm_head")
+    """The modules that only the last stage has."""
+
+    def __init__(
+        self,
+        c: DecoderConfig,
+        mesh: Mesh,
+        layer: Callable[[int], nn.Module],
+        *,
+        norm: Callable[[int, float], RMSNorm | LayerNorm] = RMSNorm,
+        embedding_size: int | None = None,
+    ) -> None:
+        """embedding_size: width of embedding and head, the layers' width unless given."""
+        super().__init__(c, mesh)
+        self.layer_range = mesh.layer_range(c.num_layers)
+        self.is_first, self.is_last = self.layer_range.start == 0, self.layer_range.stop == c.num_layers
+        embed_tokens, lm_head = embedding_and_head(c.vocab_size, embedding_size or c.hidden_size, mesh, tied=c.tied)
+        # a tied head multiplies by the embedding's table
+        self.embed_tokens = embed_tokens if self.is_first or (self.is_last and c.tied) else None
+        self.layers = nn.ModuleDict({str(index): layer(index) for index in self.layer_range})
+        self.norm = norm(c.hidden_size, c.norm_eps) if self.is_last else None
+        self.lm_head = lm_head if self.is_last else None
+        attention = (each for each in self.layers.modules() if isinstance(each, PagedAttention))
+        for cache_index, each in enumerate(attention):
+            each.cache_index = cache_index
+
+    def forward(self, batch: ModelInput, received: IntermediateTensors | None = None) -> Tensor:
+        """Run the last stage, which may be the only one, on what the stage before it sent.
+
+        Returns the normalised last hidden state of every token, [tokens, hidden].
+        """
+        return self.normalize(*self.run_layers(batch, received))
+
+    def run_layers(self, batch: ModelInput, received: IntermediateTensors | None = None) -> IntermediateTensors:
+        """Run this stage's layers on `received`, or on the embedded tokens where it is the first stage."""
+        x, residual = (self._embed_tokens(batch), None) if received is None else received
+        for layer in self.layers.values():
+            x, residual = layer(x, residual, batch)
+        return IntermediateTensors(x, residual)
+
+    def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """Make the first layer's input [tokens, hidden] from the token embeddings x [tokens, embedding_size]."""
+        return x
+
+    def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Make the last hidden states [tokens, hidden] from what the last layer returned."""
+        assert self.norm is not None, "only the last stage has the norm"
+        return self.norm.add(x, residual)[0]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Multiply rows of the last stage's hidden states, [rows, hidden] → float32 [rows, vocabulary]."""
+        assert self.lm_head is not None, "only the last stage has the head"
+        logits: Tensor = self.lm_head(hidden)
+        return logits
+
+    def owns(self, name: str) -> bool:
+        """See `CausalLM.owns`."""
+        part, _, rest = name.partition(".")
+        if part == self.RENAMED.get("layers", "layers"):
+            index = rest.partition(".")[0]
+            return not index.isdigit() or int(index) in self.layer_range or int(index) >= self.config.num_layers
+        elsewhere = (() if self.is_first else self.FIRST_STAGE) + (() if self.is_last else self.LAST_STAGE)
+        return part not in {self.RENAMED.get(each, each) for each in elsewhere}
+
+    def _embed_tokens(self, batch: ModelInput) -> Tensor:
+        assert self.embed_tokens is not None, "only the first stage embeds tokens"
+        x: Tensor = self.embed_tokens(batch.token_ids)
+        if batch.embeddings is not None:
+            x = x.index_copy(0, batch.embeddings.token_indices, batch.embeddings.values)
+        return self.embed(x, batch)

@@ -1,0 +1,148 @@
+"""A decoder in stages computes what the whole one computes; embeddings may come from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride
+from octavo.distributed.mesh import Mesh
+from octavo.errors import CheckpointError
+from octavo.models.decoder import DecoderStack
+from tests.fakes.checkpoints import edit_tensors, make_checkpoint
+from tests.layers.bound import Apart, random
+from tests.models.paged_run import BLOCK_SIZE, Batch, PagedRun, Stream, load
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "qwen3 tied": ("qwen3", {"tie_word_embeddings": True}),
+    "gpt2": ("gpt2", {}),
+    "gpt2 untied": ("gpt2", {"tie_word_embeddings": False}),
+    "opt": ("opt", {}),
+    "opt with late norms and projections": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
+}
+each_family = pytest.mark.parametrize(("family", "overrides"), FAMILIES.values(), ids=FAMILIES.keys())
+
+
+@dataclass(frozen=True, slots=True)
+class Stage(Mesh):
+    """The rank of a stage with the layers from `first` to `last`, this one excluded."""
+
+    first: int = 0
+    last: int = 1
+
+    def layer_range(self, num_layers: int) -> range:
+        return range(self.first, self.last)
+
+
+class Stages:
+    """Stages of one model in one process, called like a model."""
+
+    def __init__(self, stages: Sequence[DecoderStack]) -> None:
+        self._stages = stages
+        self.config = stages[0].config
+        self.parameters = stages[0].parameters
+        self.compute_logits = stages[-1].compute_logits
+
+    def __call__(self, batch: Batch) -> Tensor:
+        received = None
+        for stage in self._stages:
+            own = stage.layer_range
+            local = replace(batch, kv_caches=batch.kv_caches[own.start : own.stop])
+            if stage.is_last:
+                return stage(local, received)
+            received = stage.run_layers(local, received)
+        raise AssertionError("there is a last stage")
+
+
+def load_stages(path: Path, *cuts: int) -> list[DecoderStack]:
+    stages = [load(path, mesh=Stage(first=first, last=last)) for first, last in pairwise(cuts)]
+    assert all(isinstance(stage, DecoderStack) for stage in stages)
+    return stages  # type: ignore[return-value]
+
+
+def generated(model: Any) -> tuple[list[list[int]], Tensor]:
+    """Tokens and logits of two prompts, one computed in two chunks, and of ten decode steps."""
+    run, streams = PagedRun(model), [Stream([5, 9, 77]), Stream(list(range(3, 24)))]
+    run.step([(streams[0], 3), (streams[1], 9)])
+    run.step([(streams[1], 12)])
+    run.decode(streams, 10)
+    return [stream.token_ids for stream in streams], torch.stack([row for each in streams for row in each.logits])
+
+
+@each_family
+@pytest.mark.parametrize("cuts", [(0, 1, 3), (0, 2, 3), (0, 1, 2, 3)], ids=str)
+def test_stages_compute_what_one_stage_computes(
+    family: str, overrides: dict[str, Any], cuts: tuple[int, ...], tmp_path: Path
+) -> None:
+    path = make_checkpoint(family, tmp_path, num_hidden_layers=3, **overrides)
+    tokens, logits = generated(load(path))
+    found_tokens, found_logits = generated(Stages(load_stages(path, *cuts)))
+    assert found_tokens == tokens
+    assert torch.equal(found_logits, logits)
+
+
+@each_family
+def test_a_stage_keeps_its_own_tensors_alone(family: str, overrides: dict[str, Any], tmp_path: Path) -> None:
+    path = make_checkpoint(family, tmp_path, num_hidden_layers=3, **overrides)
+    whole = load(path).state()
+    held = [stage.state() for stage in load_stages(path, 0, 1, 2, 3)]
+    assert {name for state in held for name in state} == set(whole)
+    for state in held:
+        assert all(torch.equal(tensor, whole[name]) for name, tensor in state.items())
+    twice = sum(len(state) for state in held) - len(whole)
+    assert twice == (1 if load(path).config.tied else 0)  # the last stage multiplies by the table of a tied embedding
+    assert sum(each.nbytes for each in held[1].values()) < sum(each.nbytes for each in whole.values()) / 2
+
+
+def test_a_stage_looks_after_its_own_layers(tmp_path: Path) -> None:
+    path = make_checkpoint("llama", tmp_path, num_hidden_layers=3)
+    edit_tensors(path, **{"model.layers.0.extra.weight": torch.ones(2)})
+    load_stages(path, 1, 3)
+    with pytest.raises(CheckpointError, match=r"model.layers.0.extra.weight is left over"):
+        load_stages(path, 0, 1)
+    edit_tensors(path, remove=("model.layers.0.extra.weight", "model.layers.2.mlp.up_proj.weight"))
+    load_stages(path, 0, 2)
+    with pytest.raises(CheckpointError, match=r"layers.2.mlp.up_proj.weight is missing"):
+        load_stages(path, 1, 3)
+    edit_tensors(path, **{"model.layers.3.mlp.up_proj.weight": torch.ones(2)})
+    with pytest.raises(CheckpointError, match=r"model.layers.3.mlp.up_proj.weight is left over"):
+        load_stages(path, 0, 2)
+
+
+def batch_of(model: DecoderStack, tokens: Sequence[int], embeddings: EmbeddingOverride | None = None) -> Batch:
+    attention = AttentionMetadata.build([len(tokens)], [len(tokens)], [list(range(1, 9))], BLOCK_SIZE)
+    return Batch(torch.tensor(tokens), torch.arange(len(tokens)), attention, PagedRun(model).caches, embeddings)
+
+
+@each_family
+def test_the_embeddings_of_the_tokens_may_come_from_outside(
+    family: str, overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    (model,) = load_stages(make_checkpoint(family, tmp_path, **overrides), 0, 2)
+    assert model.embed_tokens is not None
+    tokens, places = [5, 9, 77, 31, 8], torch.tensor([3, 1])
+    expected = model(batch_of(model, tokens))
+    override = EmbeddingOverride(places, model.embed_tokens(torch.tensor([31, 9])))
+    assert torch.equal(model(batch_of(model, [5, 0, 77, 0, 8], override)), expected)
+    other = EmbeddingOverride(places, override.values.flip(0))
+    assert torch.equal(model(batch_of(model, tokens, other)), model(batch_of(model, [5, 31, 77, 9, 8])))
+
+
+def test_narrow_embeddings_are_projected_whole_on_each_of_two_ranks(tmp_path: Path) -> None:
+    path = make_checkpoint("opt", tmp_path, do_layer_norm_before=False, word_embed_proj_dim=16)
+    narrow, wide = random(3, 16), random(3, 32)
+    alone: Any = load(path)
+    for rank in range(2):
+        model: Any = load(path, mesh=Apart(rank, 2))
+        assert torch.equal(model.project_in(narrow), alone.project_in(narrow))
+        assert torch.equal(model.project_out(wide), alone.project_out(wide))
+        assert model.layers["0"].fc1(wide).shape == (3, 24)
+        assert model.compute_logits(wide).shape == (3, 130)
