@@ -39,6 +39,17 @@ struct PanelColumns {
   }
 };
 
+// Values that are added to a product's before its activation: [rows, outputs of the plain weight], rows `stride` apart.
+struct Addend {
+  const float* values;  // null where nothing is added
+  std::int64_t stride;
+
+  // Where `row` has the value of column `column` of `panel`; null where nothing is added.
+  [[gnu::always_inline]] constexpr const float* at(const PanelColumns& columns, int row, int panel, int column) const {
+    return values ? values + row * stride + columns.row_of(panel, column) : nullptr;
+  }
+};
+
 // Rows cut into blocks that are computed together: as few as can be, with numbers of rows that differ by one at most, or
 // all but the last of the full size.
 struct RowBlocks {

@@ -1,4 +1,4 @@
-// What becomes of a row's sums in one panel: bias, SiLU of the gate times up, one rounding.
+// What becomes of a row's sums in one panel: bias, addend, SiLU of the gate times up, one rounding.
 #pragma once
 
 #include "../vector.h"
@@ -7,20 +7,24 @@
 namespace octavo {
 namespace {
 
-
 template <class Out>
 void finish_row(const LinearProduct& a, int row, int panel, const float* sums) {
   const PanelColumns columns = a.weight.columns();
   const float* bias = a.weight.bias ? a.weight.bias + panel * kPanelColumns : nullptr;
   const int first = panel * columns.answers_per_panel();
-  const auto biased = [&](int i) { return bias ? add(load(sums + i), load(bias + i)) : load(sums + i); };
   Out* out = static_cast<Out*>(a.out) + row * a.out_stride + first;
   for (int i = 0; i < columns.answers_per_panel(); i += kLanes) {
-    const Floats value = a.weight.gated ? mul(silu(biased(i)), biased(kTileColumns + i)) : biased(i);
     const int left = columns.answers() - first - i;
+    if (left <= 0) break;
+    const auto value_at = [&](int column) {
+      const Floats value = bias ? add(load(sums + column), load(bias + column)) : load(sums + column);
+      const float* addend = a.addend.at(columns, row, panel, column);
+      return addend ? add(value, left >= kLanes ? load(addend) : load_some(addend, left)) : value;
+    };
+    const Floats value = a.weight.gated ? mul(silu(value_at(i)), value_at(kTileColumns + i)) : value_at(i);
     if (left >= kLanes) {
       store(out + i, value);
-    } else if (left > 0) {
+    } else {
       store_some(out + i, value, left);
     }
   }

@@ -39,6 +39,7 @@ struct LinearProduct {
   std::int64_t out_stride;
   int rows;
   Type out_type;
+  Addend addend;
 };
 
 // Kernels read activations in an order of their own: block of rows by block of rows, steps of inputs in each, and the

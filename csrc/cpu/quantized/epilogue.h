@@ -1,4 +1,4 @@
-// What becomes of sums: scales, bias, SiLU of the gate times up, one rounding.
+// What becomes of sums: scales, bias, addend, SiLU of the gate times up, one rounding.
 #pragma once
 
 #include "../vector.h"
@@ -32,12 +32,17 @@ void write_row(const QuantizedLinear& a, int panel, int row, const Sum* sums) {
   const Floats row_scale = all(a.row_scales[row]);
   Out* out = static_cast<Out*>(a.out) + row * a.out_stride + first_column;
   for (int i = 0; i < columns.answers_per_panel(); i += kLanes) {
-    Floats value = value_at(weight, sums, column, i, row_scale);
-    if (weight.gated) value = mul(silu(value), value_at(weight, sums, column, kTileColumns + i, row_scale));
     const int left = columns.answers() - first_column - i;
+    if (left <= 0) break;
+    const auto finished_at = [&](int in_panel) {
+      const Floats value = value_at(weight, sums, column, in_panel, row_scale);
+      const float* addend = a.addend.at(columns, row, panel, in_panel);
+      return addend ? add(value, left >= kLanes ? load(addend) : load_some(addend, left)) : value;
+    };
+    const Floats value = weight.gated ? mul(silu(finished_at(i)), finished_at(kTileColumns + i)) : finished_at(i);
     if (left >= kLanes) {
       store(out + i, value);
-    } else if (left > 0) {
+    } else {
       store_some(out + i, value, left);
     }
   }

@@ -73,6 +73,25 @@ QuantizedWeight weight_at(Address panels, Address scales, Address bias, int outp
   return {pointer<std::uint8_t>(panels), pointer<float>(scales), pointer<const float>(bias), outputs, inputs, group, gated};
 }
 
+void submit_quantized(Cpu& cpu, Address x, std::int64_t x_stride, int rows, int type, Address out, std::int64_t out_stride,
+                      int out_type, Address panels, Address scales, Address bias, int outputs, int inputs, int group, bool gated,
+                      Address addend, std::int64_t addend_stride) {
+  if (rows == 0) return;
+  const QuantizedLinear product{weight_at(panels, scales, bias, outputs, inputs, group, gated),
+                                pointer(x),
+                                pointer(out),
+                                x_stride,
+                                out_stride,
+                                rows,
+                                static_cast<Type>(type),
+                                static_cast<Type>(out_type),
+                                {pointer<const float>(addend), addend_stride},
+                                nullptr,
+                                nullptr,
+                                nullptr};
+  cpu.submit([&cpu, product, kernels = &quantized_kernels(cpu.level)] { multiply(cpu, product, *kernels); });
+}
+
 }  // namespace
 
 void bind_quantized(nb::class_<Cpu>& cpu) {
@@ -92,25 +111,17 @@ void bind_quantized(nb::class_<Cpu>& cpu) {
       },
       nb::call_guard<nb::gil_scoped_release>(),
       "Quantise a plain weight into panels; answers a row of it that is not finite, or -1.");
+  cpu.def("quantized_linear", submit_quantized, nb::call_guard<nb::gil_scoped_release>(),
+          "Rows of x times a quantised weight, plus a bias in the panels' order and an addend in float32, each where it "
+          "is not 0.");
   cpu.def(
       "quantized_linear",
       [](Cpu& cpu, Address x, std::int64_t x_stride, int rows, int type, Address out, std::int64_t out_stride, int out_type,
          Address panels, Address scales, Address bias, int outputs, int inputs, int group, bool gated) {
-        if (rows == 0) return;
-        const QuantizedLinear product{weight_at(panels, scales, bias, outputs, inputs, group, gated),
-                                      pointer(x),
-                                      pointer(out),
-                                      x_stride,
-                                      out_stride,
-                                      rows,
-                                      static_cast<Type>(type),
-                                      static_cast<Type>(out_type),
-                                      nullptr,
-                                      nullptr,
-                                      nullptr};
-        cpu.submit([&cpu, product, kernels = &quantized_kernels(cpu.level)] { multiply(cpu, product, *kernels); });
+        submit_quantized(cpu, x, x_stride, rows, type, out, out_stride, out_type, panels, scales, bias, outputs, inputs, group, gated,
+               0, 0);
       },
-      nb::call_guard<nb::gil_scoped_release>(), "Rows of x times a quantised weight, plus a bias where it is not 0.");
+      nb::call_guard<nb::gil_scoped_release>(), "Likewise without an addend.");
   cpu.def(
       "quantized_rows",
       [](Cpu& cpu, Address ids, int count, Address out, int type, Address panels, Address scales, int outputs, int inputs,

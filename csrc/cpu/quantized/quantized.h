@@ -49,6 +49,7 @@ struct QuantizedLinear {
   int rows;
   Type type;
   Type out_type;
+  Addend addend;
   // Scratch for the activations, block of rows by block of rows; inside a block the order is the level's own.
   std::int8_t* codes;      // [rows, depth]
   float* row_scales;       // [rows]; NaN for a row that is not finite
