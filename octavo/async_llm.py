@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 from uuid import uuid4
 
 import msgspec
@@ -25,8 +25,9 @@ from octavo.core.messages import (
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.prompt import Prompt, PromptLike
 from octavo.core.request_limits import check_logprob_entries
+from octavo.core.request_options import RequestKeywords, RequestOptions
 from octavo.core.sampling_params import OutputKind, SamplingParams
-from octavo.engine.chat_template import ChatTemplate, Message
+from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
 from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.engine.deltas import merge_deltas
@@ -119,53 +120,25 @@ class AsyncLLM:
         return self._input.default_sampling_params(**explicit)
 
     def render_chat(
-        self,
-        messages: Sequence[Message],
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        limits: RenderLimits | None = None,
-        allow_special_tokens_in_content: bool = False,
+        self, messages: Sequence[Message], options: ChatOptions | None = None, limits: RenderLimits | None = None
     ) -> Prompt:
-        """The prompt that a conversation becomes. Raises InvalidRequest."""
-        return self._input.render_chat(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template=chat_template,
-            chat_template_kwargs=chat_template_kwargs,
-            limits=limits,
-            allow_special_tokens_in_content=allow_special_tokens_in_content,
-        )
+        """Return the prompt that a conversation becomes. limits: what the rendering may cost. Raises InvalidRequest."""
+        return self._input.render_chat(messages, options, limits)
 
     async def generate(
         self,
         prompt: PromptLike | Prompt,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
-        *,
-        priority: int = 0,
-        first_token_deadline_s: float | None = None,
-        tenant: str | None = None,
-        cache_salt: str | None = None,
-        trace_id: str | None = None,
+        **options: Unpack[RequestKeywords],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs of one request until the one with `finished`; leaving the loop early ends the request in the core.
+        """Yield the outputs of one request until the one with `finished`; a loop that is left early ends the request.
 
         A slow reader gets several outputs in one. Raises InvalidRequest before the first output when the request is
         refused, EngineDeadError when the core dies.
         """
-        outputs = self.generate_together(
-            [prompt],
-            sampling_params,
-            [request_id or f"request-{uuid4().hex}"],
-            priority=priority,
-            first_token_deadline_s=first_token_deadline_s,
-            tenant=tenant,
-            cache_salt=cache_salt,
-            trace_id=trace_id,
-        )
+        request_ids = None if request_id is None else [request_id]
+        outputs = self.generate_together([prompt], sampling_params, request_ids, RequestOptions(**options))
         async with aclosing(outputs):
             async for _, output in outputs:
                 yield output
@@ -175,16 +148,11 @@ class AsyncLLM:
         prompts: Sequence[PromptLike | Prompt],
         sampling_params: SamplingParams | None = None,
         request_ids: Sequence[str] | None = None,
-        *,
-        priority: int = 0,
-        first_token_deadline_s: float | None = None,
-        tenant: str | None = None,
-        cache_salt: str | None = None,
-        trace_id: str | None = None,
+        options: RequestOptions | None = None,
     ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """Outputs of several requests, each with the index of its prompt, as `generate` gives them for one.
+        """Yield the outputs of several requests with the same options, each with the index of its prompt.
 
-        The core takes all of them, or refuses all. Each has its own last output.
+        The core accepts all of them, or refuses all. Each has its own last output, as in `generate`.
         """
         if request_ids is None:
             request_ids = [f"request-{uuid4().hex}" for _ in prompts]
@@ -194,16 +162,7 @@ class AsyncLLM:
         def process(start: int) -> list[EngineCoreRequest]:
             turn = slice(start, start + _PROMPTS_OF_TURN)
             return [
-                self._input.process(
-                    request_id,
-                    prompt,
-                    params,
-                    priority=priority,
-                    first_token_deadline_s=first_token_deadline_s,
-                    tenant=tenant,
-                    cache_salt=cache_salt,
-                    trace_id=trace_id,
-                )
+                self._input.process(request_id, prompt, params, options)
                 for request_id, prompt in zip(request_ids[turn], read[turn], strict=True)
             ]
 

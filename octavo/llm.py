@@ -7,17 +7,17 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self, Unpack, cast
 
 import msgspec
 
 from octavo.config.schema import EngineConfig
 from octavo.config.sources import engine_args
-from octavo.core.limits import check_standing
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.prompt import Prompt, PromptLike, is_single_prompt
+from octavo.core.request_options import BatchKeywords, RequestOptions, options_of_each
 from octavo.core.sampling_params import OutputKind, SamplingParams, checked_number, documented_fields
-from octavo.engine.chat_template import Message
+from octavo.engine.chat_template import ChatKeywords, ChatOptions, Message
 from octavo.engine.input_processor import PrefixLike
 from octavo.engine.interrupt import deferred_interrupt
 from octavo.engine.llm_engine import LLMEngine
@@ -29,14 +29,6 @@ from octavo.errors import InvalidRequest, RequestTooLarge
 _log = logging.getLogger(__name__)
 
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
-
-
-class _Standing(NamedTuple):
-    """What one request says to scheduling policies."""
-
-    priority: int
-    first_token_deadline_s: float | None
-    tenant: str | None
 
 
 class LLM:
@@ -81,58 +73,40 @@ class LLM:
         prompts: PromptLike | Prompt | Sequence[PromptLike | Prompt],
         sampling_params: ParamsLike = None,
         use_tqdm: bool | None = None,
-        *,
-        priority: int | Sequence[int] | None = None,
-        first_token_deadline_s: float | Sequence[float | None] | None = None,
-        tenant: str | Sequence[str | None] | None = None,
+        **options: Unpack[BatchKeywords],
     ) -> list[RequestOutput]:
         """Continue one prompt or a list of them: text, token ids, or mappings with `prompt` or `prompt_token_ids` and,
         if you like, `cache_salt` and `cache_namespace` (only prompts with the same ones share cached prefixes).
 
         sampling_params: for all prompts, or a list with one for each; None takes the model's defaults. use_tqdm: show a
-        progress bar on stderr; None shows it on a terminal. priority (smaller numbers first), first_token_deadline_s
-        (seconds until the first token is due) and tenant (who is served): what scheduling policies look at, for all
-        prompts or a list with one for each.
+        progress bar on stderr; None shows it on a terminal. options: the fields of `RequestOptions` (priority,
+        first_token_deadline_s, tenant, cache_salt), each for all prompts or as a list with one for each.
         Outputs come in the order of the prompts. A prompt that is refused has an output with `error`; others go on.
         Ctrl-C ends all of them and leaves the model usable.
         """
         given = _listed(prompts)
         makers = [partial(Prompt.read, prompt) for prompt in given]
-        standings = _standings(len(given), priority, first_token_deadline_s, tenant)
-        return self._run(makers, sampling_params, standings, use_tqdm)
+        return self._run(makers, sampling_params, options_of_each(len(given), options), use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: ParamsLike = None,
         use_tqdm: bool | None = None,
-        *,
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        allow_special_tokens_in_content: bool = False,
-        priority: int | Sequence[int] | None = None,
-        first_token_deadline_s: float | Sequence[float | None] | None = None,
-        tenant: str | Sequence[str | None] | None = None,
+        **options: Unpack[ChatKeywords],
     ) -> list[RequestOutput]:
-        """Answer one conversation (a list of messages) or a list of them, through the model's chat template.
+        """Continue one conversation (a list of messages) or a list of them, through the model's chat template.
 
-        allow_special_tokens_in_content: special tokens that a message spells become these tokens, else text.
-        Everything else is as in `generate`.
+        options: the fields of `ChatOptions` (chat_template, add_generation_prompt, …), and those of `RequestOptions` as
+        in `generate`, as everything else is.
         """
         is_single = not messages or isinstance(messages, str) or not isinstance(messages[0], Sequence)
         conversations: list[Any] = [messages] if is_single else list(messages)
-        render = partial(
-            self.engine.render_chat,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template=chat_template,
-            chat_template_kwargs=chat_template_kwargs,
-            allow_special_tokens_in_content=allow_special_tokens_in_content,
-        )
-        standings = _standings(len(conversations), priority, first_token_deadline_s, tenant)
-        return self._run([partial(render, each) for each in conversations], sampling_params, standings, use_tqdm)
+        given: dict[str, Any] = {**options}
+        chat = ChatOptions(**{name: given.pop(name) for name in ChatOptions.__struct_fields__ if name in given})
+        each = options_of_each(len(conversations), cast(BatchKeywords, given))
+        make_prompts = [partial(self.engine.render_chat, conversation, chat) for conversation in conversations]
+        return self._run(make_prompts, sampling_params, each, use_tqdm)
 
     def beam_search(
         self,
@@ -144,19 +118,16 @@ class LLM:
         length_penalty: float = 1.0,
         early_stopping: bool | str = False,
         use_tqdm: bool | None = None,
-        priority: int | Sequence[int] | None = None,
-        first_token_deadline_s: float | Sequence[float | None] | None = None,
-        tenant: str | Sequence[str | None] | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
         """The `n` (by default `beam_width`) likeliest continuations of each prompt that a beam search finds, in order.
 
         Scores are `cumulative_logprob / len(token_ids) ** length_penalty`. A bias or a penalty changes them, but not
         the reported log-probabilities, which are the model's. `early_stopping`: True ends with `beam_width` finished
-        beams, False when the running ones are unlikely to become better, "never" when they cannot. `priority`,
-        `first_token_deadline_s` and `tenant` are as in `generate`; `others` are sampling parameters such as `logprobs`,
-        `ignore_eos` or `stop_token_ids`.
+        beams, False when the running ones are unlikely to become better, "never" when they cannot. others: fields of
+        `RequestOptions`, as in `generate`, and sampling parameters such as `logprobs` or `stop_token_ids`.
         """
+        options: Any = {name: others.pop(name) for name in RequestOptions.__struct_fields__ if name in others}
         width = checked_number("beam_width", beam_width, int, documented_fields()["best_of"])
         if n is not None and n > width:
             raise InvalidRequest(
@@ -172,8 +143,8 @@ class LLM:
             **others,
         )
         make_prompts = [partial(Prompt.read, prompt) for prompt in _listed(prompts)]
-        standings = _standings(len(make_prompts), priority, first_token_deadline_s, tenant)
-        return self._run(make_prompts, params, standings, use_tqdm, width_name="beam_width")
+        each = options_of_each(len(make_prompts), options)
+        return self._run(make_prompts, params, each, use_tqdm, width_name="beam_width")
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes and end all pins. False, and nothing happens, while requests run."""
@@ -205,7 +176,7 @@ class LLM:
         self,
         prompts: Sequence[Callable[[], Prompt]],
         sampling_params: ParamsLike,
-        standings: Sequence[_Standing],
+        options: Sequence[RequestOptions],
         use_tqdm: bool | None,
         width_name: str = "best_of",
     ) -> list[RequestOutput]:
@@ -216,8 +187,8 @@ class LLM:
         with deferred_interrupt() as interrupt, ProgressBar(len(prompts), shown=use_tqdm) as progress:
             before = msgspec.structs.replace(self.engine.stats)
             try:
-                for request_id, make_prompt, one, standing in zip(request_ids, prompts, params, standings, strict=True):
-                    refused = self._add(request_id, make_prompt, one, standing, width_name)
+                for request_id, make_prompt, one, each in zip(request_ids, prompts, params, options, strict=True):
+                    refused = self._add(request_id, make_prompt, one, each, width_name)
                     if refused is not None:
                         outputs[request_id] = refused
                     interrupt.check()
@@ -254,14 +225,14 @@ class LLM:
         request_id: str,
         make_prompt: Callable[[], Prompt],
         params: SamplingParams,
-        standing: _Standing,
+        options: RequestOptions,
         width_name: str,
     ) -> RequestOutput | None:
         """Add a request; its final output when it is refused."""
         prompt: Prompt | None = None
         try:
             prompt = make_prompt()
-            self.engine.add_request(request_id, prompt, params, **standing._asdict())
+            self.engine.add_request(request_id, prompt, params, **msgspec.structs.asdict(options))
         except InvalidRequest as found:
             error = _about_width(found, width_name)
             _log.warning("request %s is refused: %s", request_id, error)
@@ -289,30 +260,6 @@ def _listed(prompts: Any) -> list[Any]:
     if not isinstance(prompts, Iterable):
         raise InvalidRequest(f"prompts is {prompts!r}; give text, token ids, or a list of them", field="prompts")
     return list(prompts)
-
-
-def _standings(num_prompts: int, priority: Any, first_token_deadline_s: Any, tenant: Any) -> list[_Standing]:
-    """Of each prompt. Raises InvalidRequest: what is wrong for one prompt is a mistake in the call."""
-    each = {
-        "priority": _one_for_each(num_prompts, "priority", 0 if priority is None else priority),
-        "first_token_deadline_s": _one_for_each(num_prompts, "first_token_deadline_s", first_token_deadline_s),
-        "tenant": _one_for_each(num_prompts, "tenant", tenant),
-    }
-    standings = [_Standing(*values) for values in zip(*each.values(), strict=True)]
-    for standing in standings:
-        check_standing(*standing)
-    return standings
-
-
-def _one_for_each(num_prompts: int, name: str, value: Any) -> list[Any]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        return [value] * num_prompts
-    if len(value) != num_prompts:
-        raise InvalidRequest(
-            f"there are {num_prompts} prompts, but {name} has {len(value)} entries; give one for all, or one for each",
-            field=name,
-        )
-    return list(value)
 
 
 def _params_list(params: Any) -> list[SamplingParams]:

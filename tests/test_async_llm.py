@@ -363,9 +363,9 @@ async def test_a_long_prefix_is_tokenised_aside(tmp_path: Path) -> None:
         assert (await llm.pin_prefix("a" * LONG_TEXT_CHARS, 60.0)).num_tokens == LONG_TEXT_CHARS
 
 
-@pytest.mark.parametrize(("template", "is_compiled"), [("{{ messages[0].content }}", True), ("{% if %}", False)])
+@pytest.mark.parametrize(("template", "is_valid"), [("{{ messages[0].content }}", True), ("{% if %}", False)])
 async def test_chat_template_is_compiled_before_the_first_chat(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, is_compiled: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, is_valid: bool
 ) -> None:
     """One that is not valid stops nothing but chats."""
     byte_tokenizer(tmp_path, chat_template=template)
@@ -379,8 +379,8 @@ async def test_chat_template_is_compiled_before_the_first_chat(
         monkeypatch.setattr(ProcessClient, "start", start)
         llm = await AsyncLLM.start(EngineArgs())
         try:
-            assert ("_compiled" in vars(llm._input.chat_template)) is is_compiled
-            if not is_compiled:
+            assert "_compiled" in vars(llm._input.chat_template)
+            if not is_valid:
                 with pytest.raises(InvalidRequest, match="not valid Jinja"):
                     llm.render_chat([{"role": "user", "content": "a"}])
         finally:

@@ -1,39 +1,9 @@
-"""Limits of a request besides its sampling parameters: what can never run, even alone, and what policies are told.
-
-The front refuses at the door; the core, which trusts nobody, asks again what can never run.
-"""
+"""What can never run, even alone. Checked in the front, and again in the scheduler, which trusts no front."""
 
 from __future__ import annotations
 
-import math
-from typing import Any, Final
-
 from octavo.core.arithmetic import max_blocks_of_group
-from octavo.core.prompt import checked_text
-from octavo.core.request_limits import check_field
-from octavo.errors import InvalidRequest, RequestTooLarge
-
-MAX_PRIORITY: Final = 2**63 - 1
-"""Priorities go from minus this minus 1 to this."""
-
-
-def check_standing(priority: Any, first_token_deadline_s: Any, tenant: Any) -> None:
-    """Raise InvalidRequest when one of what a request says to scheduling policies is no such thing."""
-    if not isinstance(priority, int) or isinstance(priority, bool) or not -MAX_PRIORITY - 1 <= priority <= MAX_PRIORITY:
-        raise InvalidRequest(
-            f"priority is {priority!r}, must be a whole number of 64 bits; smaller ones go first", field="priority"
-        )
-    is_number = isinstance(first_token_deadline_s, int | float) and not isinstance(first_token_deadline_s, bool)
-    if first_token_deadline_s is not None and not (is_number and 0 < first_token_deadline_s < math.inf):
-        raise InvalidRequest(
-            f"first_token_deadline_s is {first_token_deadline_s!r}, must be a number of seconds above 0",
-            field="first_token_deadline_s",
-        )
-    if tenant is not None and not isinstance(tenant, str):
-        raise InvalidRequest(f"tenant is {tenant!r}, must be text", field="tenant")
-    check_field("tenant", tenant)
-    if tenant is not None:
-        checked_text(tenant, "tenant")
+from octavo.errors import RequestTooLarge
 
 
 def check_runs_alone(

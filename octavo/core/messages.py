@@ -12,22 +12,20 @@ import msgspec
 
 from octavo.core.cache_key import CacheKey, Placeholder
 from octavo.core.outputs import RequestError, RequestMetrics
+from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import PromptLogprobs, TokenLogprobs
 
 
-class EngineCoreRequest(msgspec.Struct, kw_only=True, tag="add"):
-    """An accepted request: everything is resolved and within limits.
+class EngineCoreRequest(RequestOptions, kw_only=True, tag="add"):
+    """An accepted request with its options: everything is resolved and within limits.
 
     params: `max_tokens` and `seed` are set.
     end_token_ids: end-of-sequence ids of the model (empty when `ignore_eos`); `params.stop_token_ids` come on top.
     bad_words_token_ids: the token sequences that `params.bad_words` stand for.
     arrival_time: seconds on the monotonic clock.
-    priority: smaller numbers go first, where the policy looks at them.
-    tenant: who is served, for fair shares.
-    first_token_deadline: when the first token is due, on the clock of `arrival_time`.
     placeholders: runs of prompt tokens that stand for other content, such as images, in order and without overlap.
-    cache_namespace, cache_salt, adapter: see `CacheKey`.
+    cache_namespace, adapter: see `CacheKey`.
     """
 
     request_id: str
@@ -36,14 +34,14 @@ class EngineCoreRequest(msgspec.Struct, kw_only=True, tag="add"):
     arrival_time: float
     end_token_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    priority: int = 0
-    first_token_deadline: float | None = None
-    tenant: str | None = None
-    cache_salt: str | None = None
     adapter: str | None = None
-    trace_id: str | None = None
     placeholders: tuple[Placeholder, ...] = ()
     cache_namespace: str | None = None
+
+    @property
+    def first_token_deadline(self) -> float | None:
+        """When the first token is due, on the clock of `arrival_time`."""
+        return None if self.first_token_deadline_s is None else self.arrival_time + self.first_token_deadline_s
 
     @property
     def cache_key(self) -> CacheKey:

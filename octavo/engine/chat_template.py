@@ -11,6 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
+from octavo.core.request_options import BatchKeywords
 from octavo.engine.tokenizer import TOKENIZER_CONFIG, Tokenizer
 from octavo.errors import CheckpointError, InvalidRequest
 
@@ -29,8 +32,34 @@ Message = Mapping[str, Any]
 """One message: `role`, and `content` as text or as a list of parts `{"type": "text", "text": …}`."""
 
 
+class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a conversation becomes a prompt.
+
+    add_generation_prompt: end with what opens the assistant's answer. continue_final_message: end inside the last
+    message, so that the model goes on with it. chat_template: a template instead of the model's.
+    chat_template_kwargs: further values that the template may use. allow_special_tokens_in_content: a special token
+    that a message spells becomes that token; by default only those that the template writes do.
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    allow_special_tokens_in_content: bool = False
+
+
+class ChatKeywords(BatchKeywords, total=False):
+    """The fields of `ChatOptions` as keywords, beside those of the requests that the conversations become."""
+
+    add_generation_prompt: bool
+    continue_final_message: bool
+    chat_template: str | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    allow_special_tokens_in_content: bool
+
+
 class ChatTemplate:
-    """A compiled template and the special tokens that it may name. Compiled when it is first used.
+    """A template and the special tokens that it may name. It is compiled once, when it is first used.
 
     name: what errors call it, such as the file that it comes from.
     """
@@ -63,33 +92,31 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] | None = None,
+        options: ChatOptions | None = None,
         limits: RenderLimits | None = None,
     ) -> str:
         """Return the text of a conversation.
 
-        add_generation_prompt: end with what opens the assistant's answer. continue_final_message: end inside the last
-        message, so that the model goes on with it. variables: further values that the template may use.
-        limits: what the rendering may cost. Raises InvalidRequest naming the message, or telling what the template
+        limits: what the rendering may cost. Raises InvalidRequest, which names the message or has what the template
         complains about, and TemplateTooExpensive.
         """
         import jinja2
 
         from octavo.engine.template_budget import RenderLimitReached, RenderLimits
 
-        if add_generation_prompt and continue_final_message:
+        options = options or ChatOptions()
+        if options.add_generation_prompt and options.continue_final_message:
             raise InvalidRequest(
                 "add_generation_prompt and continue_final_message cannot both be true: the text either opens a new "
                 "message or goes on with the last one",
                 field="continue_final_message",
             )
+        if isinstance(self._compiled, str):
+            raise InvalidRequest(self._compiled, field="chat_template")
         template, wants_parts = self._compiled
         normal = [_normal_message(index, message, wants_parts) for index, message in enumerate(_some(messages))]
-        values = {**self._special_tokens, **(variables or {})}
-        values |= {"messages": normal, "add_generation_prompt": add_generation_prompt}
+        values = {**self._special_tokens, **(options.chat_template_kwargs or {})}
+        values |= {"messages": normal, "add_generation_prompt": options.add_generation_prompt}
         values.setdefault("tools", None)
         values.setdefault("documents", None)
         budget = self._sandbox.begin(limits or RenderLimits())
@@ -111,14 +138,12 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"{self.name} cannot render these messages ({type(error).__name__}: {_short(error)})", field="messages"
             ) from error
-        return _cut_after_final(text, normal[-1]) if continue_final_message else text
+        return _cut_after_final(text, normal[-1]) if options.continue_final_message else text
 
     def compile(self) -> None:
-        """Compile now what the first use would compile. A template that is not valid is logged; its uses raise."""
-        try:
-            _ = self._compiled
-        except InvalidRequest as error:
-            _log.warning("no chats: %s", error)
+        """Compile the template before its first use. One that is not valid is logged; its uses raise."""
+        if isinstance(self._compiled, str):
+            _log.warning("no chats: %s", self._compiled)
 
     @cached_property
     def _sandbox(self) -> TemplateSandbox:
@@ -127,8 +152,9 @@ class ChatTemplate:
         return TemplateSandbox()
 
     @cached_property
-    def _compiled(self) -> tuple[jinja2.Template, bool]:
-        """The template, and whether it goes through the parts of a content without accepting plain text."""
+    def _compiled(self) -> tuple[jinja2.Template, bool] | str:
+        """The template, and whether it loops over the parts of a content without accepting plain text; or why the
+        source is not valid, so that it is parsed only once."""
         import jinja2
 
         try:
@@ -140,10 +166,7 @@ class ChatTemplate:
             where = f"it nests too deeply: {type(error).__name__}"
         except ValueError as error:  # a number with too many digits
             where = _short(error)
-        raise InvalidRequest(
-            f"{self.name} is not valid Jinja ({where}); give another one with the argument chat_template",
-            field="chat_template",
-        )
+        return f"{self.name} is not valid Jinja ({where}); give another one with the argument chat_template"
 
 
 class TemplateTooExpensive(InvalidRequest):

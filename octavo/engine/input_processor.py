@@ -15,11 +15,12 @@ import msgspec
 from octavo.config.schema import ModelConfig
 from octavo.core.arithmetic import num_blocks_touched
 from octavo.core.cache_key import namespace_digest
-from octavo.core.limits import check_runs_alone, check_standing
+from octavo.core.limits import check_runs_alone
 from octavo.core.messages import CoreReady, EngineCoreRequest
 from octavo.core.prompt import Prompt, PromptLike, checked_cache_salt, checked_text
+from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import MAX_SEED, SamplingParams
-from octavo.engine.chat_template import ChatTemplate, Message, no_template
+from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message, no_template
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ContextTooLong, InvalidRequest
 
@@ -74,37 +75,24 @@ class InputProcessor:
         return SamplingParams.over_defaults(self._model.generation_defaults, explicit)
 
     def render_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        limits: RenderLimits | None = None,
-        allow_special_tokens_in_content: bool = False,
+        self, messages: Sequence[Message], options: ChatOptions | None = None, limits: RenderLimits | None = None
     ) -> Prompt:
-        """The prompt that a conversation becomes. Templates write BOS themselves, so none is added to it.
+        """Return the prompt that a conversation becomes. Templates write BOS themselves, so none is added to it.
 
-        limits: what the rendering may cost. allow_special_tokens_in_content: a special token that a message spells
-        becomes that token; by default only those that the template writes do. Raises InvalidRequest.
+        limits: what the rendering may cost. Raises InvalidRequest.
         """
+        options = options or ChatOptions()
         template = self.chat_template
-        if chat_template is not None:
-            template = ChatTemplate(chat_template, self.tokenizer.special_tokens, "the request's chat_template")
+        if options.chat_template is not None:
+            template = ChatTemplate(options.chat_template, self.tokenizer.special_tokens, "the request's chat_template")
         if template is None:
             raise no_template()
-        given = (messages, chat_template_kwargs)
-        hidden = given
-        if not allow_special_tokens_in_content:
+        given = (messages, options.chat_template_kwargs)
+        if options.allow_special_tokens_in_content:
+            hidden = given
+        else:
             hidden = self.tokenizer.special_spellings.hide(given, "messages")
-        text = template.render(
-            hidden[0],
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            variables=hidden[1],
-            limits=limits,
-        )
+        text = template.render(hidden[0], msgspec.structs.replace(options, chat_template_kwargs=hidden[1]), limits)
         cuts: tuple[int, ...] = ()
         if hidden is not given:
             text, cuts = self.tokenizer.special_spellings.show(text)
@@ -115,23 +103,17 @@ class InputProcessor:
         request_id: str,
         prompt: PromptLike | Prompt,
         params: SamplingParams,
-        *,
-        priority: int = 0,
-        first_token_deadline_s: float | None = None,
-        tenant: str | None = None,
-        cache_salt: str | None = None,
-        trace_id: str | None = None,
-        arrival_time: float | None = None,
+        options: RequestOptions | None = None,
     ) -> EngineCoreRequest:
-        """A request within all limits. Raises InvalidRequest (ContextTooLong, RequestTooLarge)."""
+        """Return a request within all limits. Raises InvalidRequest (ContextTooLong, RequestTooLarge)."""
         checked_text(request_id, "request_id")
         prompt = Prompt.read(prompt)
+        options = options or RequestOptions()
+        options = msgspec.structs.replace(options, cache_salt=_one_salt(prompt, options.cache_salt))
         token_ids = self._token_ids(prompt)
         self._check_params(params)
         bad_words = self._bad_words(params.bad_words)
         self._check_something_is_left(params, bad_words)
-        check_standing(priority, first_token_deadline_s, tenant)
-        arrival_time = self._clock() if arrival_time is None else arrival_time
         max_tokens = self._max_tokens(len(token_ids), params)
         namespace = _namespace(prompt)
         number = next(self._counters[namespace])
@@ -140,22 +122,18 @@ class InputProcessor:
             request_id=request_id,
             prompt_token_ids=token_ids,
             params=msgspec.structs.replace(params, max_tokens=max_tokens, seed=seed),
-            arrival_time=arrival_time,
+            arrival_time=self._clock(),
             end_token_ids=() if params.ignore_eos else self._end_token_ids,
             bad_words_token_ids=bad_words,
-            priority=priority,
-            first_token_deadline=None if first_token_deadline_s is None else arrival_time + first_token_deadline_s,
-            tenant=tenant,
-            cache_salt=_one_salt(prompt, cache_salt),
             cache_namespace=namespace,
-            trace_id=trace_id,
+            **msgspec.structs.asdict(options),
         )
 
     def read_prefix(self, prompt: PrefixLike) -> Prompt:
         """A prefix of prompts: text, token ids, or messages, behind which no turn of the model is opened."""
         given: Any = prompt
         if isinstance(given, list | tuple) and given and isinstance(given[0], Mapping):
-            return self.render_chat(given, add_generation_prompt=False)
+            return self.render_chat(given, ChatOptions(add_generation_prompt=False))
         return Prompt.read(given)
 
     def process_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> tuple[list[int], str | None, str | None]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Unpack
 
 import msgspec
 
@@ -14,9 +14,10 @@ from octavo.config.schema import EngineConfig, GenerationDefault
 from octavo.core.messages import CoreReady, SchedulerStats
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.prompt import Prompt, PromptLike
+from octavo.core.request_options import RequestKeywords, RequestOptions
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.seams import Seam, Seams
-from octavo.engine.chat_template import ChatTemplate, Message
+from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
 from octavo.engine.core_client import Core
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, checked_ttl_s, open_tokenizer
 from octavo.engine.output_processor import OutputProcessor
@@ -86,36 +87,16 @@ class LLMEngine:
         """The model's sampling defaults, with `explicit` values over them."""
         return self._input.default_sampling_params(**explicit)
 
-    def render_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        allow_special_tokens_in_content: bool = False,
-    ) -> Prompt:
-        """The prompt that a conversation becomes. Raises InvalidRequest."""
-        return self._input.render_chat(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template=chat_template,
-            chat_template_kwargs=chat_template_kwargs,
-            allow_special_tokens_in_content=allow_special_tokens_in_content,
-        )
+    def render_chat(self, messages: Sequence[Message], options: ChatOptions | None = None) -> Prompt:
+        """Return the prompt that a conversation becomes. Raises InvalidRequest."""
+        return self._input.render_chat(messages, options)
 
     def add_request(
         self,
         request_id: str,
         prompt: PromptLike | Prompt,
         params: SamplingParams | None = None,
-        *,
-        priority: int = 0,
-        first_token_deadline_s: float | None = None,
-        tenant: str | None = None,
-        cache_salt: str | None = None,
+        **options: Unpack[RequestKeywords],
     ) -> None:
         """Accept a request, with the model's sampling defaults when none are given.
 
@@ -124,15 +105,7 @@ class LLMEngine:
         self._check_alive()
         prompt = Prompt.read(prompt)
         params = self.default_sampling_params() if params is None else params
-        request = self._input.process(
-            request_id,
-            prompt,
-            params,
-            priority=priority,
-            first_token_deadline_s=first_token_deadline_s,
-            tenant=tenant,
-            cache_salt=cache_salt,
-        )
+        request = self._input.process(request_id, prompt, params, RequestOptions(**options))
         self._output.add(request, prompt.text)
         self._core.add_request(request)
 

@@ -127,10 +127,7 @@ class Generation:
             [in_namespace_of(self.caller, prompt) for prompt in self.prompts],
             self.params,
             [engine_id(self.name, index, unique) for index in range(len(self.prompts))],
-            priority=self.asked.priority or 0,
-            first_token_deadline_s=self.asked.first_token_deadline_s,
-            tenant=self.caller.tenant,
-            cache_salt=self.asked.cache_salt,
+            self.asked.options(self.caller.tenant),
         )
         async with aclosing(outputs):
             with named_by_the_client(self.field_names), last_words_for(self.caller):

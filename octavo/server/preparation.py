@@ -13,6 +13,7 @@ import msgspec
 
 from octavo.core.messages import CoreReady
 from octavo.core.prompt import Prompt
+from octavo.engine.chat_template import ChatOptions
 from octavo.engine.template_budget import RenderLimits
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
@@ -59,15 +60,7 @@ class TextTools(Protocol):
     def ready(self) -> CoreReady: ...
 
     def render_chat(
-        self,
-        messages: Sequence[Any],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        limits: RenderLimits | None = None,
-        allow_special_tokens_in_content: bool = False,
+        self, messages: Sequence[Any], options: ChatOptions | None = None, limits: RenderLimits | None = None
     ) -> Prompt: ...
 
 
@@ -160,15 +153,15 @@ class Preparer:
             opens_turn = asked.add_generation_prompt
         else:
             opens_turn = opens_turn and not continues
-        return self.tools.render_chat(
-            [message.as_dict(f"messages[{index}]") for index, message in enumerate(asked.messages or [])],
+        messages = [message.as_dict(f"messages[{index}]") for index, message in enumerate(asked.messages or [])]
+        options = ChatOptions(
             add_generation_prompt=opens_turn,
             continue_final_message=continues,
             chat_template=asked.chat_template,
             chat_template_kwargs=asked.chat_template_kwargs,
-            limits=limits,
             allow_special_tokens_in_content=self.policy.allow_special_tokens_in_content,
         )
+        return self.tools.render_chat(messages, options, limits)
 
 
 def check_served(name: str, served: Sequence[str]) -> None:

@@ -278,7 +278,6 @@ def _traced(request: EngineCoreRequest, output: _Output, began: float, epoch: in
     params = request.params
     tokens = [output.tokens.get(index) or [0] for index in range(params.width)]
     is_beam = params.use_beam_search
-    deadline = request.first_token_deadline
     return TraceRequest(
         request_id=request.request_id,
         arrival_s=request.arrival_time - began,
@@ -291,7 +290,7 @@ def _traced(request: EngineCoreRequest, output: _Output, began: float, epoch: in
         use_beam_search=is_beam,
         priority=request.priority,
         tenant=request.tenant,
-        first_token_deadline_s=None if deadline is None else deadline - request.arrival_time,
+        first_token_deadline_s=request.first_token_deadline_s,
         cache_namespace=request.cache_namespace,
         cache_salt=f"{request.cache_salt or ''} after reset {epoch}" if epoch else request.cache_salt,
         adapter=request.adapter,

@@ -167,9 +167,7 @@ class Trace:
             end_token_ids=() if traced.use_beam_search else (END_TOKEN,),
             priority=traced.priority,
             tenant=traced.tenant,
-            first_token_deadline=None
-            if traced.first_token_deadline_s is None
-            else arrival_time + traced.first_token_deadline_s,
+            first_token_deadline_s=traced.first_token_deadline_s,
             cache_namespace=traced.cache_namespace,
             cache_salt=traced.cache_salt,
             adapter=traced.adapter,

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.chat_template import ChatOptions, ChatTemplate
+from octavo.engine.template_sandbox import TemplateSandbox
 from octavo.errors import InvalidRequest
 from tests.fakes.byte_tokenizer import byte_tokenizer
 
@@ -17,7 +18,7 @@ ANSWERED = [*HELLO, {"role": "assistant", "content": "well, "}]
 
 
 def render(source: str, messages: Any = HELLO, **options: Any) -> str:
-    return ChatTemplate(source, {"bos_token": "<s>"}).render(messages, **options)
+    return ChatTemplate(source, {"bos_token": "<s>"}).render(messages, ChatOptions(**options))
 
 
 def test_template_sees_messages_special_tokens_and_the_wish_for_an_answer(tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_template_sees_messages_special_tokens_and_the_wish_for_an_answer(tmp_pa
     template = ChatTemplate.find(tmp_path, tokenizer)
     assert template is not None
     assert template.render(HELLO) == "<bos>[user]hello<eos>[assistant]"
-    assert template.render(HELLO, add_generation_prompt=False) == "<bos>[user]hello<eos>"
+    assert template.render(HELLO, ChatOptions(add_generation_prompt=False)) == "<bos>[user]hello<eos>"
 
 
 def test_override_goes_before_the_file_and_the_file_before_the_config(tmp_path: Path) -> None:
@@ -63,7 +64,10 @@ def test_words_that_templates_use_are_known() -> None:
     assert render("{% generation %}a{% endgeneration %}") == "a"
     assert render("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "1"
     assert render("{{ strftime_now('%Y') | length }}") == "4"
-    assert render("{% if tools %}x{% endif %}{{ enable_thinking }}", variables={"enable_thinking": False}) == "False"
+    assert (
+        render("{% if tools %}x{% endif %}{{ enable_thinking }}", chat_template_kwargs={"enable_thinking": False})
+        == "False"
+    )
 
 
 def test_parts_of_a_content_become_text_where_the_template_wants_text() -> None:
@@ -129,3 +133,14 @@ def test_template_cannot_reach_out_of_its_sandbox() -> None:
         render("{{ ''.__class__.__mro__ }}")
     with pytest.raises(InvalidRequest, match="chat template"):
         render("{{ messages.append(1) }}")
+
+
+def test_a_template_that_is_not_valid_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    parse = TemplateSandbox.parse
+    monkeypatch.setattr(TemplateSandbox, "parse", lambda self, source: parsed.append(source) or parse(self, source))
+    template = ChatTemplate("{% if %}")
+    for _ in range(3):
+        with pytest.raises(InvalidRequest, match="is not valid Jinja"):
+            template.render(HELLO)
+    assert len(parsed) == 1

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from octavo.core.arithmetic import max_blocks_of_group
 from octavo.core.cache_key import namespace_digest
 from octavo.core.prompt import Prompt
+from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.chat_template import ChatOptions, ChatTemplate
 from octavo.engine.input_processor import InputProcessor, InputSetup, request_seed, tokens_that_fit
 from octavo.errors import ContextTooLong, InvalidRequest, RequestTooLarge
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
@@ -35,7 +36,8 @@ def processor(
 
 def test_request_goes_through_with_everything_resolved(tmp_path: Path) -> None:
     door = processor(tmp_path, eos_token_ids=(3, 4), tokenizer={"add_bos_token": True})
-    request = door.process("r", "hi", SamplingParams(max_tokens=5, bad_words=("no",)), priority=2, cache_salt="s")
+    params = SamplingParams(max_tokens=5, bad_words=("no",))
+    request = door.process("r", "hi", params, RequestOptions(priority=2, cache_salt="s"))
     assert request.prompt_token_ids == [BOS, *b"hi"]
     assert (request.request_id, request.priority, request.cache_salt, request.arrival_time) == ("r", 2, "s", 7.0)
     assert request.end_token_ids == (3, 4)
@@ -142,7 +144,7 @@ def test_conversation_becomes_a_prompt_with_one_bos(tmp_path: Path) -> None:
     prompt = door.render_chat([{"role": "user", "content": "hi"}])
     assert door.process("r", prompt, SamplingParams()).prompt_token_ids == [BOS, *b"[user]hi", EOS, *b"[assistant]"]
     other = door.render_chat(
-        [{"role": "user", "content": "hi"}], chat_template="{{ bos_token }}{{ messages[0].content }}"
+        [{"role": "user", "content": "hi"}], ChatOptions(chat_template="{{ bos_token }}{{ messages[0].content }}")
     )
     assert other.text == "<bos>hi"
 

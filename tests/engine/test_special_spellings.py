@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.chat_template import ChatOptions, ChatTemplate
 from octavo.engine.input_processor import InputProcessor, InputSetup
 from octavo.engine.special_spellings import SpecialSpellings
 from octavo.engine.tokenizer import Tokenizer
@@ -29,7 +29,7 @@ def processor(directory: Path, tokenizer: Tokenizer, template: str | None = None
 def tokens(tmp_path: Path, messages: list[Any], template: str | None = None, **options: Any) -> list[int]:
     tools = processor(tmp_path, byte_tokenizer(tmp_path), template)
     options.setdefault("add_generation_prompt", False)
-    return tools.tokenised(tools.render_chat(messages, **options))
+    return tools.tokenised(tools.render_chat(messages, ChatOptions(**options)))
 
 
 def user(content: str, **others: Any) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def test_a_start_token_that_is_asked_for_goes_before_the_cut_text(tmp_path: Path
 def test_sentencepiece_tokenizers_write_no_space_at_the_cut(tmp_path: Path) -> None:
     tokenizer = piece_tokenizer(tmp_path)
     tools = processor(tmp_path, tokenizer, "{{ messages[0].content }}")
-    prompt = tools.render_chat([user("ab </s>ab")], add_generation_prompt=False)
+    prompt = tools.render_chat([user("ab </s>ab")], ChatOptions(add_generation_prompt=False))
     token_ids = tokenizer.encode(prompt.text or "", prompt.add_special_tokens, prompt.cuts)
     assert not set(token_ids) & tokenizer.special_ids
     assert tokenizer.decode(token_ids) == "ab </s>ab"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from octavo.engine.chat_template import ChatTemplate, TemplateTooExpensive
+from octavo.engine.chat_template import ChatOptions, ChatTemplate, TemplateTooExpensive
 from octavo.engine.template_budget import RenderLimits
 from octavo.errors import InvalidRequest
 
@@ -23,7 +23,7 @@ LIMITS = RenderLimits(steps=20_000, seconds=60.0, value_size=100_000)
 
 def render(source: str, content: Any = "hello", limits: RenderLimits = LIMITS, **variables: Any) -> str:
     template = ChatTemplate(source, name="model/chat_template.jinja")
-    return template.render([{"role": "user", "content": content}], variables=variables, limits=limits)
+    return template.render([{"role": "user", "content": content}], ChatOptions(chat_template_kwargs=variables), limits)
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def run_alone(
     """What the request gives by itself: a roomy core, no prefix cache, one step at a time, every block kept, nothing
     refused."""
     alone = copy(request)
-    alone.first_token_deadline = None
+    alone.first_token_deadline_s = None
     core = make_core(
         num_blocks=512,
         max_num_seqs=64,

@@ -111,7 +111,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_with_both_times() -> None:
     core = make_core(prefill_tokens_per_s=10.0)
     core.add_request(make_request("before", range(10)))
     soon, later = make_request("soon", range(12)), make_request("later", range(12))
-    soon.first_token_deadline, later.first_token_deadline = 2.0, 3.0
+    soon.first_token_deadline_s, later.first_token_deadline_s = 2.0, 3.0
     core.add_request(soon)
     core.add_request(later)
     found = errors(run(core))
@@ -127,7 +127,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_with_both_times() -> None:
 def test_a_deadline_that_not_even_an_idle_engine_meets_is_the_callers_mistake() -> None:
     core = make_core(prefill_tokens_per_s=10.0)
     request = make_request("a", range(12))
-    request.first_token_deadline = 1.0
+    request.first_token_deadline_s = 1.0
     core.add_request(request)
     error = errors(run(core))["a"]
     assert error.is_client_error
@@ -141,7 +141,7 @@ def test_what_is_cached_needs_no_time() -> None:
     core = make_core(prefill_tokens_per_s=10.0)
     run(core, [make_request("first", range(12))])
     request = make_request("again", range(12))
-    request.first_token_deadline = 1.0
+    request.first_token_deadline_s = 1.0
     assert errors(run(core, [request])) == {}
 
 
@@ -171,7 +171,7 @@ def test_what_running_prompts_have_left_is_counted() -> None:
     core.add_request(make_request("running", range(48)))
     core.step()
     late = make_request("late", range(30, 40))
-    late.first_token_deadline = 4.0
+    late.first_token_deadline_s = 4.0
     core.add_request(late)
     error = run(core).finals["late"].error
     assert error is not None
@@ -181,14 +181,14 @@ def test_what_running_prompts_have_left_is_counted() -> None:
 def test_no_deadline_is_out_of_reach_while_the_rate_is_not_known() -> None:
     core = make_core()
     request = make_request("a", range(100), max_tokens=1)
-    request.first_token_deadline = 0.001
+    request.first_token_deadline_s = 0.001
     core.add_request(request)
     assert run(core).finals["a"].error is None
 
 
 def due(request_id: str, num_tokens: int, deadline: float | None, priority: int = 0) -> EngineCoreRequest:
     request = make_request(request_id, (ord(request_id[0]) % 50,) * num_tokens, max_tokens=1)
-    request.first_token_deadline, request.priority = deadline, priority
+    request.first_token_deadline_s, request.priority = deadline, priority
     return request
 
 
@@ -231,11 +231,11 @@ def test_what_is_cached_needs_no_time_behind_others_either() -> None:
     run(core, [make_request("first", range(12))])
     core.add_request(make_request("other", range(20, 21)))
     request = make_request("again", range(12))
-    request.first_token_deadline = 0.6
+    request.first_token_deadline_s = 0.6
     assert errors(run(core, [request])) == {}
     core.add_request(make_request("more", range(20, 28)))
     request = make_request("late", range(12))
-    request.first_token_deadline = 0.6
+    request.first_token_deadline_s = 0.6
     assert "8 prompt tokens before this request's 1 take about 0.9 s" in errors(run(core, [request]))["late"].message
 
 

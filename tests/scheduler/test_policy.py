@@ -53,9 +53,9 @@ class TestOrder:
     def test_deadline_goes_by_the_latest_start_and_puts_the_late_ones_last(self) -> None:
         requests = [
             request("none"),
-            request("long", prompt=30, first_token_deadline=1010.0),
-            request("short", prompt=2, first_token_deadline=1009.0),
-            request("late", first_token_deadline=0.2),
+            request("long", prompt=30, first_token_deadline_s=1010.0),
+            request("short", prompt=2, first_token_deadline_s=1009.0),
+            request("late", first_token_deadline_s=0.2),
         ]
         assert self.finished("deadline", requests) == ["long", "short", "none", "late"]
 
@@ -76,7 +76,7 @@ class TestOrder:
         core.add_request(request("b", prompt=12, max_tokens=16))
         while not len(core.scheduler.swapped):
             core.step()
-        core.add_request(request("late", prompt=4, first_token_deadline=0.5))
+        core.add_request(request("late", prompt=4, first_token_deadline_s=0.5))
         order = []
         while core.has_unfinished():
             order += [output.request_id for output in core.step().outputs if output.finished]
@@ -109,10 +109,10 @@ class TestOrder:
 
     def test_a_request_that_has_its_first_token_has_no_deadline_any_more(self) -> None:
         core = make_core(max_num_seqs=2, policy="deadline", prefill_tokens_per_s=10.0)
-        core.add_request(request("met", first_token_deadline=50.0, max_tokens=9))
+        core.add_request(request("met", first_token_deadline_s=50.0, max_tokens=9))
         core.step()
         core.scheduler._preemption.preempt(core.scheduler.running[0])
-        core.add_request(request("due", first_token_deadline=60.0))
+        core.add_request(request("due", first_token_deadline_s=60.0))
         group = core.scheduler.waiting.peek(1.0)
         assert group is not None
         assert group.request_id == "due"
@@ -234,7 +234,7 @@ class TestOrder:
 class TestVictims:
     def test_under_deadlines_who_has_most_time_gives_way(self) -> None:
         groups = [
-            SequenceGroup(request(name, first_token_deadline=due), number, number)
+            SequenceGroup(request(name, first_token_deadline_s=due), number, number)
             for number, (name, due) in enumerate([("none", None), ("soon", 5.0), ("later", 9.0)])
         ]
         policy = EarliestDeadline(Rates())
@@ -327,7 +327,7 @@ class TestPreemption:
         core = make_core(policy=policy, max_num_batched_tokens=8)
         core.add_request(request("long", prompt=80, priority=9))
         core.step()
-        core.add_request(request("vip", prompt=12, priority=0, first_token_deadline=1e6))
+        core.add_request(request("vip", prompt=12, priority=0, first_token_deadline_s=1e6))
         core.add_request(request("later", prompt=8, priority=9))
         firsts = []
         while len(firsts) < 3:

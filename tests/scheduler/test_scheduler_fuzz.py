@@ -41,7 +41,7 @@ def prompts(draw: st.DrawFn) -> list[int]:
 
 @st.composite
 def arrivals(draw: st.DrawFn) -> EngineCoreRequest:
-    """A request whose first token is due after `first_token_deadline`; it has no id and no time of arrival yet."""
+    """A request without an id and a time of arrival."""
     request = make_request(
         "",
         draw(prompts()),
@@ -56,7 +56,7 @@ def arrivals(draw: st.DrawFn) -> EngineCoreRequest:
     request.adapter = draw(st.sampled_from([None, None, "x", "y", "z"]))
     request.priority = draw(st.integers(0, 4))
     request.tenant = draw(st.sampled_from([None, "x", "y"]))
-    request.first_token_deadline = draw(st.sampled_from([None, None, 10.0, 100.0]))
+    request.first_token_deadline_s = draw(st.sampled_from([None, None, 10.0, 100.0]))
     return request
 
 
@@ -159,8 +159,6 @@ class Schedules(RuleBasedStateMachine):
             self.count += 1
             request.request_id = f"r{self.count}"
             request.arrival_time = self.clock.time
-            if request.first_token_deadline is not None:
-                request.first_token_deadline += self.clock.time
             self.expected[request.request_id] = request
         for part in [batch] if together else [[request] for request in batch]:
             self.core.add_requests(part)
@@ -298,7 +296,7 @@ class Schedules(RuleBasedStateMachine):
     def _check_refusal_at_the_door(self, name: str, code: str) -> None:
         assert name not in self.seen.token_ids
         if code.startswith("deadline"):
-            assert any(each.first_token_deadline is not None for each in self.companions[name])
+            assert any(each.first_token_deadline_s is not None for each in self.companions[name])
         elif code == "queue_full":
             assert self.options["max_queued_requests"] or self.options["max_queued_tokens"]
         else:

@@ -73,6 +73,6 @@ def test_a_deadline_does_not_count_prompts_of_a_batch_that_come_after_it() -> No
     core.add_requests(batch("many", 12))
     core.step()
     request = make_request("single", range(30, 34), max_tokens=1)
-    core.add_request(msgspec.structs.replace(request, arrival_time=1.0, first_token_deadline=20.0))
+    core.add_request(msgspec.structs.replace(request, arrival_time=1.0, first_token_deadline_s=19.0))
     seen = run(core)
     assert seen.finals["single"].error is None

@@ -19,8 +19,11 @@ from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelC
 from octavo.core.messages import CoreReady, Decision, RequestTimeline, SchedulerStats
 from octavo.core.outputs import CompletionOutput, Logprob, PinnedPrefix, RequestError, RequestMetrics, RequestOutput
 from octavo.core.prompt import Prompt
+from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.engine.chat_template import ChatOptions
 from octavo.engine.metrics import Metrics
+from octavo.engine.template_budget import RenderLimits
 from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestTooLarge
 
 SENTENCE = "Blocks are pages — naïve ones. "
@@ -132,19 +135,15 @@ class FakeAsyncLLM:
     def render_chat(
         self,
         messages: Sequence[dict[str, Any]],
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        limits: Any = None,
-        allow_special_tokens_in_content: bool = False,
+        options: ChatOptions,
+        limits: RenderLimits | None = None,
     ) -> Prompt:
-        if add_generation_prompt and continue_final_message:
+        if options.add_generation_prompt and options.continue_final_message:
             raise InvalidRequest("one of the two", field="continue_final_message")
-        end = "" if continue_final_message else "\n"
+        end = "" if options.continue_final_message else "\n"
         lines = [f"{message['role']}: {message['content']}" for message in messages]
-        text = (chat_template or "") + "\n".join(lines) + end
-        return Prompt(text=text + "assistant: " * add_generation_prompt, add_special_tokens=False)
+        text = (options.chat_template or "") + "\n".join(lines) + end
+        return Prompt(text=text + "assistant: " * options.add_generation_prompt, add_special_tokens=False)
 
     async def call(self, method: str, *arguments: Any) -> Any:
         request_id = f"cmpl-x-0-{'ab' * 6}"
@@ -186,9 +185,10 @@ class FakeAsyncLLM:
         return self._accept(prompt, SamplingParams())
 
     async def generate_together(
-        self, prompts: Sequence[Prompt], params: SamplingParams, request_ids: Sequence[str], **options: Any
+        self, prompts: Sequence[Prompt], params: SamplingParams, request_ids: Sequence[str], options: RequestOptions
     ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        streams = [self.generate(*each, **options) for each in zip(prompts, repeat(params), request_ids, strict=False)]
+        each = zip(prompts, repeat(params), request_ids, strict=False)
+        streams = [self.generate(*one, **msgspec.structs.asdict(options)) for one in each]
         async with aclosing(merge(streams)) as outputs:
             async for index, output in outputs:
                 yield index, output
