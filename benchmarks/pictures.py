@@ -1,6 +1,6 @@
 """Draws the pictures of the design pages from real runs of the shipped model: `python -m benchmarks.pictures`.
 
-Every run is recorded as `--record-trace` does, replayed, and drawn as `octavo simulate --replay` does.
+Every run is recorded as `--record-trace` does, replayed, and drawn as `python -m benchmarks.draw` does.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.drawing.film import Film, film
+from benchmarks.drawing.raster import Raster, blocks_raster, picture, requests_raster
 from octavo import SamplingParams
 from octavo.config.sources import engine_args
 from octavo.engine.llm_engine import LLMEngine
-from octavo.simulate.film import Film, film
-from octavo.simulate.raster import Raster, blocks_raster, picture, requests_raster
 
 FOLDER = Path(__file__).parents[1] / "docs" / "design"
 STORY = (
@@ -70,9 +70,9 @@ if __name__ == "__main__":
     classic = recorded(PLAIN, steps_apart=3, enable_chunked_prefill=False, max_num_batched_tokens=192)
     draw("requests-classic.svg", classic, requests_raster(classic, "Classic: a step is all prompts or all decode"))
     again = recorded(PLAIN, preemption_mode="recompute", **TIGHT)
-    draw("requests-recompute.svg", again, requests_raster(again, "20 blocks, who gives way computes again"))
+    draw("requests-recompute.svg", again, requests_raster(again, "20 blocks, preempted requests compute again"))
     swapped = recorded(PLAIN, preemption_mode="swap", **TIGHT)
-    draw("requests-swap.svg", swapped, requests_raster(swapped, "20 blocks, who gives way is swapped out"))
+    draw("requests-swap.svg", swapped, requests_raster(swapped, "20 blocks, preempted requests are swapped out"))
     on_host = blocks_raster(swapped, "Blocks of the host", host=True)
     draw("blocks-swap.svg", swapped, blocks_raster(swapped, "The 20 blocks of the device"), on_host)
     twice = recorded([*PLAIN, *PLAIN], num_gpu_blocks_override=40)

@@ -7,6 +7,7 @@ run and simulated.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import resource
 import statistics
@@ -15,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
@@ -23,7 +23,7 @@ import msgspec
 from octavo.cli.bench import load_as_served, positive
 from octavo.cli.live import compare, simulation_of, standard_loads
 from octavo.cli.options import Given, count, counts, with_options, word
-from octavo.cli.report import report
+from octavo.cli.report import report, write_file
 from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.core.step import SchedulerOutput
@@ -71,10 +71,12 @@ def calibrate(
     print(model.describe(), file=sys.stderr)
     print(table(comparisons), file=sys.stderr)
     if output is not None:
-        write("output", output, msgspec.json.format(msgspec.json.encode(model)) + b"\n")
+        write_file("output", output, msgspec.json.format(msgspec.json.encode(model)) + b"\n")
     rates = {"prefill_tokens_per_s": model.prefill_tokens_per_s, "swap_bytes_per_s": model.swap_bytes_per_s}
     if engine_config is not None:
-        write("engine_config", engine_config, "".join(f"{name}: {rate:.6g}\n" for name, rate in rates.items()).encode())
+        write_file(
+            "engine_config", engine_config, "".join(f"{name}: {rate:.6g}\n" for name, rate in rates.items()).encode()
+        )
     report(
         "calibrate",
         {"model": llm.config.model.name, "batch_sizes": list(batch_sizes), "input_lens": list(input_lens)},
@@ -214,7 +216,7 @@ def _spread(repetitions: Sequence[TimedStep]) -> float:
 
 def _one_by_one(longest: int) -> Batch:
     """Steps of few rows, and such that compute a prompt while others decode."""
-    requests = generate(msgspec.structs.replace(_MIXED, max_len=min(longest, _MIXED.max_len)), seed=2)
+    requests = generate(dataclasses.replace(_MIXED, max_len=min(longest, _MIXED.max_len)), seed=2)
     return Batch([each.prompt_len for each in requests], [each.output_len for each in requests], steps_between=5)
 
 
@@ -289,11 +291,3 @@ def _watched(engine: LLMEngine, clock: Callable[[], float] = time.perf_counter) 
     finally:
         delattr(scheduler, "schedule")
         delattr(engine, "step")
-
-
-def write(name: str, path: str, body: bytes) -> None:
-    """Write the file that option `name` asked for. Raises ConfigError."""
-    try:
-        Path(path).expanduser().write_bytes(body)
-    except OSError as error:
-        raise ConfigError(f"{name} is {path!r}, which cannot be written: {error.strerror}") from error

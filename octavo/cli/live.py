@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import random
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import msgspec
 
 from octavo.core.outputs import RequestOutput
 from octavo.core.prompt import Prompt
@@ -45,14 +44,14 @@ class Load(NamedTuple):
 def standard_loads(llm: LLM, simulation: Simulation, num_requests: int) -> Iterator[Load]:
     """A burst, and others whose rates are shares of what the simulation of the burst serves."""
     longest = llm.engine.ready.max_model_len
-    burst = msgspec.structs.replace(_BURST, num_requests=num_requests, max_len=min(longest, _BURST.max_len))
+    burst = dataclasses.replace(_BURST, num_requests=num_requests, max_len=min(longest, _BURST.max_len))
     offline = Trace(generate(burst, seed=1))
     rate = summarize(simulate(offline, simulation)).requests_per_s
     shared, long = min(192, longest // 2), min(8 * burst.input_len, longest // 2)
 
     def arriving(share: float, **changes: Any) -> Trace:
-        changes = {"arrivals": "poisson", "request_rate": share * rate} | changes
-        return Trace(generate(msgspec.structs.replace(burst, **changes), seed=2))
+        workload = dataclasses.replace(burst, arrivals="poisson", request_rate=share * rate)
+        return Trace(generate(dataclasses.replace(workload, **changes), seed=2))
 
     yield Load("burst", offline)
     yield Load("poisson at half load", arriving(0.5))

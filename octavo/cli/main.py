@@ -23,6 +23,7 @@ _COMMANDS = (
     ("chat", "octavo.cli.chat:chat", "Talk to a model."),
     ("serve", "octavo.cli.serve:serve", "Serve a model over HTTP, as the OpenAI API does."),
     ("simulate", "octavo.cli.simulate:simulate", "Run the scheduler in simulated time, on a trace or a recording."),
+    ("replay", "octavo.cli.replay:replay", "Take the decisions of a recorded run once more, and compare them."),
     ("explain", "octavo.cli.explain:explain", "Show what octavo would do with a model on this machine, and why."),
 )
 _BENCHMARKS = (
@@ -107,8 +108,18 @@ def _leave_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+_MOVED = {
+    "--replay": "a recording is replayed by a command of its own: octavo replay FILE",
+    "--svg": "write the report with --output FILE, which `python -m benchmarks.draw FILE PICTURE.svg` of a source "
+    "checkout draws; it draws recordings too",
+}
+"""Options that octavo simulate had, and where they are now."""
+
+
 def _unknown_option(error: UnknownOptionError) -> str:
     flag = (error.token.keyword or error.token.value).partition("=")[0]
+    if flag in _MOVED and "simulate" in (error.command_chain or ()):
+        return f"{flag}: {_MOVED[flag]}"
     name = flag.lstrip("-").partition(".")[0].removeprefix("no-").replace("-", "_")
     if name in renamed_options():
         return f"{flag}: octavo calls it --{renamed_options()[name].replace('_', '-')}"

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from octavo import __version__
+from octavo.errors import ConfigError
 from octavo.platform import Platform
 
 
@@ -24,6 +25,14 @@ def report(name: str, workload: dict[str, Any], result: dict[str, Any]) -> None:
             print(f"  {key:22} {value:,.4g}", file=sys.stderr)
     line = {"benchmark": name, "version": __version__, "commit": commit, "cpu": platform.cpu_model}
     print(msgspec.json.encode(line | {"cores": platform.cores} | workload | rounded(result)).decode())
+
+
+def write_file(name: str, path: str, body: bytes) -> None:
+    """Write the file that the option `name` gives. Raises ConfigError."""
+    try:
+        Path(path).expanduser().write_bytes(body)
+    except OSError as error:
+        raise ConfigError(f"{name} is {path!r}, which cannot be written: {error.strerror}") from error
 
 
 def rounded(value: Any) -> Any:

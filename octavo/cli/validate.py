@@ -13,10 +13,10 @@ from typing import Annotated
 import msgspec
 
 from octavo.cli.bench import load_as_served, positive
-from octavo.cli.calibrate import BATCH_SIZES, INPUT_LENS, fitted, write
+from octavo.cli.calibrate import BATCH_SIZES, INPUT_LENS, fitted
 from octavo.cli.live import Load, compare, simulation_of, standard_loads
 from octavo.cli.options import Given, count, switch, with_options, word
-from octavo.cli.report import report
+from octavo.cli.report import report, write_file
 from octavo.config.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.simulate.comparison import check_of, table, to_json
@@ -71,7 +71,7 @@ def validate(
     if cost_model is None and traced is None and isinstance(model, Fitted):
         model = msgspec.structs.replace(model, checks=tuple(map(check_of, comparisons)))
     if output is not None:
-        write("output", output, msgspec.json.format(msgspec.json.encode(model)) + b"\n")
+        write_file("output", output, msgspec.json.format(msgspec.json.encode(model)) + b"\n")
     print(model.describe(), file=sys.stderr)
     print(table(comparisons), file=sys.stderr)
     report(

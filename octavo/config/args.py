@@ -378,7 +378,7 @@ class EngineArgs:
         str | None,
         Arg(
             "File that gets every request, result and clock reading of the scheduler, tokens included, so that "
-            "octavo simulate --replay takes the same decisions again.",
+            "octavo replay takes the same decisions again.",
             group=_LOGGING,
         ),
     ] = None

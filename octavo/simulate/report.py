@@ -1,17 +1,16 @@
-"""What a simulation showed: a summary as a table and as JSON, and pictures of latency, cache and queues."""
+"""What a simulation showed: a summary as a table and as JSON."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import msgspec
 
-from octavo.simulate.chart import Panel, Series, render
-from octavo.simulate.cluster import Outcome, RequestRecord, Sample
+from octavo.simulate.cluster import Outcome, RequestRecord
 from octavo.simulate.executor import gap_seconds
 
 
@@ -178,8 +177,7 @@ def _replicas(count: int) -> str:
 
 
 def to_json(run: Run) -> dict[str, Any]:
-    """The summary and the state over time."""
-    values: dict[str, Any] = msgspec.to_builtins(run.summary)
+    """Return the summary, the state over time, and the 0th to 100th percentile of each request's times."""
     samples = [
         {
             "time_s": sample.time_s,
@@ -191,112 +189,17 @@ def to_json(run: Run) -> dict[str, Any]:
         }
         for sample in run.outcome.samples
     ]
-    return values | {"request_rate": run.offered, "over_time": samples}
-
-
-def picture(title: str, runs: Sequence[Run]) -> str:
-    """SVG: latency against load where there are several rates, else how latencies are spread; and over the time of the
-    last run its cache and queues."""
-    last = runs[-1]
-    panels = _against_load(runs) if len(runs) > 1 else _distributions(last)
-    suffix = f" at {last.offered:g} requests/s" if len(runs) > 1 and last.offered is not None else ""
-    samples, num_replicas = last.outcome.samples, last.outcome.num_replicas
-    swapped = [(s.time_s, s.num_swapped) for s in samples]
-    in_use = [(s.time_s, 100 * s.kv_usage / num_replicas) for s in samples]
-    panels.append(
-        Panel(
-            f"KV cache over time{suffix}",
-            "simulated seconds",
-            "% of blocks in use",
-            [
-                Series("mean of replicas" if num_replicas > 1 else "in use", in_use),
-                *([Series("fullest replica", _fullest(samples))] if num_replicas > 1 else []),
-            ],
-            y_max=100.0,
-        )
-    )
-    panels.append(
-        Panel(
-            f"Queues over time{suffix}",
-            "simulated seconds",
-            "requests",
-            [
-                Series("running", [(s.time_s, s.num_running) for s in samples]),
-                Series("waiting", [(s.time_s, s.num_waiting) for s in samples]),
-                *([Series("swapped out", swapped)] if any(count for _, count in swapped) else []),
-            ],
-        )
-    )
-    return render(title, panels)
-
-
-def _fullest(samples: Sequence[Sample]) -> list[tuple[float, float]]:
-    return [(sample.time_s, 100 * sample.max_kv_usage) for sample in samples]
-
-
-def _against_load(runs: Sequence[Run]) -> list[Panel]:
-    by_rate = sorted(
-        (((run.offered or run.summary.offered_requests_per_s), run.summary) for run in runs), key=lambda pair: pair[0]
-    )
-
-    def spreads(field: str, scale: float) -> list[Series]:
-        return [
-            Series(name, [(rate, scale * getattr(getattr(summary, field), name)) for rate, summary in by_rate])
-            for name in ("p50", "p90", "p99")
-        ]
-
-    def shares(**fields: str) -> list[Series]:
-        return [
-            Series(name.replace("_", " "), [(rate, 100 * getattr(summary, field)) for rate, summary in by_rate])
-            for name, field in fields.items()
-        ]
-
-    label = "requests a second offered"
-    first, token = spreads("time_to_first_token_s", 1), spreads("time_per_output_token_s", 1e3)
-    produced = [
-        Series("output", [(rate, s.output_tokens_per_s) for rate, s in by_rate]),
-        Series(
-            "asked for", [(rate, rate * s.output_tokens_per_s / max(s.requests_per_s, 1e-9)) for rate, s in by_rate]
-        ),
-    ]
-    usage = shares(busy="utilization", KV_blocks_in_use="mean_kv_usage", found_in_cache="cached_share")
-    return [
-        Panel("Time to first token against load", label, "seconds", first, has_marks=True, is_wide=True),
-        Panel("Time per output token against load", label, "milliseconds", token, has_marks=True, is_wide=True),
-        Panel("Throughput against load", label, "tokens per second", produced, has_marks=True),
-        Panel("Replicas against load, on average", label, "%", usage, y_max=100.0, has_marks=True),
-    ]
-
-
-def _distributions(run: Run) -> list[Panel]:
     served = [record for record in run.outcome.records if record.error is None]
-    label = "% of requests"
-    whole = [record.finished_s - record.arrival_s for record in served]
-    return [
-        Panel(
-            "How long requests take",
-            "seconds",
-            label,
-            [
-                Series("to the first token", _cumulated(_first_token_seconds(served))),
-                Series("whole", _cumulated(whole)),
-            ],
-            y_max=100.0,
-        ),
-        Panel(
-            "Time between tokens",
-            "milliseconds",
-            label,
-            [Series("mean of a request", _cumulated([1e3 * each for each in _token_seconds(served)]))],
-            y_max=100.0,
-        ),
-    ]
+    percentiles = {
+        "time_to_first_token_s": _percentiles(_first_token_seconds(served)),
+        "time_per_output_token_s": _percentiles(_token_seconds(served)),
+        "latency_s": _percentiles([record.finished_s - record.arrival_s for record in served]),
+    }
+    values: dict[str, Any] = msgspec.to_builtins(run.summary)
+    return values | {"request_rate": run.offered, "over_time": samples, "percentiles": percentiles}
 
 
-def _cumulated(values: Iterable[float], num_points: int = 200) -> list[tuple[float, float]]:
-    """Points (value, % of values that are not larger)."""
+def _percentiles(values: list[float]) -> list[float]:
+    """Return 101 values; none for an empty list."""
     ordered = sorted(values)
-    if not ordered:
-        return []
-    places = sorted({round(i * (len(ordered) - 1) / num_points) for i in range(num_points + 1)})
-    return [(ordered[place], 100 * (place + 1) / len(ordered)) for place in places]
+    return [ordered[round(share / 100 * (len(ordered) - 1))] for share in range(101)] if ordered else []

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Final
 
 import msgspec
 
+from octavo.config.fields import Arg, check_values
 from octavo.core.cache_key import Placeholder
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
@@ -198,64 +200,57 @@ class Trace:
 
 # ---- generators ----
 
-Arrivals = Literal["poisson", "gamma", "on-off", "at-once"]
+_GROUP: Final = "Workload"
 
 
-class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """What a generator makes. Lengths are tokens, rates requests (or conversations, with several turns) a second.
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What `generate` makes; the fields are flags of `octavo simulate`. Lengths are tokens.
 
-    arrivals: poisson; gamma, whose gaps vary `burstiness` times as much (coefficient of variation); on-off, all within
-    `on_s` of every `on_s + off_s` seconds; at-once. Lengths are log-normal with the given means; `length_spread` is the
-    standard deviation of their logarithm, 0 makes all alike. `max_len` bounds prompt and output together.
-    num_shared_prefixes: system prompts of `shared_prefix_len` tokens, of which each conversation begins with one.
-    turns: of each conversation; a turn comes `think_s` (exponential, mean) after the answer to the one before it.
-    num_tenants: the k-th sends in proportion to 1/k. num_priorities: of 0, 1, …, all alike often.
+    Lengths are log-normal with the given means. `max_len` bounds prompt and output together. Raises ConfigError.
     """
 
-    arrivals: str = "poisson"
-    num_requests: int = 1000
-    request_rate: float = 1.0
-    burstiness: float = 3.0
-    on_s: float = 10.0
-    off_s: float = 30.0
-    input_len: float = 256.0
-    output_len: float = 128.0
-    length_spread: float = 0.8
-    max_len: int = 4096
-    shared_prefix_len: int = 0
-    num_shared_prefixes: int = 1
-    turns: int = 1
-    think_s: float = 10.0
-    n: int = 1
-    best_of: int | None = None
-    use_beam_search: bool = False
-    num_tenants: int = 1
-    num_priorities: int = 1
-    first_token_deadline_s: float | None = None
+    arrivals: Annotated[
+        str,
+        Arg("How requests arrive.", group=_GROUP, choices=("poisson", "gamma", "on-off", "at-once")),
+    ] = "poisson"
+    num_requests: Annotated[int, Arg("Requests.", group=_GROUP, ge=1)] = 1000
+    request_rate: Annotated[float, Arg("Requests (conversations) a second.", group=_GROUP, gt=0)] = 1.0
+    burstiness: Annotated[
+        float, Arg("With gamma: coefficient of variation of the gaps; with poisson it is 1.", group=_GROUP, gt=0)
+    ] = 3.0
+    on_s: Annotated[float, Arg("With on-off: seconds with arrivals.", group=_GROUP, gt=0)] = 10.0
+    off_s: Annotated[float, Arg("With on-off: seconds without.", group=_GROUP, ge=0)] = 30.0
+    input_len: Annotated[float, Arg("Mean tokens of a prompt.", group=_GROUP, ge=1)] = 256.0
+    output_len: Annotated[float, Arg("Mean tokens of an output.", group=_GROUP, ge=1)] = 128.0
+    length_spread: Annotated[
+        float, Arg("Standard deviation of the logarithm of lengths; 0 makes all alike.", group=_GROUP, ge=0)
+    ] = 0.8
+    max_len: Annotated[int, Arg("Most tokens of a request.", group=_GROUP, ge=2)] = 4096
+    shared_prefix_len: Annotated[int, Arg("Tokens with which prompts begin that they share.", group=_GROUP, ge=0)] = 0
+    num_shared_prefixes: Annotated[int, Arg("Different shared prefixes.", group=_GROUP, ge=1)] = 1
+    turns: Annotated[int, Arg("Requests of a conversation.", group=_GROUP, ge=1)] = 1
+    think_s: Annotated[float, Arg("Mean seconds from an answer to the next turn, exponential.", group=_GROUP, ge=0)] = (
+        10.0
+    )
+    n: Annotated[int, Arg("Sequences per request.", group=_GROUP, ge=1)] = 1
+    best_of: Annotated[int | None, Arg("Sequences of which the best n are kept.", group=_GROUP)] = None
+    beam_search: Annotated[bool, Arg("Search with n beams.", group=_GROUP)] = False
+    num_tenants: Annotated[
+        int, Arg("Senders of requests; the k-th sends in proportion to 1/k.", group=_GROUP, ge=1)
+    ] = 1
+    num_priorities: Annotated[int, Arg("Different priorities, 0 and up, equally frequent.", group=_GROUP, ge=1)] = 1
+    first_token_deadline_s: Annotated[
+        float | None, Arg("Seconds after its arrival in which a request's first token is due.", group=_GROUP, gt=0)
+    ] = None
 
     def __post_init__(self) -> None:
-        if self.arrivals not in get_args(Arrivals):
-            raise ConfigError(f"arrivals is {self.arrivals!r}, must be one of {', '.join(get_args(Arrivals))}")
-        positive = ("request_rate", "burstiness", "on_s", "first_token_deadline_s")
-        _check(self, positive, above=0)
-        _check(self, ("num_requests", "num_shared_prefixes", "turns", "n", "num_tenants", "num_priorities"), least=1)
-        _check(self, ("off_s", "length_spread", "shared_prefix_len", "think_s"))
-        _check(self, ("input_len", "output_len"), least=1)
+        check_values(self)
         if self.shared_prefix_len + 2 > self.max_len:
             raise ConfigError(
                 f"shared_prefix_len is {self.shared_prefix_len}, must be at most {self.max_len - 2}: with a token of "
                 f"its own and one of output a request may have {self.max_len} tokens"
             )
-
-
-def _check(workload: Workload, names: Iterable[str], *, above: float | None = None, least: float = 0) -> None:
-    for name in names:
-        value = getattr(workload, name)
-        if value is None:
-            continue
-        if not math.isfinite(value) or (value <= above if above is not None else value < least):
-            limit = f"greater than {above:g}" if above is not None else f"at least {least:g}"
-            raise ConfigError(f"{name} is {value}, must be {limit}")
 
 
 def generate(workload: Workload, seed: int) -> list[TraceRequest]:
@@ -315,7 +310,7 @@ def _conversation(
         if room < 2:
             break
         prompt_len += min(_length(workload.input_len, workload.length_spread, source), room - 1)
-        num_lengths = 1 if workload.use_beam_search else workload.best_of or workload.n
+        num_lengths = 1 if workload.beam_search else workload.best_of or workload.n
         output_lens = [
             min(_length(workload.output_len, workload.length_spread, source), workload.max_len - prompt_len)
             for _ in range(num_lengths)
@@ -333,7 +328,7 @@ def _conversation(
                 output_lens=output_lens if num_lengths > 1 else [],
                 n=workload.n,
                 best_of=workload.best_of,
-                use_beam_search=workload.use_beam_search,
+                use_beam_search=workload.beam_search,
             )
         )
         prompt_len += output_lens[0]

@@ -43,7 +43,15 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert re.findall(r"^  (\w+) ", shown, re.MULTILINE) == ["run", "chat", "serve", "simulate", "explain", "bench"]
+    assert re.findall(r"^  (\w+) ", shown, re.MULTILINE) == [
+        "run",
+        "chat",
+        "serve",
+        "simulate",
+        "replay",
+        "explain",
+        "bench",
+    ]
 
 
 def test_options_are_grouped_and_tell_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +178,7 @@ def test_a_full_disk_under_standard_output_is_one_line() -> None:
 
 def test_a_terminal_without_utf_8_gets_similar_characters() -> None:
     ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
-    line = ["simulate", "--num-requests", "3", "--replicas", "2", "--arrivals", "at-once", "--svg", os.devnull]
+    line = ["simulate", "--num-requests", "3", "--replicas", "2", "--arrivals", "at-once"]
     done = run_octavo(*line, env=ascii_only)
     assert (done.returncode, done.stderr.count("Error")) == (0, 0)
     assert done.stdout.isascii()

@@ -113,7 +113,7 @@ def test_under_the_recorded_settings_a_simulation_is_the_recorded_run(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "kind", [{"n": 1, "best_of": 3}, {"n": 1, "best_of": 3, "use_beam_search": True}, {"n": 2, "use_beam_search": True}]
+    "kind", [{"n": 1, "best_of": 3}, {"n": 1, "best_of": 3, "beam_search": True}, {"n": 2, "beam_search": True}]
 )
 def test_sequences_that_are_not_returned_count_in_both(tmp_path: Path, kind: dict[str, int]) -> None:
     settings = make_settings(num_blocks=400, max_num_seqs=16)
@@ -144,7 +144,7 @@ def test_a_recording_of_beams_alone_has_a_cost_too(tmp_path: Path) -> None:
     settings = make_settings(num_blocks=400, max_num_seqs=16)
     settings = msgspec.structs.replace(settings, preemption_costs=settings.preemption_costs._replace(block_bytes=8))
     costs = msgspec.structs.replace(COSTS, copy_bytes_per_s=400.0)
-    record(tmp_path / "run", settings, small_trace(n=4, use_beam_search=True), costs)
+    record(tmp_path / "run", settings, small_trace(n=4, beam_search=True), costs)
     recorded = read_recorded(tmp_path / "run")
     assert sum(step.work.num_copied_blocks > 0 for step in recorded.steps) > len(recorded.steps) / 2
     model = recorded_costs("recorded", recorded)

@@ -8,8 +8,8 @@ from itertools import groupby
 from typing import Final, NamedTuple
 from xml.sax.saxutils import escape
 
-from octavo.simulate.chart import ticks
-from octavo.simulate.film import CACHED, EMPTY, BlockState, Film
+from benchmarks.drawing.chart import ticks
+from benchmarks.drawing.film import CACHED, EMPTY, BlockState, Film
 
 _WIDTH: Final = 920
 _LEFT: Final = 96
@@ -83,7 +83,7 @@ def blocks_raster(film: Film, title: str = "Blocks of the device", *, host: bool
     rows = [Row(f"block {block + 1}", [_block_cell(column[block]) for column in columns]) for block in ever_used]
     legend = [("used by a request, in its colour", Cell(_colour(0))), ("by several sequences", Cell(_dark(0)))]
     if any(state.request == CACHED for column in columns for state in column):
-        legend.append(("used by nobody, its content can be found again", Cell(_GREY)))
+        legend.append(("not used, its content can be found again", Cell(_GREY)))
     return Raster(title, rows, max(2.0, min(12.0, 480 / max(1, len(rows)))), legend)
 
 

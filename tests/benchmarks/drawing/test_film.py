@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.drawing.film import CACHED, EMPTY, Film, Frame, film
+from benchmarks.drawing.raster import blocks_raster, picture, requests_raster, whole_picture
 from octavo.errors import ConfigError
-from octavo.simulate.film import CACHED, EMPTY, Film, Frame, film
-from octavo.simulate.raster import blocks_raster, picture, requests_raster, whole_picture
 from tests.simulate.test_replay import record_busy_run
 
 

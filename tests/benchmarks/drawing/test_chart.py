@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from octavo.simulate.chart import MAX_SERIES, Panel, Series, render, ticks
+from benchmarks.drawing.chart import MAX_SERIES, Panel, Series, render, ticks
 
 
 def elements(svg: str, tag: str) -> list[ET.Element]:
