@@ -46,10 +46,13 @@ class BenchmarkSequence:
 
     index: int
     params: SamplingParams
-    known_tokens: NDArray[np.int64]
+    tokens: NDArray[np.int32]
     num_prompt_tokens: int = 256
     end_token_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+
+    def first_tokens(self, count: int) -> NDArray[np.int32]:
+        return self.tokens[:count]
 
 
 def measure(
@@ -64,9 +67,10 @@ def measure(
     """Median µs per row by sampler."""
     generator = torch.Generator().manual_seed(0)
     original = torch.randn(num_rows, vocab_size, generator=generator) * spread
-    tokens = torch.randint(vocab_size, (256,), generator=generator).numpy()
+    tokens = torch.randint(vocab_size, (256,), generator=generator, dtype=torch.int32).numpy()
     rows = [
-        SamplingRow(BenchmarkSequence(0, SamplingParams(seed=row, **KINDS[kind]), tokens)) for row in range(num_rows)
+        SamplingRow(BenchmarkSequence(0, SamplingParams(seed=row, **KINDS[kind]), tokens), 256)
+        for row in range(num_rows)
     ]
     times: dict[str, list[float]] = {name: [] for name in samplers}
     logits = original.clone()

@@ -115,7 +115,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tokens: list[TokenLogprobs]
 
 
-class RowOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class RowOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Results of one row, in the order of the step's rows. A row with an `error` ends its request; others go on.
 
     tokens: what was drawn. Of a row with several samples, token i is the first one of the child with index i.

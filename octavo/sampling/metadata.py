@@ -30,9 +30,8 @@ class SampledSequence(Protocol):
     @property
     def num_prompt_tokens(self) -> int: ...
 
-    @property
-    def known_tokens(self) -> NDArray[np.int64]:
-        """[tokens]: prompt and output so far, a view."""
+    def first_tokens(self, count: int) -> NDArray[np.int32]:
+        """Return the first `count` tokens of prompt and output, a view that is valid during the step."""
         ...
 
     @property
@@ -44,19 +43,23 @@ class SampledSequence(Protocol):
     def bad_words_token_ids(self) -> Sequence[Sequence[int]]: ...
 
 
-class SamplingRow(msgspec.Struct, frozen=True):
-    """One row of logits: those that follow the last token of `sequence`.
+class SamplingRow(msgspec.Struct, frozen=True, gc=False):
+    """One row of logits: those from which token number `position` of `sequence` is drawn.
 
     With `num_samples` 1 the token is drawn for the sequence itself; with more, sample `i` is for child `i`.
+    num_drafts: how many of the tokens before the position are drafts, the last ones. They may turn out to be wrong, so
+    nothing that is kept for the sequence may count them.
     """
 
     sequence: SampledSequence
+    position: int
     num_samples: int = 1
+    num_drafts: int = 0
 
     @property
-    def position(self) -> int:
-        """Position of the drawn token in its sequence."""
-        return len(self.sequence.known_tokens)
+    def tokens(self) -> NDArray[np.int32]:
+        """Prompt and output before the position."""
+        return self.sequence.first_tokens(self.position)
 
 
 class RowSamples(msgspec.Struct, frozen=True, gc=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -72,14 +73,22 @@ class PackedRequest:
         self._penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
         self._constant = None if self._counts is not None or self._can_bar else self._pack(1)
 
+    def for_row(self, row: SamplingRow) -> PackedRequest:
+        """Return this, or for a row with drafts a copy: several rows of a sequence have arrays of their own."""
+        if not row.num_drafts:
+            return self
+        other = copy(self)
+        other._capacity = 0  # its counts will lie elsewhere
+        return other
+
     def packed(self, row: SamplingRow) -> bytes:
-        """For the row at hand; it holds addresses of arrays that live until the next call."""
+        """Return the bytes for a row. They hold addresses of arrays of this object, valid until the next call."""
         if self._constant is not None and row.num_samples == 1:
             return self._constant
         if self._counts is not None:
-            self._counts.catch_up(row.sequence.known_tokens)
+            self._counts = self._counts.at(row)
         if self._can_bar:
-            barred = [*barred_by_min_tokens(row.sequence), *barred_by_bad_words(row.sequence)]
+            barred = [*barred_by_min_tokens(row), *barred_by_bad_words(row)]
             self._barred = np.array(barred, dtype=np.int64)
         return self._pack(row.num_samples)
 

@@ -9,35 +9,21 @@ from numpy.typing import NDArray
 
 
 class BlockTables:
-    """Each sequence holds a line of the array. Entries behind a table's end are 0, the null block.
+    """Each sequence has a line of the array, empty at first. Entries behind a table's end are 0, the null block.
 
-    The array grows by doubling, so views of it are valid only until the next `acquire` or `write`.
+    The array grows by doubling, so views of it are valid only until the next `write`.
     """
 
     def __init__(self, num_lines: int = 16, width: int = 16) -> None:
         self._blocks = np.zeros((num_lines, width), dtype=np.int32)
         self._lengths = [0] * num_lines
-        self._free = list(range(num_lines - 1, -1, -1))
-
-    def acquire(self, block_ids: Sequence[int]) -> int:
-        """A free line that holds `block_ids`."""
-        if not self._free:
-            num_lines = len(self._lengths)
-            self._blocks = np.concatenate((self._blocks, np.zeros_like(self._blocks)))
-            self._lengths += [0] * num_lines
-            self._free = list(range(2 * num_lines - 1, num_lines - 1, -1))
-        line = self._free.pop()
-        self.write(line, 0, block_ids)
-        return line
-
-    def release(self, line: int) -> None:
-        """Empty a line and make it free."""
-        self.write(line, 0, ())
-        self._free.append(line)
 
     def write(self, line: int, first: int, block_ids: Sequence[int]) -> None:
         """The table of `line` is `block_ids` from entry `first` on, and ends after them."""
         end = first + len(block_ids)
+        while line >= len(self._lengths):
+            self._blocks = np.concatenate((self._blocks, np.zeros_like(self._blocks)))
+            self._lengths += [0] * len(self._lengths)
         assert first <= self._lengths[line], "a block table has no gaps"
         while end > self._blocks.shape[1]:
             self._blocks = np.concatenate((self._blocks, np.zeros_like(self._blocks)), axis=1)

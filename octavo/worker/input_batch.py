@@ -15,6 +15,7 @@ from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride
 from octavo.core.step import ScheduledSequence
 from octavo.worker.block_table import BlockTables
 from octavo.worker.sequence_state import SequenceState
+from octavo.worker.token_store import TokenStore
 
 
 class BatchRow(NamedTuple):
@@ -75,6 +76,7 @@ class InputBatchBuilder:
     def __init__(
         self,
         kv_caches: Sequence[Tensor],
+        tokens: TokenStore,
         tables: BlockTables,
         *,
         block_size: int,
@@ -82,6 +84,7 @@ class InputBatchBuilder:
         device: torch.device,
     ) -> None:
         self._kv_caches = kv_caches
+        self._tokens = tokens
         self._tables = tables
         self._block_size = block_size
         self._device = device
@@ -103,24 +106,21 @@ class InputBatchBuilder:
         num_tokens = sum(query_lengths)
         assert num_tokens <= self._max_num_tokens, "a step has more tokens than max_num_batched_tokens"
         views, tensors = self._views(len(rows), num_tokens)
-        lines = np.array([state.table_line for _, state in rows], dtype=np.int64)
+        lines = np.array([state.line for _, state in rows], dtype=np.int64)
         views.sequence_lengths[:] = lengths
         if num_tokens == len(rows):
             # one token each: a decode step
             views.query_starts[:] = np.arange(num_tokens + 1, dtype=np.int32)
-            views.token_ids[:] = [state.token_buffer[scheduled.start] for scheduled, state in rows]
             np.subtract(views.sequence_lengths, 1, out=views.positions)
             line_of_token = lines
         else:
             views.query_starts[0] = 0
             np.cumsum(query_lengths, out=views.query_starts[1:])
-            first_tokens = views.query_starts[:-1]
-            for (scheduled, state), first in zip(rows, first_tokens.tolist(), strict=True):
-                count = scheduled.num_tokens
-                views.token_ids[first : first + count] = state.token_buffer[scheduled.start : scheduled.start + count]
-            starts = np.array([scheduled.start for scheduled, _ in rows], dtype=np.int64)
-            np.subtract(np.arange(num_tokens), np.repeat(first_tokens - starts, query_lengths), out=views.positions)
+            # token i of a row has the place `query_starts[row] + i` in the batch and the position `start + i`
+            shifts = views.query_starts[1:] - views.sequence_lengths
+            np.subtract(np.arange(num_tokens), np.repeat(shifts, query_lengths), out=views.positions)
             line_of_token = np.repeat(lines, query_lengths)
+        self._tokens.gather(line_of_token, views.positions, out=tensors.token_ids)
         entries, offsets = np.divmod(views.positions, self._block_size)
         np.multiply(self._tables.blocks_at(line_of_token, entries), self._block_size, out=views.slots)
         np.add(views.slots, offsets, out=views.slots)

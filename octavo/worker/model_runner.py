@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,7 @@ from octavo.sampling.sampler import Sampler
 from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.input_batch import BatchRow, InputBatchBuilder
 from octavo.worker.sequence_state import Sequences
+from octavo.worker.token_store import TokenStore
 
 LOGITS_BYTES = 64 << 20
 """Most float32 logits that are computed at once; a single row may exceed it."""
@@ -58,14 +60,20 @@ class ModelRunner:
         max_num_tokens: int,
         device: torch.device,
         sampler: Sampler | None = None,
+        tokens: TokenStore | None = None,
     ) -> None:
-        self.sequences = Sequences()
+        self.sequences = Sequences(tokens)
         self._model = model
         self._cache = cache
         self._vocab_size = vocab_size
         self._sampler = sampler or ReferenceSampler()
         self._builder = InputBatchBuilder(
-            cache.caches, self.sequences.tables, block_size=block_size, max_num_tokens=max_num_tokens, device=device
+            cache.caches,
+            self.sequences.tokens,
+            self.sequences.tables,
+            block_size=block_size,
+            max_num_tokens=max_num_tokens,
+            device=device,
         )
 
     @torch.inference_mode()
@@ -80,11 +88,24 @@ class ModelRunner:
         hidden = self._forward(batch)  # [tokens, hidden]
         prompt_logprobs = self._prompt_logprobs(hidden, rows)
         samples = self._sample(hidden, rows)
-        return ModelRunnerOutput(
-            step_id=step.step_id,
-            rows=[_take_in(row, samples.get(i), prompt_logprobs.get(i)) for i, row in enumerate(rows)],
-            swap_s=swap_s,
-        )
+        outputs = [_output(row, samples.get(i), prompt_logprobs.get(i)) for i, row in enumerate(rows)]
+        self._append(rows, outputs)
+        return ModelRunnerOutput(step_id=step.step_id, rows=outputs, swap_s=swap_s)
+
+    def _append(self, rows: Sequence[BatchRow], outputs: Sequence[RowOutput]) -> None:
+        """Store what was drawn. Of several samples the first is the sequence's own; the others come back as forks."""
+        lines, positions, token_ids = [], [], []
+        for row, output in zip(rows, outputs, strict=True):
+            if not row.scheduled.num_samples:
+                continue
+            state = row.state
+            lines.append(state.line)
+            positions.append(state.num_tokens)
+            # steps that are planned already compute the token that an error has prevented
+            token_ids.append(output.tokens[0].token_id if output.tokens else 0)
+            state.num_tokens += 1
+        if lines:
+            self.sequences.tokens.append(np.array(lines), np.array(positions), token_ids)
 
     def release_memory(self, empty_blocks: Sequence[int]) -> None:
         """Give back the memory of KV blocks whose content nobody needs."""
@@ -119,11 +140,13 @@ class ModelRunner:
         for scheduled in step.rows:
             state = self.sequences[scheduled.seq_id]
             assert state.epoch == scheduled.epoch, "a row was planned for another life of its sequence"
-            for token_id in scheduled.token_ids:
-                state.append(token_id)
-            assert scheduled.start + scheduled.num_tokens <= state.num_tokens, "a row computes tokens nobody knows"
+            end = scheduled.start + scheduled.num_tokens
+            if scheduled.token_ids:
+                self.sequences.tokens.write(state.line, end - len(scheduled.token_ids), scheduled.token_ids)
+                state.num_tokens = end
+            assert end <= state.num_tokens, "a row computes unknown tokens"
             if scheduled.block_ids:
-                self.sequences.tables.write(state.table_line, scheduled.first_block_index, scheduled.block_ids)
+                self.sequences.tables.write(state.line, scheduled.first_block_index, scheduled.block_ids)
             rows.append(BatchRow(scheduled, state))
         return rows
 
@@ -142,7 +165,9 @@ class ModelRunner:
             return {}
         if len(sampled) < len(hidden):
             hidden = hidden[torch.tensor(last_tokens, device=hidden.device)]
-        sampling_rows = [SamplingRow(rows[place].state, rows[place].scheduled.num_samples) for place in sampled]
+        sampling_rows = [
+            SamplingRow(rows[place].state, rows[place].end, rows[place].scheduled.num_samples) for place in sampled
+        ]
         results: list[RowSamples] = []
         for start, stop in chunks(len(sampled), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
             logits = self._model.compute_logits(hidden[start:stop])
@@ -178,7 +203,7 @@ class ModelRunner:
     def _describe_prompt(self, hidden: Tensor, row: BatchRow) -> _PromptResult:
         """The tokens that follow the positions whose hidden states [positions, hidden] these are."""
         first = row.scheduled.start + 1
-        following: list[int] = row.state.token_buffer[first : first + len(hidden)].tolist()
+        following: list[int] = row.state.first_tokens(first + len(hidden))[first:].tolist()
         assert first + len(hidden) <= row.state.num_tokens, "prompt log-probabilities end with the known tokens"
         tokens: list[TokenLogprobs] = []
         for start, stop in chunks(len(hidden), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
@@ -196,25 +221,17 @@ class _PromptResult:
     error: RequestError | None = None
 
 
-def _take_in(row: BatchRow, sampled: RowSamples | None, prompt: _PromptResult | None) -> RowOutput:
-    """Append what was drawn to the row's sequence; the answer for the control plane."""
-    state, scheduled = row.state, row.scheduled
+def _output(row: BatchRow, sampled: RowSamples | None, prompt: _PromptResult | None) -> RowOutput:
+    """Return the row's results for the control plane; an error stays with its sequence."""
+    state = row.state
     error = state.error or (prompt and prompt.error) or (sampled and sampled.error) or None
-    tokens: list[TokenLogprobs] = []
     if error is not None:
         state.error = error
-        if scheduled.num_samples:
-            # steps that are planned already compute the token that was not drawn
-            state.append(0)
-    elif sampled is not None and sampled.candidates is None:
-        tokens = sampled.tokens
-        # of several samples the first is the sequence's own; the others come back as forks
-        state.append(tokens[0].token_id)
+        return RowOutput(state.seq_id, state.epoch, [], error=error)
     return RowOutput(
-        seq_id=state.seq_id,
-        epoch=state.epoch,
-        tokens=tokens,
-        prompt_logprobs=prompt.logprobs if prompt is not None and error is None else None,
-        error=error,
-        candidates=sampled.candidates if sampled is not None and error is None else None,
+        state.seq_id,
+        state.epoch,
+        sampled.tokens if sampled is not None else [],
+        prompt.logprobs if prompt is not None else None,
+        candidates=sampled.candidates if sampled is not None else None,
     )

@@ -1,4 +1,4 @@
-"""What the worker remembers of a sequence: its tokens, how it samples, where its block table is."""
+"""What the worker holds of a sequence: its line of tokens and blocks, and how it samples."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from octavo.core.outputs import RequestError
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import NewSequence
 from octavo.worker.block_table import BlockTables
+from octavo.worker.token_store import HostTokenStore, TokenStore
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class SequenceState:
-    """Tokens grow with what is sampled; everything else is fixed. Changed by `Sequences` and the runner only."""
+    """`num_tokens` grows with what is drawn or sent; everything else is fixed. Changed by the runner only."""
 
     seq_id: int
     epoch: int
@@ -24,32 +25,28 @@ class SequenceState:
     num_prompt_tokens: int
     end_token_ids: tuple[int, ...]
     bad_words_token_ids: tuple[tuple[int, ...], ...]
-    table_line: int
-    token_buffer: NDArray[np.int64]
-    """The first `num_tokens` entries are the tokens; the rest is room to grow."""
+    line: int
+    """Its line in the token store and in the block tables."""
     num_tokens: int
+    """Tokens of the line that are known."""
+    store: TokenStore
     error: RequestError | None = None
     """Why no further token can come: steps that were already planned repeat it."""
 
-    @property
-    def known_tokens(self) -> NDArray[np.int64]:
-        """[num_tokens]: prompt and output so far, a view."""
-        return self.token_buffer[: self.num_tokens]
-
-    def append(self, token_id: int) -> None:
-        """Add a sampled token."""
-        if self.num_tokens == len(self.token_buffer):
-            self.token_buffer = np.concatenate((self.token_buffer, np.empty_like(self.token_buffer)))
-        self.token_buffer[self.num_tokens] = token_id
-        self.num_tokens += 1
+    def first_tokens(self, count: int) -> NDArray[np.int32]:
+        """Return the first `count` tokens of its line, a view; drafts may follow the known ones."""
+        return self.store.read(self.line, count)
 
 
 class Sequences:
-    """All sequences that the worker holds, by id, and their block tables."""
+    """All sequences that the worker holds, by id, with their tokens and block tables."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: TokenStore | None = None) -> None:
+        self.tokens: TokenStore = tokens or HostTokenStore()
         self.tables = BlockTables()
         self._states: dict[int, SequenceState] = {}
+        self._num_lines = 0
+        self._free_lines: list[int] = []
 
     def __len__(self) -> int:
         return len(self._states)
@@ -61,14 +58,15 @@ class Sequences:
         return seq_id in self._states
 
     def add(self, new: NewSequence) -> None:
-        """Take a sequence in, in place of one with the same id. A fork copies its shared tokens from its parent."""
-        shared = self._states[new.parent_id].known_tokens if new.parent_id is not None else np.empty(0, dtype=np.int64)
-        assert len(shared) >= new.num_shared_tokens, "a fork shares tokens that its parent does not have"
-        num_tokens = new.num_shared_tokens + len(new.token_ids)
-        # room for some output, so that short answers never copy
-        token_buffer = np.empty(num_tokens + min(new.params.max_tokens or 16, 256), dtype=np.int64)
-        token_buffer[: new.num_shared_tokens] = shared[: new.num_shared_tokens]
-        token_buffer[new.num_shared_tokens : num_tokens] = new.token_ids
+        """Add a sequence in place of one with the same id. A fork copies its shared tokens from its parent."""
+        num_shared = new.num_shared_tokens
+        line = self._acquire_line()
+        if new.parent_id is not None:
+            parent = self._states[new.parent_id]
+            assert parent.num_tokens >= num_shared, "a fork shares tokens that its parent does not have"
+            self.tokens.copy(parent.line, line, num_shared)
+        self.tokens.write(line, num_shared, new.token_ids)
+        self.tables.write(line, 0, new.block_ids)
         self.drop(new.seq_id)
         self._states[new.seq_id] = SequenceState(
             seq_id=new.seq_id,
@@ -78,13 +76,20 @@ class Sequences:
             num_prompt_tokens=new.num_prompt_tokens,
             end_token_ids=new.end_token_ids,
             bad_words_token_ids=new.bad_words_token_ids,
-            table_line=self.tables.acquire(new.block_ids),
-            token_buffer=token_buffer,
-            num_tokens=num_tokens,
+            line=line,
+            num_tokens=num_shared + len(new.token_ids),
+            store=self.tokens,
         )
 
     def drop(self, seq_id: int) -> None:
-        """Forget a sequence; unknown ids are passed over."""
+        """Forget a sequence; unknown ids are ignored."""
         state = self._states.pop(seq_id, None)
         if state is not None:
-            self.tables.release(state.table_line)
+            self.tables.write(state.line, 0, ())
+            self._free_lines.append(state.line)
+
+    def _acquire_line(self) -> int:
+        if self._free_lines:
+            return self._free_lines.pop()
+        self._num_lines += 1
+        return self._num_lines - 1

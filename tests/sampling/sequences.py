@@ -14,7 +14,7 @@ from octavo.sampling.metadata import SamplingRow
 
 @dataclass(eq=False)
 class FakeSequence:
-    """`prompt` and `output` may grow between steps."""
+    """`prompt` and `output` may grow between steps; `drafts` stand behind them."""
 
     params: SamplingParams
     prompt: list[int] = field(default_factory=lambda: [1, 2, 3])
@@ -22,14 +22,23 @@ class FakeSequence:
     index: int = 0
     end_token_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    drafts: list[int] = field(default_factory=list)
 
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt)
 
-    @property
-    def known_tokens(self) -> NDArray[np.int64]:
-        return np.array(self.prompt + self.output, dtype=np.int64)
+    def first_tokens(self, count: int) -> NDArray[np.int32]:
+        return np.array((self.prompt + self.output + self.drafts)[:count], dtype=np.int32)
+
+    def row(self, num_samples: int = 1) -> SamplingRow:
+        """The row from which the next token is drawn."""
+        return SamplingRow(self, len(self.prompt) + len(self.output), num_samples)
+
+    def rows(self) -> list[SamplingRow]:
+        """The rows from which the next token and those after each draft are drawn."""
+        known = len(self.prompt) + len(self.output)
+        return [SamplingRow(self, known + count, 1, count) for count in range(len(self.drafts) + 1)]
 
 
 def sampling_row(
@@ -37,4 +46,4 @@ def sampling_row(
 ) -> SamplingRow:
     """A row with a prompt of a few tokens and these sampling parameters."""
     params.setdefault("seed", 0)
-    return SamplingRow(FakeSequence(SamplingParams(**params), list(prompt), index=index), num_samples)
+    return FakeSequence(SamplingParams(**params), list(prompt), index=index).row(num_samples)

@@ -15,7 +15,7 @@ from octavo.core.sampling_params import OF_DRAWING, SamplingParams
 from octavo.devices.choice import make_sampler
 from octavo.sampling.filters import Filter, default_filters, scale
 from octavo.sampling.metadata import SamplingRow
-from octavo.sampling.processors import LogitsProcessor, ProcessedRow, default_processors
+from octavo.sampling.processors import LogitsProcessor, Penalties, ProcessedRow, default_processors
 from octavo.sampling.sampler import Sampler
 from tests.conformance.runtimes import LEVELS, runtime
 from tests.sampling.sequences import FakeSequence
@@ -71,7 +71,7 @@ def make_logits(rows: int = 1) -> Tensor:
 def make_row(num_samples: int = 1, **params: Any) -> SamplingRow:
     given = SamplingParams(**{"seed": 0, "max_tokens": 99, **params})
     words = ((4,),) if given.bad_words else ()
-    return SamplingRow(FakeSequence(given, [1, 4], [4, 4], 0, (4,), words), num_samples)
+    return FakeSequence(given, [1, 4], [4, 4], 0, (4,), words).row(num_samples)
 
 
 def drawn(sampler: Sampler, row: SamplingRow) -> set[int]:
@@ -114,7 +114,7 @@ def test_every_sampler_takes_what_a_processor_makes_likeliest(
     row = make_row(temperature=0.0, **given)
     assert [each.name for each in default_processors() if each.needs(row.sequence.params)] == [definition.name]
     logits = make_logits()
-    definition.update([ProcessedRow(0, row.sequence)])
+    definition.update([ProcessedRow(0, row)])
     definition.apply(logits)
     likeliest = {int(logits.argmax())}
     for sampler in samplers():
@@ -144,3 +144,40 @@ def test_parameters_that_no_definition_claims_change_no_draw() -> None:
     fields = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
     plain = SamplingParams(**{name: fields[name] for name in NOT_OF_THE_DISTRIBUTION})
     assert not any(each.needs(plain) for each in (*default_filters(), *default_processors()))
+
+
+def sequences_with_history(num_output: int) -> list[FakeSequence]:
+    """One sequence per processor, per filter, greedy, and one that asks for everything."""
+    together = {"logprobs": 3, "top_p": 0.9, "repetition_penalty": 1.3, "min_tokens": 4, "bad_words": ["x"]}
+    kinds = [*(case for cases in PROCESSED.values() for case in cases), *FILTERED.values(), {}, together]
+    sequences = []
+    for place, kind in enumerate([*kinds, {"temperature": 0.0, "frequency_penalty": 0.7}]):
+        params = SamplingParams(**{"seed": place, "max_tokens": 99, "temperature": 1.5, **kind})
+        sequences.append(FakeSequence(params, [1, 4], [4] * num_output, place, (4, 5), ((4,), (5, 6), (4, 4, 7))))
+    return sequences
+
+
+@pytest.mark.parametrize("processors", [0, 1], ids=["built in", "one's own too"])
+def test_rows_behind_drafts_are_drawn_as_if_the_drafts_had_been_decoded(processors: int) -> None:
+    own = [Penalties() for _ in range(processors)]  # before the built-in ones: tokens are penalised twice
+    for level in (None, *LEVELS):
+        ahead, behind = (make_sampler(None if level is None else runtime(level), own) for _ in range(2))
+        drafted, decoded = sequences_with_history(1), sequences_with_history(1)
+        for step in range(4):
+            # partly right in a later step: what rejected drafts were must leave no trace
+            for one in drafted:
+                one.drafts = [(5 * step + one.index + place) % 9 for place in range(3)]
+            rows = [row for one in drafted for row in one.rows()]
+            found = iter(ahead.sample(make_logits(len(rows)), rows))
+            for one, other in zip(drafted, decoded, strict=True):
+                results = [next(found) for _ in range(4)]
+                (expected,) = behind.sample(make_logits(), [other.row()])
+                assert results[0] == expected
+                for place, result in enumerate(results[1:], start=1):
+                    alone = FakeSequence(
+                        other.params, other.prompt, other.output + one.drafts[:place], other.index,
+                        other.end_token_ids, other.bad_words_token_ids,
+                    )  # fmt: skip
+                    assert [result] == behind.sample(make_logits(), [alone.row()])
+                for sequence in (one, other):
+                    sequence.output.append(expected.tokens[0].token_id)

@@ -16,7 +16,7 @@ def make_builder() -> tuple[InputBatchBuilder, Sequences]:
     for seq_id, table in TABLES.items():
         sequences.add(new_sequence(seq_id, [100 * seq_id + i for i in range(4 * len(table))], table))
     return InputBatchBuilder(
-        [], sequences.tables, block_size=4, max_num_tokens=24, device=torch.device("cpu")
+        [], sequences.tokens, sequences.tables, block_size=4, max_num_tokens=24, device=torch.device("cpu")
     ), sequences
 
 
@@ -65,7 +65,7 @@ def test_steps_with_as_many_rows_lie_at_the_same_addresses_until_tables_outgrow_
     before = addresses((1, 11, 1), (2, 0, 1))
     addresses((1, 0, 12), (3, 0, 4))
     assert addresses((3, 15, 1), (1, 5, 1)) == before
-    sequences.tables.write(sequences[2].table_line, 1, list(range(20, 60)))
+    sequences.tables.write(sequences[2].line, 1, list(range(20, 60)))
     assert addresses((3, 15, 1), (2, 5, 1))[:-1] == before[:-1]
     batch = builder.build([BatchRow(row(2, 1, 1), sequences[2])])
     assert batch.attention.block_tables[0, :41].tolist() == [7, *range(20, 60)]

@@ -194,7 +194,7 @@ def test_penalties_see_what_the_worker_has_drawn_itself() -> None:
     runner.execute(step([new_sequence(1, [5], [1, 2, 3], params=params)], [row(1, 0, 1)]))
     for position in range(1, 11):
         runner.execute(step(rows=[row(1, position, 1)]))
-    drawn = runner.sequences[1].known_tokens[1:].tolist()
+    drawn = runner.sequences[1].first_tokens(12)[1:].tolist()
     expected: list[int] = []
     for _ in drawn:
         target = next_token([5, *expected])

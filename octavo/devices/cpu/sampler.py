@@ -105,7 +105,7 @@ class NativeSampler:
             return []
         logits = logits.contiguous()
         num_rows, vocab_size = logits.shape
-        requests = [self._request_of(row.sequence, vocab_size) for row in rows]
+        requests = [self._request_of(row, vocab_size) for row in rows]
         if any(request.has_other_filters for request in requests):
             return self._sample_apart(logits, rows, [request.has_other_filters for request in requests])
         processed = process(logits, rows, requests) if self._processors else {}
@@ -138,7 +138,7 @@ class NativeSampler:
         """See `Sampler.rank`."""
         logits = logits.contiguous()
         num_rows, vocab_size = logits.shape
-        requests = [self._request_of(row.sequence, vocab_size) for row in rows]
+        requests = [self._request_of(row, vocab_size) for row in rows]
         # a processor of another's making acts on log-probabilities too, and before the compiled ones
         others = [place for place, request in enumerate(requests) if request.processors]
         ranked = self._reference.rank(logits[others], *_chosen(others, rows, counts)) if others else []
@@ -208,7 +208,8 @@ class NativeSampler:
         self._kernels.describe_tokens(logits.data_ptr(), num_rows, vocab_size, listed, *answer.addresses, scratch)
         return answer.read()
 
-    def _request_of(self, sequence: SampledSequence, vocab_size: int) -> PackedRequest:
+    def _request_of(self, row: SamplingRow, vocab_size: int) -> PackedRequest:
+        sequence = row.sequence
         request = self._requests.get(sequence)
         if request is None:
             processors = tuple(each for each in self._processors if each.needs(sequence.params))
@@ -216,7 +217,7 @@ class NativeSampler:
             request = self._requests[sequence] = PackedRequest(
                 sequence, vocab_size, processors, has_other_filters=has_other_filters
             )
-        return request
+        return request.for_row(row)
 
     def _answer_of(self, num_rows: int, num_draws: int, num_listed: int) -> _Answer:
         # one decode step is like the last
@@ -250,9 +251,7 @@ def process(logits: Tensor, rows: Sequence[SamplingRow], requests: Sequence[Pack
     before = {place: logits[place].clone() for place, request in enumerate(requests) if request.processors}
     for processor in processors:
         wanting = [
-            ProcessedRow(place, row.sequence)
-            for place, row in enumerate(rows)
-            if processor in requests[place].processors
+            ProcessedRow(place, row) for place, row in enumerate(rows) if processor in requests[place].processors
         ]
         processor.update(wanting)
         processor.apply(logits)

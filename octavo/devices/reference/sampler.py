@@ -128,9 +128,7 @@ class ReferenceSampler:
         if any(each.processors for each in traits):
             for processor in self._processors:
                 wanting = [
-                    ProcessedRow(row, rows[row].sequence)
-                    for row, each in enumerate(traits)
-                    if processor in each.processors
+                    ProcessedRow(row, rows[row]) for row, each in enumerate(traits) if processor in each.processors
                 ]
                 if wanting:
                     processor.update(wanting)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.sampling.metadata import SampledSequence
+from octavo.sampling.metadata import SamplingRow
 from octavo.sampling.processors.processor import ProcessedRow, TokenMask
 
 
@@ -26,19 +26,19 @@ class BadWords:
     def update(self, rows: Sequence[ProcessedRow]) -> None:
         self._barred = TokenMask()
         for each in rows:
-            self._barred.add(each.row, barred_by_bad_words(each.sequence))
+            self._barred.add(each.row, barred_by_bad_words(each.sampling))
 
     def apply(self, logits: Tensor) -> None:
         self._barred.fill(logits, -math.inf)
 
 
-def barred_by_bad_words(sequence: SampledSequence) -> list[int]:
-    """Token ids that would complete a bad word."""
-    words = [word for word in sequence.bad_words_token_ids if word]
+def barred_by_bad_words(row: SamplingRow) -> list[int]:
+    """Return the token ids that would complete a bad word."""
+    words = [word for word in row.sequence.bad_words_token_ids if word]
     longest = max((len(word) for word in words), default=1)
     # what the prompt says is not ours to bar: a word counts from its first token in the output
-    first = max(sequence.num_prompt_tokens, len(sequence.known_tokens) - longest + 1)
-    tail = sequence.known_tokens[first:].tolist()
+    first = max(row.sequence.num_prompt_tokens, row.position - longest + 1)
+    tail = row.tokens[first:].tolist()
     return [word[-1] for word in words if _ends_with(tail, word[:-1])]
 
 

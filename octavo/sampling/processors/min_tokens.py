@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.sampling.metadata import SampledSequence
+from octavo.sampling.metadata import SamplingRow
 from octavo.sampling.processors.processor import ProcessedRow, TokenMask
 
 
@@ -26,13 +26,14 @@ class MinTokens:
     def update(self, rows: Sequence[ProcessedRow]) -> None:
         self._barred = TokenMask()
         for each in rows:
-            self._barred.add(each.row, barred_by_min_tokens(each.sequence))
+            self._barred.add(each.row, barred_by_min_tokens(each.sampling))
 
     def apply(self, logits: Tensor) -> None:
         self._barred.fill(logits, -math.inf)
 
 
-def barred_by_min_tokens(sequence: SampledSequence) -> Sequence[int]:
-    """The end tokens while the output is too short."""
-    num_output_tokens = len(sequence.known_tokens) - sequence.num_prompt_tokens
+def barred_by_min_tokens(row: SamplingRow) -> Sequence[int]:
+    """Return the end tokens while the output is too short."""
+    sequence = row.sequence
+    num_output_tokens = row.position - sequence.num_prompt_tokens
     return sequence.end_token_ids if num_output_tokens < sequence.params.min_tokens else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.sampling.metadata import SampledSequence
+from octavo.sampling.metadata import SampledSequence, SamplingRow
 from octavo.sampling.processors.processor import ProcessedRow
 
 
@@ -27,23 +28,22 @@ class Penalties:
     def __init__(self) -> None:
         # a cache: whatever is missing is counted again from the tokens; it goes with the sequence
         self._counts: WeakKeyDictionary[SampledSequence, TokenCounts] = WeakKeyDictionary()
-        self._rows: Sequence[ProcessedRow] = ()
+        self._rows: list[tuple[ProcessedRow, TokenCounts]] = []
 
     def needs(self, params: SamplingParams) -> bool:
         return bool(asked_penalties(params))
 
     def update(self, rows: Sequence[ProcessedRow]) -> None:
-        self._rows = rows
+        self._rows = []
         for each in rows:
             counts = self._counts.get(each.sequence)
             if counts is None:
                 counts = self._counts[each.sequence] = TokenCounts(each.sequence.num_prompt_tokens)
-            counts.catch_up(each.sequence.known_tokens)
+            self._rows.append((each, counts.at(each.sampling)))
 
     def apply(self, logits: Tensor) -> None:
         # row by row: a row's tokens are few, and the scratch stays that small
-        for each in self._rows:
-            counts = self._counts[each.sequence]
+        for each, counts in self._rows:
             params = each.sequence.params
             row = logits[each.row]
             token_ids = torch.from_numpy(counts.token_ids).to(logits.device)
@@ -93,7 +93,13 @@ class TokenCounts:
         """[distinct]: occurrences in the output, 0 for tokens of the prompt alone; a view."""
         return self._output_counts[: len(self._place)]
 
-    def catch_up(self, tokens: NDArray[np.int64]) -> None:
+    def at(self, row: SamplingRow) -> TokenCounts:
+        """Return the counts for a row: these, brought up to date, or a copy that counts the drafts too."""
+        counts = deepcopy(self) if row.num_drafts else self
+        counts.catch_up(row.tokens)
+        return counts
+
+    def catch_up(self, tokens: NDArray[np.int32]) -> None:
         """Count the tokens that have come since the last call."""
         if self._num_counted < self._num_prompt_tokens:
             for token_id in np.unique(tokens[self._num_counted : self._num_prompt_tokens]).tolist():

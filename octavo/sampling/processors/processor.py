@@ -10,22 +10,27 @@ import torch
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.sampling.metadata import SampledSequence
+from octavo.sampling.metadata import SampledSequence, SamplingRow
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessedRow:
-    """A row of the logits, and the sequence that it belongs to."""
+    """Row number `row` of the logits, and what is drawn from it."""
 
     row: int
-    sequence: SampledSequence
+    sampling: SamplingRow
+
+    @property
+    def sequence(self) -> SampledSequence:
+        """The sequence that the row belongs to."""
+        return self.sampling.sequence
 
 
 class LogitsProcessor(Protocol):
     """Changes the logits of the rows that ask for it. Per step: `update` with those rows, then `apply`.
 
-    Whatever it keeps between steps must be recomputable from a sequence's tokens: a preempted or moved sequence arrives
-    without it.
+    State that it keeps between steps must be recomputable from a sequence's tokens, because a preempted or moved
+    sequence arrives without it, and must not count drafts (`SamplingRow.num_drafts`).
     """
 
     name: str

@@ -49,10 +49,16 @@ class Steps:
     def __init__(self) -> None:
         self.sequences = Sequences()
         for seq_id in range(NUM_SEQS):
-            numbers = torch.randn(40, 4, generator=torch.Generator().manual_seed(seq_id)).bfloat16()
-            self.sequences.add(new_sequence(seq_id, numbers.view(torch.int64).view(-1).tolist(), list(range(10))))
+            # token ids are int32; the upper half of each word in the batch is 0
+            numbers = torch.rand(40, 2, generator=torch.Generator().manual_seed(seq_id)).bfloat16()
+            self.sequences.add(new_sequence(seq_id, numbers.view(torch.int32).view(-1).tolist(), list(range(10))))
         self.builder = InputBatchBuilder(
-            [], self.sequences.tables, block_size=4, max_num_tokens=64, device=torch.device("cpu")
+            [],
+            self.sequences.tokens,
+            self.sequences.tables,
+            block_size=4,
+            max_num_tokens=64,
+            device=torch.device("cpu"),
         )
 
     def batch(self, *rows: tuple[int, int, int]) -> InputBatch:

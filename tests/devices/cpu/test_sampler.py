@@ -15,7 +15,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.devices.choice import make_sampler
 from octavo.devices.cpu.sampler import NativeSampler, native_bytes
 from octavo.devices.reference.sampler import ReferenceSampler
-from octavo.sampling.metadata import RowSamples, SamplingRow
+from octavo.sampling.metadata import RowSamples
 from octavo.sampling.processors import ProcessedRow, default_processors
 from tests.conformance.runtimes import LEVELS, runtime
 from tests.sampling.sequences import FakeSequence, sampling_row
@@ -125,7 +125,7 @@ def test_what_a_sequence_has_said_is_counted_as_it_grows() -> None:
     samplers = (native(), ReferenceSampler())
     for _ in range(12):
         for sampler, sequence in zip(samplers, sequences, strict=True):
-            (result,) = sampler.sample(logits.clone(), [SamplingRow(sequence)])
+            (result,) = sampler.sample(logits.clone(), [sequence.row()])
             sequence.output.append(result.tokens[0].token_id)
     assert sequences[0].output == sequences[1].output
     assert len(set(sequences[0].output)) > 3
@@ -236,7 +236,7 @@ def test_beams_are_ranked_as_the_reference_ranks_them(level: str, vocab_size: in
         words = ((some[6],), (some[0],)) if settings["bad_words"] else ()
         sequence = FakeSequence(SamplingParams(**settings), end_token_ids=tuple(some[:3]), bad_words_token_ids=words)
         sequence.output += source.choices(some, k=source.choice([0, 5, 90]))
-        rows.append(SamplingRow(sequence, 0))
+        rows.append(sequence.row(0))
     counts = [source.choice([1, 4, 30]) for _ in rows]
     sampler = make_sampler(runtime(level))
     found = sampler.rank(logits.clone(), rows, counts)

@@ -15,7 +15,7 @@ from tests.sampling.sequences import FakeSequence
 def processed(processor: LogitsProcessor, *sequences: FakeSequence, vocab_size: int = 8) -> torch.Tensor:
     assert all(processor.needs(sequence.params) for sequence in sequences)
     # row 0 belongs to nobody who asked: it must stay as it is
-    processor.update([ProcessedRow(row + 1, sequence) for row, sequence in enumerate(sequences)])
+    processor.update([ProcessedRow(row + 1, sequence.row()) for row, sequence in enumerate(sequences)])
     logits = torch.arange(vocab_size, dtype=torch.float32).repeat(len(sequences) + 1, 1)
     processor.apply(logits)
     assert logits[0].tolist() == list(range(vocab_size))

@@ -14,7 +14,7 @@ from tests.sampling.sequences import FakeSequence
 
 def penalised(logits: torch.Tensor, *sequences: FakeSequence, processor: Penalties | None = None) -> torch.Tensor:
     processor = processor or Penalties()
-    processor.update([ProcessedRow(row, sequence) for row, sequence in enumerate(sequences)])
+    processor.update([ProcessedRow(row, sequence.row()) for row, sequence in enumerate(sequences)])
     changed = logits.clone()
     processor.apply(changed)
     return changed

@@ -1,0 +1,84 @@
+"""Where the tokens of a worker's sequences are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class TokenStore(Protocol):
+    """Holds one line of tokens per sequence; lines and positions are chosen by the caller.
+
+    A device that keeps its store in its own memory can gather what one step drew for the next step without its host.
+    """
+
+    def write(self, line: int, first: int, token_ids: Sequence[int]) -> None:
+        """Store tokens that the host knows at positions `first`, `first` + 1, … of a line."""
+        ...
+
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy the first tokens of line `source` to line `target`."""
+        ...
+
+    def gather(self, lines: NDArray[np.int64], positions: NDArray[np.int64], out: Tensor) -> None:
+        """Write token `positions[i]` of line `lines[i]` to `out[i]`, int64 [tokens]."""
+        ...
+
+    def append(self, lines: NDArray[np.int64], positions: NDArray[np.int64], token_ids: Sequence[int]) -> None:
+        """Store drawn token i at `positions[i]` of line `lines[i]`."""
+        ...
+
+    def read(self, line: int, num_tokens: int) -> NDArray[np.int32]:
+        """Return the first tokens of a line, on the host; valid until the next change."""
+        ...
+
+
+class HostTokenStore:
+    """A `TokenStore` in one array of the host, which grows by doubling: a step gathers and appends without a loop."""
+
+    def __init__(self, num_lines: int = 16, width: int = 256) -> None:
+        self._tokens = np.zeros((num_lines, width), dtype=np.int32)
+
+    def write(self, line: int, first: int, token_ids: Sequence[int]) -> None:
+        """See `TokenStore.write`."""
+        end = first + len(token_ids)
+        self._reserve(line + 1, end)
+        self._tokens[line, first:end] = token_ids
+
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        """See `TokenStore.copy`."""
+        self._reserve(target + 1, num_tokens)
+        self._tokens[target, :num_tokens] = self._tokens[source, :num_tokens]
+
+    def gather(self, lines: NDArray[np.int64], positions: NDArray[np.int64], out: Tensor) -> None:
+        """See `TokenStore.gather`."""
+        out.numpy()[:] = self._tokens[lines, positions]
+
+    def append(self, lines: NDArray[np.int64], positions: NDArray[np.int64], token_ids: Sequence[int]) -> None:
+        """See `TokenStore.append`."""
+        self._reserve(0, int(positions.max()) + 1)
+        self._tokens[lines, positions] = token_ids
+
+    def read(self, line: int, num_tokens: int) -> NDArray[np.int32]:
+        """See `TokenStore.read`."""
+        return self._tokens[line, :num_tokens]
+
+    def _reserve(self, num_lines: int, width: int) -> None:
+        """Make room for so many lines and tokens in each."""
+        have_lines, have_width = self._tokens.shape
+        if num_lines <= have_lines and width <= have_width:
+            return
+        # untouched pages of zeros take no memory
+        shape = max(have_lines, _power_of_two(num_lines)), max(have_width, _power_of_two(width))
+        grown = np.zeros(shape, dtype=np.int32)
+        grown[:have_lines, :have_width] = self._tokens
+        self._tokens = grown
+
+
+def _power_of_two(count: int) -> int:
+    """Return the smallest power of two that is not less than `count`; 1 for 0."""
+    return 1 << max(0, count - 1).bit_length()
