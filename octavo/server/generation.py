@@ -66,7 +66,7 @@ def is_about(request_id: str, asked: str) -> bool:
     return request_id == asked or (found is not None and found["answer"] == asked)
 
 
-def sender_of(request: Request, asked: GenerationRequest) -> Caller:
+def caller_for(request: Request, asked: GenerationRequest) -> Caller:
     """Return who is served: the caller of the key, or where there are no keys the user that the client names."""
     caller = caller_of(request)
     return caller if caller.tenant is not None else msgspec.structs.replace(caller, tenant=asked.user)
@@ -104,7 +104,7 @@ class TokenCounts:
 class Generation:
     """Prompts that were accepted for one answer.
 
-    caller: who is served (`sender_of`).
+    caller: who is served (`caller_for`).
     field_names: what the client calls a field that the engine knows by another name, for the messages of errors.
     """
 

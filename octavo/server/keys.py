@@ -60,6 +60,12 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
+def sender_of(scope: Scope) -> str:
+    """Return whose share of memory and time a request takes: the tenant of its key, else the client's address."""
+    caller: Caller = scope.get("state", {}).get("caller", ANYBODY)
+    return caller.tenant or (scope.get("client") or ("",))[0]
+
+
 class RequireKey:
     """Lets requests pass that bring one of the keys as `Authorization: Bearer …`, or that ask for an open path.
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.logging import escaped
 from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error
-from octavo.server.keys import ANYBODY
+from octavo.server.keys import sender_of
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class LimitBody:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        sender = scope["state"].get("caller", ANYBODY).tenant or (scope["client"] or ("",))[0]
+        sender = sender_of(scope)
         num_bytes = num_counted = 0
 
         async def limited_receive() -> Message:

@@ -1,13 +1,14 @@
-"""From a checked request to prompts, and the answers about tokens: work on text that no loop and no engine needs.
+"""From a checked request to prompts, and the responses of /tokenize and /detokenize: work that needs no engine.
 
 It runs in the server's process for small requests and in a helper process (`text_process`) for all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -30,12 +31,7 @@ from octavo.server.schema import (
     TokenizeRequest,
 )
 
-T = TypeVar("T")
-Sliced = Generator[None, None, T]
-"""A job that returns T and yields wherever another job may have its turn."""
-
-TOKENS_OF_SLICE = 8192
-"""Token ids that are worked on between two yields."""
+_encode: Final = msgspec.msgpack.Encoder().encode
 
 REQUESTS: Mapping[str, type[RequestBody]] = {
     name: kind for name, kind in vars(schema).items() if isinstance(kind, type) and issubclass(kind, RequestBody)
@@ -89,30 +85,31 @@ class Preparer:
             return [prompt]
         return [msgspec.structs.replace(prompt, add_special_tokens=asked.add_special_tokens)]
 
-    def tokenized(self, asked: TokenizeRequest, prompt: Prompt) -> Sliced[bytes]:
-        """The answer of /tokenize, encoded."""
+    def answer(self, asked: TokenizeRequest | DetokenizeRequest, limits: RenderLimits | None = None) -> bytes:
+        """Return the encoded response of /tokenize or /detokenize. limits: what rendering may cost."""
+        if isinstance(asked, DetokenizeRequest):
+            return self._detokenized(asked)
         tokenizer = self.tools.tokenizer
+        [prompt] = self.prompts(asked, limits)
         tokens = tokenizer.encode(prompt.text or "", prompt.add_special_tokens, prompt.cuts)
-        texts: list[str] | None = [] if asked.return_token_strs else None
-        if texts is not None:
-            for start in range(0, len(tokens), TOKENS_OF_SLICE):
-                yield
-                texts += map(tokenizer.token_text, tokens[start : start + TOKENS_OF_SLICE])
-        max_model_len = self.tools.ready.max_model_len
         return msgspec.json.encode(
-            TokenizeResponse(count=len(tokens), max_model_len=max_model_len, tokens=tokens, token_strs=texts)
+            TokenizeResponse(
+                count=len(tokens),
+                max_model_len=self.tools.ready.max_model_len,
+                tokens=tokens,
+                token_strs=[*map(tokenizer.token_text, tokens)] if asked.return_token_strs else None,
+            )
         )
 
-    def detokenized(self, asked: DetokenizeRequest) -> bytes:
-        """The answer of /detokenize, encoded."""
+    def _detokenized(self, asked: DetokenizeRequest) -> bytes:
         self.check_model(asked.model)
         vocab_size = self.tools.ready.vocab_size
-        if max(asked.tokens, default=0) >= vocab_size:
-            position = next(place for place, token_id in enumerate(asked.tokens) if token_id >= vocab_size)
-            raise InvalidRequest(
-                f"tokens[{position}] is {asked.tokens[position]}; the model's token ids go from 0 to {vocab_size - 1}",
-                field=f"tokens[{position}]",
-            )
+        for position, token_id in enumerate(asked.tokens):
+            if token_id >= vocab_size:
+                raise InvalidRequest(
+                    f"tokens[{position}] is {token_id}; the model's token ids go from 0 to {vocab_size - 1}",
+                    field=f"tokens[{position}]",
+                )
         text = self.tools.tokenizer.decode(asked.tokens, asked.skip_special_tokens)
         return msgspec.json.encode(DetokenizeResponse(prompt=text))
 
@@ -175,8 +172,36 @@ def check_served(name: str, served: Sequence[str]) -> None:
         )
 
 
-def without_text(asked: RequestBody) -> RequestBody:
-    """The request without what its prompts were made of."""
+class PreparedPrompt(msgspec.Struct, frozen=True, array_like=True):
+    """A tokenised prompt. token_ids: 4 bytes each, in the byte order of the machine."""
+
+    text: str | None
+    token_ids: bytes
+
+
+class Prepared(msgspec.Struct, frozen=True, array_like=True):
+    """What a helper process makes of a request: the request without its text, and its prompts."""
+
+    asked: msgspec.Raw
+    prompts: list[PreparedPrompt]
+
+
+def prepared(asked: RequestBody, prompts: Sequence[Prompt], tokenise: Callable[[Prompt], list[int]]) -> bytes:
+    """Return an encoded `Prepared`. Raises InvalidRequest."""
+    keeps_text = bool(getattr(asked, "echo", None))
+    done = []
+    for prompt in prompts:
+        try:
+            token_ids = array("i", tokenise(prompt)).tobytes()
+        except InvalidRequest as error:
+            error.field = "prompt" if getattr(asked, "messages", None) is None else "messages"
+            raise
+        done.append(PreparedPrompt(prompt.text if keeps_text else None, token_ids))
+    return _encode(Prepared(msgspec.Raw(_encode(_without_text(asked))), done))
+
+
+def _without_text(asked: RequestBody) -> RequestBody:
+    """Return the request without what its prompts were made of."""
     changes: dict[str, Any] = {}
     if getattr(asked, "prompt", None) is not None:
         changes["prompt"] = ""

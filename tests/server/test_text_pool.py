@@ -1,4 +1,4 @@
-"""Helper processes: results are those of this process, jobs take turns, and what goes wrong concerns one job alone."""
+"""Helper processes: results are those of this process, senders take turns, and what fails concerns one job alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import signal
 from array import array
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ import pytest
 from octavo.config.server_args import ServerArgs
 from octavo.engine.input_processor import InputSetup
 from octavo.server.errors import ApiError
-from octavo.server.preparation import TextPolicy
+from octavo.server.preparation import Prepared, TextPolicy
 from octavo.server.schema import ChatCompletionRequest
-from octavo.server.text_pool import MAX_WAITING_BYTES, SHORT_JOB_BYTES, TextPool
-from octavo.server.text_process import Prepared, TextSetup
+from octavo.server.text_pool import MAX_WAITING_BYTES, TextPool
+from octavo.server.text_process import TextSetup
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
 from tests.fakes.core import core_ready, engine_config
 from tests.server.raw import eventually
@@ -36,9 +36,9 @@ def setup(directory: Path, **tokenizer: Any) -> TextSetup:
     return TextSetup(InputSetup(engine_config(str(directory)).model, ready, max_num_seqs=4), ("letters",), TextPolicy())
 
 
-def with_pool(of: TextSetup, use: Callable[[TextPool], Coroutine[Any, Any, Any]]) -> Any:
+def with_pool(of: TextSetup, use: Callable[[TextPool], Coroutine[Any, Any, Any]], **options: Any) -> Any:
     async def run() -> Any:
-        return await asyncio.wait_for(use(TextPool(of)), 60)
+        return await asyncio.wait_for(use(TextPool(of, **options)), 60)
 
     return asyncio.run(run())
 
@@ -97,21 +97,25 @@ def test_what_is_wrong_comes_back_with_its_field(tmp_path: Path) -> None:
     with_pool(setup(tmp_path), use)
 
 
-def test_a_request_with_many_prompts_does_not_hold_up_another(tmp_path: Path) -> None:
-    """The long one is sent first; the other one needs a single slice between two of its own."""
-    many = body(prompt=["x" * 1000] * 200)
-    assert sum(map(len, many)) < SHORT_JOB_BYTES
+def test_long_jobs_hold_up_neither_short_ones_nor_those_of_other_senders(tmp_path: Path) -> None:
+    """One sender's long jobs take one worker after the other; a long job of another sender does not wait for them."""
+    long = [b'{"prompt":"', b"x" * (1 << 20), b'"}']
 
     async def use(pool: TextPool) -> None:
         order: list[str] = []
 
-        async def run(name: str, asked: list[bytes]) -> None:
-            await pool.run("CompletionRequest", asked)
+        async def run(name: str, asked: list[bytes], sender: str) -> None:
+            await pool.run("CompletionRequest", asked, sender)
             order.append(name)
 
-        await pool.run("CompletionRequest", body(prompt="a"))
-        await asyncio.gather(run("many", many), run("one", body(prompt="a")))
-        assert order == ["one", "many"]
+        await asyncio.gather(
+            *(run(f"long {number}", long, "a") for number in range(4)),
+            run("long of another", long, "b"),
+            run("short", body(prompt="a"), "a"),
+        )
+        assert [name for name in order if name.startswith("long ")][-1] == "long 3"
+        assert order.index("long of another") < order.index("long 2")
+        assert order.index("short") < order.index("long 2")
 
     with_pool(setup(tmp_path), use)
 
@@ -136,19 +140,20 @@ finds_workers = pytest.mark.skipif(
 )
 
 
-async def refused_by_a_worker_that_gets(number: signal.Signals, pool: TextPool, silence_s: float | None) -> ApiError:
+async def refused_by_a_worker_that_gets(number: signal.Signals, pool: TextPool) -> ApiError:
     """The error of the job that a worker is at when it gets a signal. Jobs beside it must succeed."""
     await pool.run("CompletionRequest", body(prompt="a"))
-    long = asyncio.create_task(error_of(pool.run("CompletionRequest", body(prompt="x" * 200_000))))
+    stopped = workers_of(pool)
+    for process in stopped:
+        os.kill(process, signal.SIGSTOP)
+    job = asyncio.create_task(error_of(pool.run("CompletionRequest", body(prompt="a"))))
     others = [asyncio.create_task(pool.run("CompletionRequest", body(prompt="b"))) for _ in range(4)]
-    while pool._short.current is None:
-        await asyncio.sleep(0)
-    for process in workers_of(pool):
+    await asyncio.sleep(0.05)
+    for process in stopped:
         os.kill(process, number)
-    if silence_s is not None:
-        await asyncio.sleep(0.2)  # what was sent before the signal is read
-        pool._short.expect_message(silence_s)
-    refused = await long
+        with suppress(ProcessLookupError):  # SIGKILL has ended it already
+            os.kill(process, signal.SIGCONT)
+    refused = await job
     assert [prompts_of(await other) for other in others] == [[[98]]] * 4
     return refused
 
@@ -165,10 +170,10 @@ async def refused_by_a_worker_that_gets(number: signal.Signals, pool: TextPool, 
 def test_a_worker_that_ends_costs_the_job_that_it_worked_on_alone(
     tmp_path: Path, number: signal.Signals, status: int, code: str
 ) -> None:
-    """It ends as the system ends one whose slice takes too long, as a library that gets no memory, or from outside."""
+    """It ends as the system ends one whose job takes too long, as a library that gets no memory, or from outside."""
 
     async def use(pool: TextPool) -> None:
-        refused = await refused_by_a_worker_that_gets(number, pool, None)
+        refused = await refused_by_a_worker_that_gets(number, pool)
         assert (refused.status, refused.code) == (status, code)
 
     with_pool(setup(tmp_path), use)
@@ -177,24 +182,45 @@ def test_a_worker_that_ends_costs_the_job_that_it_worked_on_alone(
 @finds_workers
 def test_a_worker_that_hangs_costs_the_job_that_it_worked_on_alone(tmp_path: Path) -> None:
     async def use(pool: TextPool) -> None:
-        refused = await refused_by_a_worker_that_gets(signal.SIGSTOP, pool, 0.0)
+        # the limit is for the hanging job alone: a new worker has to start
+        await pool.run("CompletionRequest", body(prompt="a"))
+        for process in workers_of(pool):
+            os.kill(process, signal.SIGSTOP)
+        pool._silence_s = 0.2
+        job = asyncio.create_task(error_of(pool.run("CompletionRequest", body(prompt="a"))))
+        await asyncio.sleep(0)
+        pool._silence_s = 60.0
+        other = asyncio.create_task(pool.run("CompletionRequest", body(prompt="b")))
+        refused = await job
         assert (refused.status, refused.code, refused.headers) == (503, "server_busy", {"Retry-After": "1"})
+        assert prompts_of(await other) == [[98]]
 
     with_pool(setup(tmp_path), use)
 
 
 @finds_workers
-def test_workers_that_may_be_silent_are_those_without_jobs(tmp_path: Path) -> None:
+def test_a_worker_ends_when_the_client_of_its_job_goes_away(tmp_path: Path) -> None:
+    """The system ends it, also inside a library; the next job gets another worker."""
+    endless = "{% for a in range(9999) %}{% for b in range(99) %}{% endfor %}{% endfor %}"
+
     async def use(pool: TextPool) -> None:
         assert prompts_of(await pool.run("CompletionRequest", body(prompt="a"))) == [[97]]
-        assert pool._short.deadline is not None
-        assert pool._short.deadline.when() is None
-        job = asyncio.create_task(pool.run("CompletionRequest", body(prompt="x" * 200_000)))
-        await asyncio.sleep(0)
-        assert pool._short.deadline.when() is not None
-        await job
+        [worker] = workers_of(pool)
+        job = asyncio.create_task(pool.run("ChatCompletionRequest", body(messages=MESSAGES)))
+        before = cpu_s(worker)
+        while cpu_s(worker) < before + 0.02:
+            await asyncio.sleep(0.001)
+        job.cancel()
+        while is_running(worker):
+            await asyncio.sleep(0.001)
+        assert prompts_of(await pool.run("CompletionRequest", body(prompt="b"))) == [[98]]
 
-    with_pool(setup(tmp_path), use)
+    with_pool(setup(tmp_path, chat_template=endless), use)
+
+
+def cpu_s(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def is_running(process: int) -> bool:
@@ -207,12 +233,13 @@ def is_running(process: int) -> bool:
 @finds_workers
 @pytest.mark.parametrize("server_is_killed", [False, True])
 def test_workers_end_with_the_pool_whatever_they_do(tmp_path: Path, server_is_killed: bool) -> None:
-    """A stopped worker stands for one in a long slice. The system closes the sockets of a server that is killed."""
+    """A stopped worker stands for one in a long job. The system closes the sockets of a server that is killed."""
     workers: list[int] = []
 
     async def use(pool: TextPool) -> None:
         await pool.run("CompletionRequest", body(prompt="a"))
-        workers.extend(workers_of(pool))
+        assert pool._process is not None
+        workers.extend(workers_of(pool) + children_of(pool._process.pid))
         for process in workers:
             os.kill(process, signal.SIGSTOP)
         if server_is_killed:
@@ -225,8 +252,9 @@ def test_workers_end_with_the_pool_whatever_they_do(tmp_path: Path, server_is_ki
         with_pool(setup(tmp_path), use)
         eventually(lambda: not any(map(is_running, workers)))
         for process in workers:
-            os.waitpid(process, 0)
-    assert len(workers) == 1
+            with suppress(ChildProcessError):  # its parent has waited for it
+                os.waitpid(process, 0)
+    assert len(workers) == 2
 
 
 @contextmanager
@@ -241,10 +269,14 @@ def adopting_orphans() -> Iterator[None]:
         prctl(set_child_subreaper, 0, 0, 0, 0)
 
 
-def workers_of(pool: TextPool) -> list[int]:
-    assert pool._process is not None
-    process = pool._process.pid
+def children_of(process: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def workers_of(pool: TextPool) -> list[int]:
+    """Each worker is the child of a process that waits for its end."""
+    assert pool._process is not None
+    return [worker for parent in children_of(pool._process.pid) for worker in children_of(parent)]
 
 
 def test_processes_that_do_not_start_are_told(tmp_path: Path) -> None:

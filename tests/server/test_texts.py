@@ -168,7 +168,7 @@ def test_what_helper_processes_work_on_gets_an_error_when_the_server_stops(tmp_p
         assert reads._pool is not None
         started = asyncio.Event()
 
-        async def stuck(kind: str, pieces: Any) -> bytes:
+        async def stuck(kind: str, pieces: Any, sender: str) -> bytes:
             started.set()
             await asyncio.Event().wait()
             return b""

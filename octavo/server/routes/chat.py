@@ -16,7 +16,14 @@ from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
-from octavo.server.generation import Frame, Generation, TokenCounts, answer_in_one_piece, named_by_the_client, sender_of
+from octavo.server.generation import (
+    Frame,
+    Generation,
+    TokenCounts,
+    answer_in_one_piece,
+    caller_for,
+    named_by_the_client,
+)
 from octavo.server.keys import Caller
 from octavo.server.logprobs import chat_logprobs
 from octavo.server.responses import (
@@ -37,7 +44,7 @@ def routes(context: ServerContext) -> list[Route]:
     async def create_chat_completion(request: Request) -> Response | EventStream:
         asked, [prompt] = await context.texts.read(request, ChatCompletionRequest)
         answer = _Answer(
-            context, asked, prompt, Frame.of("chatcmpl", request, asked, context), sender_of(request, asked)
+            context, asked, prompt, Frame.of("chatcmpl", request, asked, context), caller_for(request, asked)
         )
         if asked.stream:
             return EventStream(answer.events(), context.open_requests)

@@ -17,7 +17,7 @@ from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.engine.detokenizer import text_offsets
 from octavo.server.context import ServerContext
-from octavo.server.generation import Frame, Generation, TokenCounts, answer_in_one_piece, sender_of
+from octavo.server.generation import Frame, Generation, TokenCounts, answer_in_one_piece, caller_for
 from octavo.server.keys import Caller
 from octavo.server.logprobs import Position, completion_logprobs, token_text
 from octavo.server.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
@@ -28,7 +28,7 @@ from octavo.server.streaming import DONE, EventStream, event
 def routes(context: ServerContext) -> list[Route]:
     async def create_completion(request: Request) -> Response | EventStream:
         asked, prompts = await context.texts.read(request, CompletionRequest)
-        answer = _Answer(context, asked, prompts, Frame.of("cmpl", request, asked, context), sender_of(request, asked))
+        answer = _Answer(context, asked, prompts, Frame.of("cmpl", request, asked, context), caller_for(request, asked))
         if asked.stream:
             return EventStream(answer.events(), context.open_requests)
         async with context.open_requests.track(request.receive):
