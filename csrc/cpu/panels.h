@@ -44,9 +44,9 @@ struct Addend {
   const float* values;  // null where nothing is added
   std::int64_t stride;
 
-  // Where `row` has the value of column `column` of `panel`; null where nothing is added.
+  // Where `row` has the value of column `column` of `panel`.
   [[gnu::always_inline]] constexpr const float* at(const PanelColumns& columns, int row, int panel, int column) const {
-    return values ? values + row * stride + columns.row_of(panel, column) : nullptr;
+    return values + row * stride + columns.row_of(panel, column);
   }
 };
 

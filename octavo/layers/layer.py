@@ -14,7 +14,7 @@ from octavo.attention.backend import AttentionBackend
 from octavo.ops.memory import Scratch, zeroed
 from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec
 from octavo.ops.registry import Ops
-from octavo.quantization.method import Unquantized, WeightMethod
+from octavo.quantization.method import UNQUANTIZED, WeightMethod
 
 T = TypeVar("T")
 
@@ -119,7 +119,7 @@ class PreparedLayer(Layer):
         super().__init__()
         self._sizes = (inputs, outputs, bias)
         self._gated = gated
-        self.use(Unquantized())
+        self.use(UNQUANTIZED)
 
     def use(self, method: WeightMethod) -> None:
         """See `Layer.use`."""
@@ -150,7 +150,7 @@ class PreparedLayer(Layer):
 
     def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
         """See `Layer.state_specs`."""
-        return self.method.state_specs(self._shape(), ops)
+        return self.method.format(ops).state_specs(self._shape())
 
     def state(self) -> dict[str, Tensor]:
         """See `Layer.state`."""
@@ -158,7 +158,7 @@ class PreparedLayer(Layer):
 
     def restore(self, state: Mapping[str, Tensor], ops: Ops) -> None:
         """See `Layer.restore`."""
-        self.prepared = self.method.restore(self._shape(), ops, state)
+        self.prepared = self.method.format(ops).restore(self._shape(), state)
         self._release()
 
     def _shape(self) -> LinearShape:

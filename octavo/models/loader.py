@@ -25,7 +25,7 @@ from octavo.models.registry import resolve_model
 from octavo.models.weight_files import FLOATS, StoredTensor, progress_bar, read_ahead, stored_tensors
 from octavo.ops.codes import NotFinite
 from octavo.ops.registry import Ops
-from octavo.quantization.method import Unquantized, WeightMethod
+from octavo.quantization.method import UNQUANTIZED, WeightMethod
 
 LoadFormat = Literal["auto", "dummy"]
 
@@ -73,7 +73,7 @@ def load_model(
         layer.bind(binding)
     cache = None
     if packed is not None and load_format == "auto":
-        cache = open_packed_cache(packed, checkpoint, mesh, dtype, method or Unquantized(), ops)
+        cache = open_packed_cache(packed, checkpoint, mesh, dtype, method or UNQUANTIZED, ops)
         state = cache.read(model.state_specs(ops))
         if state is not None:
             model.restore(state, ops)
@@ -97,7 +97,11 @@ def open_packed_cache(
 ) -> PackedCache:
     """Where the packed weights of one model are kept. Raises ConfigError for a folder that cannot be made."""
     made = made_of(
-        checkpoint, dtype=dtype, method=method.name, layout=method.layout(ops), ranks=f"{mesh.rank} of {mesh.size}"
+        checkpoint,
+        dtype=dtype,
+        method=method.name,
+        layout=method.format(ops).layout,
+        ranks=f"{mesh.rank} of {mesh.size}",
     )
     content = WeightContent((file.path for file in checkpoint.weight_files()), packed.threads)
     packed.make()

@@ -5,6 +5,7 @@ All of it is done in float32 and rounded as it is written, so that compiled kern
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Final
 
 import torch
@@ -12,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.errors import CheckpointError, ConfigError
-from octavo.ops.prepare_linear import LinearShape
+from octavo.ops.elementwise import silu_and_mul
+from octavo.ops.prepare_linear import PreparedLinear
 
 SMALLEST: Final = 1e-30
 """Smaller magnitudes count as zero: 127 divided by one of them would leave the range of float32."""
@@ -76,11 +78,24 @@ def exact_product(codes: Tensor, weights: Tensor) -> Tensor:
     return total.float()
 
 
-def finish(values: Tensor, bias: Tensor | None, shape: LinearShape, dtype: torch.dtype) -> Tensor:
-    """Bias and gate of float32 values [rows, outputs], and the only rounding, to `dtype`."""
-    if bias is not None:
-        values = values + bias.float()
-    if shape.is_gated:
-        gate, up = values.chunk(2, dim=1)
-        values = F.silu(gate) * up
-    return values.to(dtype)
+class QuantizedLinear(PreparedLinear):
+    """A product that is computed in float32 from codes, and rounded once."""
+
+    @abstractmethod
+    def values(self, x: Tensor) -> Tensor:
+        """x [tokens, inputs] → the product without bias, float32 [tokens, outputs]."""
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        """See `PreparedLinear`."""
+        return self._finish(self.values(x), add).to(self.shape.dtype)
+
+    def in_float32(self, x: Tensor) -> Tensor:
+        """See `PreparedLinear.in_float32`."""
+        return self._finish(self.values(x), None)
+
+    def _finish(self, values: Tensor, add: Tensor | None) -> Tensor:
+        if "bias" in self._state:
+            values = values + self._state["bias"].float()
+        if add is not None:
+            values = values + add
+        return silu_and_mul(values) if self.shape.is_gated else values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 import torch
@@ -10,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.ops import prepare_linear as plain
-from octavo.ops.codes import SMALLEST, check_finite, check_inputs, finish, quantize_rows
+from octavo.ops.codes import SMALLEST, QuantizedLinear, check_finite, check_inputs, quantize_rows
 from octavo.ops.prepare_int8 import TOLERANCE
-from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec
+from octavo.ops.prepare_linear import LinearShape, ReferenceFormat, TensorSpec
 from octavo.ops.registry import Operator
 
 DIVISORS: Final = (8.0, 7.5, 8.5, 9.0, 10.0)
@@ -57,72 +56,53 @@ def _squared_error(values: Tensor, scale: Tensor) -> Tensor:
     return total
 
 
-class Int4Linear(PreparedLinear):
-    """Codes [outputs, groups, group] in [-8, 7] and a bfloat16 scale for each group."""
+class Int4Linear(QuantizedLinear):
+    """State: `codes` int8 [outputs, groups, group] in [-8, 7], `scales` bfloat16 [outputs, groups], perhaps `bias`."""
 
-    def __init__(self, shape: LinearShape, codes: Tensor, scales: Tensor, bias: Tensor | None) -> None:
-        self.shape = shape
-        self._codes, self._scales, self._bias = codes, scales, bias
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """See `PreparedLinear`: (Σ over groups, in order, of Σ codes · codes · scale) · scale of the row + bias."""
-        return finish(self._values(x), self._bias, self.shape, self.shape.dtype)
-
-    def in_float32(self, x: Tensor) -> Tensor:
-        """See `PreparedLinear.in_float32`."""
-        return finish(self._values(x), self._bias, self.shape, torch.float32)
-
-    def _values(self, x: Tensor) -> Tensor:
+    def values(self, x: Tensor) -> Tensor:
+        """See `QuantizedLinear.values`: (Σ over groups, in order, of Σ codes · codes · scale) · scale of the row."""
         codes, row_scales = quantize_rows(x)
-        _, num_groups, group = self._codes.shape
+        weights, scales = self._state["codes"], self._state["scales"]
+        _, num_groups, group = weights.shape
         codes = F.pad(codes, (0, num_groups * group - self.shape.inputs))
         total = torch.zeros(x.shape[0], self.shape.outputs)
         for g in range(num_groups):
             # at most 128 · 127 · 8: float32 holds every partial sum
-            sums = F.linear(codes[:, g * group : (g + 1) * group], self._codes[:, g].float())
-            total = total + sums * self._scales[:, g].float()
+            sums = F.linear(codes[:, g * group : (g + 1) * group], weights[:, g].float())
+            total = total + sums * scales[:, g].float()
         return total * row_scales
 
     def rows(self, ids: Tensor) -> Tensor:
         """See `PreparedLinear.rows`: code · scale."""
-        values = self._codes[ids].float() * self._scales[ids, :, None].float()
+        values = self._state["codes"][ids].float() * self._state["scales"][ids, :, None].float()
         return values.flatten(1)[:, : self.shape.inputs].to(self.shape.dtype)
 
-    def state(self) -> dict[str, Tensor]:
-        """`codes` int8 [outputs, groups, group], `scales` bfloat16 [outputs, groups], and `bias` [outputs] if any."""
-        state = {"codes": self._codes, "scales": self._scales}
-        return state if self._bias is None else {**state, "bias": self._bias}
 
+class Int4Format(ReferenceFormat):
+    """Symmetric groups of `group` inputs; the reference keeps a code in a byte."""
 
-class Int4Format:
-    """Symmetric groups of `group` inputs; the reference keeps a code in a byte. See `LinearFormat`."""
+    linear_class = Int4Linear
 
     def __init__(self, group: int) -> None:
         self.group = group
         self.layout = f"int4-g{group}-rows/1"
 
-    def __call__(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PreparedLinear:
-        """See `LinearFormat`. Raises NotFinite."""
-        outputs, inputs = weight.shape
+    def pack(self, weight: Tensor) -> dict[str, Tensor]:
+        """See `ReferenceFormat.pack`. Raises NotFinite."""
         check_finite(weight)
+        outputs, inputs = weight.shape
         groups = F.pad(weight.float(), (0, -inputs % self.group)).view(outputs, -1, self.group)
         codes, scales = quantize_groups(groups)
-        shape = LinearShape(outputs, inputs, weight.dtype, bias is not None, gated)
-        return Int4Linear(shape, codes, scales[..., 0], None if bias is None else bias.clone())
+        return {"codes": codes, "scales": scales[..., 0]}
 
-    def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
-        """See `LinearFormat.state_specs`. Raises ConfigError for a weight that is too wide."""
+    def weight_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
+        """See `ReferenceFormat.weight_specs`. Raises ConfigError for a weight that is too wide."""
         check_inputs(shape.inputs)
         groups = -(-shape.inputs // self.group)
-        specs = {
+        return {
             "codes": TensorSpec((shape.outputs, groups, self.group), torch.int8),
             "scales": TensorSpec((shape.outputs, groups), torch.bfloat16),
         }
-        return {**specs, "bias": TensorSpec((shape.outputs,), shape.dtype)} if shape.has_bias else specs
-
-    def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
-        """See `LinearFormat.restore`."""
-        return Int4Linear(shape, state["codes"], state["scales"], state.get("bias"))
 
 
 OPERATORS = (

@@ -1,8 +1,7 @@
 """Weights of linear layers in the form that multiplies best: how they get into it, compute in it and are kept.
 
-The operator is a `LinearFormat`. It takes a plain weight and answers a `PreparedLinear` that has memory of its own: the
-plain one is released at once. Formats of quantised weights are further operators of this kind, which take what was
-quantised; all answer the same `PreparedLinear`.
+The operator is a `LinearFormat`. It makes of a plain weight a `PreparedLinear` that has memory of its own: the plain
+one is released at once. Formats of quantised weights are further operators of this kind.
 """
 
 from __future__ import annotations
@@ -17,72 +16,74 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.ops.activation import silu_and_mul
-from octavo.ops.linear import linear
+from octavo.ops.elementwise import silu_and_mul
 from octavo.ops.memory import zeroed
 from octavo.ops.registry import Operator
 
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """What is known of a weight before it is read."""
+    """What is known of a weight before it is read: sizes and types."""
 
     outputs: int
     """Rows of the plain weight; of a gated one, gate and up together."""
     inputs: int
     dtype: torch.dtype
-    """Of the plain weight, of x and of the answer."""
+    """Type of the plain weight, of x and of the product."""
     has_bias: bool = False
     is_gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor that is not there yet."""
+    """Shape and type of a tensor that is not made yet."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorSpec:
-        """The spec that `tensor` meets."""
+        """Return the spec that `tensor` meets."""
         return cls(tuple(tensor.shape), tensor.dtype)
 
     @property
     def nbytes(self) -> int:
-        """Its size in memory."""
+        """Bytes of its elements."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 class PreparedLinear(ABC):
-    """A weight [outputs, inputs], with its bias, ready to be multiplied."""
+    """A weight [outputs, inputs], with its bias, ready to be multiplied. `state` is all that the format keeps."""
 
-    shape: LinearShape
+    def __init__(self, shape: LinearShape, state: Mapping[str, Tensor]) -> None:
+        self.shape = shape
+        self._state = dict(state)
 
     @abstractmethod
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [tokens, inputs] → x @ weight.T + bias [tokens, outputs], in the type of x.
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        """x [tokens, inputs] → x @ weight.T + bias + add [tokens, outputs], in the type of x.
 
-        A gated weight is gate stacked on up; its answer is silu(gate) * up, [tokens, outputs / 2]. A row has the same
+        A gated weight is gate stacked on up; its result is silu(gate) * up, [tokens, outputs / 2]. `add`, float32
+        [tokens, outputs], enters before that activation: a bias of each row, as adapters compute it. A row has the same
         bits whatever its neighbours are.
         """
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """The same answer as float32, which logits are; an implementation may spare it the rounding in between."""
+        """Return the product in float32, the type of logits; an implementation may omit the rounding in between."""
         return self(x).float()
 
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows of the plain weight: ids int64 [tokens] → [tokens, inputs], what embeddings read."""
+        """Return rows of the plain weight, which embeddings read: ids int64 [tokens] → [tokens, inputs]."""
 
-    @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """All that the format keeps, as dense tensors without copy; what `LinearFormat.restore` takes."""
+        """Return the tensors that the format keeps, dense and without a copy; `LinearFormat.restore` takes them."""
+        return dict(self._state)
 
     @property
     def nbytes(self) -> int:
         """Memory that it holds."""
-        return sum(tensor.nbytes for tensor in self.state().values())
+        return sum(tensor.nbytes for tensor in self._state.values())
 
 
 class LinearFormat(Protocol):
@@ -90,23 +91,23 @@ class LinearFormat(Protocol):
 
     @property
     def layout(self) -> str:
-        """Names the order of the bytes in `PreparedLinear.state`: formats of one name read each other's states."""
+        """Name of the order of the bytes in `PreparedLinear.state`: formats of one name read each other's states."""
         ...
 
     def __call__(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PreparedLinear:
         """Bring a weight [outputs, inputs] and a bias [outputs] into this form.
 
-        The answer keeps neither tensor: they may be views of a mapped file, at any address that their type allows.
-        With `gated` the weight is gate stacked on up, and the answer computes silu(gate) * up.
+        The result keeps neither tensor: they may be views of a mapped file, at any address that their type allows.
+        With `gated` the weight is gate stacked on up, and the result computes silu(gate) * up.
         """
         ...
 
     def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
-        """The tensors that `PreparedLinear.state` will have for a weight of this shape, padding included."""
+        """Return what `PreparedLinear.state` will hold for a weight of this shape, padding included."""
         ...
 
     def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
-        """What `state` was taken from, without the plain weight.
+        """Make what `state` was taken from, without the plain weight.
 
         The tensors meet `state_specs(shape)` and start at multiples of 64 bytes; they may lie in a file that is mapped
         for reading.
@@ -114,70 +115,107 @@ class LinearFormat(Protocol):
         ...
 
 
-class PlainLinear(PreparedLinear):
-    """The weight as the checkpoint has it, multiplied by torch."""
+class ReferenceFormat(ABC):
+    """A `LinearFormat` in plain torch: tensors whose dimension 0 counts outputs, and the bias as it is."""
 
-    def __init__(self, shape: LinearShape, weight: Tensor, bias: Tensor | None) -> None:
-        self.shape = shape
-        self._weight = weight
-        self._bias = bias
+    layout: str
+    linear_class: type[PreparedLinear]
+    """The class that multiplies."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """See `PreparedLinear`."""
-        product = linear(x, self._weight, self._bias)
-        return silu_and_mul(product) if self.shape.is_gated else product
+    @abstractmethod
+    def pack(self, weight: Tensor) -> dict[str, Tensor]:
+        """Make the tensors of `weight_specs` of a plain weight, in memory of their own."""
 
-    def rows(self, ids: Tensor) -> Tensor:
-        """See `PreparedLinear.rows`."""
-        return F.embedding(ids, self._weight)
-
-    def state(self) -> dict[str, Tensor]:
-        """`weight` [outputs, inputs], and `bias` [outputs] where there is one."""
-        return {"weight": self._weight} if self._bias is None else {"weight": self._weight, "bias": self._bias}
-
-
-class PlainFormat:
-    """Keeps weights as they are. The reference: plain torch, which says what is right."""
-
-    layout = "plain/1"
+    @abstractmethod
+    def weight_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
+        """Return the specs of all tensors but the bias."""
 
     def __call__(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PreparedLinear:
         """See `LinearFormat`."""
         outputs, inputs = weight.shape
-        shape = LinearShape(outputs, inputs, weight.dtype, bias is not None, gated)
-        own = zeroed((outputs, inputs), weight.dtype, weight.device).copy_(weight)
-        return PlainLinear(shape, own, None if bias is None else bias.clone())
+        state = self.pack(weight) if bias is None else {**self.pack(weight), "bias": bias.clone()}
+        return self.restore(LinearShape(outputs, inputs, weight.dtype, bias is not None, gated), state)
 
     def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
         """See `LinearFormat.state_specs`."""
-        specs = {"weight": TensorSpec((shape.outputs, shape.inputs), shape.dtype)}
+        specs = self.weight_specs(shape)
         return {**specs, "bias": TensorSpec((shape.outputs,), shape.dtype)} if shape.has_bias else specs
 
     def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
         """See `LinearFormat.restore`."""
-        return PlainLinear(shape, state["weight"], state.get("bias"))
+        return self.linear_class(shape, state)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return `x @ weight.T + bias` [tokens, outputs] for x [tokens, inputs], weight [outputs, inputs], bias [outputs].
+
+    A row has the same bits whatever its neighbours are. In float32 on a CPU that takes four rows for each thread: with
+    fewer, the product is made by another routine, which sums in another order.
+    """
+    tokens = x.shape[0]
+    missing = -tokens % (4 * torch.get_num_threads()) if x.dtype is torch.float32 and x.device.type == "cpu" else 0
+    if missing:
+        return F.linear(F.pad(x, (0, 0, 0, missing)), weight, bias)[:tokens]
+    return F.linear(x, weight, bias)
+
+
+class PlainLinear(PreparedLinear):
+    """The weight as the checkpoint has it, multiplied by torch. State: `weight` [outputs, inputs], perhaps `bias`."""
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        """See `PreparedLinear`."""
+        product = linear(x, self._state["weight"], self._state.get("bias"))
+        if add is not None:
+            product = (product + add).to(x.dtype)
+        return silu_and_mul(product) if self.shape.is_gated else product
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `PreparedLinear.rows`."""
+        return F.embedding(ids, self._state["weight"])
+
+
+class PlainFormat(ReferenceFormat):
+    """Keeps weights as they are. The reference: plain torch, which says what is right."""
+
+    layout = "plain/1"
+    linear_class = PlainLinear
+
+    def pack(self, weight: Tensor) -> dict[str, Tensor]:
+        """See `ReferenceFormat.pack`."""
+        return {"weight": zeroed(tuple(weight.shape), weight.dtype, weight.device).copy_(weight)}
+
+    def weight_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
+        """See `ReferenceFormat.weight_specs`."""
+        return {"weight": TensorSpec((shape.outputs, shape.inputs), shape.dtype)}
 
 
 def examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    """(x, ids, weight, bias, gated): one token, a few, more than a tile; widths that are no multiple of anything."""
+    """Yield (x, ids, weight, bias, gated, add): one token, a few, more than a tile; widths that are no whole tiles."""
     generator = torch.Generator().manual_seed(0)
     for tokens, inputs, outputs in ((1, 64, 96), (3, 40, 18), (33, 128, 160)):
         x, weight = (torch.randn(shape, generator=generator) for shape in ((tokens, inputs), (outputs, inputs)))
         ids = torch.tensor([0, outputs - 1, outputs // 2, 0])
         x, weight = x.to(dtype), (weight / inputs**0.5).to(dtype)
-        yield x, ids, weight, None, False
         bias = torch.randn(outputs, generator=generator).to(dtype)
-        yield x, ids, weight, bias, False
-        yield x, ids, weight, None, True
-        yield x, ids, weight, bias, True
+        add = torch.randn(tokens, outputs, generator=generator)
+        for gated in (False, True):
+            yield x, ids, weight, None, gated, None
+            yield x, ids, weight, bias, gated, None
+            yield x, ids, weight, bias, gated, add
 
 
 def trial(
-    prepare: Callable[..., PreparedLinear], x: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | None, gated: bool
+    prepare: Callable[..., PreparedLinear],
+    x: Tensor,
+    ids: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gated: bool,
+    add: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """(the product, rows of the weight) of one list of `examples`."""
+    """Return (the product, rows of the weight) of one list of `examples`."""
     prepared = prepare(weight, bias, gated=gated)
-    return prepared(x), prepared.rows(ids)
+    return prepared(x, add), prepared.rows(ids)
 
 
 OPERATORS = (Operator("prepare_linear", PlainFormat(), examples, trial=trial),)

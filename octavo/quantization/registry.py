@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from octavo.errors import ConfigError, suggestion
-from octavo.quantization import int4, int8
-from octavo.quantization.method import Unquantized, WeightMethod
+from octavo.quantization.method import UNQUANTIZED, FromPlain, WeightMethod
+
+METHODS: tuple[WeightMethod, ...] = (
+    # a scale per output channel, times 8-bit activations with a scale per token
+    FromPlain("int8", "prepare_int8"),
+    # groups of 64 or 128 inputs that share a scale, times the same activations
+    FromPlain("int4", "prepare_int4"),
+    FromPlain("int4-g128", "prepare_int4_g128"),
+)
 
 
 def method_named(name: str | None) -> WeightMethod:
-    """The method of `--quantization`; without a name weights stay as they are. Raises ConfigError."""
-    methods: dict[str, WeightMethod] = {each.name: each for each in (*int8.METHODS, *int4.METHODS)}
+    """Return the method of `--quantization`; without a name weights stay as they are. Raises ConfigError."""
     if name is None:
-        return Unquantized()
+        return UNQUANTIZED
+    methods = {each.name: each for each in METHODS}
     if name not in methods:
         known = ", ".join(methods)
         raise ConfigError(f"quantization is {name}, must be one of {known}{suggestion(name, methods)}")

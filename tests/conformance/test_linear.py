@@ -37,11 +37,15 @@ def made(
     return x.to(dtype), (weight / inputs**0.5).to(dtype), shift
 
 
-def check(found: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
+def check(
+    found: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, add: Tensor | None = None
+) -> None:
     """Compare with the product in float64."""
     exact, scale = x.double() @ weight.double().t(), x.double().abs() @ weight.double().abs().t()
     if bias is not None:
         exact, scale = exact + bias.double(), scale + bias.double().abs()
+    if add is not None:
+        exact, scale = exact + add.double(), scale + add.double().abs()
     error = scale * 2e-6
     if gated:
         gate, up = exact.chunk(2, dim=1)
@@ -67,6 +71,25 @@ def test_a_product_is_near_the_one_in_float64(level: str, dtype: torch.dtype, bi
             assert found.shape == (rows, outputs // 2 if gated else outputs)
             assert found.dtype is dtype
             check(found, x, weight, shift, gated=gated)
+
+
+@each_type
+@each_level
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+def test_an_addend_enters_before_the_activation_each_row_by_itself(level: str, dtype: torch.dtype, gated: bool) -> None:
+    for inputs, outputs in ((32, 64), (64, 18), (257, 70), (1030, 34)):
+        for rows in (1, 3, 16, 37):
+            x, weight, bias = made(rows, inputs, outputs, dtype, bias=True)
+            wide = torch.randn(rows, outputs + 5, generator=torch.Generator().manual_seed(rows)) * 3
+            add = wide[:, :outputs]  # rows that lie apart
+            prepared, without = (format_of(level)(weight, shift, gated=gated) for shift in (bias, None))
+            found = prepared(x, add).clone()
+            check(found, x, weight, bias, gated=gated, add=add)
+            # an addend that every row shares has the bits of a bias
+            shared = bias.float().expand(rows, outputs).contiguous()
+            assert torch.equal(without(x, shared), prepared(x))
+            assert torch.equal(prepared(x[-1:], add[-1:]), found[-1:])
+            assert torch.equal(prepared(x[rows // 2 :], add[rows // 2 :]), found[rows // 2 :])
 
 
 @each_type

@@ -58,6 +58,22 @@ def test_gate_and_up_are_multiplied_before_the_only_rounding(level: str, operato
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_addend_enters_before_the_activation_each_row_by_itself(level: str, operator: str) -> None:
+    for inputs, outputs, rows in ((64, 64, 1), (200, 88, 5), (704, 300, 40)):
+        for dtype in (torch.bfloat16, torch.float32):
+            x, weight, bias = inputs_of(inputs, outputs, rows, dtype)
+            add = torch.randn(rows, outputs + 3, generator=torch.Generator().manual_seed(rows))[:, :outputs]
+            plain, gated = (prepared(level, operator, 2, weight, bias, gated=gated) for gated in (False, True))
+            assert torch.equal(plain(x, add), operators()[operator].reference(weight, bias)(x, add))
+            expected = operators()[operator].reference(weight, bias, gated=True)(x, add)
+            found = gated(x, add).clone()
+            torch.testing.assert_close(found, expected, rtol=8e-3 if dtype is torch.bfloat16 else 1e-6, atol=1e-6)
+            assert torch.equal(gated(x[-1:], add[-1:]), found[-1:])
+            assert torch.equal(gated(x[: rows // 2 + 1], add[: rows // 2 + 1]), found[: rows // 2 + 1])
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_all_levels_give_the_same_bits(operator: str) -> None:
     x, weight, bias = inputs_of(1032, 200, 70, torch.float32)
     answers = [prepared(level, operator, 1, weight, bias)(x).clone() for level in LEVELS]

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from octavo.ops.linear import linear
+from octavo.ops.prepare_linear import linear
 
 
 def _linear_is_exact(dtype: torch.dtype) -> bool:

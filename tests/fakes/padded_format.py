@@ -17,21 +17,14 @@ _ROWS = 32
 class PaddedLinear(PreparedLinear):
     """Holds the weight in reversed order, behind rows of zeros."""
 
-    def __init__(self, shape: LinearShape, packed: Tensor, bias: Tensor | None) -> None:
-        self.shape = shape
-        self._packed, self._bias = packed, bias
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return PlainLinear(self.shape, self._weight(), self._bias)(x)
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        return PlainLinear(self.shape, {**self._state, "weight": self._weight()})(x, add)
 
     def rows(self, ids: Tensor) -> Tensor:
         return self._weight()[ids]
 
-    def state(self) -> dict[str, Tensor]:
-        return {"packed": self._packed} if self._bias is None else {"packed": self._packed, "bias": self._bias}
-
     def _weight(self) -> Tensor:
-        return self._packed[-self.shape.outputs :].flip(0)
+        return self._state["packed"][-self.shape.outputs :].flip(0)
 
 
 class PaddedFormat:
@@ -49,7 +42,7 @@ class PaddedFormat:
         for start in range(0, shape.outputs, _ROWS):
             rows = weight[start : start + _ROWS]
             packed[len(packed) - start - len(rows) : len(packed) - start] = rows.flip(0)
-        return PaddedLinear(shape, packed, None if bias is None else bias.clone())
+        return self.restore(shape, {"packed": packed} if bias is None else {"packed": packed, "bias": bias.clone()})
 
     def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
         rows = -(-shape.outputs // _ROWS) * _ROWS
@@ -57,7 +50,7 @@ class PaddedFormat:
         return {**specs, "bias": TensorSpec((shape.outputs,), shape.dtype)} if shape.has_bias else specs
 
     def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
-        return PaddedLinear(shape, state["packed"], state.get("bias"))
+        return PaddedLinear(shape, state)
 
 
 def padded_ops() -> Ops:

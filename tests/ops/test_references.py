@@ -71,8 +71,10 @@ def gated(x: Tensor) -> Tensor:
     return x[:, :half] / (1 + torch.exp(-x[:, :half])) * x[:, half:]
 
 
-def linear(x: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | None, is_gated: bool) -> tuple[Tensor, Tensor]:
-    product = torch.einsum("ti,oi->to", x, weight) + (0 if bias is None else bias)
+def linear(
+    x: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | None, is_gated: bool, add: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    product = torch.einsum("ti,oi->to", x, weight) + (0 if bias is None else bias) + (0 if add is None else add)
     return gated(product) if is_gated else product, weight[ids]
 
 

@@ -8,12 +8,12 @@ from torch import nn
 
 from octavo.ops.registry import bind
 from octavo.platform import Platform
-from octavo.quantization.method import Unquantized
+from octavo.quantization.method import UNQUANTIZED
 
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_what_is_filled_is_multiplied(bias: bool) -> None:
-    method, layer = Unquantized(), nn.Module()
+    method, layer = UNQUANTIZED, nn.Module()
     method.make(layer, 5, 4, bias)
     assert [name for name, _ in layer.named_parameters()] == ["weight", *(["bias"] if bias else [])]
     with torch.no_grad():
@@ -26,4 +26,4 @@ def test_what_is_filled_is_multiplied(bias: bool) -> None:
     torch.testing.assert_close(prepared(x), expected)
     gate, up = expected.chunk(2, dim=1)
     torch.testing.assert_close(method.finish(layer, ops, gated=True)(x), torch.nn.functional.silu(gate) * up)
-    assert torch.equal(method.restore(prepared.shape, ops, prepared.state())(x), prepared(x))
+    assert torch.equal(method.format(ops).restore(prepared.shape, prepared.state())(x), prepared(x))

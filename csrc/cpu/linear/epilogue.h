@@ -7,7 +7,7 @@
 namespace octavo {
 namespace {
 
-template <class Out>
+template <class Out, bool kHasAddend>
 void finish_row(const LinearProduct& a, int row, int panel, const float* sums) {
   const PanelColumns columns = a.weight.columns();
   const float* bias = a.weight.bias ? a.weight.bias + panel * kPanelColumns : nullptr;
@@ -18,8 +18,9 @@ void finish_row(const LinearProduct& a, int row, int panel, const float* sums) {
     if (left <= 0) break;
     const auto value_at = [&](int column) {
       const Floats value = bias ? add(load(sums + column), load(bias + column)) : load(sums + column);
+      if constexpr (!kHasAddend) return value;
       const float* addend = a.addend.at(columns, row, panel, column);
-      return addend ? add(value, left >= kLanes ? load(addend) : load_some(addend, left)) : value;
+      return add(value, left >= kLanes ? load(addend) : load_some(addend, left));
     };
     const Floats value = a.weight.gated ? mul(silu(value_at(i)), value_at(kTileColumns + i)) : value_at(i);
     if (left >= kLanes) {
@@ -32,10 +33,10 @@ void finish_row(const LinearProduct& a, int row, int panel, const float* sums) {
 
 // `sums` is [rows][32].
 inline void finish_rows(const LinearProduct& a, int start, int rows, int panel, const float* sums) {
-  for (int row = 0; row < rows; ++row, sums += kPanelColumns) {
-    a.out_type == Type::float32 ? finish_row<float>(a, start + row, panel, sums)
-                                : finish_row<bf16>(a, start + row, panel, sums);
-  }
+  const bool is_single = a.out_type == Type::float32;
+  const auto finish = a.addend.values ? is_single ? finish_row<float, true> : finish_row<bf16, true>
+                                      : is_single ? finish_row<float, false> : finish_row<bf16, false>;
+  for (int row = 0; row < rows; ++row) finish(a, start + row, panel, sums + row * kPanelColumns);
 }
 
 }  // namespace

@@ -71,8 +71,8 @@ void multiply(Cpu& cpu, const LinearProduct& a, const LinearKernels& kernels) {
   });
 }
 
-void submit_linear(Cpu& cpu, Address x, std::int64_t x_stride, int rows, Address panels, Address bias, int outputs, int inputs,
-                   int type, bool gated, Address out, std::int64_t out_stride, int out_type, Address addend,
+void submit_linear(Cpu& cpu, Address x, std::int64_t x_stride, int rows, Address panels, Address bias, int outputs,
+                   int inputs, int type, bool gated, Address out, std::int64_t out_stride, int out_type, Address addend,
                    std::int64_t addend_stride) {
   if (rows == 0) return;
   const LinearProduct product{
@@ -100,16 +100,15 @@ void bind_linear(nb::class_<Cpu>& cpu) {
       },
       nb::call_guard<nb::gil_scoped_release>(),
       "A plain weight, whose rows lie `stride` elements apart, into panels; type is that of both.");
-  cpu.def("linear", submit_linear, nb::call_guard<nb::gil_scoped_release>(),
-          "Rows of x times a weight in panels, plus a bias in the panels' order and an addend in float32, each where it is "
-          "not 0.");
   cpu.def(
       "linear",
       [](Cpu& cpu, Address x, std::int64_t x_stride, int rows, Address panels, Address bias, int outputs, int inputs,
          int type, bool gated, Address out, std::int64_t out_stride, int out_type) {
         submit_linear(cpu, x, x_stride, rows, panels, bias, outputs, inputs, type, gated, out, out_stride, out_type, 0, 0);
       },
-      nb::call_guard<nb::gil_scoped_release>(), "Likewise without an addend.");
+      nb::call_guard<nb::gil_scoped_release>(), "Rows of x times a weight in panels, plus a bias in the panels' order where it is not 0.");
+  cpu.def("linear", submit_linear, nb::call_guard<nb::gil_scoped_release>(),
+          "Likewise, plus an addend, in float32 for each row and output, before the activation.");
   cpu.def(
       "linear_rows",
       [](Cpu& cpu, Address ids, int count, Address out, Address panels, Address bias, int outputs, int inputs, int type,

@@ -24,7 +24,7 @@ Floats value_at(const QuantizedWeight& weight, const Sum* sums, int column, int 
   return weight.bias ? add(value, load(weight.bias + column + in_panel)) : value;
 }
 
-template <class Sum, class Out>
+template <class Sum, class Out, bool kHasAddend>
 void write_row(const QuantizedLinear& a, int panel, int row, const Sum* sums) {
   const QuantizedWeight& weight = a.weight;
   const PanelColumns columns = weight.columns();
@@ -36,8 +36,9 @@ void write_row(const QuantizedLinear& a, int panel, int row, const Sum* sums) {
     if (left <= 0) break;
     const auto finished_at = [&](int in_panel) {
       const Floats value = value_at(weight, sums, column, in_panel, row_scale);
+      if constexpr (!kHasAddend) return value;
       const float* addend = a.addend.at(columns, row, panel, in_panel);
-      return addend ? add(value, left >= kLanes ? load(addend) : load_some(addend, left)) : value;
+      return add(value, left >= kLanes ? load(addend) : load_some(addend, left));
     };
     const Floats value = weight.gated ? mul(silu(finished_at(i)), finished_at(kTileColumns + i)) : finished_at(i);
     if (left >= kLanes) {
@@ -51,13 +52,10 @@ void write_row(const QuantizedLinear& a, int panel, int row, const Sum* sums) {
 // Rows [start, start + rows) of the answer in one panel's columns; sums is [rows][32].
 template <class Sum>
 void write_rows(const QuantizedLinear& a, int panel, int start, int rows, const Sum* sums) {
-  for (int row = 0; row < rows; ++row) {
-    if (a.out_type == Type::float32) {
-      write_row<Sum, float>(a, panel, start + row, sums + row * kPanelColumns);
-    } else {
-      write_row<Sum, bf16>(a, panel, start + row, sums + row * kPanelColumns);
-    }
-  }
+  const bool is_single = a.out_type == Type::float32;
+  const auto write = a.addend.values ? is_single ? write_row<Sum, float, true> : write_row<Sum, bf16, true>
+                                     : is_single ? write_row<Sum, float, false> : write_row<Sum, bf16, false>;
+  for (int row = 0; row < rows; ++row) write(a, panel, start + row, sums + row * kPanelColumns);
 }
 
 }  // namespace

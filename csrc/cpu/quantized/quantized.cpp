@@ -74,8 +74,8 @@ QuantizedWeight weight_at(Address panels, Address scales, Address bias, int outp
 }
 
 void submit_quantized(Cpu& cpu, Address x, std::int64_t x_stride, int rows, int type, Address out, std::int64_t out_stride,
-                      int out_type, Address panels, Address scales, Address bias, int outputs, int inputs, int group, bool gated,
-                      Address addend, std::int64_t addend_stride) {
+                      int out_type, Address panels, Address scales, Address bias, int outputs, int inputs, int group,
+                      bool gated, Address addend, std::int64_t addend_stride) {
   if (rows == 0) return;
   const QuantizedLinear product{weight_at(panels, scales, bias, outputs, inputs, group, gated),
                                 pointer(x),
@@ -111,17 +111,16 @@ void bind_quantized(nb::class_<Cpu>& cpu) {
       },
       nb::call_guard<nb::gil_scoped_release>(),
       "Quantise a plain weight into panels; answers a row of it that is not finite, or -1.");
-  cpu.def("quantized_linear", submit_quantized, nb::call_guard<nb::gil_scoped_release>(),
-          "Rows of x times a quantised weight, plus a bias in the panels' order and an addend in float32, each where it "
-          "is not 0.");
   cpu.def(
       "quantized_linear",
       [](Cpu& cpu, Address x, std::int64_t x_stride, int rows, int type, Address out, std::int64_t out_stride, int out_type,
          Address panels, Address scales, Address bias, int outputs, int inputs, int group, bool gated) {
-        submit_quantized(cpu, x, x_stride, rows, type, out, out_stride, out_type, panels, scales, bias, outputs, inputs, group, gated,
-               0, 0);
+        submit_quantized(cpu, x, x_stride, rows, type, out, out_stride, out_type, panels, scales, bias, outputs, inputs,
+                         group, gated, 0, 0);
       },
-      nb::call_guard<nb::gil_scoped_release>(), "Likewise without an addend.");
+      nb::call_guard<nb::gil_scoped_release>(), "Rows of x times a quantised weight, plus a bias where it is not 0.");
+  cpu.def("quantized_linear", submit_quantized, nb::call_guard<nb::gil_scoped_release>(),
+          "Likewise, plus an addend, in float32 for each row and output, before the activation.");
   cpu.def(
       "quantized_rows",
       [](Cpu& cpu, Address ids, int count, Address out, int type, Address panels, Address scales, int outputs, int inputs,

@@ -1,4 +1,4 @@
-"""Functions of single elements: activations, and addition."""
+"""Functions of single elements: activations, and elementwise."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, availability, dense, rows_of
-from octavo.ops import activation
-from octavo.ops import add as addition
+from octavo.ops import elementwise
 from octavo.ops.registry import Implementation
 
 _TYPES = (torch.float32, torch.bfloat16)
@@ -34,13 +33,13 @@ def make_activation(function: int, reference: Callable[[Tensor], Tensor], runtim
 
 
 def make_silu_and_mul(runtime: CpuRuntime) -> Callable[[Tensor], Tensor]:
-    """`octavo.ops.activation.silu_and_mul` likewise."""
+    """Make `octavo.ops.elementwise.silu_and_mul` likewise."""
     kernel, empty = runtime.cpu.elementwise, runtime.empty
 
     def silu_and_mul(x: Tensor) -> Tensor:
         dtype = x.dtype
         if dtype not in _TYPES:
-            return activation.silu_and_mul(x)
+            return elementwise.silu_and_mul(x)
         count, both, stride = rows_of(x)
         width = both // 2
         out = empty((*x.shape[:-1], width), dtype)
@@ -53,13 +52,13 @@ def make_silu_and_mul(runtime: CpuRuntime) -> Callable[[Tensor], Tensor]:
 
 
 def make_add(runtime: CpuRuntime) -> Callable[[Tensor, Tensor], Tensor]:
-    """`octavo.ops.add.add` likewise."""
+    """Make `octavo.ops.elementwise.add` likewise."""
     kernel, empty = runtime.cpu.elementwise, runtime.empty
 
     def add(x: Tensor, y: Tensor) -> Tensor:
         dtype, shape = x.dtype, x.shape
         if dtype not in _TYPES or y.dtype is not dtype:
-            return addition.add(x, y)
+            return elementwise.add(x, y)
         assert y.shape == shape, f"cannot add {tuple(y.shape)} to {tuple(shape)}"
         out, y = empty(shape, dtype), dense(y)
         count, width, stride = rows_of(x)
@@ -70,9 +69,9 @@ def make_add(runtime: CpuRuntime) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 IMPLEMENTATIONS = (
-    Implementation("relu", "native", partial(make_activation, _RELU, activation.relu), availability),
-    Implementation("gelu", "native", partial(make_activation, _GELU, activation.gelu), availability),
-    Implementation("gelu_tanh", "native", partial(make_activation, _GELU_TANH, activation.gelu_tanh), availability),
+    Implementation("relu", "native", partial(make_activation, _RELU, elementwise.relu), availability),
+    Implementation("gelu", "native", partial(make_activation, _GELU, elementwise.gelu), availability),
+    Implementation("gelu_tanh", "native", partial(make_activation, _GELU_TANH, elementwise.gelu_tanh), availability),
     Implementation("silu_and_mul", "native", make_silu_and_mul, availability),
     Implementation("add", "native", make_add, availability),
 )

@@ -21,8 +21,13 @@ _STEP_INPUTS = {torch.bfloat16: 32, torch.float32: 1}
 
 
 def num_panels(shape: LinearShape) -> int:
-    """Panels that the columns of a weight fill."""
+    """Return how many panels the columns of a weight fill."""
     return -(-shape.outputs // PANEL_COLUMNS) if not shape.is_gated else -(-(shape.outputs // 2) // _GATED_COLUMNS)
+
+
+def bias_spec(shape: LinearShape) -> dict[str, TensorSpec]:
+    """Return the spec of the bias in the order of the panels, where the weight has one."""
+    return {"bias": TensorSpec((num_panels(shape) * PANEL_COLUMNS,), torch.float32)} if shape.has_bias else {}
 
 
 def panel_order(bias: Tensor, gated: bool) -> Tensor:
@@ -33,35 +38,44 @@ def panel_order(bias: Tensor, gated: bool) -> Tensor:
     return padded.view(halves.shape[0], -1, width).transpose(0, 1).reshape(-1)
 
 
-class PanelLinear(PreparedLinear):
-    """A weight in panels, with its bias in float32 in their order."""
+def addend(add: Tensor | None, rows: int, outputs: int) -> tuple[int, ...]:
+    """Return the arguments of kernels for the addend of a product: (address, elements from row to row), or none."""
+    if add is None:
+        return ()
+    assert add.dtype is torch.float32, f"an addend is {add.dtype}, expected float32"
+    assert add.shape == (rows, outputs), f"an addend has shape {list(add.shape)}, expected {[rows, outputs]}"
+    return add.data_ptr(), rows_of(add)[2]
 
-    def __init__(self, runtime: CpuRuntime, shape: LinearShape, panels: Tensor, bias: Tensor | None) -> None:
-        self.shape = shape
-        self._panels = panels
-        self._bias = bias
+
+class PanelLinear(PreparedLinear):
+    """State: `panels` [panels, elements], and `bias` float32 [panels · 32] where there is one."""
+
+    def __init__(self, runtime: CpuRuntime, shape: LinearShape, state: Mapping[str, Tensor]) -> None:
+        super().__init__(shape, state)
         self._empty = runtime.empty
         self._multiply = runtime.cpu.linear
         self._rows = runtime.cpu.linear_rows
         self._columns = shape.outputs // 2 if shape.is_gated else shape.outputs
-        bias_address = 0 if bias is None else bias.data_ptr()
+        bias = state["bias"].data_ptr() if "bias" in state else 0
         code = TYPE_CODES[shape.dtype]
-        self._weight = (panels.data_ptr(), bias_address, shape.outputs, shape.inputs, code, shape.is_gated)
+        self._weight = (state["panels"].data_ptr(), bias, shape.outputs, shape.inputs, code, shape.is_gated)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         """See `PreparedLinear`."""
-        return self._product(x, x.dtype)
+        return self._product(x, x.dtype, add)
 
     def in_float32(self, x: Tensor) -> Tensor:
         """See `PreparedLinear.in_float32`: the sums as they are."""
-        return self._product(x, torch.float32)
+        return self._product(x, torch.float32, None)
 
-    def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
         rows, inputs, stride = rows_of(x)
-        assert x.dtype is self.shape.dtype, f"x is {x.dtype}, its weight {self.shape.dtype}"
-        assert inputs == self.shape.inputs, f"x has {inputs} columns, its weight {self.shape.inputs} inputs"
+        shape = self.shape
+        assert x.dtype is shape.dtype, f"x is {x.dtype}, its weight {shape.dtype}"
+        assert inputs == shape.inputs, f"x has {inputs} columns, its weight {shape.inputs} inputs"
         out = self._empty((rows, self._columns), dtype)
-        self._multiply(x.data_ptr(), stride, rows, *self._weight, out.data_ptr(), self._columns, TYPE_CODES[dtype])
+        result = (out.data_ptr(), self._columns, TYPE_CODES[dtype])
+        self._multiply(x.data_ptr(), stride, rows, *self._weight, *result, *addend(add, rows, shape.outputs))
         return out
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -70,10 +84,6 @@ class PanelLinear(PreparedLinear):
         out = self._empty((ids.shape[0], self.shape.inputs), self.shape.dtype)
         self._rows(ids.data_ptr(), ids.shape[0], out.data_ptr(), *self._weight)
         return out
-
-    def state(self) -> dict[str, Tensor]:
-        """`panels` [panels, elements], and `bias` float32 [panels · 32] where there is one."""
-        return {"panels": self._panels} if self._bias is None else {"panels": self._panels, "bias": self._bias}
 
 
 class PanelFormat:
@@ -95,31 +105,26 @@ class PanelFormat:
             weight = weight.contiguous()
         spec = self.state_specs(shape)["panels"]
         panels = self._runtime.weights.zeroed(spec.shape, spec.dtype)
+        code = TYPE_CODES[shape.dtype]
         self._runtime.cpu.linear_pack(
-            weight.data_ptr(),
-            weight.stride(0),
-            panels.data_ptr(),
-            outputs,
-            inputs,
-            TYPE_CODES[shape.dtype],
-            gated,
+            weight.data_ptr(), weight.stride(0), panels.data_ptr(), outputs, inputs, code, gated
         )
-        return PanelLinear(self._runtime, shape, panels, None if bias is None else panel_order(bias, gated))
+        state = {"panels": panels} if bias is None else {"panels": panels, "bias": panel_order(bias, gated)}
+        return self.restore(shape, state)
 
     def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
         """See `LinearFormat.state_specs`."""
         if shape.dtype not in _STEP_INPUTS:
             return self._plain.state_specs(shape)
-        step, panels = _STEP_INPUTS[shape.dtype], num_panels(shape)
+        step = _STEP_INPUTS[shape.dtype]
         elements = -(-shape.inputs // step) * step * PANEL_COLUMNS
-        specs = {"panels": TensorSpec((panels, elements), shape.dtype)}
-        return {**specs, "bias": TensorSpec((panels * PANEL_COLUMNS,), torch.float32)} if shape.has_bias else specs
+        return {"panels": TensorSpec((num_panels(shape), elements), shape.dtype), **bias_spec(shape)}
 
     def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
         """See `LinearFormat.restore`."""
         if shape.dtype not in _STEP_INPUTS:
             return self._plain.restore(shape, state)
-        return PanelLinear(self._runtime, shape, state["panels"], state.get("bias"))
+        return PanelLinear(self._runtime, shape, state)
 
 
 IMPLEMENTATIONS = (Implementation("prepare_linear", "native", PanelFormat, availability),)

@@ -1,4 +1,4 @@
-"""Activations of the feed-forward layers."""
+"""Functions of single elements: activations of the feed-forward layers, and addition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo.ops.registry import Operator
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """`silu(gate) * up` where x [tokens, 2 · dim] is gate beside up; the answer is [tokens, dim].
+    """Return `silu(gate) * up` [tokens, dim], where x [tokens, 2 · dim] is gate beside up.
 
     Source: Shazeer, "GLU Variants Improve Transformer", https://arxiv.org/abs/2002.05202.
     """
@@ -21,25 +21,36 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 
 def gelu(x: Tensor) -> Tensor:
-    """`x · Φ(x)`, exact. Source: Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415."""
+    """Return `x · Φ(x)`, exact. Source: Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415."""
     return F.gelu(x)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """GELU with the tanh approximation of the same paper, as GPT-2 has it."""
+    """Return GELU with the tanh approximation of the same paper, as GPT-2 has it."""
     return F.gelu(x, approximate="tanh")
 
 
 def relu(x: Tensor) -> Tensor:
-    """`max(x, 0)`."""
+    """Return `max(x, 0)`."""
     return F.relu(x)
 
 
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """Return `x + y`, each [tokens, dim] in one type, rounded once."""
+    return x + y
+
+
 def examples(dtype: torch.dtype) -> Iterator[tuple[Tensor]]:
-    """Values around zero and where the functions saturate."""
+    """Yield values around zero and where the functions saturate."""
     generator = torch.Generator().manual_seed(0)
     for tokens, width, scale in ((1, 64, 1.0), (5, 48, 12.0)):
         yield ((torch.randn(tokens, width, generator=generator) * scale).to(dtype),)
+
+
+def add_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield one token and several."""
+    for (x,) in examples(dtype):
+        yield x, x.flip(0) * 0.5
 
 
 OPERATORS = (
@@ -47,4 +58,5 @@ OPERATORS = (
     Operator("gelu", gelu, examples),
     Operator("gelu_tanh", gelu_tanh, examples),
     Operator("relu", relu, examples),
+    Operator("add", add, add_examples),
 )

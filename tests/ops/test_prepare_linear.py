@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo.ops.linear import linear
+from octavo.ops.prepare_linear import linear
 from tests.fakes.exact_products import need_exact_products
 
 
