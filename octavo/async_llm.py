@@ -18,7 +18,6 @@ from octavo.core.messages import (
     AbortRequests,
     AddRequests,
     CoreReady,
-    EngineCoreOutput,
     EngineCoreRequest,
     SchedulerStats,
 )
@@ -26,15 +25,13 @@ from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.prompt import Prompt, PromptLike
 from octavo.core.request_limits import check_logprob_entries
 from octavo.core.request_options import RequestKeywords, RequestOptions
-from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.core.sampling_params import SamplingParams
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
 from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_spawn import SpawnedCore
-from octavo.engine.deltas import merge_deltas
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, checked_ttl_s, open_tokenizer
 from octavo.engine.metrics import Metrics
-from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.output_turns import in_turns
+from octavo.engine.output_processor import OpenRequest, OutputProcessor, in_turns
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from octavo.errors import EngineDeadError, InvalidRequest
 
@@ -74,7 +71,6 @@ class AsyncLLM:
         self._input = InputProcessor(self.input_setup, tokenizer=tokenizer, chat_template=chat_template)
         self._turn = asyncio.Lock()
         self._output = OutputProcessor(tokenizer, metrics=self.metrics)
-        self._streams: dict[str, _Stream] = {}
         self._dead: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
         self._receiver = asyncio.create_task(self._receive(), name="octavo-receiver")
 
@@ -171,21 +167,23 @@ class AsyncLLM:
             requests += await self._process_turn(process, start, read)
         check_logprob_entries(sum(len(request.prompt_token_ids) for request in requests), params.prompt_logprobs)
         changed = asyncio.Event()
-        streams = dict(enumerate(await self._open(requests, read, changed)))
+        opened = dict(enumerate(await self._open(requests, read, changed)))
         try:
-            while streams:
+            while opened:
                 await changed.wait()
                 changed.clear()
-                for index, stream in list(streams.items()):
-                    output = stream.take()
+                for index, request in list(opened.items()):
+                    output = request.output()
                     if output is None:
                         continue
                     if output.finished:
-                        del streams[index]
+                        del opened[index]
                     yield index, output
+                if opened and self._dead.done():
+                    raise self._dead.result()
         finally:
             # the id of one that is finished may be another request's by now
-            await self.abort([request_ids[index] for index in streams])
+            await self.abort([request_ids[index] for index in opened])
 
     async def _process_turn(
         self, process: Callable[[int], list[EngineCoreRequest]], start: int, prompts: Sequence[Prompt]
@@ -207,11 +205,9 @@ class AsyncLLM:
         Unknown ids are ignored.
         """
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
-        outputs = [output for each in request_ids if (output := self._output.abort(each)) is not None]
-        for output in outputs:
-            self._streams.pop(output.request_id).put(output)
-        if outputs and self._client.is_running:
-            self._client.send(AbortRequests([output.request_id for output in outputs]))
+        aborted = [each for each in request_ids if self._output.abort(each) is not None]
+        if aborted and self._client.is_running:
+            self._client.send(AbortRequests(aborted))
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes and end all pins. False, and nothing happens, while requests have KV blocks."""
@@ -250,24 +246,22 @@ class AsyncLLM:
 
     async def _open(
         self, requests: Sequence[EngineCoreRequest], prompts: Sequence[Prompt], changed: asyncio.Event
-    ) -> list[_Stream]:
+    ) -> list[OpenRequest]:
         if self._dead.done():
             raise self._dead.result()
-        opened: list[_Stream] = []
+        opened: list[OpenRequest] = []
         try:
             for request, prompt in zip(requests, prompts, strict=True):
-                self._output.add(request, prompt.text)
-                opened.append(_Stream(request.params.output_kind, changed))
-                self._streams[request.request_id] = opened[-1]
+                opened.append(self._output.add(request, prompt.text))
+                opened[-1].on_change = changed.set
                 if len(opened) % _PROMPTS_OF_TURN == 0:
                     await asyncio.sleep(0)
             if self._dead.done():
                 raise self._dead.result()
             self._client.send(requests[0] if len(requests) == 1 else AddRequests(list(requests)))
         except (EngineDeadError, InvalidRequest, asyncio.CancelledError):
-            for request, _ in zip(requests, opened, strict=False):
-                if self._output.abort(request.request_id) is not None:
-                    del self._streams[request.request_id]
+            for each in opened:
+                self._output.abort(each.request_id)
             raise
         return opened
 
@@ -278,57 +272,18 @@ class AsyncLLM:
                 step = await self._client.receive()
                 self.stats = step.stats
                 self.metrics.observe_stats(step.stats)
-                for outputs in in_turns(step.outputs):
-                    self._hand_out(outputs)
-                    if outputs is not step.outputs:
+                for number, outputs in enumerate(in_turns(step.outputs)):
+                    if number:
                         await asyncio.sleep(0)
+                    for stop in self._output.process(outputs).stops:
+                        self._client.send(stop)
         except EngineDeadError as error:
             self._die(error)
-
-    def _hand_out(self, outputs: list[EngineCoreOutput]) -> None:
-        processed = self._output.process(outputs)
-        for stop in processed.stops:
-            self._client.send(stop)
-        for output in processed.outputs:
-            stream = self._streams.pop if output.finished else self._streams.__getitem__
-            stream(output.request_id).put(output)
 
     def _die(self, error: EngineDeadError) -> None:
         if not self._dead.done():
             self._dead.set_result(error)
-        for output in self._output.fail(str(error)):
-            self._streams.pop(output.request_id).fail(error)
-
-
-class _Stream:
-    """What one reader has not read yet of a request, as one output. `changed` is set when there is something."""
-
-    def __init__(self, kind: OutputKind, changed: asyncio.Event) -> None:
-        self._kind = kind
-        self._output: RequestOutput | None = None
-        self._error: EngineDeadError | None = None
-        self._changed = changed
-
-    def put(self, output: RequestOutput) -> None:
-        if self._output is not None and self._kind is OutputKind.DELTA:
-            output = merge_deltas(self._output, output)
-        self._output = output
-        self._changed.set()
-
-    def fail(self, error: EngineDeadError) -> None:
-        self._error = error
-        self._changed.set()
-
-    def take(self) -> RequestOutput | None:
-        """What is new, None when nothing is. Raises EngineDeadError once everything before it has been read."""
-        if self._output is None:
-            if self._error is not None:
-                raise self._error
-            return None
-        if self._error is not None:
-            self._changed.set()  # the reader has to come again for it
-        output, self._output = self._output, None
-        return output
+        self._output.fail()
 
 
 def _open_tokenizer(model: ModelConfig) -> tuple[Tokenizer, ChatTemplate | None]:

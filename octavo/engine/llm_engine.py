@@ -20,7 +20,7 @@ from octavo.core.seams import Seam, Seams
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
 from octavo.engine.core_client import Core
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, checked_ttl_s, open_tokenizer
-from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.output_processor import OpenRequest, OutputProcessor, Processed
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import EngineDeadError
 
@@ -43,7 +43,7 @@ class LLMEngine:
         self.stats = SchedulerStats()
         self._core = core
         self._error: EngineDeadError | None = None
-        self._aborted: list[RequestOutput] = []
+        self._aborted: list[OpenRequest] = []
         self._input = InputProcessor(
             InputSetup(config.model, core.ready, config.scheduler.max_num_seqs, config.cache.enable_prefix_caching),
             tokenizer=tokenizer,
@@ -115,15 +115,16 @@ class LLMEngine:
         Unknown ids are ignored.
         """
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
-        outputs = [output for each in request_ids if (output := self._output.abort(each)) is not None]
-        self._aborted += outputs
-        if outputs and self._error is None:
-            self._core.abort_requests([output.request_id for output in outputs])
+        aborted = [request for each in request_ids if (request := self._output.abort(each)) is not None]
+        self._aborted += aborted
+        if aborted and self._error is None:
+            self._core.abort_requests([request.request_id for request in aborted])
 
     def step(self) -> list[RequestOutput]:
-        """One step of the engine: what callers see of it. Raises EngineDeadError after a failure."""
+        """Run one step, and return what is new for callers. Raises EngineDeadError after a failure."""
         self._check_alive()
-        outputs, self._aborted = self._aborted, []
+        outputs = Processed(self._aborted, []).read()
+        self._aborted = []
         if not self._core.has_unfinished():
             self.stats = self._core.stats()
             return outputs
@@ -136,7 +137,7 @@ class LLMEngine:
         processed = self._output.process(step.outputs)
         for stop in processed.stops:
             self._core.stop_sequence(stop.request_id, stop.index)
-        return outputs + processed.outputs
+        return outputs + processed.read()
 
     def get_num_unfinished_requests(self) -> int:
         """The number of requests whose final output `step` has yet to return; 0 after a failure."""

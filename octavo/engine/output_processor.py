@@ -1,11 +1,11 @@
-"""From what the core produced to what callers read: text, log-probabilities by token, and exactly one final answer."""
+"""From what the core produced to what callers read: text, log-probabilities by token, and exactly one final output."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -20,12 +20,19 @@ from octavo.errors import InvalidRequest
 if TYPE_CHECKING:
     from octavo.engine.metrics import Metrics
 
+_POSITIONS_OF_TURN: Final = 128
+"""Positions of prompts whose log-probabilities are processed before the event loop does other work."""
+
 
 class Processed(NamedTuple):
-    """Outputs for callers, and the sequences that the core has to end because their text met a stop string."""
+    """The requests that a step has changed, and the sequences whose text met a stop string, which the core must end."""
 
-    outputs: list[RequestOutput]
+    changed: list[OpenRequest]
     stops: list[StopSequence]
+
+    def read(self) -> list[RequestOutput]:
+        """Return what is new for the callers of the changed requests."""
+        return [output for request in self.changed if (output := request.output()) is not None]
 
 
 class OutputProcessor:
@@ -37,64 +44,51 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._clock = clock
-        self._requests: dict[str, _Request] = {}
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._requests
+        self._requests: dict[str, OpenRequest] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    @property
-    def request_ids(self) -> list[str]:
-        """Ids of the open requests, oldest first."""
-        return list(self._requests)
-
-    def add(self, request: EngineCoreRequest, prompt: str | None) -> None:
+    def add(self, request: EngineCoreRequest, prompt: str | None) -> OpenRequest:
         """Open a request; `prompt` is its text where there is one. Raises InvalidRequest when its id is in use."""
         if request.request_id in self._requests:
             raise InvalidRequest(
                 f"request id {request.request_id!r} is in use; give another", field="request_id", code="duplicate_id"
             )
-        self._requests[request.request_id] = _Request(request, prompt, self._tokenizer)
+        opened = self._requests[request.request_id] = OpenRequest(request, prompt, self._tokenizer)
+        return opened
 
     def process(self, outputs: Iterable[EngineCoreOutput]) -> Processed:
-        """Take in the outputs of a step. What belongs to a request that has ended here is dropped."""
+        """Add the outputs of a step to their requests. Outputs of a request that has ended here are dropped."""
         processed = Processed([], [])
         now = self._clock()
         for output in outputs:
             request = self._requests.get(output.request_id)
             if request is None:
                 continue
+            processed.changed.append(request)
             processed.stops.extend(request.take(output))
             if output.deltas:
                 self._observe_tokens(request, output.deltas, now)
             if request.finished:
-                processed.outputs.append(self._end(request))
-                continue
-            answer = request.answer()
-            if answer is not None:
-                processed.outputs.append(answer)
+                self._end(request)
         return processed
 
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request that its caller no longer wants: its final output, or None when it is not open."""
+    def abort(self, request_id: str) -> OpenRequest | None:
+        """End a request before its time, and return it; None when it is not open."""
         request = self._requests.get(request_id)
-        if request is None:
-            return None
-        request.end("abort")
-        return self._end(request)
+        if request is not None:
+            request.end("abort")
+            self._end(request)
+        return request
 
-    def fail(self, message: str) -> list[RequestOutput]:
-        """End all requests with an error of ours: their final outputs."""
-        outputs: list[RequestOutput] = []
+    def fail(self) -> None:
+        """Close all requests of an engine that has died; they count as ended with an error."""
         for request in list(self._requests.values()):
-            request.error = RequestError(message)
-            request.end("error")
-            outputs.append(self._end(request))
-        return outputs
+            self._end(request)
+            request.wake()
 
-    def _end(self, request: _Request) -> RequestOutput:
+    def _end(self, request: OpenRequest) -> None:
         del self._requests[request.request_id]
         metrics = request.metrics
         if metrics.finished_time is None:  # it ended here, not in the core
@@ -108,23 +102,23 @@ class OutputProcessor:
                 num_generated_tokens=request.num_generated_tokens,
                 finish_reasons=request.finish_reasons,
             )
-        return request.final_answer()
 
-    def _observe_tokens(self, request: _Request, deltas: list[SequenceDelta], now: float) -> None:
+    def _observe_tokens(self, request: OpenRequest, deltas: list[SequenceDelta], now: float) -> None:
         last = request.note_tokens(now)
         if self._metrics is not None and last is not None:
             self._metrics.observe_inter_token_latency(now - last, sum(1 for delta in deltas if delta.token_ids))
 
 
-class _Request:
-    """One open request."""
+class OpenRequest:
+    """What one request has produced, and how much of it its caller has read. `on_change` is called after changes."""
 
     def __init__(self, request: EngineCoreRequest, prompt: str | None, tokenizer: Tokenizer) -> None:
         params = request.params
         self.request_id = request.request_id
         self.prompt_token_ids = request.prompt_token_ids
         self.metrics = RequestMetrics.begin(request.arrival_time)
-        self.error: RequestError | None = None
+        self.on_change: Callable[[], object] | None = None
+        self._error: RequestError | None = None
         self._last_token_time: float | None = None
         self._prompt = prompt
         self._tokenizer = tokenizer
@@ -134,16 +128,17 @@ class _Request:
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if params.prompt_logprobs is not None:
             self._prompt_logprobs = [None] * len(request.prompt_token_ids)
-        # beams are told when the search has ended, n of them; of best_of sequences the front chooses n then
+        # the core sends n beams when the search has ended; of best_of sequences the front chooses n then
         self._num_returned = params.n
         self._is_search = params.use_beam_search
         num_sequences = params.n if params.use_beam_search else params.width
         self._sequences = [_Sequence(index, request, tokenizer) for index in range(num_sequences)]
+        self._is_changed = False
 
     @property
     def finished(self) -> bool:
         # a list, which is quicker than a generator: this is asked for every token
-        return self.error is not None or None not in [sequence.finish_reason for sequence in self._sequences]
+        return self._error is not None or None not in [sequence.finish_reason for sequence in self._sequences]
 
     @property
     def num_generated_tokens(self) -> list[int]:
@@ -152,12 +147,13 @@ class _Request:
 
     @property
     def finish_reasons(self) -> list[str]:
+        """By sequence; "error" for one that the engine's death ended."""
         return [sequence.finish_reason or "error" for sequence in self._sequences]
 
     @property
     def refused(self) -> RequestError | None:
-        """Why the core did not take the request in; None when it did, or broke before it could."""
-        error = self.error
+        """Why the core refused the request; None when it accepted it, or died before it could."""
+        error = self._error
         if error is None or self.metrics.first_scheduled_time is not None:
             return None
         return error if error.is_client_error or error.retry_after_s is not None else None
@@ -165,12 +161,12 @@ class _Request:
     @property
     def how_ended(self) -> str:
         """In the words of a timeline."""
-        if self.error is not None:
+        if self._error is not None or not self.finished:
             return "failed" if self.refused is None else "refused"
         return "aborted" if "abort" in self.finish_reasons else "finished"
 
     def take(self, output: EngineCoreOutput) -> list[StopSequence]:
-        """Add what a step brought; the sequences that met a stop string before the core had ended them."""
+        """Add what a step brought; return the sequences that met a stop string before the core had ended them."""
         if output.metrics is not None:
             self.metrics = output.metrics.copy()  # in one process it is the scheduler's own
         self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
@@ -185,17 +181,18 @@ class _Request:
             if sequence.finished and not was_finished and delta.finish_reason is None and not output.finished:
                 stops.append(StopSequence(self.request_id, delta.index))
         if output.error is not None:
-            self.error = output.error
+            self._error = output.error
             self.end("error")
         elif output.finished:
             if self._is_search and output.deltas:
-                # it tells all that it has found at once, which may be fewer than were asked for
+                # all beams come at once, and may be fewer than n
                 self._sequences = [sequence for sequence in self._sequences if sequence.finished]
             self.end("abort")
+        self._change()
         return stops
 
     def note_tokens(self, now: float) -> float | None:
-        """When the tokens before these came. The core's own times replace ours when it ends the request."""
+        """Note when tokens came; return when those before them did. The core's own times replace these at the end."""
         last, self._last_token_time = self._last_token_time, now
         if self.metrics.finished_time is None:
             first = self.metrics.first_token_time
@@ -207,27 +204,36 @@ class _Request:
         """End the sequences that have not ended."""
         for sequence in self._sequences:
             sequence.end(finish_reason)
+        self._change()
 
-    def answer(self) -> RequestOutput | None:
-        """What a caller sees after a step that did not end the request; None when there is nothing to see."""
-        if self._kind is OutputKind.FINAL_ONLY or self._num_returned < len(self._sequences):
+    def wake(self) -> None:
+        """Call `on_change`."""
+        if self.on_change is not None:
+            self.on_change()
+
+    def _change(self) -> None:
+        self._is_changed = True
+        if self._is_streamed or self.finished:
+            self.wake()
+
+    @property
+    def _is_streamed(self) -> bool:
+        return self._kind is not OutputKind.FINAL_ONLY and self._num_returned >= len(self._sequences)
+
+    def output(self) -> RequestOutput | None:
+        """Return what is new for the caller since the last call, None when nothing is."""
+        finished = self.finished
+        if not self._is_changed or not (finished or self._is_streamed):
             return None
-        if self._kind is OutputKind.CUMULATIVE:
-            if not any(sequence.token_ids for sequence in self._sequences):
-                return None
-            return self._output([sequence.whole() for sequence in self._sequences], finished=False)
-        deltas = [delta for sequence in self._sequences if (delta := sequence.delta()) is not None]
-        return self._output(deltas, finished=False) if deltas else None
-
-    def final_answer(self) -> RequestOutput:
-        """The last one, after all sequences have ended."""
+        self._is_changed = False
         if self._num_returned < len(self._sequences):
-            outputs = self._best()
-        elif self._kind is OutputKind.DELTA:
-            outputs = [delta for sequence in self._sequences if (delta := sequence.delta()) is not None]
-        else:
-            outputs = [sequence.whole() for sequence in self._sequences]
-        return self._output(outputs, finished=True)
+            return self._output(self._best(), finished=True)
+        if self._kind is OutputKind.DELTA:
+            deltas = [delta for sequence in self._sequences if (delta := sequence.delta()) is not None]
+            return self._output(deltas, finished=finished) if deltas or finished else None
+        if not finished and not any(sequence.token_ids for sequence in self._sequences):
+            return None
+        return self._output([sequence.whole() for sequence in self._sequences], finished=finished)
 
     def _best(self) -> list[CompletionOutput]:
         """The likeliest sequences, best first; of equal ones the earlier."""
@@ -253,7 +259,7 @@ class _Request:
             cache_miss_reason=self._cache_miss_reason,
             num_generated_tokens=sum(self.num_generated_tokens),
             metrics=self.metrics,
-            error=self.error,
+            error=self._error,
         )
 
     def _take_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
@@ -276,9 +282,7 @@ class _Sequence:
         self._cumulative_logprob: float | None = None
         self._logprobs: list[dict[int, Logprob]] | None = [] if request.params.logprobs is not None else None
         self._text_offsets: list[int] | None = None if self._logprobs is None else []
-        self._num_sent_tokens = 0
-        self._num_sent_chars = 0
-        self._was_sent_finished = False
+        self._sent = (0, 0, False)  # tokens, characters, and whether it had ended
 
     @property
     def finished(self) -> bool:
@@ -310,28 +314,16 @@ class _Sequence:
             self._finish(finish_reason, stop_reason)
 
     def whole(self) -> CompletionOutput:
-        """Everything so far."""
-        return CompletionOutput(
-            index=self.index,
-            text=self._text.text[: self._num_visible_chars()],
-            token_ids=self.token_ids.copy(),
-            cumulative_logprob=self._cumulative_logprob,
-            logprobs=None if self._logprobs is None else self._logprobs.copy(),
-            text_offsets=None if self._text_offsets is None else self._text_offsets.copy(),
-            finish_reason=self.finish_reason,
-            stop_reason=self._stop_reason,
-        )
+        """Return everything so far."""
+        return self._completion(0, 0, self._num_visible_chars())
 
     def delta(self) -> CompletionOutput | None:
-        """What is new since the last call, None when nothing is."""
-        first_token, first_char, num_chars = self._num_sent_tokens, self._num_sent_chars, self._num_visible_chars()
-        if first_token == len(self.token_ids) and first_char == num_chars and self._was_sent_finished == self.finished:
-            return None
-        self._num_sent_tokens, self._num_sent_chars, self._was_sent_finished = (
-            len(self.token_ids),
-            num_chars,
-            self.finished,
-        )
+        """Return what is new since the last call, None when nothing is."""
+        first_token, first_char, _ = sent = self._sent
+        self._sent = (len(self.token_ids), self._num_visible_chars(), self.finished)
+        return None if self._sent == sent else self._completion(first_token, first_char, self._sent[1])
+
+    def _completion(self, first_token: int, first_char: int, num_chars: int) -> CompletionOutput:
         return CompletionOutput(
             index=self.index,
             text=self._text.text[first_char:num_chars],
@@ -376,3 +368,38 @@ def refused_output(request_id: str, prompt: str | None, n: int, error: InvalidRe
         finished=True,
         error=RequestError(str(error), field=error.field, code=error.code, is_client_error=True),
     )
+
+
+def in_turns(outputs: list[EngineCoreOutput]) -> Iterator[list[EngineCoreOutput]]:
+    """Yield the outputs of a step in lists that have the log-probabilities of 128 prompt positions at most.
+
+    Outputs without any come first. Of a prompt that is cut, the last part has everything else.
+    """
+    turn: list[EngineCoreOutput] = []
+    room = _POSITIONS_OF_TURN
+    for output in sorted(outputs, key=_num_positions):
+        for part in _parts(output):
+            if _num_positions(part) > room:
+                yield turn
+                turn, room = [], _POSITIONS_OF_TURN
+            turn.append(part)
+            room -= _num_positions(part)
+    yield turn
+
+
+def _num_positions(output: EngineCoreOutput) -> int:
+    return 0 if output.prompt_logprobs is None else len(output.prompt_logprobs.tokens)
+
+
+def _parts(output: EngineCoreOutput) -> Iterator[EngineCoreOutput]:
+    logprobs = output.prompt_logprobs
+    if logprobs is None or len(logprobs.tokens) <= _POSITIONS_OF_TURN:
+        yield output
+        return
+    for start in range(0, len(logprobs.tokens), _POSITIONS_OF_TURN):
+        tokens = logprobs.tokens[start : start + _POSITIONS_OF_TURN]
+        part = PromptLogprobs(first_position=logprobs.first_position + start, tokens=tokens)
+        if start + len(tokens) == len(logprobs.tokens):
+            yield msgspec.structs.replace(output, prompt_logprobs=part)
+        else:
+            yield EngineCoreOutput(request_id=output.request_id, deltas=[], finished=False, prompt_logprobs=part)

@@ -1,26 +1,24 @@
 """Keeps the text of callers from becoming control tokens: where a message spells `<|im_end|>`, it is text.
 
-Before a conversation is rendered, each such spelling is replaced by one private character, which templates carry along
-whatever they trim, split or repeat. In the rendered text the spelling stands again, with a cut inside: a position that
-no token spans. What the template itself writes has no cut.
+Before a conversation is rendered, each such spelling gets a cut behind its first character: a private character, which
+templates carry along whatever they trim, split or repeat. In the rendered text the cuts are taken out again, and their
+positions tell the tokenizer what no token may span. What the template itself writes has no cut.
+
+Only the spellings of special tokens are cut. An added token that is not special, such as `<think>`, stays a token in
+what a message says, as in transformers and vLLM: templates split the messages of earlier turns at its text.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
 from octavo.errors import InvalidRequest
 
-_FIRST_MARK: Final = 0x100000
 _CUT: Final = "\U0010fffd"
-"""The characters of the last private plane stand for spellings, the last of them for a cut alone."""
-
-_MARK: Final = re.compile("[\U00100000-\U0010fffd]")
-_ESCAPED_MARK: Final = re.compile(r"\\udb[c-f][0-9a-f]\\ud[c-f][0-9a-f]{2}")
-"""A mark as JSON in ASCII writes it."""
+_ESCAPED_CUT: Final = r"\udbff\udffd"
+"""A cut as JSON in ASCII writes it."""
 
 T = TypeVar("T")
 
@@ -36,64 +34,59 @@ class SpecialSpellings:
     """The texts of a tokenizer's special tokens, as callers may spell them. Those of one character are not covered."""
 
     def __init__(self, spellings: Iterable[str]) -> None:
-        # a longer one goes before one that it begins with
-        self._spellings = sorted({text for text in spellings if len(text) > 1}, key=lambda text: (-len(text), text))
-        self._marks = {text: chr(_FIRST_MARK + place) for place, text in enumerate(self._spellings)}
-        self._found = re.compile("|".join(map(re.escape, self._spellings)) or "(?!)")
-        self._beginnings = frozenset(text[:size] for text in self._spellings for size in range(1, len(text)))
+        texts = {text for text in spellings if len(text) > 1}
+        rests = {first: [re.escape(text[1:]) for text in texts if text[0] == first] for first in {t[0] for t in texts}}
+        # the first character of each spelling, also of those that overlap
+        patterns = [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()]
+        self._first = re.compile("|".join(patterns) or "(?!)")
+        self._beginnings = frozenset(text[:size] for text in texts for size in range(1, len(text)))
         self._longest = max(map(len, self._beginnings), default=0)
 
     def hide(self, value: T, field: str) -> T:
-        """`value` (text, or lists and mappings with it) with marks for spellings; `value` itself where there are none.
+        """Return `value` (text, or lists and mappings with it) with cuts; `value` itself where there are no spellings.
 
-        Raises InvalidRequest naming `field` for text that has spellings and also the characters of marks.
+        Raises InvalidRequest, which names `field`, for text that has spellings and also the character of cuts.
         """
-        if not any(self._found.search(text) or self._begins_at_end(text) for text in _texts(value)):
+        if not any(self._first.search(text) or self._sizes_of_end(text) for text in _texts(value)):
             return value
-        if any(_MARK.search(text) for text in _texts(value)):
+        if any(_CUT in text for text in _texts(value)):
             raise InvalidRequest(
-                f"{field} has the text of a special token, and also private characters from U+100000 on, which octavo "
-                "marks such texts with; leave one of them out",
+                f"{field} has the text of a special token, and also the private character U+10FFFD, which octavo marks "
+                "such texts with; leave one of them out",
                 field=field,
             )
-        hidden: T = self._hidden(value)
+        hidden: T = self._cut(value)
         return hidden
 
     def show(self, text: str) -> CutText:
-        """A text that was rendered from what `hide` returned, with the spellings in the places of their marks."""
-        text = _ESCAPED_MARK.sub(lambda escaped: str(json.loads(f'"{escaped[0]}"')), text)
-        parts: list[str] = []
+        """Return a text that was rendered from what `hide` returned without its cuts, and their positions."""
+        pieces = text.replace(_ESCAPED_CUT, _CUT).split(_CUT)
         cuts: list[int] = []
-        size = end = 0
-        for mark in _MARK.finditer(text):
-            is_cut = mark[0] == _CUT
-            parts += [text[end : mark.start()], "" if is_cut else self._spellings[ord(mark[0]) - _FIRST_MARK]]
-            size += len(parts[-2])
-            cuts.append(size if is_cut else size + 1)
-            size += len(parts[-1])
-            end = mark.end()
-        return CutText("".join([*parts, text[end:]]), tuple(cuts))
+        for piece in pieces[:-1]:
+            cuts.append(len(piece) + (cuts[-1] if cuts else 0))
+        return CutText("".join(pieces), tuple(cuts))
 
-    def _hidden(self, value: Any) -> Any:
+    def _cut(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._hidden_text(value)
+            return self._cut_text(value)
         if isinstance(value, Mapping):
-            return {self._hidden(key): self._hidden(each) for key, each in value.items()}
-        return [self._hidden(each) for each in value] if isinstance(value, list | tuple) else value
+            return {self._cut(key): self._cut(each) for key, each in value.items()}
+        return [self._cut(each) for each in value] if isinstance(value, list | tuple) else value
 
-    def _hidden_text(self, text: str) -> str:
-        text = self._found.sub(lambda found: self._marks[found[0]], text)
-        size = self._begins_at_end(text)
-        if not size:
-            return text
-        # what a template writes behind it could complete it to a special token
-        place = len(text.rstrip()) - size + 1
-        return text[:place] + _CUT + text[place:]
+    def _cut_text(self, text: str) -> str:
+        sizes = self._sizes_of_end(text)
+        text = self._first.sub(lambda found: found[0] + _CUT, text)
+        end = len(text.rstrip())
+        for size in sizes:
+            # what a template writes behind it could complete it to a special token
+            place = end - size + 1
+            text = text[:place] + _CUT + text[place:]
+        return text
 
-    def _begins_at_end(self, text: str) -> int:
-        """Characters of the longest beginning of a special token that a text ends with, white space aside."""
+    def _sizes_of_end(self, text: str) -> list[int]:
+        """Return the lengths of the beginnings of special tokens that a text ends with, white space aside."""
         end = text[-self._longest - 64 :].rstrip() or text.rstrip()
-        return next((size for size in range(min(self._longest, len(end)), 0, -1) if end[-size:] in self._beginnings), 0)
+        return [size for size in range(1, min(self._longest, len(end)) + 1) if end[-size:] in self._beginnings]
 
 
 def _texts(value: Any) -> Iterator[str]:

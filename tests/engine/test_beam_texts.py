@@ -55,7 +55,7 @@ def test_a_beam_ends_with_the_token_that_completes_a_stop_string(
     for request in requests:
         front = OutputProcessor(tokenizer)
         front.add(request, None)
-        (shown,) = front.process([outputs[request.request_id]]).outputs
+        (shown,) = front.process([outputs[request.request_id]]).read()
         for delta, one in zip(outputs[request.request_id].deltas, shown.outputs, strict=True):
             text = bytes(delta.token_ids).decode()
             stopped = [stop for stop in STOPS if text.endswith(stop)]

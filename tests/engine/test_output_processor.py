@@ -6,17 +6,17 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, SequenceDelta
-from octavo.core.outputs import Logprob, RequestError, RequestMetrics, RequestOutput
+from octavo.core.outputs import CompletionOutput, Logprob, RequestError, RequestMetrics, RequestOutput
 from octavo.core.sampling_params import OutputKind, SamplingParams
-from octavo.core.step import PromptLogprobs
-from octavo.engine.deltas import merge_deltas
+from octavo.core.step import PromptLogprobs, TokenLogprobs
 from octavo.engine.metrics import Metrics
-from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.output_processor import OutputProcessor, Processed, in_turns
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
 from tests.fakes.byte_tokenizer import EOS, byte_tokenizer
@@ -40,16 +40,24 @@ def make_request(text: str, request_id: str = "r", **params: Any) -> EngineCoreR
 
 
 def run(
-    tokenizer: Tokenizer, core: ScriptedCore, requests: Iterable[EngineCoreRequest], metrics: Metrics | None = None
+    tokenizer: Tokenizer,
+    core: ScriptedCore,
+    requests: Iterable[EngineCoreRequest],
+    metrics: Metrics | None = None,
+    steps_per_look: int = 1,
 ) -> list[RequestOutput]:
+    """The outputs that callers read, who look after so many steps."""
     processor = OutputProcessor(tokenizer, metrics=metrics)
+    opened = [processor.add(request, "the prompt") for request in requests]
     for request in requests:
-        processor.add(request, "the prompt")
         core.add_request(request)
     outputs: list[RequestOutput] = []
-    while core.has_unfinished():
+    for number in itertools.count(1):
+        if not core.has_unfinished():
+            break
         processed = processor.process(core.step().outputs)
-        outputs += processed.outputs
+        if number % steps_per_look == 0 or len(processor) == 0:
+            outputs += Processed(opened, []).read()
         for stop in processed.stops:
             core.stop_sequence(stop.request_id, stop.index)
     assert len(processor) == 0
@@ -155,7 +163,7 @@ def test_prompt_logprobs_of_several_steps_are_put_together(tokenizer: Tokenizer)
 
         def output(*, finished: bool = False, **fields: Any) -> list[RequestOutput]:
             result = EngineCoreOutput(request_id="r", finished=finished, **{"deltas": [], **fields})
-            return processor.process([result]).outputs  # noqa: B023
+            return processor.process([result]).read()  # noqa: B023
 
         def piece(first: int, token: str) -> PromptLogprobs:
             return PromptLogprobs(first_position=first, tokens=[token_logprobs(ord(token), 0)])
@@ -186,23 +194,22 @@ def test_aborted_request_ends_with_what_it_has(tokenizer: Tokenizer) -> None:
     processor.add(request, None)
     core.add_request(request)
     processor.process(core.step().outputs)
-    output = processor.abort("r")
+    aborted = processor.abort("r")
+    output = aborted and aborted.output()
     assert output is not None
     assert (output.finished, output.outputs[0].text, output.outputs[0].finish_reason) == (True, "a", "abort")
     assert processor.abort("r") is None
     assert processor.process(core.step().outputs) == ([], [])
 
 
-def test_dead_core_ends_every_open_request_with_an_error(tokenizer: Tokenizer) -> None:
-    processor = OutputProcessor(tokenizer)
+def test_open_requests_of_a_dead_core_are_counted_as_errors(tokenizer: Tokenizer) -> None:
+    metrics = Metrics("m")
+    processor = OutputProcessor(tokenizer, metrics=metrics)
     for request_id in ("x", "y"):
         processor.add(make_request("abc", request_id), None)
-    outputs = processor.fail("the core has gone")
-    assert [(output.request_id, output.error, output.finished) for output in outputs] == [
-        ("x", RequestError("the core has gone"), True),
-        ("y", RequestError("the core has gone"), True),
-    ]
+    processor.fail()
     assert len(processor) == 0
+    assert 'octavo:request_success_total{finished_reason="error",model_name="m"} 2.0' in metrics.render().decode()
 
 
 def test_request_id_in_use_is_refused(tokenizer: Tokenizer) -> None:
@@ -218,7 +225,7 @@ def test_times_of_the_core_are_kept_and_its_own_object_is_left_alone(tokenizer: 
     times = RequestMetrics(arrival_time=1.0, first_scheduled_time=2.0)
     delta = SequenceDelta(index=0, token_ids=[97], logprobs=[])
     core_output = EngineCoreOutput(request_id="r", finished=False, deltas=[delta], metrics=times)
-    [output] = processor.process([core_output]).outputs
+    [output] = processor.process([core_output]).read()
     assert output.metrics is not None
     assert (output.metrics.time_in_queue, output.metrics.first_token_time, output.metrics.finished_time) == (
         1.0,
@@ -234,8 +241,9 @@ def test_an_end_on_this_side_is_in_the_timeline(tokenizer: Tokenizer, stop: str,
     processor.add(make_request("abc", stop=stop), None)
     times = RequestMetrics(arrival_time=1.0, timeline=[(1.0, "queued"), (2.0, "scheduled")])
     delta = SequenceDelta(index=0, token_ids=[97], logprobs=[])
-    outputs = processor.process([EngineCoreOutput(request_id="r", finished=False, deltas=[delta], metrics=times)])
-    output = processor.abort("r") or outputs.outputs[-1]
+    processed = processor.process([EngineCoreOutput(request_id="r", finished=False, deltas=[delta], metrics=times)])
+    processor.abort("r")
+    [output] = processed.read()
     assert output.metrics is not None
     assert output.metrics.timeline == [(1.0, "queued"), (2.0, "scheduled"), (9.0, word)]
     assert len(times.timeline) == 2, "it is the scheduler's own"
@@ -246,7 +254,7 @@ def test_a_request_that_never_ran_has_a_timeline_too(tokenizer: Tokenizer) -> No
     processor.add(make_request("abc"), None)
     error = RequestError("full", code="queue_full", retry_after_s=1)
     refused = EngineCoreOutput(request_id="r", finished=True, deltas=[], error=error)
-    [output] = processor.process([refused]).outputs
+    [output] = processor.process([refused]).read()
     assert output.metrics is not None
     assert [event for _, event in output.metrics.timeline] == ["queued", "refused"]
 
@@ -293,32 +301,76 @@ def test_a_mistake_that_shows_late_is_no_refusal(tokenizer: Tokenizer) -> None:
     tokens_per_step=st.integers(1, 4),
     late_tokens=st.integers(0, 3),
     max_tokens=st.integers(1, 20),
+    steps_per_look=st.integers(1, 4),
 )
-def test_streams_merged_in_any_way_are_the_whole(
+def test_streams_read_at_any_pace_are_the_whole(
     tokenizer: Tokenizer,
     replies: list[str],
     stops: list[str],
     tokens_per_step: int,
     late_tokens: int,
     max_tokens: int,
+    steps_per_look: int,
 ) -> None:
-    def outputs_of(kind: OutputKind, per_step: int) -> list[RequestOutput]:
+    def outputs_of(kind: OutputKind, per_step: int, steps_per_look: int = 1) -> list[RequestOutput]:
         core = ScriptedCore(
             reply=lambda request, index: list(replies[index].encode()),
             tokens_per_step=per_step,
             late_tokens=late_tokens,
         )
         params: dict[str, Any] = {"stop": tuple(stops), "logprobs": 1, "max_tokens": max_tokens, "output_kind": kind}
-        return run(tokenizer, core, [make_request("p", n=len(replies), **params)])
+        return run(tokenizer, core, [make_request("p", n=len(replies), **params)], steps_per_look=steps_per_look)
 
     [final] = outputs_of(OutputKind.FINAL_ONLY, 1)
     cumulative = outputs_of(OutputKind.CUMULATIVE, tokens_per_step)
-    deltas = outputs_of(OutputKind.DELTA, tokens_per_step)
-    merged = deltas[0]
-    for delta in deltas[1:]:
-        merged = merge_deltas(merged, delta)
     assert cumulative[-1].outputs == final.outputs
-    assert merged.outputs == final.outputs
+    assert joined(outputs_of(OutputKind.DELTA, tokens_per_step)) == final.outputs
+    assert joined(outputs_of(OutputKind.DELTA, tokens_per_step, steps_per_look)) == final.outputs
     texts = [[part.text for part in output.outputs] for output in cumulative]
     for earlier, later in itertools.pairwise(texts):
         assert all(new.startswith(old) for old, new in zip(earlier, later, strict=True))
+
+
+def joined(outputs: list[RequestOutput]) -> list[CompletionOutput]:
+    """The sequences that outputs of OutputKind.DELTA have together."""
+    whole: dict[int, CompletionOutput] = {}
+    for part in itertools.chain.from_iterable(output.outputs for output in outputs):
+        old = whole.get(part.index)
+        if old is not None:
+            part = msgspec.structs.replace(
+                part,
+                text=old.text + part.text,
+                token_ids=old.token_ids + part.token_ids,
+                logprobs=(old.logprobs or []) + (part.logprobs or []),
+                text_offsets=(old.text_offsets or []) + (part.text_offsets or []),
+            )
+        whole[part.index] = part
+    return [whole[index] for index in sorted(whole)]
+
+
+def test_outputs_are_cut_where_they_are_long_and_stay_the_same() -> None:
+    token = TokenLogprobs(token_id=1, logprob=-1.0, rank=1)
+    logprobs = PromptLogprobs(first_position=3, tokens=[token] * 300)
+    short = EngineCoreOutput(request_id="short", deltas=[], finished=False)
+    long = EngineCoreOutput(request_id="long", deltas=[], finished=True, prompt_logprobs=logprobs, num_cached_tokens=5)
+    assert list(in_turns([short])) == [[short]]
+    turns = list(in_turns([long, short]))
+    assert turns[0][0] == short
+    parts = [output for turn in turns for output in turn][1:]
+    assert [part.finished for part in parts] == [False, False, True]
+    assert parts[-1].num_cached_tokens == 5
+    cut = [part.prompt_logprobs for part in parts if part.prompt_logprobs is not None]
+    assert [part.first_position for part in cut] == [3, 131, 259]
+    assert [token for part in cut for token in part.tokens] == logprobs.tokens
+
+
+def test_many_requests_with_few_positions_each_are_cut_as_one_with_many() -> None:
+    token = TokenLogprobs(token_id=1, logprob=-1.0, rank=1)
+    logprobs = PromptLogprobs(first_position=0, tokens=[token] * 50)
+    outputs = [
+        EngineCoreOutput(request_id=str(index), deltas=[], finished=True, prompt_logprobs=logprobs)
+        for index in range(7)
+    ]
+    turns = list(in_turns(outputs))
+    assert [output for turn in turns for output in turn] == outputs
+    assert [len(turn) for turn in turns] == [2, 2, 2, 1]
