@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from octavo.cli.report import report
+from octavo.config.schema import SchedulerConfig
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sequence import SequenceGroup, SequenceStatus
@@ -27,15 +28,12 @@ from octavo.core.step import (
     SchedulerOutput,
     TokenLogprobs,
 )
-from octavo.kv_cache.allocation import AllocStatus
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.ops.registry import open_runtime
 from octavo.platform import Platform
-from octavo.scheduler.admission import Admission
-from octavo.scheduler.decisions import DecisionLog
+from octavo.scheduler.budget import TokenBudget
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.policies.first_come import FirstComeFirstServed
-from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.scheduler import Scheduler
@@ -54,14 +52,17 @@ def answer(step: SchedulerOutput) -> ModelRunnerOutput:
     return ModelRunnerOutput(step_id=step.step_id, rows=rows)
 
 
+def scheduling(**options: Any) -> SchedulerConfig:
+    return SchedulerConfig(max_model_len=1 << 20, **options)
+
+
 def measure_steps(num_sequences: int, num_waiting: int, num_steps: int, prompt_len: int) -> dict[str, float]:
     """Medians in µs per step with `num_sequences` decoding, and `num_waiting` groups that do not fit behind them."""
     max_tokens = 2 * num_steps  # filling the batch takes steps of its own
     blocks_each = (prompt_len + max_tokens) // BLOCK_SIZE + 2
     scheduler = Scheduler(
         BlockManager(num_sequences * blocks_each, BLOCK_SIZE, 0.01, enable_prefix_caching=True),
-        max_num_seqs=num_sequences,
-        max_num_batched_tokens=max(8192, num_sequences),
+        scheduling(max_num_seqs=num_sequences, max_num_batched_tokens=max(8192, num_sequences)),
         rates=Rates(target_step_s=0.0),  # time stands still here
     )
     params = SamplingParams(max_tokens=max_tokens, seed=0)
@@ -140,24 +141,23 @@ def measure_forks(num_blocks: int, repetitions: int) -> dict[str, float]:
 def measure_swaps(num_blocks: int, repetitions: int) -> dict[str, float]:
     """Medians in µs to plan the way of a group of `num_blocks` to the host, and back."""
     manager = BlockManager(num_blocks + 8, BLOCK_SIZE, 0.01, enable_prefix_caching=False, num_host_blocks=num_blocks)
-    registry, log = Registry(manager, FirstComeFirstServed()), DecisionLog()
-    preemption = Preemption(registry, log, "swap", Rates())
-    admission = Admission(registry, preemption, log, 0)
+    scheduler = Scheduler(manager, scheduling(preemption_mode="swap"))
+    registry, preemption, admission = scheduler._registry, scheduler._preemption, scheduler._admission
     group = running_group(registry, num_blocks)
     out_us, in_us = [], []
     for _ in range(repetitions):
-        plan = StepPlan()
+        plan = StepPlan(TokenBudget(1))
         began = time.perf_counter()
         preemption.preempt(group, plan)
         done = time.perf_counter()
         assert group.status is SequenceStatus.SWAPPED
         assert len(plan.swap_outs) == num_blocks
         out_us.append(1e6 * (done - began))
-        plan = StepPlan()
+        plan = StepPlan(TokenBudget(1))
         began = time.perf_counter()
-        status = admission.swap_in(group, plan, 0.0)
+        admission.admit(plan, 0.0, lambda: registry.swapped.peek(0.0))
         done = time.perf_counter()
-        assert status is AllocStatus.OK
+        assert group.status is SequenceStatus.RUNNING
         in_us.append(1e6 * (done - began))
     return {
         "swap_out_us": round(statistics.median(out_us), 1),

@@ -1,40 +1,194 @@
-"""How groups come onto the device: blocks for a prompt, those of a cached prefix first, or a swap from the host."""
+"""Admission: waiting groups get blocks, those of a cached prefix first, and swapped groups come back from the host."""
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC
+from typing import Final, NamedTuple
 
-from octavo.core.sequence import Sequence, SequenceGroup
+from octavo.config.schema import SchedulerConfig
+from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.kv_cache.allocation import Allocation, AllocStatus, PrefixHit
+from octavo.scheduler.budget import AdapterBudget
 from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.plan import StepPlan
+from octavo.scheduler.policy import Policy
 from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.registry import Registry
+from octavo.scheduler.rows import RowPlanner
+
+_MOST_BLOCKED: Final = 16
+"""Groups that do not fit and that one step looks past."""
+
+
+class _Outcome(enum.Enum):
+    """ADMITTED: it runs. BLOCKED: it does not fit. DEFERRED: later groups pass it, as often as they come. CHANGED: it
+    has ended, or others were preempted for it; the head of the queue is looked at again."""
+
+    ADMITTED = enum.auto()
+    BLOCKED = enum.auto()
+    DEFERRED = enum.auto()
+    CHANGED = enum.auto()
+
+
+class _Attempt(NamedTuple):
+    """What became of a group, and why it is blocked."""
+
+    outcome: _Outcome
+    because: str = ""
 
 
 class Admission:
-    """Asks the block manager, and carries out its answer. Callers take groups from their queue."""
+    """The loop that admits groups to a step.
 
-    def __init__(self, registry: Registry, preemption: Preemption, log: DecisionLog, num_lookahead_slots: int) -> None:
+    `config.max_bypasses`: how many later groups may be admitted before a waiting one that does not fit, while it is
+    first; then all behind it wait until it fits, which bounds starvation. 0 is strict order. A swapped group is never
+    passed. Where prompts are computed whole (no chunked prefill), the order is strict, a prompt needs tokens for all
+    that is not cached, and only groups that lack a slot for their adapter are passed, without a bound.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        rows: RowPlanner,
+        preemption: Preemption,
+        policy: Policy,
+        log: DecisionLog,
+        config: SchedulerConfig,
+    ) -> None:
         self._registry = registry
-        self._preemption = preemption
         self._block_manager = registry.block_manager
+        self._rows = rows
+        self._preemption = preemption
+        self._policy = policy
         self._log = log
-        self._num_lookahead_slots = num_lookahead_slots
+        self._whole_prompts = not config.enable_chunked_prefill
+        self._max_bypasses = 0 if self._whole_prompts else config.max_bypasses
+        self._num_lookahead_slots = config.num_lookahead_slots
+
+    def admit(self, plan: StepPlan, now: float, next_group: Callable[[], SequenceGroup | None]) -> None:
+        """Admit groups at time `now`, each the one that `next_group` returns (the head of a queue, or None to stop),
+        until no tokens for prompts are left or a group that may not be passed does not fit."""
+        deferred: list[SequenceGroup] = []
+        blocked: list[SequenceGroup] = []
+        computing = set[bytes]() if self._whole_prompts else plan.hashes_computed(self._block_manager.block_size)
+        while not plan.tokens.is_full and (group := next_group()) is not None:
+            is_swapped = group.status is SequenceStatus.SWAPPED
+            attempt = self._swap_in(group, plan, now) if is_swapped else self._admit(group, plan, now, computing)
+            outcome, because = attempt
+            if because and not blocked:
+                self._log.note("blocked", group.request, because)
+            if outcome is _Outcome.DEFERRED:
+                deferred.append(self._registry.queue_of(group).set_aside(now))
+            elif outcome is _Outcome.BLOCKED:
+                is_last = plan.is_full and not self._policy.may_outrank
+                if is_swapped or is_last or len(blocked) == _MOST_BLOCKED:
+                    break
+                blocked.append(self._registry.waiting.set_aside(now))
+            elif outcome is _Outcome.ADMITTED:
+                self._note_passed(blocked, group)
+                self._start(group, plan, computing)
+            if outcome in (_Outcome.BLOCKED, _Outcome.ADMITTED) and self._must_not_be_passed(blocked):
+                break
+        for group in deferred + blocked:
+            self._registry.queue_of(group).put_back(group)
+
+    def _start(self, group: SequenceGroup, plan: StepPlan, computing: set[bytes]) -> None:
+        plan.admit(group)
+        self._rows.plan_group(group, plan)
+        if not self._whole_prompts and group.live[0].seq_id in plan.rows:
+            computing.update(plan.hashes_computed_by(group.live[0], self._block_manager.block_size))
+
+    def _note_passed(self, blocked: list[SequenceGroup], group: SequenceGroup) -> None:
+        for passed in blocked:
+            passed.num_passed += 1
+            self._log.note("passed", passed.request, f"by {group.request_id}, time {passed.num_passed}")
+
+    def _must_not_be_passed(self, blocked: list[SequenceGroup]) -> bool:
+        return any(group.num_passed >= self._max_bypasses for group in blocked)
+
+    # ---- one group ----
+
+    def _admit(self, group: SequenceGroup, plan: StepPlan, now: float, computing: set[bytes]) -> _Attempt:
+        """Give the first waiting group blocks, if all budgets grant it and the blocks are free."""
+        refused = self._budget_refusal(group, plan)
+        if refused is not None and not self._policy.may_outrank:
+            return refused  # whatever it would find in the cache
+        hit = self.find_prefix(group)
+        if hit.missing in computing:
+            return _Attempt(_Outcome.DEFERRED)  # this step computes what it needs: in the next one it is a hit
+        allocation = self._can_allocate(group, hit)
+        if allocation.status is AllocStatus.NEVER:
+            assert not group.has_output, "a request that has produced a token is never ignored"
+            self._refuse(group, allocation.because, now)
+            return _Attempt(_Outcome.CHANGED)
+        if refused is None and allocation.because:
+            refused = _Attempt(_Outcome.BLOCKED, allocation.because)
+        if refused is not None:
+            has_room_now = self._preemption.preempt_for(group, allocation.num_missing, plan)
+            return _Attempt(_Outcome.CHANGED) if has_room_now else refused
+        if because := self._token_refusal(group, hit, plan):
+            return _Attempt(_Outcome.BLOCKED, because)
+        self._registry.waiting.pop(now)
+        self.allocate(group, hit, plan, now)
+        return _Attempt(_Outcome.ADMITTED)
+
+    def _swap_in(self, group: SequenceGroup, plan: StepPlan, now: float) -> _Attempt:
+        """Bring the head of the swapped queue back to the device, if all budgets grant it and the blocks are free."""
+        if (refused := self._budget_refusal(group, plan)) is not None:
+            return refused
+        allocation = self._can_swap_in(group)
+        if allocation.status is AllocStatus.LATER:
+            return _Attempt(_Outcome.BLOCKED, allocation.because)
+        if allocation.status is AllocStatus.NEVER:
+            self._refuse(group, allocation.because, now)
+            return _Attempt(_Outcome.CHANGED)
+        self._registry.swapped.remove(group)
+        moves = self._block_manager.swap_in(group.live)
+        plan.swap_ins += moves
+        self._registry.stats.num_swapped_in_blocks += len(moves)
+        self._registry.start(group)
+        group.metrics.note(now, "swapped in")
+        self._log.note("swapped_in", group.request, f"{len(moves)} blocks")
+        return _Attempt(_Outcome.ADMITTED)
+
+    def _budget_refusal(self, group: SequenceGroup, plan: StepPlan) -> _Attempt | None:
+        budget = plan.lacking(group)
+        if budget is None:
+            return None
+        is_passed = self._whole_prompts and isinstance(budget, AdapterBudget)
+        return _Attempt(_Outcome.DEFERRED if is_passed else _Outcome.BLOCKED, budget.reason(group))
+
+    def _token_refusal(self, group: SequenceGroup, hit: PrefixHit, plan: StepPlan) -> str:
+        """Return why the group's first row cannot be planned now; an empty string when it can."""
+        start = len(hit.blocks) * self._block_manager.block_size + hit.partial[1]
+        want = tokens_to_allocate(group) - start
+        granted = plan.grant(group, start, want)
+        # known tokens of a preempted group may exceed the budget: then its steps are its own
+        needs_all = self._whole_prompts and (plan.rows or not group.was_preempted)
+        least = want if needs_all else min(1, want)
+        return f"{want} tokens, {granted} are left" if granted < least else ""
+
+    def _refuse(self, group: SequenceGroup, because: str, now: float) -> None:
+        """End a group that can never run here. `Scheduler.refusal` has refused such requests before."""
+        self._log.note("refused", group.request, because)
+        self._registry.refuse(group, because, now)
+
+    # ---- blocks ----
 
     def find_prefix(self, group: SequenceGroup) -> PrefixHit:
-        """What a waiting group would find in the cache.
+        """Return what a waiting group finds in the cache.
 
         When nothing runs and the pool has no room for the block to copy from beside the group's own, there is no copy:
-        nobody else would ever make room.
+        no other group would ever free it.
         """
         hit = self._block_manager.find_prefix(group, group.live[0], tokens_to_allocate(group))
         if hit.partial[1] and not self._registry.running and self._ask(group, hit).status is AllocStatus.LATER:
             return hit._replace(partial=(0, 0), because="no block is left to copy the beginning of the next from")
         return hit
 
-    def can_allocate(self, group: SequenceGroup, hit: PrefixHit) -> Allocation:
-        """May a waiting group come in?"""
+    def _can_allocate(self, group: SequenceGroup, hit: PrefixHit) -> Allocation:
         allocation = self._ask(group, hit)
         is_idle = not self._registry.running
         if allocation.status is AllocStatus.LATER and is_idle and self._preemption.clear_pins(group):
@@ -50,8 +204,15 @@ class Admission:
             is_returning=group.metrics.num_preemptions > 1,
         )
 
+    def _can_swap_in(self, group: SequenceGroup) -> Allocation:
+        is_idle, num_lookahead = not self._registry.running, self._num_lookahead_slots
+        allocation = self._block_manager.can_swap_in(group.live, waive_watermark=is_idle, num_lookahead=num_lookahead)
+        if allocation.status is AllocStatus.LATER and is_idle and self._preemption.clear_pins(group):
+            return self._block_manager.can_swap_in(group.live, waive_watermark=True, num_lookahead=num_lookahead)
+        return allocation
+
     def allocate(self, group: SequenceGroup, hit: PrefixHit, plan: StepPlan, now: float) -> None:
-        """Let a group in that has left the waiting queue."""
+        """Give blocks to a group that has left the waiting queue, and let it run."""
         num_tokens = tokens_to_allocate(group)
         copies = self._block_manager.allocate(group.live[0], num_tokens, hit)
         if copies:
@@ -62,32 +223,6 @@ class Admission:
         because = f"; {hit.because}" if hit.because else ""
         cached = group.live[0].num_computed_tokens
         self._log.note("admitted", group.request, f"{cached} of {num_tokens} tokens were in the cache{because}")
-
-    def swap_in(self, group: SequenceGroup, plan: StepPlan, now: float) -> AllocStatus:
-        """Bring the head of the swapped queue back. With LATER it stays where it is; with NEVER it has ended."""
-        is_idle, num_lookahead = not self._registry.running, self._num_lookahead_slots
-        allocation = self._block_manager.can_swap_in(group.live, waive_watermark=is_idle, num_lookahead=num_lookahead)
-        if allocation.status is AllocStatus.LATER and is_idle and self._preemption.clear_pins(group):
-            allocation = self._block_manager.can_swap_in(group.live, waive_watermark=True, num_lookahead=num_lookahead)
-        if allocation.status is AllocStatus.LATER:
-            self._log.note("blocked", group.request, allocation.because)
-            return allocation.status
-        self._registry.swapped.remove(group)
-        if allocation.status is AllocStatus.NEVER:
-            self.refuse(group, allocation.because, now)
-            return allocation.status
-        moves = self._block_manager.swap_in(group.live)
-        plan.swap_ins += moves
-        self._registry.stats.num_swapped_in_blocks += len(moves)
-        self._registry.start(group)
-        group.metrics.note(now, "swapped in")
-        self._log.note("swapped_in", group.request, f"{len(moves)} blocks")
-        return allocation.status
-
-    def refuse(self, group: SequenceGroup, because: str, now: float) -> None:
-        """End a group that has left its queue and can never run. The door refuses such requests first."""
-        self._log.note("refused", group.request, because)
-        self._registry.refuse(group, because, now)
 
     def _count(self, group: SequenceGroup, because: str, now: float) -> None:
         cached, stats = group.live[0].num_computed_tokens, self._registry.stats

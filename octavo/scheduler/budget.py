@@ -1,85 +1,182 @@
-"""What a step may spend: tokens in its batch, sequences and adapters at once.
+"""What a step may use: tokens, adapters, sequences, encoder inputs. Each is a `Budget` of the `StepPlan`.
 
-A budget's `grant` says how much of `want` is there without taking it; `refund` undoes a `take`.
+A group is admitted when every budget grants it; a row computes what every budget grants of it. A new budget is a class
+here and a line in `make_budgets`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import ClassVar, NamedTuple
+
+from octavo.config.schema import SchedulerConfig
+from octavo.core.sequence import SequenceGroup
 
 
-class PartialBudget:
-    """Grants what is left, down to nothing: a prompt may be computed in pieces.
+class Budget:
+    """One resource. Running groups hold a part of it (`admit`, `release`), or the rows of a step use it up (`take`,
+    `refund`). A budget overrides what concerns it; the defaults limit nothing."""
+
+    limits_rows: ClassVar[bool] = False
+    """Whether `grant`, `take` and `refund` do anything."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no group can be admitted, however little it needs."""
+        return False
+
+    def num_missing(self, group: SequenceGroup) -> int:
+        """Return how much more would have to be free for the group to be admitted; 0 when it can be."""
+        return 0
+
+    def reason(self, group: SequenceGroup) -> str:
+        """Return in words what the group lacks, where `num_missing` is above 0."""
+        return ""
+
+    def admit(self, group: SequenceGroup) -> None:
+        """Count what the group holds while it runs."""
+
+    def release(self, group: SequenceGroup) -> None:
+        """Undo `admit`: the group no longer runs."""
+
+    def grant(self, group: SequenceGroup, start: int, want: int) -> int:
+        """Return how many of tokens [start, start + want) of a sequence of the group a row may compute."""
+        return want
+
+    def take(self, group: SequenceGroup, start: int, num_tokens: int, want: int) -> None:
+        """Count a row of `num_tokens` tokens from `start` on, for which `grant` was called with `want`."""
+
+    def refund(self, group: SequenceGroup, start: int, num_tokens: int) -> None:
+        """Undo `take`: the row is not part of the step."""
+
+
+class TokenBudget(Budget):
+    """Tokens of the step. A prompt gets what is left, in pieces if need be.
 
     for_prompts: how much of `remaining`, if there is as much, sequences with more than one token to compute may take.
     has_declined: a row was granted less than it could use, since the caller last set this to False.
     """
 
-    __slots__ = ("for_prompts", "has_declined", "remaining")
+    limits_rows = True
 
     def __init__(self, limit: int) -> None:
         self.remaining = self.for_prompts = limit
         self.has_declined = False
 
     @property
-    def has_tokens_for_prompts(self) -> bool:
-        return self.remaining > 0 and self.for_prompts > 0
+    def is_full(self) -> bool:
+        return self.remaining <= 0 or self.for_prompts <= 0
 
-    def grant(self, want: int) -> int:
+    def grant(self, group: SequenceGroup, start: int, want: int) -> int:
         limit = self.remaining if want <= 1 else min(self.remaining, self.for_prompts)
         if want <= limit:
             return want
         self.has_declined = True
         return limit
 
-    def take(self, amount: int, *, is_prompt: bool = False) -> None:
-        self.remaining -= amount
-        if is_prompt:
-            self.for_prompts -= amount
+    def take(self, group: SequenceGroup, start: int, num_tokens: int, want: int) -> None:
+        self.remaining -= num_tokens
+        if want > 1:
+            self.for_prompts -= num_tokens
 
-    def refund(self, amount: int) -> None:
-        self.remaining += amount
-        if amount > 1:
-            self.for_prompts += amount
-
-
-class WholeBudget(PartialBudget):
-    """Grants all or nothing: a group comes in with all sequences that it can still run."""
-
-    __slots__ = ()
-
-    def grant(self, want: int) -> int:
-        return want if want <= self.remaining else 0
-
-    def num_missing(self, want: int) -> int:
-        """How many of `want` sequences are too many."""
-        return max(0, want - self.remaining)
-
-    def refusal(self, want: int) -> str:
-        """Why `want` sequences are too many; empty when they are not."""
-        return "" if want <= self.remaining else f"needs {want} sequences, {self.remaining} more may run"
+    def refund(self, group: SequenceGroup, start: int, num_tokens: int) -> None:
+        self.remaining += num_tokens
+        if num_tokens > 1:
+            self.for_prompts += num_tokens
 
 
-class AdapterBudget:
-    """`limit` different adapters run at once; requests without one always may. 0 is no limit."""
+class SequenceBudget(Budget):
+    """Sequences that run at once. A group counts with the most that it can still run."""
 
-    __slots__ = ("_in_use", "_limit")
+    def __init__(self, remaining: int) -> None:
+        self.remaining = remaining
 
-    def __init__(self, limit: int, in_use: Iterable[str | None]) -> None:
+    @property
+    def is_full(self) -> bool:
+        return self.remaining <= 0
+
+    def num_missing(self, group: SequenceGroup) -> int:
+        return max(0, group.max_running_sequences - self.remaining)
+
+    def reason(self, group: SequenceGroup) -> str:
+        return f"needs {group.max_running_sequences} sequences, {self.remaining} more may run"
+
+    def admit(self, group: SequenceGroup) -> None:
+        self.remaining -= group.max_running_sequences
+
+    def release(self, group: SequenceGroup) -> None:
+        self.remaining += group.max_running_sequences
+
+
+class AdapterBudget(Budget):
+    """`limit` different adapters run at once; groups without one may always run."""
+
+    def __init__(self, limit: int, running: Iterable[SequenceGroup]) -> None:
         self._limit = limit
-        self.count(in_use)
+        self._num_groups: Counter[str] = Counter()
+        for group in running:
+            self.admit(group)
 
-    def count(self, in_use: Iterable[str | None]) -> None:
-        """Only these run from here on."""
-        self._in_use = {name for name in in_use if name is not None} if self._limit else set[str]()
+    def num_missing(self, group: SequenceGroup) -> int:
+        name = group.request.adapter
+        return int(name is not None and name not in self._num_groups and len(self._num_groups) >= self._limit)
 
-    def refusal(self, name: str | None) -> str:
-        """Why a request for adapter `name` has to wait; empty when it need not."""
-        if name is None or not self._limit or name in self._in_use or len(self._in_use) < self._limit:
-            return ""
-        return f"adapter {name} needs a slot, all {self._limit} are in use (max_loras)"
+    def reason(self, group: SequenceGroup) -> str:
+        return f"adapter {group.request.adapter} needs a slot, all {self._limit} are in use (max_loras)"
 
-    def take(self, name: str | None) -> None:
-        """A request for adapter `name` runs from here on."""
-        if name is not None and self._limit:
-            self._in_use.add(name)
+    def admit(self, group: SequenceGroup) -> None:
+        if group.request.adapter is not None:
+            self._num_groups[group.request.adapter] += 1
+
+    def release(self, group: SequenceGroup) -> None:
+        name = group.request.adapter
+        if name is not None:
+            self._num_groups[name] -= 1
+            if not self._num_groups[name]:
+                del self._num_groups[name]
+
+
+class EncoderInput(NamedTuple):
+    """Content, such as an image, that an encoder computes before the prompt token at `offset`, and what that costs."""
+
+    offset: int
+    cost: int
+
+
+class EncoderBudget(Budget):
+    """Encoder inputs of one step, at most `limit` in costs; an input that costs more is the only one of its step.
+
+    `inputs_of` returns the inputs of a group in the order of their offsets. An input counts in the step whose row
+    computes the token at its offset; a row ends before the first input that is not granted.
+    """
+
+    limits_rows = True
+
+    def __init__(self, limit: int, inputs_of: Callable[[SequenceGroup], Iterable[EncoderInput]]) -> None:
+        self._limit = limit
+        self._inputs_of = inputs_of
+        self._used = 0
+
+    def grant(self, group: SequenceGroup, start: int, want: int) -> int:
+        used = self._used
+        for offset, cost in self._inputs_in(group, start, want):
+            if used and used + cost > self._limit:
+                return offset - start
+            used += cost
+        return want
+
+    def take(self, group: SequenceGroup, start: int, num_tokens: int, want: int) -> None:
+        self._used += sum(cost for _, cost in self._inputs_in(group, start, num_tokens))
+
+    def refund(self, group: SequenceGroup, start: int, num_tokens: int) -> None:
+        self._used -= sum(cost for _, cost in self._inputs_in(group, start, num_tokens))
+
+    def _inputs_in(self, group: SequenceGroup, start: int, num_tokens: int) -> Iterable[EncoderInput]:
+        return (each for each in self._inputs_of(group) if start <= each.offset < start + num_tokens)
+
+
+def make_budgets(config: SchedulerConfig, running: Iterable[SequenceGroup], num_running_sequences: int) -> list[Budget]:
+    """Return the budgets of a step besides its tokens."""
+    adapters = [AdapterBudget(config.max_loras, running)] if config.max_loras else []
+    return [*adapters, SequenceBudget(config.max_num_seqs - num_running_sequences)]

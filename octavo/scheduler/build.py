@@ -6,7 +6,6 @@ import msgspec
 
 from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.kv_cache.block_manager import BlockManager
-from octavo.scheduler.door import Door
 from octavo.scheduler.policies import make_policy
 from octavo.scheduler.rates import PreemptionCosts, Rates
 from octavo.scheduler.scheduler import Scheduler
@@ -44,20 +43,7 @@ def build_scheduler(settings: SchedulerSettings) -> Scheduler:
     rates = Rates(
         settings.preemption_costs, scheduler.prefill_tokens_per_s, scheduler.swap_bytes_per_s, scheduler.target_step_s
     )
-    return Scheduler(
-        block_manager,
-        max_num_seqs=scheduler.max_num_seqs,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        policy=make_policy(scheduler, block_manager, rates),
-        preemption_mode=scheduler.preemption_mode,
-        rates=rates,
-        num_lookahead_slots=scheduler.num_lookahead_slots,
-        enable_chunked_prefill=scheduler.enable_chunked_prefill,
-        delay_factor=scheduler.delay_factor,
-        max_loras=scheduler.max_loras,
-        max_bypasses=scheduler.max_bypasses,
-        door=Door(scheduler.max_queued_requests, scheduler.max_queued_tokens),
-    )
+    return Scheduler(block_manager, scheduler, make_policy(scheduler, block_manager, rates), rates)
 
 
 def _max_cached_blocks(settings: SchedulerSettings) -> int | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from octavo.config.schema import SchedulerConfig
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy, BlockOps, NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.kv_cache.allocation import Growth
+from octavo.scheduler.budget import Budget, TokenBudget, make_budgets
+from octavo.scheduler.registry import Registry
 
 
 class PlannedRow(NamedTuple):
@@ -18,8 +21,9 @@ class PlannedRow(NamedTuple):
 
 
 class StepPlan:
-    """What belongs to the step, by sequence id and in batch order. Few rows come with more than themselves.
+    """What belongs to the step, by sequence id and in batch order, and the budgets that it uses up.
 
+    budgets: all of them, `tokens` first. row_budgets: those that limit rows.
     rows: what is computed.
     new: messages that make sequences known to the worker.
     copies: of blocks, before the row of the sequence.
@@ -28,7 +32,10 @@ class StepPlan:
     num_prompt_tokens: tokens in rows that compute more than one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: TokenBudget, *others: Budget) -> None:
+        self.tokens = tokens
+        self.budgets: tuple[Budget, ...] = (tokens, *others)
+        self.row_budgets = [budget for budget in self.budgets if budget.limits_rows]
         self.rows: dict[int, ScheduledSequence] = {}
         self.new: dict[int, NewSequence] = {}
         self.copies: dict[int, list[BlockCopy]] = {}
@@ -39,11 +46,53 @@ class StepPlan:
         self.has_preempted = False
         self.num_prompt_tokens = 0
 
-    def drop(self, sequence: Sequence) -> PlannedRow | None:
-        """Take a sequence's row out of the step, with all that came along; answers what it was."""
+    # ---- budgets ----
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no group can be admitted, however little it needs."""
+        return any(budget.is_full for budget in self.budgets)
+
+    def lacking(self, group: SequenceGroup) -> Budget | None:
+        """Return the first budget that does not grant the group; None when all do."""
+        return next((budget for budget in self.budgets if budget.num_missing(group)), None)
+
+    def num_missing(self, group: SequenceGroup) -> tuple[int, ...]:
+        """Return how much of each budget would have to be free beyond what is, for the group to be admitted."""
+        return tuple(budget.num_missing(group) for budget in self.budgets)
+
+    def admit(self, group: SequenceGroup) -> None:
+        """Count what the group holds while it runs."""
+        for budget in self.budgets:
+            budget.admit(group)
+
+    def release(self, group: SequenceGroup) -> None:
+        """Give back what the group held; its rows are dropped one by one."""
+        for budget in self.budgets:
+            budget.release(group)
+
+    def grant(self, group: SequenceGroup, start: int, want: int) -> int:
+        """Return how many of tokens [start, start + want) of a sequence all budgets grant."""
+        for budget in self.row_budgets:
+            want = budget.grant(group, start, want)
+        return want
+
+    def take(self, group: SequenceGroup, start: int, num_tokens: int, want: int) -> None:
+        """Count a row of `num_tokens` granted tokens, of `want` that the sequence could use."""
+        for budget in self.row_budgets:
+            budget.take(group, start, num_tokens, want)
+        if num_tokens > 1:
+            self.num_prompt_tokens += num_tokens
+
+    # ---- rows ----
+
+    def drop(self, group: SequenceGroup, sequence: Sequence) -> PlannedRow | None:
+        """Take a sequence's row out of the step, with all that came along, and refund it. Returns what it was."""
         row = self.rows.pop(sequence.seq_id, None)
         if row is None:
             return None
+        for budget in self.row_budgets:
+            budget.refund(group, row.start, row.num_tokens)
         if row.num_tokens > 1:
             self.num_prompt_tokens -= row.num_tokens
         self.filling.pop(sequence.seq_id, None)
@@ -75,6 +124,12 @@ class StepPlan:
                 copies=[copy for copies in self.copies.values() for copy in copies],
             ),
         )
+
+
+def begin_plan(config: SchedulerConfig, registry: Registry) -> StepPlan:
+    """Return an empty plan with the budgets of a step."""
+    budgets = make_budgets(config, registry.running, registry.num_running_sequences)
+    return StepPlan(TokenBudget(config.max_num_batched_tokens), *budgets)
 
 
 def new_sequence(group: SequenceGroup, sequence: Sequence, block_ids: list[int]) -> NewSequence:

@@ -45,7 +45,7 @@ class Policy(Protocol):
     """Whether `note_service` is to be called for every row."""
 
     may_outrank: bool
-    """Whether `outranks` is ever true, or `gives_way_to` ever names somebody."""
+    """Whether `outranks` is ever true, or `victims_for` ever names somebody."""
 
     def make_queue(self) -> GroupQueue:
         """A queue for waiting groups in this policy's order. Preempted groups wait there too."""
@@ -67,7 +67,7 @@ class Policy(Protocol):
         """One of the running groups (there is at least one, in the order of arrival)."""
         ...
 
-    def gives_way_to(self, head: SequenceGroup, running: SequenceABC[SequenceGroup]) -> SequenceABC[SequenceGroup]:
+    def victims_for(self, head: SequenceGroup, running: SequenceABC[SequenceGroup]) -> SequenceABC[SequenceGroup]:
         """Running groups that may be preempted so that the first waiting one comes in, in this order."""
         ...
 

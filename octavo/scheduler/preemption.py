@@ -1,4 +1,4 @@
-"""How a running group gives way: its blocks are computed again later, or moved to the host and back.
+"""Preemption: running groups lose their blocks, which are computed again later, or moved to the host and back.
 
 The modes are those of vLLM's first engine and one more: `recompute` and `swap` always do that (swap as long as the
 host has room), `classic` swaps groups with several live sequences and recomputes the others, `auto` takes what is
@@ -7,6 +7,7 @@ estimated to cost less time.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 from octavo.config.schema import PreemptionMode
@@ -14,78 +15,148 @@ from octavo.core.sequence import SequenceGroup, SequenceStatus
 from octavo.core.step import BlockCopy
 from octavo.kv_cache.allocation import AllocStatus
 from octavo.kv_cache.block_manager import BlockManager
-from octavo.scheduler.budget import PartialBudget
 from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.plan import StepPlan
+from octavo.scheduler.policy import Policy
 from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 
+Missing = tuple[int, ...]
+"""How many KV blocks, and how much of each budget, a waiting group lacks to be admitted."""
 
-class Decision(NamedTuple):
+
+class SwapChoice(NamedTuple):
     """Swap or recompute, and the reason in words."""
 
     swap: bool
     because: str
 
 
-class Preemption:
-    """Takes groups off the device."""
+class _Dropped(NamedTuple):
+    """What a preempted group had in the step: computed tokens by sequence id without those that the step would have
+    computed, and by block the block that it would have been copied from."""
 
-    def __init__(self, registry: Registry, log: DecisionLog, mode: PreemptionMode, rates: Rates) -> None:
+    num_computed: dict[int, int]
+    copied_from: dict[int, int]
+
+
+class Preemption:
+    """Preempts running groups: for a block, or for a waiting group that comes before them."""
+
+    def __init__(
+        self, registry: Registry, log: DecisionLog, policy: Policy, mode: PreemptionMode, rates: Rates
+    ) -> None:
         self._registry = registry
         self._log = log
+        self._policy = policy
         self._mode = mode
         self._rates = rates
+        self._futile: dict[str, Missing] = {}
+        self._futile_since = 0
 
-    def preempt(
-        self, group: SequenceGroup, plan: StepPlan | None = None, tokens: PartialBudget | None = None, because: str = ""
-    ) -> None:
-        """Take a running group's blocks and its rows in `plan` away. Known tokens stay known."""
-        registry, manager = self._registry, self._registry.block_manager
-        # where each computed token is, without what this very step would have computed or copied
-        computed: dict[int, int] = {}
-        copied_from: dict[int, int] = {}
-        for sequence in group.live:
-            computed[sequence.seq_id] = sequence.num_computed_tokens
-            if plan is not None:
-                prefix_copies = plan.prefix_copies.pop(sequence.seq_id, ())
-                copied_from.update((copy.target, copy.source) for copy in prefix_copies)
-            dropped = plan.drop(sequence) if plan is not None else None
-            if dropped is not None:
-                row, message, copies = dropped
-                computed[sequence.seq_id] = row.start
-                copied_from.update((copy.target, copy.source) for copy in copies)
-                if tokens is not None:
-                    tokens.refund(row.num_tokens)
-                if message is not None:
-                    sequence.is_resident = False  # the worker never heard of it
-            if sequence.is_resident:
-                registry.released.append(sequence)
-        decision = self._decide(group, plan)
-        if decision.swap:
+    def preempt(self, group: SequenceGroup, plan: StepPlan | None = None, because: str = "") -> None:
+        """Take a running group's blocks, and its rows and budgets in `plan`. Known tokens stay known."""
+        dropped = self._drop_rows(group, plan)
+        choice = self._choose(group, plan)
+        if choice.swap:
             assert plan is not None
-            for sequence in group.live:
-                sequence.pause(computed[sequence.seq_id])
-            moves = manager.swap_out(group.live)
-            # a copy that this step would have made is not made: what it would have copied is still at its source
-            plan.swap_outs += [BlockCopy(_origin(move.source, copied_from), move.target) for move in moves]
-            registry.stats.num_preemptions_by_swap += 1
-            registry.stats.num_swapped_out_blocks += len(moves)
+            self._swap_out(group, plan, dropped)
         else:
-            group.num_dropped_tokens = _num_computed_tokens(group, computed)
+            group.num_dropped_tokens = _num_computed_tokens(group, dropped.num_computed)
             for sequence in group.live:
-                manager.free(sequence)
+                self._registry.block_manager.free(sequence)
                 sequence.restart()
         group.refork_at = None
         group.was_preempted = True
         group.metrics.num_preemptions += 1
-        registry.stats.num_preemptions += 1
-        registry.suspend(group, SequenceStatus.SWAPPED if decision.swap else SequenceStatus.WAITING)
+        self._registry.stats.num_preemptions += 1
+        self._registry.suspend(group, SequenceStatus.SWAPPED if choice.swap else SequenceStatus.WAITING)
         if plan is not None:
             plan.has_preempted = True
-        how = "swapped out" if decision.swap else "to be recomputed"
+            plan.release(group)
+        how = "swapped out" if choice.swap else "to be recomputed"
         group.metrics.note(self._log.now, f"preempted, {how}")
-        self._log.note("preempted", group.request, f"{because}; {how}: {decision.because}")
+        self._log.note("preempted", group.request, f"{because}; {how}: {choice.because}")
+
+    def _drop_rows(self, group: SequenceGroup, plan: StepPlan | None) -> _Dropped:
+        """Take the group's rows out of the step, and note which of its sequences the worker has to release."""
+        dropped = _Dropped({}, {})
+        for sequence in group.live:
+            dropped.num_computed[sequence.seq_id] = sequence.num_computed_tokens
+            if plan is not None:
+                copies = plan.prefix_copies.pop(sequence.seq_id, [])
+                if (planned := plan.drop(group, sequence)) is not None:
+                    dropped.num_computed[sequence.seq_id] = planned.row.start
+                    copies = copies + planned.copies
+                    if planned.message is not None:
+                        sequence.is_resident = False  # the worker never heard of it
+                dropped.copied_from.update((copy.target, copy.source) for copy in copies)
+            if sequence.is_resident:
+                self._registry.released.append(sequence)
+        return dropped
+
+    def _swap_out(self, group: SequenceGroup, plan: StepPlan, dropped: _Dropped) -> None:
+        for sequence in group.live:
+            sequence.pause(dropped.num_computed[sequence.seq_id])
+        moves = self._registry.block_manager.swap_out(group.live)
+        # a copy that this step would have made is not made: what it would have copied is still at its source
+        plan.swap_outs += [BlockCopy(_origin(move.source, dropped.copied_from), move.target) for move in moves]
+        self._registry.stats.num_preemptions_by_swap += 1
+        self._registry.stats.num_swapped_out_blocks += len(moves)
+
+    # ---- for a waiting group that comes before running ones ----
+
+    def preempt_for(self, head: SequenceGroup, num_missing_blocks: int, plan: StepPlan) -> bool:
+        """Preempt as few running groups, of those that the policy names, as it takes to admit the first waiting group.
+        Returns False, with none preempted, when all of them would not suffice."""
+        victims = self._victims_for(head, (num_missing_blocks, *plan.num_missing(head)), plan)
+        for group in victims:
+            self.preempt(group, plan, because=f"{head.request_id} comes before it")
+        return bool(victims)
+
+    def _victims_for(self, head: SequenceGroup, missing: Missing, plan: StepPlan) -> list[SequenceGroup]:
+        if self._is_known_to_be_futile(head, missing):
+            return []
+        candidates = self._policy.victims_for(head, self._registry.running)
+        if not candidates:
+            return []
+        freed = _FreedBlocks(self._registry.block_manager)
+
+        def suffices() -> bool:
+            return freed.count >= missing[0] and plan.lacking(head) is None
+
+        victims: list[SequenceGroup] = []
+        for group in candidates:
+            victims.append(group)
+            freed.add(group)
+            plan.release(group)
+            if suffices():
+                break
+        is_enough = suffices()
+        for group in victims[:-1] if is_enough else ():
+            freed.remove(group)
+            plan.admit(group)
+            if suffices():
+                victims.remove(group)  # those behind it suffice
+            else:
+                freed.add(group)
+                plan.release(group)
+        for group in victims:  # they still run
+            plan.admit(group)
+        if not is_enough:
+            self._futile[head.request_id] = missing
+        return victims if is_enough else []
+
+    def _is_known_to_be_futile(self, head: SequenceGroup, missing: Missing) -> bool:
+        """Return whether the same or less did not suffice before, and no group has left the device since: groups that
+        were admitted since took what they would free again."""
+        if self._futile_since != self._registry.num_departures:
+            self._futile_since = self._registry.num_departures
+            self._futile.clear()
+        known = self._futile.get(head.request_id)
+        return known is not None and all(now >= then for now, then in zip(missing, known, strict=True))
+
+    # ---- swap or recompute ----
 
     def clear_pins(self, group: SequenceGroup) -> bool:
         """End all pins for a group that could not run otherwise, even alone. False when they held nothing."""
@@ -94,31 +165,31 @@ class Preemption:
             self._log.note("unpinned", group.request, f"pins held {num_held} blocks, and it runs only without them")
         return num_held > 0
 
-    def _decide(self, group: SequenceGroup, plan: StepPlan | None) -> Decision:
+    def _choose(self, group: SequenceGroup, plan: StepPlan | None) -> SwapChoice:
         manager = self._registry.block_manager
         if self._mode == "recompute":
-            return Decision(False, "preemption_mode is recompute")
+            return SwapChoice(False, "preemption_mode is recompute")
         if manager.host_pool.num_blocks == 0:
-            return Decision(False, "there is no swap space")
+            return SwapChoice(False, "there is no swap space")
         if plan is None:
-            return Decision(False, "no step is being planned that could swap it out")
+            return SwapChoice(False, "no step is being planned that could swap it out")
         if plan.swap_ins:
-            return Decision(False, "this step swaps in, and a step swaps out before it swaps in")
+            return SwapChoice(False, "this step swaps in, and a step swaps out before it swaps in")
         if group.refork_at is not None:
-            return Decision(False, "it is computing its common prefix")
+            return SwapChoice(False, "it is computing its common prefix")
         if manager.window is not None and not group.may_read_prefix_cache:
-            return Decision(False, "prompt_logprobs that are on their way may need tokens that left the window")
+            return SwapChoice(False, "prompt_logprobs that are on their way may need tokens that left the window")
         room = manager.swap_space.can_swap_out(group.live)
         if room.status is not AllocStatus.OK:
-            return Decision(False, f"the swap space {room.because}")
+            return SwapChoice(False, f"the swap space {room.because}")
         if self._mode == "swap":
-            return Decision(True, "preemption_mode is swap")
+            return SwapChoice(True, "preemption_mode is swap")
         if self._mode == "classic":
             count = group.max_running_sequences
-            return Decision(count > 1, f"{count} sequences may still run")
+            return SwapChoice(count > 1, f"{count} sequences may still run")
         return self._cheaper(group, manager)
 
-    def _cheaper(self, group: SequenceGroup, manager: BlockManager) -> Decision:
+    def _cheaper(self, group: SequenceGroup, manager: BlockManager) -> SwapChoice:
         """Tokens to compute again at the prefill rate, without those that stay in the cache because others use them,
         against bytes to move out and in again; both at the rates measured so far."""
         num_blocks = manager.swap_space.num_computed_blocks(group.live)
@@ -131,7 +202,28 @@ class Preemption:
             f"{num_tokens} tokens, {num_kept} blocks of them shared, take {recompute_s * 1e3:.3g} ms to compute again, "
             f"{num_blocks} blocks {swap_s * 1e3:.3g} ms to move"
         )
-        return Decision(swap_s < recompute_s, because)
+        return SwapChoice(swap_s < recompute_s, because)
+
+
+class _FreedBlocks:
+    """Counts the device blocks that would be free without some of the running groups."""
+
+    def __init__(self, manager: BlockManager) -> None:
+        self._manager = manager
+        self._num_users: Counter[int] = Counter()
+        self.count = 0
+
+    def add(self, group: SequenceGroup) -> None:
+        """Count without this group too."""
+        for block in self._manager.blocks_of(group.live):
+            self._num_users[block] += 1
+            self.count += self._num_users[block] == self._manager.pool.num_users(block)
+
+    def remove(self, group: SequenceGroup) -> None:
+        """Undo `add`."""
+        for block in self._manager.blocks_of(group.live):
+            self.count -= self._num_users[block] == self._manager.pool.num_users(block)
+            self._num_users[block] -= 1
 
 
 def _num_computed_tokens(group: SequenceGroup, computed: dict[int, int]) -> int:

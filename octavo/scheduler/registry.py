@@ -12,7 +12,7 @@ from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.scheduler.door import Load, Newcomers
-from octavo.scheduler.policy import Policy
+from octavo.scheduler.policy import GroupQueue, Policy
 from octavo.scheduler.turns import Turns
 from octavo.scheduler.waiting_queue import WaitingQueue
 
@@ -96,6 +96,10 @@ class Registry:
         """The group of a sequence that is here."""
         return self._by_sequence[seq_id][0]
 
+    def queue_of(self, group: SequenceGroup) -> GroupQueue:
+        """Return the queue in which a group waits, or would wait, for blocks."""
+        return self.swapped if group.status is SequenceStatus.SWAPPED else self.waiting
+
     def start(self, group: SequenceGroup) -> None:
         """Move a group that left a queue to the running ones."""
         self._leave_queue(group)
@@ -116,7 +120,7 @@ class Registry:
         """Move a running group to the waiting or the swapped ones."""
         self._set_status(group, status)
         self._leave_running(group)
-        (self.swapped if status is SequenceStatus.SWAPPED else self.waiting).put_back(group)
+        self.queue_of(group).put_back(group)
 
     # ---- leaving ----
 
@@ -147,12 +151,13 @@ class Registry:
         if group.status is SequenceStatus.RUNNING:
             self._leave_running(group)
         else:
-            (self.swapped if group.status is SequenceStatus.SWAPPED else self.waiting).remove(group)
+            self.queue_of(group).remove(group)
             self._leave_queue(group)
         self._forget(group, status, now)
 
     def refuse(self, group: SequenceGroup, because: str, now: float) -> None:
-        """End a group that can never run here. It has left its queue; the door refuses such requests first."""
+        """End a group that waits and can never run here."""
+        self.queue_of(group).remove(group)
         self._leave_queue(group)
         self.ended.append(
             EngineCoreOutput(

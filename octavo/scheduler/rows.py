@@ -6,7 +6,6 @@ from bisect import bisect_right
 
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import ScheduledSequence
-from octavo.scheduler.budget import PartialBudget
 from octavo.scheduler.plan import StepPlan, new_sequence, scheduled_row
 from octavo.scheduler.policy import Policy
 from octavo.scheduler.preemption import Preemption
@@ -24,15 +23,15 @@ class RowPlanner:
         self._policy = policy
         self._num_lookahead_slots = num_lookahead_slots
 
-    def plan_running(self, plan: StepPlan, tokens: PartialBudget) -> list[SequenceGroup]:
+    def plan_running(self, plan: StepPlan) -> list[SequenceGroup]:
         """Plan rows for all running groups, in order of arrival, as far as the tokens go; returns those that could use
         more tokens than they were granted."""
-        running = self._registry.running
+        running, tokens = self._registry.running, plan.tokens
         unfinished: list[SequenceGroup] = []
         index = 0
         while index < len(running) and tokens.remaining > 0:
             group, num_running = running[index], len(running)
-            self.plan_group(group, plan, tokens)
+            self.plan_group(group, plan)
             if tokens.has_declined:
                 tokens.has_declined = False
                 unfinished.append(group)
@@ -67,16 +66,16 @@ class RowPlanner:
             self._note_filled(group, sequence, plan)
         return True
 
-    def plan_group(self, group: SequenceGroup, plan: StepPlan, tokens: PartialBudget) -> None:
+    def plan_group(self, group: SequenceGroup, plan: StepPlan) -> None:
         """Rows for the group's sequences. When blocks run out, groups are preempted, at last this one."""
         if not group.is_forked and group.live[0].num_pending:
             return  # its first tokens are on their way: it forks when they arrive
         if group.refork_at is not None:
             if group.live[0].num_computed_tokens < group.refork_at:
-                self._plan_sequence(group, group.live[0], group.refork_at, plan, tokens)
+                self._plan_sequence(group, group.live[0], group.refork_at, plan)
                 return
             self._refork(group)
-        waits = group.waits_for_results
+        waits, tokens = group.waits_for_results, plan.tokens
         for sequence in group.live:
             if waits and (sequence.num_pending or sequence.candidates is not None):
                 continue  # its results are on their way, or those of the beams that grow together with it
@@ -85,30 +84,26 @@ class RowPlanner:
             if not waits and tokens.remaining > 0 and self._plan_next_token(group, sequence, plan):
                 tokens.remaining -= 1
                 continue
-            if not self._plan_sequence(group, sequence, len(sequence.token_ids) + sequence.num_pending, plan, tokens):
+            if not self._plan_sequence(group, sequence, len(sequence.token_ids) + sequence.num_pending, plan):
                 return
 
-    def _plan_sequence(
-        self, group: SequenceGroup, sequence: Sequence, target: int, plan: StepPlan, tokens: PartialBudget
-    ) -> bool:
+    def _plan_sequence(self, group: SequenceGroup, sequence: Sequence, target: int, plan: StepPlan) -> bool:
         """A row that brings the sequence nearer to `target` computed tokens. False when the group had to give way."""
         pending = sequence.num_pending
         if pending and sequence.num_output_tokens + pending >= group.max_tokens:
             return True  # its last token is on its way
         start = sequence.num_computed_tokens
         want = target - start
-        num_tokens = tokens.grant(want)
+        num_tokens = plan.grant(group, start, want)
         if num_tokens <= 0:
             return True
         append_slots, num_lookahead = self._block_manager.append_slots, self._num_lookahead_slots
         growth = append_slots(sequence, start, start + num_tokens, num_lookahead)
         while growth is None:
-            if not self._make_room(group, plan, tokens):
+            if not self._make_room(group, plan):
                 return False
             growth = append_slots(sequence, start, start + num_tokens, num_lookahead)
-        tokens.take(num_tokens, is_prompt=want > 1)
-        if num_tokens > 1:
-            plan.num_prompt_tokens += num_tokens
+        plan.take(group, start, num_tokens, want)
         seq_id, is_new = sequence.seq_id, not sequence.is_resident
         if is_new:
             plan.new[seq_id] = new_sequence(group, sequence, self._block_manager.table(sequence))
@@ -129,14 +124,14 @@ class RowPlanner:
         if is_full and self._block_manager.enable_prefix_caching:
             plan.filling[sequence.seq_id] = group, sequence
 
-    def _make_room(self, group: SequenceGroup, plan: StepPlan, tokens: PartialBudget) -> bool:
+    def _make_room(self, group: SequenceGroup, plan: StepPlan) -> bool:
         """Free blocks that the group needs: one that runs gives way, or, when no other does, pins go. False when it had
         to give way itself."""
         running = self._registry.running
         if len(running) == 1 and self._preemption.clear_pins(group):
             return True
         victim = self._policy.victim(running)
-        self._preemption.preempt(victim, plan, tokens, because=f"{group.request_id} needs a block and none is free")
+        self._preemption.preempt(victim, plan, because=f"{group.request_id} needs a block and none is free")
         return victim is not group
 
     def _refork(self, group: SequenceGroup) -> None:

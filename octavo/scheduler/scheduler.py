@@ -12,7 +12,7 @@ from collections.abc import Sequence as SequenceABC
 
 import msgspec
 
-from octavo.config.schema import PreemptionMode
+from octavo.config.schema import SchedulerConfig
 from octavo.core.cache_key import CacheKey
 from octavo.core.limits import check_runs_alone
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, RequestTimeline, SchedulerStats
@@ -25,9 +25,7 @@ from octavo.scheduler.admission import Admission
 from octavo.scheduler.classic import ClassicPlanner
 from octavo.scheduler.continuous import ContinuousPlanner
 from octavo.scheduler.decisions import DecisionLog
-from octavo.scheduler.displacement import Displacement
 from octavo.scheduler.door import Door, Load, hopeless_deadline
-from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.policies.first_come import FirstComeFirstServed
 from octavo.scheduler.policy import GroupQueue, Policy
 from octavo.scheduler.preemption import Preemption
@@ -45,61 +43,26 @@ class Scheduler:
     def __init__(
         self,
         block_manager: BlockManager,
-        *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
+        config: SchedulerConfig,
         policy: Policy | None = None,
-        preemption_mode: PreemptionMode = "recompute",
         rates: Rates | None = None,
-        num_lookahead_slots: int = 0,
-        enable_chunked_prefill: bool = True,
-        delay_factor: float = 0.0,
-        max_loras: int = 0,
-        max_bypasses: int = 0,
-        door: Door | None = None,
     ) -> None:
         self.block_manager = block_manager
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.num_lookahead_slots = num_lookahead_slots
-        self.policy = policy or FirstComeFirstServed()
-        self.log = DecisionLog()
-        self.rates = rates or Rates()
-        self._chunks = enable_chunked_prefill
-        self._door = door or Door()
-        self._registry = registry = Registry(block_manager, self.policy)
+        self.config = config
+        self.policy = policy = policy or FirstComeFirstServed()
+        self.log = log = DecisionLog()
+        self.rates = rates = rates or Rates()
+        self._door = Door(config.max_queued_requests, config.max_queued_tokens)
+        self._registry = registry = Registry(block_manager, policy)
         self._results = Results(registry)
-        self._preemption = Preemption(registry, self.log, preemption_mode, self.rates)
-        displacement = Displacement(registry, self._preemption, self.policy)
-        rows = RowPlanner(registry, self._preemption, self.policy, num_lookahead_slots)
-        admission = Admission(registry, self._preemption, self.log, num_lookahead_slots)
+        self._preemption = Preemption(registry, log, policy, config.preemption_mode, rates)
+        self._rows = RowPlanner(registry, self._preemption, policy, config.num_lookahead_slots)
+        self._admission = Admission(registry, self._rows, self._preemption, policy, log, config)
         self._planner: ContinuousPlanner | ClassicPlanner
-        if enable_chunked_prefill:
-            self._planner = ContinuousPlanner(
-                registry,
-                rows,
-                admission,
-                displacement,
-                self.policy,
-                self.log,
-                self.rates,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                max_loras=max_loras,
-                max_bypasses=max_bypasses,
-            )
+        if config.enable_chunked_prefill:
+            self._planner = ContinuousPlanner(registry, self._rows, self._admission, policy, rates, config)
         else:
-            self._planner = ClassicPlanner(
-                registry,
-                rows,
-                admission,
-                displacement,
-                self.log,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                max_loras=max_loras,
-                delay_factor=delay_factor,
-            )
+            self._planner = ClassicPlanner(registry, self._rows, self._admission, config)
 
     @property
     def groups(self) -> dict[str, SequenceGroup]:
@@ -132,9 +95,9 @@ class Scheduler:
         try:
             check_runs_alone(
                 len(request.prompt_token_ids),
-                (request.params.max_tokens or 1) + self.num_lookahead_slots,
+                (request.params.max_tokens or 1) + self.config.num_lookahead_slots,
                 request.params.width,
-                max_num_seqs=self.max_num_seqs,
+                max_num_seqs=self.config.max_num_seqs,
                 num_blocks=self.block_manager.pool.num_blocks,
                 block_size=self.block_manager.block_size,
                 max_live_tokens=self.block_manager.max_live_tokens,
@@ -143,11 +106,11 @@ class Scheduler:
         except RequestTooLarge as error:
             return RequestError(str(error), field=error.field, code=error.code, is_client_error=True)
         num_tokens = len(request.prompt_token_ids)
-        if not self._chunks and num_tokens > self.max_num_batched_tokens:
+        if not self.config.enable_chunked_prefill and num_tokens > self.config.max_num_batched_tokens:
             return RequestError(
                 f"the prompt has {num_tokens} tokens, and without chunked prefill a step computes it whole in at most "
-                f"max_num_batched_tokens = {self.max_num_batched_tokens}; shorten it, raise max_num_batched_tokens, or "
-                "enable chunked prefill",
+                f"max_num_batched_tokens = {self.config.max_num_batched_tokens}; shorten it, raise "
+                "max_num_batched_tokens, or enable chunked prefill",
                 field="prompt",
                 code="request_too_large",
                 is_client_error=True,
@@ -176,8 +139,8 @@ class Scheduler:
         if not self._door.has_limits and all(request.first_token_deadline is None for request in requests):
             return None
         registry = self._registry
-        load = registry.load(self.max_num_seqs, self.max_num_batched_tokens)
-        idle = Load(self.max_num_seqs, self.max_num_batched_tokens)
+        load = registry.load(self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        idle = Load(self.config.max_num_seqs, self.config.max_num_batched_tokens)
         # both times are the same in a replay
         now = max(self.log.now, *(request.arrival_time for request in requests))
         starts = registry.turns.starts(requests)
@@ -239,10 +202,10 @@ class Scheduler:
 
     def schedule(self, now: float) -> SchedulerOutput | None:
         """Plan the next step at time `now` (seconds, monotonic). None when there is nothing to submit."""
-        registry, plan = self._registry, StepPlan()
+        registry = self._registry
         self.log.begin(registry.stats.num_steps + 1, now)
         self.block_manager.expire_pins(now)
-        self._planner.plan(plan, now)
+        plan = self._planner.plan(now)
         self.block_manager.end_planning()
         registry.note_planned()
         if not plan.rows and not plan.swap_outs:

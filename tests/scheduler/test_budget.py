@@ -1,32 +1,113 @@
-"""Budgets grant what is left, or all or nothing."""
+"""Budgets: what groups hold while they run, and what the rows of a step use up."""
 
 from __future__ import annotations
 
-from octavo.scheduler.budget import PartialBudget, WholeBudget
+import pytest
+
+from octavo.core.sequence import SequenceGroup
+from octavo.scheduler.budget import AdapterBudget, EncoderBudget, EncoderInput, SequenceBudget, TokenBudget
+from octavo.scheduler.plan import StepPlan
+from tests.fakes.engine import make_core, make_request, run, run_alone
+from tests.fakes.executor import HashExecutor
 
 
-def test_a_partial_budget_grants_what_is_left() -> None:
-    budget = PartialBudget(5)
-    assert budget.grant(3) == 3
-    budget.take(3)
-    assert budget.grant(3) == 2
-    budget.refund(3)
-    assert budget.grant(9) == 5
+def group(num_tokens: int = 4, adapter: str | None = None, n: int = 1) -> SequenceGroup:
+    request = make_request("a", range(num_tokens), n=n)
+    request.adapter = adapter
+    return SequenceGroup(request, 0, 0)
 
 
-def test_a_whole_budget_grants_all_or_nothing() -> None:
-    budget = WholeBudget(5)
-    assert budget.grant(5) == 5
-    assert budget.grant(6) == 0
+class TestTokens:
+    def test_what_is_left_is_granted(self) -> None:
+        tokens, one = TokenBudget(5), group()
+        assert tokens.grant(one, 0, 3) == 3
+        tokens.take(one, 0, 3, 3)
+        assert tokens.grant(one, 0, 3) == 2
+        tokens.refund(one, 0, 3)
+        assert tokens.grant(one, 0, 9) == 5
+
+    def test_prompts_never_have_more_tokens_left_than_the_step(self) -> None:
+        tokens, one = TokenBudget(4), group()
+        tokens.take(one, 0, 1, 1)
+        tokens.take(one, 0, 2, 9)
+        assert not tokens.is_full
+        assert tokens.grant(one, 0, 5) == 1
+        # the last token of a prompt that is cached otherwise is no piece of a prompt
+        tokens.take(one, 0, 1, 1)
+        assert tokens.is_full
+        assert tokens.grant(one, 0, 5) == 0
+
+    def test_prompts_have_a_limit_of_their_own(self) -> None:
+        tokens, one = TokenBudget(8), group()
+        tokens.for_prompts = 3
+        assert (tokens.grant(one, 0, 5), tokens.grant(one, 0, 1)) == (3, 1)
+        tokens.take(one, 0, 3, 5)
+        assert tokens.is_full
+        assert tokens.grant(one, 0, 1) == 1
 
 
-def test_prompts_never_have_more_tokens_left_than_the_step() -> None:
-    tokens = PartialBudget(4)
-    tokens.take(1)
-    tokens.take(2, is_prompt=True)
-    assert tokens.has_tokens_for_prompts
-    assert tokens.grant(5) == 1
-    # the last token of a prompt that is cached otherwise is no piece of a prompt
-    tokens.take(1)
-    assert not tokens.has_tokens_for_prompts
-    assert tokens.grant(5) == 0
+class TestGroups:
+    def test_sequences_are_granted_all_or_none(self) -> None:
+        sequences = SequenceBudget(5)
+        sequences.admit(group(n=3))
+        assert sequences.num_missing(group(n=2)) == 0
+        assert sequences.num_missing(group(n=4)) == 2
+        assert sequences.reason(group(n=4)) == "needs 4 sequences, 2 more may run"
+        sequences.release(group(n=3))
+        assert sequences.num_missing(group(n=5)) == 0
+
+    def test_groups_with_the_same_adapter_share_its_slot(self) -> None:
+        adapters = AdapterBudget(1, [group(), group(adapter="x")])
+        assert [adapters.num_missing(group(adapter=name)) for name in (None, "x", "y")] == [0, 0, 1]
+        adapters.admit(group(adapter="x"))
+        adapters.release(group(adapter="x"))
+        assert adapters.num_missing(group(adapter="y")) == 1
+        adapters.release(group(adapter="x"))
+        assert adapters.num_missing(group(adapter="y")) == 0
+
+
+COSTS = [EncoderInput(2, 6), EncoderInput(5, 4), EncoderInput(6, 20)]
+"""Offset and cost of the inputs of a group."""
+
+
+class TestEncoderInputs:
+    @pytest.mark.parametrize(
+        ("start", "want", "granted"),
+        [
+            (0, 2, 2),  # before the first
+            (0, 5, 5),
+            (0, 6, 6),  # both cost the limit
+            (0, 9, 6),  # the third does not fit beside them
+            (3, 9, 3),  # the first was computed before
+            (6, 9, 9),  # alone, though it is above the limit
+        ],
+    )
+    def test_a_row_ends_before_the_first_input_that_does_not_fit(self, start: int, want: int, granted: int) -> None:
+        assert EncoderBudget(10, lambda _: COSTS).grant(group(9), start, want) == granted
+
+    def test_rows_of_a_step_share_the_limit_until_they_are_dropped(self) -> None:
+        budget, one = EncoderBudget(10, lambda _: COSTS), group(9)
+        budget.take(one, 0, 3, 9)
+        assert budget.grant(one, 0, 9) == 2
+        assert budget.grant(one, 3, 9) == 3
+        budget.refund(one, 0, 3)
+        assert budget.grant(one, 0, 9) == 6
+
+    def test_a_step_without_them_does_not_look(self) -> None:
+        plan = StepPlan(TokenBudget(4), SequenceBudget(4))
+        assert plan.row_budgets == [plan.tokens]
+
+    def test_prompts_are_cut_where_an_input_does_not_fit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Two prompts with an image each at the third token; one image fits into a step."""
+
+        def begin_plan(config: object, registry: object) -> StepPlan:
+            return StepPlan(TokenBudget(64), EncoderBudget(10, lambda _: [EncoderInput(2, 8)]), SequenceBudget(8))
+
+        monkeypatch.setattr("octavo.scheduler.continuous.begin_plan", begin_plan)
+        core = make_core(max_num_batched_tokens=64)
+        requests = [make_request("a", range(6), max_tokens=2), make_request("b", range(9, 15), max_tokens=2)]
+        seen = run(core, requests)
+        assert isinstance(core.executor, HashExecutor)
+        assert [[row.num_tokens for row in step.rows] for step in core.executor.steps] == [[6, 2], [1, 4], [1]]
+        for request in requests:
+            assert seen.token_ids[request.request_id] == run_alone(request).token_ids[request.request_id]

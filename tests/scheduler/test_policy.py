@@ -21,7 +21,7 @@ from octavo.scheduler.policies.priority import Priority
 from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.scheduler import Scheduler
-from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
+from tests.fakes.engine import Collected, make_core, make_request, make_settings, run, run_alone
 
 
 def test_the_policies_that_may_be_asked_for_are_those_that_there_are() -> None:
@@ -194,9 +194,8 @@ class TestOrder:
             source = random.Random(seed)
             policy = FairShare({"t1": 3.0}, max_idle=max_idle)
             core = make_core(num_blocks=16, max_num_seqs=3)
-            core.scheduler = Scheduler(
-                BlockManager(16, 4, 0.0, True), max_num_seqs=3, max_num_batched_tokens=16, policy=policy
-            )
+            config = make_settings(num_blocks=16, max_num_seqs=3).scheduler
+            core.scheduler = Scheduler(BlockManager(16, 4, 0.0, True), config, policy)
             ended: list[tuple[str, int]] = []
             most = 0
             for number in range(120):

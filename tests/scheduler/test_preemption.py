@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.engine.engine_core import EngineCore
-from octavo.scheduler.admission import Admission
-from octavo.scheduler.budget import PartialBudget
+from octavo.scheduler.budget import TokenBudget
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.policies.fair_share import FairShare
 from octavo.scheduler.rates import PreemptionCosts
@@ -134,9 +133,9 @@ def test_what_a_step_would_have_copied_is_swapped_out_from_where_it_is() -> None
     run(core, [make_request("first", range(12), max_tokens=1)])
     request = make_request("second", [*range(10), 40, 41], max_tokens=3)
     core.add_request(request)
-    scheduler, plan = core.scheduler, StepPlan()
+    scheduler, plan = core.scheduler, StepPlan(TokenBudget(64))
     group = scheduler.waiting.pop(0.0)
-    admission = Admission(scheduler._registry, scheduler._preemption, scheduler.log, 0)
+    admission = scheduler._admission
     admission.allocate(group, admission.find_prefix(group), plan, now=0.0)
     ((copy,),) = plan.prefix_copies.values()
     scheduler._preemption.preempt(group, plan)
@@ -168,14 +167,14 @@ def test_a_copy_of_a_copy_is_swapped_out_from_where_its_content_is() -> None:
     core.add_request(request)
     seen = Collected()
     seen.add(core.step().outputs + core.step().outputs)
-    scheduler, plan = core.scheduler, StepPlan()
+    scheduler, plan = core.scheduler, StepPlan(TokenBudget(64))
     group = scheduler.running[0]
     scheduler._preemption.preempt(group)
     assert scheduler.waiting.pop(0.0) is group
     # it finds its prompt with the beginning of a block; its sequences share that block, and copy it to write
-    admission = Admission(scheduler._registry, scheduler._preemption, scheduler.log, 0)
+    admission = scheduler._admission
     admission.allocate(group, admission.find_prefix(group), plan, now=0.0)
-    scheduler._planner._rows.plan_group(group, plan, PartialBudget(64))
+    scheduler._rows.plan_group(group, plan)
     copies = [copy for each in plan.copies.values() for copy in each]
     written = {copy.target for copy in copies}
     assert {copy.source for copy in copies} & written

@@ -6,6 +6,7 @@ import pytest
 
 from octavo.core.step import SchedulerOutput
 from octavo.engine.engine_core import EngineCore
+from octavo.scheduler.budget import TokenBudget
 from octavo.scheduler.plan import StepPlan
 from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
 from tests.fakes.executor import HashExecutor
@@ -22,7 +23,7 @@ def row_tokens(core: EngineCore) -> list[list[int]]:
 
 def preempt_in_a_step(core: EngineCore) -> None:
     """Take the first running group's blocks away by a step of its own, while other steps are on their way."""
-    scheduler, plan = core.scheduler, StepPlan()
+    scheduler, plan = core.scheduler, StepPlan(TokenBudget(16))
     scheduler._preemption.preempt(scheduler.running[0], plan)
     assert isinstance(core.executor, HashExecutor)
     core.executor.execute(plan.output(0, []))

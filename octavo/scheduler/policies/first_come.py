@@ -34,7 +34,7 @@ class FirstComeFirstServed:
     def victim(self, running: SequenceABC[SequenceGroup]) -> SequenceGroup:
         return running[-1]
 
-    def gives_way_to(self, head: SequenceGroup, running: SequenceABC[SequenceGroup]) -> SequenceABC[SequenceGroup]:
+    def victims_for(self, head: SequenceGroup, running: SequenceABC[SequenceGroup]) -> SequenceABC[SequenceGroup]:
         return ()
 
     def note_service(self, group: SequenceGroup, num_tokens: int, num_draws: int) -> None:

@@ -32,7 +32,7 @@ class Priority(FirstComeFirstServed):
     def outranks(self, head: SequenceGroup, group: SequenceGroup, now: float) -> bool:
         return self._comes_before(head, group)
 
-    def gives_way_to(self, head: SequenceGroup, running: SequenceABC[SequenceGroup]) -> SequenceABC[SequenceGroup]:
+    def victims_for(self, head: SequenceGroup, running: SequenceABC[SequenceGroup]) -> SequenceABC[SequenceGroup]:
         worse = (group for group in running if self._comes_before(head, group))
         return sorted(worse, key=self.key, reverse=True)
 

@@ -17,15 +17,15 @@ from tests.fakes.engine import make_core, make_request, run
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """For whom the policy was asked who gives way."""
     heads: list[str] = []
-    ask = Priority.gives_way_to
+    ask = Priority.victims_for
 
-    def gives_way_to(
+    def victims_for(
         policy: Priority, head: SequenceGroup, running: SequenceABC[SequenceGroup]
     ) -> SequenceABC[SequenceGroup]:
         heads.append(head.request_id)
         return ask(policy, head, running)
 
-    monkeypatch.setattr(Priority, "gives_way_to", gives_way_to)
+    monkeypatch.setattr(Priority, "victims_for", victims_for)
     return heads
 
 
