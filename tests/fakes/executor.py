@@ -180,11 +180,11 @@ class HashExecutor:
         candidates = self._candidates(read, row.num_candidates, state.params) if row.num_candidates else None
         prompt = None
         if row.num_prompt_logprobs:
-            tokens = [
+            described = [
                 self._describe(self._seen(state, p), state.token_ids[p + 1])
                 for p in range(row.start, row.start + row.num_prompt_logprobs)
             ]
-            prompt = PromptLogprobs(first_position=row.start + 1, tokens=tokens)
+            prompt = PromptLogprobs(first_position=row.start + 1, tokens=described)
         return RowOutput(
             seq_id=row.seq_id, epoch=row.epoch, tokens=tokens, prompt_logprobs=prompt, candidates=candidates
         )
