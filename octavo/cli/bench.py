@@ -99,12 +99,12 @@ def _latency(
     per_token = (whole - first) / (output_len - 1) if output_len > 1 else 0.0
     result = {"elapsed_s": whole, "first_token_s": first, "per_token_s": per_token, "all_elapsed_s": seconds}
     if breakdown:
-        from octavo.cli.breakdown import measured, table
+        from octavo.cli.breakdown import decode_steps, medians_us, table
 
-        with measured(llm.engine) as steps:
+        with llm.engine.timed_steps() as steps:
             _measure(llm, source, repetitions, batch_size, input_len, output_len, detokenize=True)
-        medians = steps.medians_us(batch_size)
-        result |= {"breakdown_steps": steps.num_steps(batch_size), "breakdown_us": medians}
+        medians = medians_us(steps, batch_size)
+        result |= {"breakdown_steps": len(decode_steps(steps, batch_size)), "breakdown_us": medians}
         print(table(medians), file=sys.stderr)
     _report(
         "latency",

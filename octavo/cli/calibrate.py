@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 
@@ -26,8 +26,8 @@ from octavo.cli.options import Given, count, counts, with_options, word
 from octavo.cli.report import report, write_file
 from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import OutputKind, SamplingParams
-from octavo.core.step import SchedulerOutput
 from octavo.engine.block_moves import BlockMoveRates
+from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
 from octavo.simulate.comparison import check_of, table
 from octavo.simulate.cost_model import FEATURES, Fitted, MeasuredStep, StepWork, fit, num_pairs_of, work_of
@@ -182,13 +182,22 @@ def measure(
 def _run(llm: LLM, batch: Batch, seed: int, clock: Callable[[], float]) -> list[TimedStep]:
     engine = llm.engine
     waiting = deque(zip(_prompts(llm, batch.input_lens, seed), map(_greedy, batch.output_lens), strict=True))
+    steps: list[TimedStep] = []
     num_steps = 0
-    with _watched(engine, clock) as steps:
+    with engine.timed_steps() as times:
         while waiting or engine.has_unfinished_requests():
             while waiting and num_steps >= batch.steps_between * (len(batch.input_lens) - len(waiting)):
                 prompt, params = waiting.popleft()
                 engine.add_request(str(len(waiting)), prompt, params)
+            interruptions, began = _num_interruptions(), clock()
             engine.step()
+            seconds, was_interrupted = clock() - began, _num_interruptions() > interruptions
+            planned = [step for each in times for step in each.planned]
+            # with steps in flight one begins what another ends: only a step that did both by itself has a time
+            if len(planned) == 1:
+                work = work_of(planned[0], engine.ready.sliding_window)
+                steps.append(TimedStep(MeasuredStep(work, seconds), was_interrupted))
+            times.clear()
             num_steps += 1
     return steps
 
@@ -239,7 +248,9 @@ def _greedy(output_len: int) -> SamplingParams:
 @contextmanager
 def _whole_prompts(engine: LLMEngine) -> Iterator[None]:
     """Inside, no prompt is cut to keep a step short: the pieces would differ from repetition to repetition."""
-    pace = _scheduler(engine).rates.pace
+    core = engine.core
+    assert isinstance(core, EngineCore), "the engine is in this process"
+    pace = core.scheduler.rates.pace
     before, pace.target_step_s = pace.target_step_s, 0.0
     try:
         yield
@@ -247,47 +258,6 @@ def _whole_prompts(engine: LLMEngine) -> Iterator[None]:
         pace.target_step_s = before
 
 
-def _scheduler(engine: LLMEngine) -> Any:
-    return next(seam.owner for seam in engine.seams().parts if seam.method == "schedule")
-
-
 def _num_interruptions() -> int:
     """How often a thread of this process had to leave its processor to another program."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-
-
-@contextmanager
-def _watched(engine: LLMEngine, clock: Callable[[], float] = time.perf_counter) -> Iterator[list[TimedStep]]:
-    """Inside, the work and the time of every step that computes something are written down."""
-    steps: list[TimedStep] = []
-    planned: list[SchedulerOutput] = []
-    scheduler = _scheduler(engine)
-    schedule: Callable[[float], SchedulerOutput | None] = scheduler.schedule
-    step = engine.step
-
-    def remembered_schedule(now: float) -> SchedulerOutput | None:
-        plan = schedule(now)
-        if plan is not None:
-            planned.append(plan)
-        return plan
-
-    def timed_step() -> object:
-        interruptions = _num_interruptions()
-        began = clock()
-        outputs = step()
-        seconds = clock() - began
-        # with steps in flight one begins what another ends: only a step that did both by itself has a time
-        if len(planned) == 1:
-            was_interrupted = _num_interruptions() > interruptions
-            work = work_of(planned[0], engine.ready.sliding_window)
-            steps.append(TimedStep(MeasuredStep(work, seconds), was_interrupted))
-        planned.clear()
-        return outputs
-
-    setattr(scheduler, "schedule", remembered_schedule)  # noqa: B010
-    setattr(engine, "step", timed_step)  # noqa: B010
-    try:
-        yield steps
-    finally:
-        delattr(scheduler, "schedule")
-        delattr(engine, "step")

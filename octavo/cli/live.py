@@ -8,14 +8,17 @@ import dataclasses
 import heapq
 import random
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from octavo.core.messages import StepTimes
 from octavo.core.outputs import RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.sampling_params import OutputKind, SamplingParams
-from octavo.core.step import ModelRunnerOutput
+from octavo.core.step import SchedulerOutput
+from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
 from octavo.simulate.cluster import Outcome, RequestRecord
 from octavo.simulate.comparison import Comparison, Measured
@@ -131,10 +134,11 @@ class Live:
 
     def run(self) -> Measured:
         """Until every request has ended."""
-        with _on_clock(self._engine, self._clock) as gaps:
-            return self._run(gaps)
+        with _on_clock(self._engine, self._clock) as times:
+            return self._run(times)
 
-    def _run(self, gaps: TokenGaps) -> Measured:
+    def _run(self, times: list[StepTimes]) -> Measured:
+        gaps, in_flight = TokenGaps(), deque[SchedulerOutput]()
         engine, clock = self._engine, self._clock
         began, steps_before = clock(), engine.stats.num_steps
         preemptions_before = engine.stats.num_preemptions
@@ -148,6 +152,10 @@ class Live:
                 outputs = engine.step()
                 busy_s += clock() - before
                 cpu_s += time.process_time() - cpu_before
+                in_flight += [step for each in times for step in each.planned]
+                if times and in_flight:
+                    gaps.note([row.seq_id for row in in_flight.popleft().rows if row.num_samples], clock())
+                times.clear()
                 for output in outputs:
                     self._finish(output, began)
             else:
@@ -229,21 +237,13 @@ class Live:
 
 
 @contextmanager
-def _on_clock(engine: LLMEngine, clock: WallClock | ProcessorClock) -> Iterator[TokenGaps]:
-    """Inside, the scheduler is given the times of this clock, and the times between tokens are counted."""
-    scheduler = next(seam.owner for seam in engine.seams().parts if seam.method == "schedule")
-    schedule, update = scheduler.schedule, scheduler.update  # type: ignore[attr-defined]
-    setattr(scheduler, "schedule", lambda now: schedule(clock()))  # noqa: B010
-    gaps = TokenGaps()
-
-    def noted_update(output: ModelRunnerOutput, now: float) -> Any:
-        now = clock()
-        gaps.note(output.rows, now)
-        return update(output, now)
-
-    setattr(scheduler, "update", noted_update)  # noqa: B010
+def _on_clock(engine: LLMEngine, clock: WallClock | ProcessorClock) -> Iterator[list[StepTimes]]:
+    """Inside, the engine reads this clock, and what each step planned is appended to the list."""
+    core = engine.core
+    assert isinstance(core, EngineCore), "the engine is in this process"
+    before, core.clock = core.clock, clock
     try:
-        yield gaps
+        with engine.timed_steps() as times:
+            yield times
     finally:
-        delattr(scheduler, "schedule")
-        delattr(scheduler, "update")
+        core.clock = before

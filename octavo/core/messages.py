@@ -14,7 +14,8 @@ from octavo.core.cache_key import CacheKey, Placeholder
 from octavo.core.outputs import RequestError, RequestMetrics
 from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import PromptLogprobs, TokenLogprobs
+from octavo.core.step import PromptLogprobs, SchedulerOutput, TokenLogprobs
+from octavo.core.step_times import PartTime
 
 
 class EngineCoreRequest(RequestOptions, kw_only=True, tag="add"):
@@ -182,11 +183,24 @@ class RequestTimeline(msgspec.Struct, kw_only=True):
     tenant: str | None = None
 
 
-class StepOutputs(msgspec.Struct, kw_only=True, tag="outputs"):
-    """All outputs of one step, and the state after it."""
+class StepTimes(msgspec.Struct):
+    """What one call of `EngineCore.step` planned, and how long its parts took.
+
+    began_ns: when it began, on the clock of `time.perf_counter_ns`. planned: the steps that it planned, mostly one.
+    parts: by name (`step_times.PARTS`); those on the device are of the step whose results came back.
+    """
+
+    began_ns: int = 0
+    planned: list[SchedulerOutput] = []
+    parts: dict[str, PartTime] = {}
+
+
+class StepOutputs(msgspec.Struct, kw_only=True, omit_defaults=True, tag="outputs"):
+    """All outputs of one step, and the state after it. `times`: only while they are asked for."""
 
     outputs: list[EngineCoreOutput]
     stats: SchedulerStats
+    times: StepTimes | None = None
 
 
 class CallResult(msgspec.Struct, kw_only=True, tag="result"):

@@ -6,6 +6,7 @@ import msgspec
 
 from octavo.core.outputs import RequestError
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.step_times import PartTime
 
 # The structs that come once per row have `gc=False`: they hold no cycles, and a thousand of them a step would otherwise
 # set the garbage collector off every few steps.
@@ -131,8 +132,13 @@ class RowOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one step. `swap_s`: seconds that moving blocks to and from the host took; 0 where it is not known."""
+    """Results of one step.
+
+    swap_s: seconds that moving blocks to and from the host took; 0 where it is not known.
+    times: the time of each part of the step on the device, where the workers are asked for it.
+    """
 
     step_id: int
     rows: list[RowOutput]
     swap_s: float = 0.0
+    times: dict[str, PartTime] | None = None

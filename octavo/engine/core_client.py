@@ -24,7 +24,6 @@ from octavo.core.messages import (
     StepOutputs,
     ToCore,
 )
-from octavo.core.seams import Seams
 from octavo.engine import frames
 from octavo.engine.core_health import CoreHealth
 from octavo.engine.core_spawn import SpawnedCore
@@ -55,8 +54,6 @@ class Core(Protocol):
     def stats(self) -> SchedulerStats: ...
 
     def call(self, method: str, *arguments: Any) -> Any: ...
-
-    def seams(self) -> Seams: ...
 
     def tokens_per_s(self) -> float | None: ...
 

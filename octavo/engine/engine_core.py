@@ -6,7 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -14,23 +14,11 @@ from octavo.core.arithmetic import max_blocks_of_group
 from octavo.core.cache_key import CacheKey
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest, SchedulerStats, StepOutputs
 from octavo.core.outputs import PinnedPrefix, RequestError
-from octavo.core.seams import Seam, Seams
 from octavo.core.step import ModelRunnerOutput
 from octavo.engine.beam_texts import BeamTexts
 from octavo.engine.block_moves import BlockMoveRates, measure_block_moves
-from octavo.engine.recorder import (
-    Aborted,
-    Added,
-    CacheReset,
-    Event,
-    Pinned,
-    Planned,
-    Recorder,
-    Stopped,
-    Unpinned,
-    Updated,
-    step_digest,
-)
+from octavo.engine.recorder import RecordedScheduler, Recorder
+from octavo.engine.timed_scheduler import TimedScheduler
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import CheckpointError, ConfigError
 from octavo.executor.executor import Executor, make_executor
@@ -53,15 +41,16 @@ class EngineCore:
         *,
         max_steps_in_flight: int = 1,
         clock: Callable[[], float] = time.monotonic,
-        recorder: Recorder | None = None,
         open_tokenizer: Callable[[], Tokenizer] | None = None,
+        on_shutdown: Callable[[], None] | None = None,
     ) -> None:
         self.executor = executor
         self.scheduler = scheduler
         self.ready = ready
         self._depth = max_steps_in_flight
-        self._clock = clock
-        self._recorder = recorder
+        self.clock = clock
+        self._on_shutdown = on_shutdown
+        self._timed: TimedScheduler | None = None
         self._in_flight: deque[Future[ModelRunnerOutput]] = deque()
         self._refused: list[EngineCoreOutput] = []
         self._beam_texts = BeamTexts(open_tokenizer)
@@ -103,6 +92,7 @@ class EngineCore:
                 preemption_costs=PreemptionCosts(block_bytes=plan.kv_block_bytes),
                 sliding_window=plan.sliding_window,
             )
+            scheduler = build_scheduler(settings)
             depth, record_to = config.scheduler.max_steps_in_flight, config.observability.record_trace
             recorder = Recorder(record_to, settings, depth) if record_to is not None else None
         except BaseException:
@@ -110,10 +100,10 @@ class EngineCore:
             raise
         return cls(
             executor,
-            build_scheduler(settings),
+            scheduler if recorder is None else RecordedScheduler.around(scheduler, recorder),
             ready,
             max_steps_in_flight=depth,
-            recorder=recorder,
+            on_shutdown=None if recorder is None else recorder.close,
             open_tokenizer=lambda: tokenizer or Tokenizer.open(config.model.tokenizer_path),
         )
 
@@ -140,7 +130,6 @@ class EngineCore:
         except (CheckpointError, ConfigError) as failure:
             self._refuse(request_ids, RequestError(str(failure), field="stop"))
             return
-        self._record(Added(requests))
         self.scheduler.add_together(requests)
 
     def _refuse(self, request_ids: list[str], error: RequestError) -> None:
@@ -150,13 +139,11 @@ class EngineCore:
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """End requests; no output follows for them. Unknown ids are passed over."""
-        self._record(Aborted(request_ids))
-        self.scheduler.abort(request_ids, self._clock())
+        self.scheduler.abort(request_ids, self.clock())
 
     def stop_sequence(self, request_id: str, index: int) -> None:
         """End one sequence whose text met a stop string; no output follows for it."""
-        self._record(Stopped(request_id, index))
-        self.scheduler.stop_sequence(request_id, index, self._clock())
+        self.scheduler.stop_sequence(request_id, index, self.clock())
 
     def has_unfinished(self) -> bool:
         return self.scheduler.has_unfinished() or bool(self._refused) or bool(self._in_flight)
@@ -167,10 +154,7 @@ class EngineCore:
         Raises what the executor raises; the core is of no use afterwards.
         """
         while len(self._in_flight) < self._depth:
-            now = self._clock()
-            step = self.scheduler.schedule(now)
-            if self._recorder is not None:
-                self._recorder.write(Planned(now, step_digest(step)))
+            step = self.scheduler.schedule(self.clock())
             if step is None:
                 break
             self._in_flight.append(self.executor.submit(step))
@@ -179,12 +163,11 @@ class EngineCore:
         if self._in_flight:
             result = self._in_flight.popleft().result()
             result = self._beam_texts.mark(result, self.scheduler.find, self.scheduler.groups)
-            now = self._clock()
-            self._record(Updated(now, result))
-            outputs += self.scheduler.update(result, now)
+            outputs += self.scheduler.update(result, self.clock())
         else:
             assert outputs or not self.scheduler.groups, "requests are left, but no step can be planned"
-        return StepOutputs(outputs=outputs, stats=self.scheduler.stats())
+        times = None if self._timed is None else self._timed.take_times()
+        return StepOutputs(outputs=outputs, stats=self.scheduler.stats(), times=times)
 
     def tokens_per_s(self) -> float | None:
         """Return the prompt tokens per second as measured or given; None before the first measurement."""
@@ -195,24 +178,20 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes. False, and nothing happens, while requests run."""
-        self._record(CacheReset())
-        return self.scheduler.block_manager.reset_prefix_cache()
+        return self.scheduler.reset_prefix_cache()
 
     def pin_prefix(
         self, token_ids: list[int], ttl_s: float, cache_salt: str | None = None, cache_namespace: str | None = None
     ) -> PinnedPrefix:
         """Keep a prefix in the cache for `ttl_s` seconds from now, whatever else wants blocks; it need not be there."""
         key = CacheKey(cache_salt, cache_namespace=cache_namespace)
-        pinned = Pinned(token_ids, key, self._clock() + ttl_s)
-        self._record(pinned)
-        return self.scheduler.pin_prefix(pinned.token_ids, pinned.cache_key, pinned.until)
+        return self.scheduler.pin_prefix(token_ids, key, self.clock() + ttl_s)
 
     def unpin_prefix(
         self, token_ids: list[int], cache_salt: str | None = None, cache_namespace: str | None = None
     ) -> bool:
         """End a pin before its time; False when there is none of exactly this prefix."""
         key = CacheKey(cache_salt, cache_namespace=cache_namespace)
-        self._record(Unpinned(token_ids, key))
         return self.scheduler.unpin_prefix(token_ids, key)
 
     def measure_block_moves(self) -> BlockMoveRates:
@@ -243,28 +222,27 @@ class EngineCore:
             "measure_block_moves": lambda: msgspec.to_builtins(self.measure_block_moves()),
             "check_health": self.check_health,
             "release_memory": self.release_memory,
+            "time_steps": self.time_steps,
         }
         if method not in calls:
             raise ConfigError(f"{method} is not a control call; there are {sorted(calls)}")
         return calls[method](*arguments)
 
-    def seams(self) -> Seams:
-        """The parts of a step, for those who measure them."""
-        device: Seams = self.executor.call("seams")
-        scheduling = Seam("scheduling", self.scheduler, "schedule")
-        update = Seam("taking results in", self.scheduler, "update")
-        return Seams([scheduling, *device.parts, update], device.kernel_clock)
+    def time_steps(self, is_on: bool) -> None:
+        """Report the times of each step's parts with its outputs from now on, or no longer."""
+        self.executor.call("time_steps", is_on)
+        if self._timed is not None:
+            self.scheduler, self._timed = self._timed.scheduler, None
+        if is_on:
+            self._timed = TimedScheduler(self.scheduler)
+            self.scheduler = cast("Scheduler", self._timed)
 
     def shutdown(self) -> None:
         """Release the executor. Idempotent."""
         self._in_flight.clear()
         self.executor.shutdown()
-        if self._recorder is not None:
-            self._recorder.close()
-
-    def _record(self, event: Event) -> None:
-        if self._recorder is not None:
-            self._recorder.write(event)
+        if self._on_shutdown is not None:
+            self._on_shutdown()
 
 
 def _fitting_max_model_len(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Unpack
 
 import msgspec
@@ -11,12 +13,12 @@ import msgspec
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
 from octavo.config.schema import EngineConfig, GenerationDefault
-from octavo.core.messages import CoreReady, SchedulerStats
+from octavo.core.messages import CoreReady, SchedulerStats, StepTimes
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.prompt import Prompt, PromptLike
 from octavo.core.request_options import RequestKeywords, RequestOptions
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.seams import Seam, Seams
+from octavo.core.step_times import TEXT, PartTime
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
 from octavo.engine.core_client import Core
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, checked_ttl_s, open_tokenizer
@@ -41,9 +43,10 @@ class LLMEngine:
         self.config = config
         self.tokenizer = tokenizer
         self.stats = SchedulerStats()
-        self._core = core
+        self.core = core
         self._error: EngineDeadError | None = None
         self._aborted: list[OpenRequest] = []
+        self._step_times: list[StepTimes] = []
         self._input = InputProcessor(
             InputSetup(config.model, core.ready, config.scheduler.max_num_seqs, config.cache.enable_prefix_caching),
             tokenizer=tokenizer,
@@ -68,15 +71,20 @@ class LLMEngine:
         """`from_args`, by the name that users of vLLM know."""
         return cls.from_args(engine_args)
 
-    def seams(self) -> Seams:
-        """The parts of a step, for those who measure them; `step` is the whole of it."""
-        core = self._core.seams()
-        return Seams([*core.parts, Seam("text and outputs", self._output, "process")], core.kernel_clock)
+    @contextmanager
+    def timed_steps(self) -> Iterator[list[StepTimes]]:
+        """Inside, the times of each step are appended to the list."""
+        self._step_times = []
+        self.call("time_steps", True)
+        try:
+            yield self._step_times
+        finally:
+            self.call("time_steps", False)
 
     @property
     def ready(self) -> CoreReady:
         """What was measured at start: the number of KV blocks, the memory plan."""
-        return self._core.ready
+        return self.core.ready
 
     @property
     def generation_defaults(self) -> dict[str, GenerationDefault]:
@@ -107,7 +115,7 @@ class LLMEngine:
         params = self.default_sampling_params() if params is None else params
         request = self._input.process(request_id, prompt, params, RequestOptions(**options))
         self._output.add(request, prompt.text)
-        self._core.add_request(request)
+        self.core.add_request(request)
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """End one request or several; the next step returns their final outputs (finish reason "abort").
@@ -118,26 +126,31 @@ class LLMEngine:
         aborted = [request for each in request_ids if (request := self._output.abort(each)) is not None]
         self._aborted += aborted
         if aborted and self._error is None:
-            self._core.abort_requests([request.request_id for request in aborted])
+            self.core.abort_requests([request.request_id for request in aborted])
 
     def step(self) -> list[RequestOutput]:
         """Run one step, and return what is new for callers. Raises EngineDeadError after a failure."""
         self._check_alive()
         outputs = Processed(self._aborted, []).read()
         self._aborted = []
-        if not self._core.has_unfinished():
-            self.stats = self._core.stats()
+        if not self.core.has_unfinished():
+            self.stats = self.core.stats()
             return outputs
         try:
-            step = self._core.step()
+            step = self.core.step()
         except Exception as error:
             self._error = EngineDeadError(f"the engine failed in an earlier step ({type(error).__name__}: {error})")
             raise
         self.stats = step.stats
+        began = 0 if step.times is None else time.perf_counter_ns()
         processed = self._output.process(step.outputs)
         for stop in processed.stops:
-            self._core.stop_sequence(stop.request_id, stop.index)
-        return outputs + processed.read()
+            self.core.stop_sequence(stop.request_id, stop.index)
+        outputs += processed.read()
+        if step.times is not None:
+            step.times.parts[TEXT] = PartTime(time.perf_counter_ns() - began)
+            self._step_times.append(step.times)
+        return outputs
 
     def get_num_unfinished_requests(self) -> int:
         """The number of requests whose final output `step` has yet to return; 0 after a failure."""
@@ -145,7 +158,7 @@ class LLMEngine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to do."""
-        return self._error is None and bool(self._aborted or len(self._output) or self._core.has_unfinished())
+        return self._error is None and bool(self._aborted or len(self._output) or self.core.has_unfinished())
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes and end all pins. False, and nothing happens, while requests have KV blocks."""
@@ -168,12 +181,12 @@ class LLMEngine:
     def call(self, method: str, *arguments: Any) -> Any:
         """A named control call, such as `reset_prefix_cache`. Raises ConfigError for a name that is none."""
         self._check_alive()
-        return self._core.call(method, *arguments)
+        return self.core.call(method, *arguments)
 
     def shutdown(self) -> None:
         """Release the model. Open requests get no further output. Idempotent."""
         self._error = self._error or EngineDeadError("the engine has been shut down")
-        self._core.shutdown()
+        self.core.shutdown()
 
     def _check_alive(self) -> None:
         if self._error is not None:

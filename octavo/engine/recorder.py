@@ -15,17 +15,20 @@ import hashlib
 import hmac
 import logging
 import secrets
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar, cast
 
 import msgspec
 
 from octavo.core.cache_key import CacheKey
-from octavo.core.messages import EngineCoreRequest
+from octavo.core.messages import EngineCoreOutput, EngineCoreRequest
+from octavo.core.outputs import PinnedPrefix
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.engine import frames
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
+from octavo.scheduler.scheduler import Scheduler
 
 RECORDING_VERSION: Final = 3
 
@@ -106,7 +109,7 @@ class Recorder:
     """Appends events to a file. Each reaches it at once: the recording of a crash is the most useful one.
 
     When the file can be written no longer (the disk is full), that is logged once and the recording ends there: what is
-    in the file stays, and whoever is recorded goes on.
+    in the file stays, and the engine goes on.
     """
 
     def __init__(self, path: str, settings: SchedulerSettings, max_steps_in_flight: int) -> None:
@@ -156,9 +159,59 @@ class Recorder:
         file.flush()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         file, self._file = self._file, None
         if file is not None:
-            # whatever a failed write left in the buffer is tried once more here, and its failure has been told
+            # closing writes once more what a failed write left in the buffer; that failure has been logged
             with contextlib.suppress(OSError):
                 file.close()
+
+
+class RecordedScheduler:
+    """Wraps a scheduler and writes down each call that changes its state; all else passes through."""
+
+    def __init__(self, scheduler: Scheduler, recorder: Recorder) -> None:
+        self._scheduler = scheduler
+        self._write = recorder.write
+
+    @classmethod
+    def around(cls, scheduler: Scheduler, recorder: Recorder) -> Scheduler:
+        """Return a scheduler that is recorded."""
+        return cast("Scheduler", cls(scheduler, recorder))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scheduler, name)
+
+    def add_together(self, requests: Sequence[EngineCoreRequest]) -> None:
+        self._write(Added(list(requests)))
+        self._scheduler.add_together(requests)
+
+    def abort(self, request_ids: Iterable[str], now: float | None = None) -> None:
+        aborted = Aborted(list(request_ids))
+        self._write(aborted)
+        self._scheduler.abort(aborted.request_ids, now)
+
+    def stop_sequence(self, request_id: str, index: int, now: float | None = None) -> None:
+        self._write(Stopped(request_id, index))
+        self._scheduler.stop_sequence(request_id, index, now)
+
+    def schedule(self, now: float) -> SchedulerOutput | None:
+        step = self._scheduler.schedule(now)
+        self._write(Planned(now, step_digest(step)))
+        return step
+
+    def update(self, output: ModelRunnerOutput, now: float) -> list[EngineCoreOutput]:
+        self._write(Updated(now, output))
+        return self._scheduler.update(output, now)
+
+    def reset_prefix_cache(self) -> bool:
+        self._write(CacheReset())
+        return self._scheduler.reset_prefix_cache()
+
+    def pin_prefix(self, token_ids: list[int], cache_key: CacheKey, until: float) -> PinnedPrefix:
+        self._write(Pinned(token_ids, cache_key, until))
+        return self._scheduler.pin_prefix(token_ids, cache_key, until)
+
+    def unpin_prefix(self, token_ids: list[int], cache_key: CacheKey) -> bool:
+        self._write(Unpinned(token_ids, cache_key))
+        return self._scheduler.unpin_prefix(token_ids, cache_key)

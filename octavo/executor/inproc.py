@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
     from octavo.worker.worker import Worker
 
-CALLS = ("memory_plan", "op_choices", "check_health", "run_dummy", "seams", "release_memory")
+CALLS = ("memory_plan", "op_choices", "check_health", "run_dummy", "time_steps", "release_memory")
 """Methods of the worker that may be called by name."""
 
 

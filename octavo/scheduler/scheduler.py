@@ -190,6 +190,10 @@ class Scheduler:
         self.rates.note_done(now, output.swap_s)
         return self._results.take(output, now)
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes. False, and nothing happens, while requests have blocks."""
+        return self.block_manager.reset_prefix_cache()
+
     def pin_prefix(self, token_ids: list[int], cache_key: CacheKey, until: float) -> PinnedPrefix:
         """Keep this prefix in the cache until then, as far as it is there and comes to be there."""
         return self.block_manager.pin(token_ids, cache_key, until)

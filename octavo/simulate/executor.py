@@ -49,17 +49,15 @@ class TokenGaps:
         self.counts: Counter[int] = Counter()
         self._last: dict[int, float] = {}
 
-    def note(self, rows: Iterable[RowOutput], now: float) -> None:
-        """These rows have ended at `now`."""
+    def note(self, seq_ids: Iterable[int], now: float) -> None:
+        """Count a token of each of these sequences at `now`."""
         last = self._last
         gaps: Counter[float] = Counter()
-        for row in rows:
-            if row.tokens:
-                seq_id = row.seq_id
-                before = last.get(seq_id)
-                if before is not None:
-                    gaps[before] += 1
-                last[seq_id] = now
+        for seq_id in seq_ids:
+            before = last.get(seq_id)
+            if before is not None:
+                gaps[before] += 1
+            last[seq_id] = now
         for before, count in gaps.items():
             self.counts[round(100 * log(max(now - before, 1e-9)))] += count
 
@@ -150,7 +148,7 @@ class SimulatedExecutor:
         seconds = self._cost_model.step_seconds(work, self._block_size)
         self._free_at = max(self._free_at, self._clock.now) + seconds
         self.busy_s += seconds
-        self.gaps.note(output.rows, self._free_at)
+        self.gaps.note([row.seq_id for row in output.rows if row.tokens], self._free_at)
         return _Finished(output, self._free_at, self._clock)
 
     def call(self, method: str, *arguments: Any) -> Any:

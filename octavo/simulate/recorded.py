@@ -75,7 +75,7 @@ def read_recorded(path: str | Path, progress: Callable[[float], None] | None = N
             case Updated(now, output):
                 clock.updated(now, is_busy=bool(replay.scheduler.groups))
                 swap_s += output.swap_s
-                gaps.note(output.rows, now)
+                gaps.note([row.seq_id for row in output.rows if row.tokens], now)
                 assert isinstance(result, list), "an update answers outputs"
                 for each in result:
                     outputs.setdefault(each.request_id, _Output()).take(each, now)

@@ -133,7 +133,7 @@ class Replay:
             case Updated(now, output):
                 return scheduler.update(output, now)
             case CacheReset():
-                return scheduler.block_manager.reset_prefix_cache()
+                return scheduler.reset_prefix_cache()
             case Pinned(token_ids, cache_key, until):
                 scheduler.pin_prefix(token_ids, cache_key, until)
             case Unpinned(token_ids, cache_key):

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
 from octavo.core.outputs import RequestError
-from octavo.core.seams import Seam
 from octavo.core.step import (
     ModelRunnerOutput,
     PromptLogprobs,
@@ -63,7 +62,7 @@ class ModelRunner:
         tokens: TokenStore | None = None,
     ) -> None:
         self.sequences = Sequences(tokens)
-        self._model = model
+        self.model = model
         self._cache = cache
         self._vocab_size = vocab_size
         self._sampler = sampler or ReferenceSampler()
@@ -85,7 +84,7 @@ class ModelRunner:
             return ModelRunnerOutput(step_id=step.step_id, rows=[], swap_s=swap_s)
         rows = self._rows(step)
         batch = self._builder.build(rows)
-        hidden = self._forward(batch)  # [tokens, hidden]
+        hidden = self.model(batch)  # [tokens, hidden]
         prompt_logprobs = self._prompt_logprobs(hidden, rows)
         samples = self._sample(hidden, rows)
         outputs = [_output(row, samples.get(i), prompt_logprobs.get(i)) for i, row in enumerate(rows)]
@@ -110,21 +109,6 @@ class ModelRunner:
     def release_memory(self, empty_blocks: Sequence[int]) -> None:
         """Give back the memory of KV blocks whose content nobody needs."""
         self._cache.release(empty_blocks)
-
-    def seams(self) -> list[Seam]:
-        """The parts of a step, for those who measure them."""
-        return [
-            Seam("batch building", self, "_update_sequences"),
-            Seam("batch building", self, "_rows"),
-            Seam("batch building", self._builder, "build"),
-            Seam("model forward", self, "_forward"),
-            Seam("head", self._model, "compute_logits"),
-            Seam("sampling", self, "_sample"),
-            Seam("sampling", self._sampler, "sample"),
-        ]
-
-    def _forward(self, batch: ModelInput) -> Tensor:
-        return self._model(batch)
 
     def _update_sequences(self, step: SchedulerOutput) -> None:
         for new in step.new_sequences:
@@ -170,7 +154,7 @@ class ModelRunner:
         ]
         results: list[RowSamples] = []
         for start, stop in chunks(len(sampled), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
-            logits = self._model.compute_logits(hidden[start:stop])
+            logits = self.model.compute_logits(hidden[start:stop])
             counts = [rows[place].scheduled.num_candidates for place in sampled[start:stop]]
             results += self._choose(logits, sampling_rows[start:stop], counts)
         return dict(zip(sampled, results, strict=True))
@@ -207,7 +191,7 @@ class ModelRunner:
         assert first + len(hidden) <= row.state.num_tokens, "prompt log-probabilities end with the known tokens"
         tokens: list[TokenLogprobs] = []
         for start, stop in chunks(len(hidden), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
-            logits = self._model.compute_logits(hidden[start:stop])
+            logits = self.model.compute_logits(hidden[start:stop])
             tokens += self._sampler.describe(logits, following[start:stop], row.state.params.prompt_logprobs or 0)
         unsound = next((i for i, token in enumerate(tokens) if math.isnan(token.logprob or 0)), None)
         if unsound is not None:

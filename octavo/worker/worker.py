@@ -7,14 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import torch
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import MemoryPlan
 from octavo.core.model_shape import ModelShape
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.seams import KernelClock, Seams
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
+from octavo.core.step_times import KernelClock
 from octavo.devices.choice import make_sampler
 from octavo.devices.cpu.recorded_model import RecordedModel
 from octavo.distributed.mesh import Mesh
@@ -30,6 +31,7 @@ from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.dummy import FULLEST, dummy_end, dummy_step
 from octavo.worker.memory import Workspace, longest_sequence, plan_memory
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.step_watch import StepWatch, TimedModel
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
@@ -73,6 +75,7 @@ class Worker:
         self._most_tokens_alone = most_tokens_alone
         self._plan = plan
         self._op_choices = op_choices
+        self._watch: StepWatch | None = None
 
     @classmethod
     def build(cls, config: EngineConfig, ahead: Ahead | None = None) -> Worker:
@@ -153,7 +156,11 @@ class Worker:
         """Carry out a step. When it raises, the sequences are in no known state and the worker is of no further use."""
         if self._cpu is not None and step.rows:
             self._cpu.is_alone = step.num_tokens <= self._most_tokens_alone
-        return self._runner.execute(step)
+        if self._watch is None:
+            return self._runner.execute(step)
+        self._watch.begin()
+        output = self._runner.execute(step)
+        return msgspec.structs.replace(output, times=self._watch.end())
 
     def memory_plan(self) -> MemoryPlan:
         """How the memory was divided."""
@@ -170,9 +177,16 @@ class Worker:
             self._release_activations()
         trim_heap()
 
-    def seams(self) -> Seams:
-        """The parts of a step on the device, for those who measure them."""
-        return Seams(self._runner.seams(), self._cpu)
+    def time_steps(self, is_on: bool) -> None:
+        """Report the times of a step's parts with its results from now on, or no longer."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        if isinstance(self._runner.model, TimedModel):
+            self._runner.model = self._runner.model.model
+        if is_on:
+            self._watch = StepWatch(self._cpu)
+            self._runner.model = TimedModel(self._runner.model, self._watch)
 
     def check_health(self) -> None:
         """Nothing to check: a worker in this process lives as long as its caller."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
 
-from octavo import LLM
+from octavo import LLM, SamplingParams
 from octavo.cli.live import Live, ProcessorClock
+from octavo.core.step_times import PARTS
+from octavo.engine.engine_core import EngineCore
 from octavo.errors import ContextTooLong
+from octavo.scheduler.scheduler import Scheduler
 from octavo.simulate.traces import Trace, TraceRequest
 
 
@@ -71,3 +75,22 @@ def test_salts_and_namespaces_of_the_trace_reach_the_engine(llm: LLM) -> None:
 def test_what_the_engine_refuses_is_named(llm: LLM) -> None:
     with pytest.raises(ContextTooLong, match="the prompt has 4000 tokens"):
         Live(llm, Trace([TraceRequest(num_prompt_tokens=4000, output_len=1)])).run()
+
+
+def test_step_times_are_reported_while_they_are_asked_for(llm: LLM) -> None:
+    engine = llm.engine
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    with engine.timed_steps() as steps:
+        llm.generate([[1, 2, 3]], params, use_tqdm=False)
+    num_steps = len(steps)
+    assert [len(step.planned) for step in steps] == [1] * num_steps
+    for step, following in itertools.pairwise(steps):
+        assert set(step.parts) == set(PARTS)
+        assert min(part.total_ns for part in step.parts.values()) > 0
+        assert sum(part.total_ns for part in step.parts.values()) <= following.began_ns - step.began_ns
+    # afterwards nothing is measured, and the engine consists of the same objects as before
+    llm.generate([[1, 2, 3]], params, use_tqdm=False)
+    assert len(steps) == num_steps
+    core = engine.core
+    assert isinstance(core, EngineCore)
+    assert type(core.scheduler) is Scheduler

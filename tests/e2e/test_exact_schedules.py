@@ -183,7 +183,7 @@ def check_that_any_schedule_is_exact(
     outputs: dict[str, RequestOutput] = {}
     with TemporaryDirectory() as folder, load(checkpoints, keywords, **options, record_trace=f"{folder}/run") as llm:
         engine = llm.engine
-        core = engine._core
+        core = engine.core
         assert isinstance(core, EngineCore)
         if max_loras:
             # requests cannot name adapters yet, nor engines limit them

@@ -62,7 +62,7 @@ def load(path: Path, block_size: int, **options: Any) -> LLM:
 
 
 def core_of(llm: LLM) -> EngineCore:
-    core = llm.engine._core
+    core = llm.engine.core
     assert isinstance(core, EngineCore)
     return core
 

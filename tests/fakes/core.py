@@ -17,7 +17,6 @@ from octavo.core.messages import (
     StepOutputs,
 )
 from octavo.core.outputs import RequestError
-from octavo.core.seams import Seams
 from octavo.core.step import TokenLogprobs
 from octavo.errors import ConfigError, OctavoError
 
@@ -115,9 +114,6 @@ class ScriptedCore:
 
     def tokens_per_s(self) -> float | None:
         return None
-
-    def seams(self) -> Seams:
-        return Seams([], None)
 
     def call(self, method: str, *arguments: Any) -> Any:
         if method != "reset_prefix_cache":

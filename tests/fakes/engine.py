@@ -11,7 +11,7 @@ from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.engine_core import EngineCore
-from octavo.engine.recorder import Recorder
+from octavo.engine.recorder import RecordedScheduler, Recorder
 from octavo.engine.tokenizer import Tokenizer
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.scheduler.rates import PreemptionCosts
@@ -77,6 +77,7 @@ def make_core(
         sliding_window=None if keeps_unseen else sliding_window, max_steps_in_flight=depth, **settings
     )  # fmt: skip
     block_size, num_lookahead_slots = chosen.cache.block_size, chosen.scheduler.num_lookahead_slots
+    recorder = Recorder(str(record_to), chosen, depth) if record_to is not None else None
     return EngineCore(
         HashExecutor(
             block_size,
@@ -86,11 +87,11 @@ def make_core(
             sliding_window=sliding_window,
             max_num_batched_tokens=chosen.scheduler.max_num_batched_tokens,
         ),
-        build_scheduler(chosen),
+        build_scheduler(chosen) if recorder is None else RecordedScheduler.around(build_scheduler(chosen), recorder),
         CoreReady(num_blocks=chosen.num_blocks, block_size=block_size, max_model_len=512, vocab_size=50, plan=""),
         max_steps_in_flight=depth,
         clock=clock or Clock(),
-        recorder=Recorder(str(record_to), chosen, depth) if record_to is not None else None,
+        on_shutdown=None if recorder is None else recorder.close,
         open_tokenizer=open_tokenizer,
     )
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from octavo.core.messages import CoreReady
-from octavo.core.step import RowOutput, SchedulerOutput, TokenLogprobs
+from octavo.core.step import SchedulerOutput
 from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
@@ -130,14 +130,9 @@ def test_it_has_no_calls() -> None:
 
 def test_times_between_tokens_are_counted_for_each_sequence() -> None:
     gaps = TokenGaps()
-
-    def row(seq_id: int, *, draws: bool = True) -> RowOutput:
-        sample = TokenLogprobs(token_id=1, logprob=-1.0)
-        return RowOutput(seq_id=seq_id, epoch=0, tokens=[sample] if draws else [])
-
-    gaps.note([row(1), row(2, draws=False)], 1.0)
-    gaps.note([row(1), row(2)], 1.5)
-    gaps.note([row(1)], 2.0)
-    gaps.note([row(1), row(2)], 4.0)
+    gaps.note([1], 1.0)
+    gaps.note([1, 2], 1.5)
+    gaps.note([1], 2.0)
+    gaps.note([1, 2], 4.0)
     found = {round(gap_seconds(key), 1): count for key, count in gaps.counts.items()}
     assert found == {0.5: 2, 2.0: 1, 2.5: 1}

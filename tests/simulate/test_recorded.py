@@ -11,7 +11,7 @@ from octavo.config.args import EngineArgs
 from octavo.core.messages import CoreReady
 from octavo.engine import frames
 from octavo.engine.engine_core import EngineCore
-from octavo.engine.recorder import Began, Recorder
+from octavo.engine.recorder import Began, RecordedScheduler, Recorder
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.simulate.cost_model import Fitted
@@ -41,7 +41,12 @@ def record(path: Path, settings: SchedulerSettings, trace: Trace, costs: Fitted)
     depth = settings.scheduler.max_steps_in_flight
     recorder = Recorder(str(path), settings, depth)
     core = EngineCore(
-        executor, build_scheduler(settings), ready, max_steps_in_flight=depth, clock=clock, recorder=recorder
+        executor,
+        RecordedScheduler.around(build_scheduler(settings), recorder),
+        ready,
+        max_steps_in_flight=depth,
+        clock=clock,
+        on_shutdown=recorder.close,
     )
     waiting = sorted(range(len(trace)), key=lambda number: trace.requests[number].arrival_s)
     while waiting or core.has_unfinished():
@@ -61,7 +66,13 @@ def test_what_a_reset_of_the_cache_forgot_is_not_found(tmp_path: Path) -> None:
     executor = SimulatedExecutor(COSTS, 4, clock)
     ready = CoreReady(num_blocks=64, block_size=4, max_model_len=256, vocab_size=0, plan="")
     recorder = Recorder(str(tmp_path / "run"), settings, 1)
-    core = EngineCore(executor, build_scheduler(settings), ready, clock=clock, recorder=recorder)
+    core = EngineCore(
+        executor,
+        RecordedScheduler.around(build_scheduler(settings), recorder),
+        ready,
+        clock=clock,
+        on_shutdown=recorder.close,
+    )
     trace = Trace([TraceRequest(request_id=str(i), prompt_token_ids=[7] * 33, output_len=2) for i in range(4)])
     for number in range(4):
         request, script = trace.request(number, clock.now)
@@ -209,7 +220,13 @@ def test_a_wait_behind_a_request_that_was_given_up_is_no_step(tmp_path: Path, ho
     executor = SimulatedExecutor(costs, 4, clock)
     ready = CoreReady(num_blocks=64, block_size=4, max_model_len=256, vocab_size=0, plan="")
     recorder = Recorder(str(tmp_path / "run"), settings, 1)
-    core = EngineCore(executor, build_scheduler(settings), ready, max_steps_in_flight=1, clock=clock, recorder=recorder)
+    core = EngineCore(
+        executor,
+        RecordedScheduler.around(build_scheduler(settings), recorder),
+        ready,
+        clock=clock,
+        on_shutdown=recorder.close,
+    )
     trace = Trace([TraceRequest(num_prompt_tokens=5, output_len=9) for _ in range(3)])
     for number in range(3):
         request, script = trace.request(number, clock.now)

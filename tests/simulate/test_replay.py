@@ -12,7 +12,7 @@ from octavo.core.messages import CoreReady
 from octavo.core.step import SchedulerOutput
 from octavo.engine import frames
 from octavo.engine.engine_core import EngineCore
-from octavo.engine.recorder import Began, Pinned, Planned, Recorder, Unpinned
+from octavo.engine.recorder import Began, Pinned, Planned, RecordedScheduler, Recorder, Unpinned
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.scheduler.rates import PreemptionCosts
@@ -47,13 +47,14 @@ def record_busy_run(
     chosen = settings(preemption_mode)
     readings = iter(range(10**9))
     executor = HashExecutor(4)
+    recorder = Recorder(str(path), chosen, depth)
     core = EngineCore(
         executor,
-        build_scheduler(chosen),
+        RecordedScheduler.around(build_scheduler(chosen), recorder),
         CoreReady(num_blocks=24, block_size=4, max_model_len=128, vocab_size=50, plan=""),
         max_steps_in_flight=depth,
         clock=lambda: next(readings) / 3,
-        recorder=Recorder(str(path), chosen, depth),
+        on_shutdown=recorder.close,
     )
     source = random.Random(depth)
     kinds: list[dict[str, object]] = [{}, {"n": 2}, {"n": 2, "best_of": 3}, {"n": 2, "use_beam_search": True}]

@@ -112,11 +112,11 @@ def test_short_steps_run_on_one_thread_unless_somebody_asked_for_more(
     alone = []
     for num_tokens in (4, 8, 4):
         worker.run_dummy(1, num_tokens)
-        alone.append(worker.seams().kernel_clock.is_alone)  # type: ignore[union-attr]
+        alone.append(worker._cpu.is_alone)  # type: ignore[union-attr]
     assert alone == [True, False, True]
     asked = Worker.build(make_config(checkpoint, dtype="float32", threads=1))
     asked.run_dummy(1, 4)
-    assert not asked.seams().kernel_clock.is_alone  # type: ignore[union-attr]
+    assert not asked._cpu.is_alone  # type: ignore[union-attr]
 
 
 def test_swap_space_takes_no_memory_until_it_is_used(checkpoint: Path) -> None:
