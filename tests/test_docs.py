@@ -15,10 +15,10 @@ from octavo.cli.main import main
 from octavo.config.server_args import ServerArgs
 from octavo.engine.metrics import Metrics
 from octavo.server.decode import refused_fields
+from octavo.server.endpoints import ENDPOINTS
 from octavo.server.errors import STATUS_OF_REFUSALS
 from octavo.server.key_file import read_callers
 from octavo.server.keys import ALL_RIGHTS, key_digest
-from octavo.server.openapi import ENDPOINTS
 from octavo.simulate.device import Device, read_device
 
 ROOT = Path(__file__).parents[1]

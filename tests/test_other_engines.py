@@ -9,7 +9,7 @@ import pytest
 from octavo.cli.llama_cpp_flags import llama_cpp_flags
 from octavo.config.sources import known_arguments
 from octavo.core.sampling_params import documented_fields
-from octavo.server.openapi import ENDPOINTS
+from octavo.server.endpoints import ENDPOINTS
 from octavo.server.schema import ChatCompletionRequest, CompletionRequest
 from tools import other_names
 from tools.other_engines import main, pages

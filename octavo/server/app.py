@@ -1,31 +1,31 @@
-"""The ASGI application: endpoints, middleware and errors put together."""
+"""The ASGI application: what every request passes on its way to the handler of its endpoint."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+import os
+import re
+import time
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
 from octavo.engine.core_spawn import SpawnedCore
-from octavo.errors import OctavoError
+from octavo.logging import escaped
+from octavo.server.checks import BodyLimits, Fields, HeaderChecks, fields_of, own_hosts
 from octavo.server.context import ServerContext
-from octavo.server.errors import answer_error
-from octavo.server.guards import GuardHeaders, own_hosts
+from octavo.server.endpoints import ENDPOINTS, Endpoint
+from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error, http_date
 from octavo.server.key_file import check_tenant_weights, describe, read_callers
-from octavo.server.keys import Caller, RequireKey, with_right
-from octavo.server.middleware import AcceptRootPath, LimitBody, RequestContext
+from octavo.server.keys import WITHOUT_KEY, Caller, caller_with, check_right, sender_of
 from octavo.server.open_requests import OpenRequests
-from octavo.server.openapi import ENDPOINTS
 from octavo.server.preparation import TextPolicy
-from octavo.server.routes import chat, completions, health, models, prefix_cache, scheduler, tokens
 from octavo.server.serving import run
 from octavo.server.texts import Texts
 
@@ -34,7 +34,144 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FAMILIES = (health, models, completions, chat, tokens, prefix_cache, scheduler)
+_REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
+
+
+class App:
+    """Passes each request to its endpoint, after the checks of its key, its headers and its body's size.
+
+    Every response has the request's id, which is the client's `X-Request-Id` where that is usable, and a date.
+    Prompts and keys are never logged.
+    """
+
+    def __init__(self, context: ServerContext, callers: Mapping[bytes, Caller]) -> None:
+        args = context.args
+        self._context = context
+        self._callers = callers
+        self._log_requests = args.log_requests
+        self._root_path = args.root_path.rstrip("/")
+        self._methods: dict[str, dict[str, Endpoint]] = {}
+        for endpoint in ENDPOINTS:
+            self._methods.setdefault(endpoint.path.partition("{")[0], {})[endpoint.method] = endpoint
+        self._prefixes = [endpoint.path.partition("{")[0] for endpoint in ENDPOINTS if "{" in endpoint.path]
+        self._open_paths = {each.path for each in ENDPOINTS if each.is_open}
+        if args.public_metrics:
+            self._open_paths.add("/metrics")
+        self._headers = HeaderChecks(args.allow_hosts or own_hosts(args.host), self._open_paths, args.allow_origins)
+        self._bodies = BodyLimits(args.max_body_size, args.max_bodies_size or 8 * args.max_body_size)
+        self._app: ASGIApp = self._respond
+        if args.allow_origins:
+            # outside of the checks: a browser asks about origins without a key, and reads errors only with its headers
+            self._app = CORSMiddleware(
+                self._respond,
+                allow_origins=args.allow_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["X-Request-Id", "Retry-After"],
+            )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await _without_http(scope, receive, send)
+            return
+        fields = fields_of(scope["headers"])
+        given_id = fields.get(b"x-request-id", b"")
+        request_id = given_id.decode() if _REQUEST_ID.fullmatch(given_id) else os.urandom(16).hex()
+        state = scope.setdefault("state", {})
+        state.update(request_id=request_id, fields=fields, status=0)
+        started_at = time.perf_counter()
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                state["status"] = message["status"]
+                headers = [(b"x-request-id", request_id.encode()), (b"date", http_date())]
+                message["headers"] = [*message.get("headers", ()), *headers]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except ClientDisconnectedError:
+            state["status"] = 499
+        finally:
+            if self._log_requests:
+                duration_s = time.perf_counter() - started_at
+                line = f"{scope['method']} {scope['path']} {state['status']} {duration_s:.3f} s {request_id}"
+                logger.info("%s", escaped(line))
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response of the endpoint, or an error."""
+        state = scope["state"]
+        try:
+            endpoint = self._endpoint(scope, state["fields"])
+            if not self._bodies.counts(state["fields"]):
+                await self._handle(endpoint, scope, receive, send)
+                return
+            with self._bodies.limited(receive, sender_of(scope)) as limited_receive:
+                await self._handle(endpoint, scope, limited_receive, send)
+        except ClientDisconnectedError:
+            raise
+        except Exception as error:
+            if state["status"]:
+                # half a response is out: closing the connection is the one way left to report the error
+                raise
+            await as_api_error(error, state["request_id"]).response()(scope, receive, send)
+
+    async def _handle(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await endpoint.handler(self._context, Request(scope, receive))
+        await response(scope, receive, send)
+
+    def _endpoint(self, scope: Scope, fields: Fields) -> Endpoint:
+        """Return the endpoint of a request. Raises ApiError for a request that is refused or has none."""
+        path, method = self._local_path(scope), scope["method"]
+        is_open = path in self._open_paths
+        if self._callers:
+            scope["state"]["caller"] = (
+                WITHOUT_KEY if is_open else caller_with(fields.get(b"authorization", b""), self._callers)
+            )
+        if (refusal := self._headers.refusal(method, scope["http_version"], path, fields)) is not None:
+            raise refusal
+        methods = self._methods_of(path)
+        if methods is None:
+            raise ApiError(404, f"there is no {method} {path}; GET / lists the endpoints", code="unknown_url")
+        endpoint = methods.get("GET" if method == "HEAD" else method)
+        if endpoint is None:
+            allowed = ", ".join(f"{each}, HEAD" if each == "GET" else each for each in methods)
+            message = f"{method} {path} is not possible; use {allowed}"
+            raise ApiError(405, message, code="method_not_allowed", headers={"Allow": allowed})
+        if endpoint.right is not None and not is_open:
+            check_right(endpoint.right, scope, f"{method} {path}")
+        scope["path_params"] = endpoint.parameters(path)
+        return endpoint
+
+    def _methods_of(self, path: str) -> Mapping[str, Endpoint] | None:
+        """Return the endpoints of a path by their methods; None for a path that no endpoint has."""
+        if path in self._methods:
+            return self._methods[path]
+        return next((self._methods[prefix] for prefix in self._prefixes if path.startswith(prefix)), None)
+
+    def _local_path(self, scope: Scope) -> str:
+        """Return the path below `root_path`.
+
+        The HTTP server puts `root_path` before every path. A proxy may strip it or leave it in requests, in which case
+        the path has it twice.
+        """
+        path, root = str(scope["path"]), str(scope.get("root_path", ""))
+        path = path.removeprefix(root) if root and path.startswith(root + "/") else path
+        root = self._root_path
+        if root and f"{path}/".startswith(root + "/") and self._methods_of(path) is None:
+            return path.removeprefix(root) or "/"
+        return path
+
+
+async def _without_http(scope: Scope, receive: Receive, send: Send) -> None:
+    """Close a WebSocket; report the start and the end of the application, at which nothing is done."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close"})
+        return
+    message: Message = {"type": ""}
+    while message["type"] != "lifespan.shutdown":
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
 
 
 def build_app(
@@ -43,59 +180,17 @@ def build_app(
     open_requests: OpenRequests | None = None,
     *,
     callers: Mapping[bytes, Caller] | None = None,
-) -> Starlette:
-    """The application that answers for `llm`. `open_requests` lets the caller see and end what is in progress.
+) -> App:
+    """Return the application that serves `llm`. `open_requests` lets the caller see and end what is in progress.
 
-    callers: what `read_callers(args)` returned, for those who read the keys before. Raises ConfigError for wrong keys.
+    callers: what `read_callers(args)` returned, if the keys were read before. Raises ConfigError for wrong keys.
     """
     policy = TextPolicy(args.trust_request_chat_template, args.allow_special_tokens_in_content)
     open_requests = OpenRequests() if open_requests is None else open_requests
-    context = ServerContext(llm, args, Texts.of(llm, policy, open_requests), open_requests)
     callers = read_callers(args) if callers is None else callers
     if callers:
         logger.info("%s", describe(callers))
-    open_paths = {each.path for each in ENDPOINTS if each.is_open or (each.path == "/metrics" and args.public_metrics)}
-    rights = {each.path: each.right for each in ENDPOINTS if each.right is not None and each.path not in open_paths}
-    routes = [route for family in _FAMILIES for route in family.routes(context)]
-    routes = [with_right(route, rights[route.path]) if route.path in rights else route for route in routes]
-    app = Starlette(
-        routes=routes,
-        middleware=_middleware(
-            args, lambda path: any(route.path_regex.match(path) for route in routes), callers, open_paths
-        ),
-        exception_handlers={HTTPException: answer_error, OctavoError: answer_error},
-    )
-    app.router.redirect_slashes = False
-    return app
-
-
-def _middleware(
-    args: ServerArgs, is_route: Callable[[str], bool], callers: Mapping[bytes, Caller], open_paths: Collection[str]
-) -> list[Middleware]:
-    """From the outside in. A browser asks about origins without a key, and reads refusals only with CORS headers."""
-    layers = [Middleware(RequestContext, log_requests=args.log_requests)]
-    if root_path := args.root_path.rstrip("/"):
-        layers.append(Middleware(AcceptRootPath, root_path=root_path, is_route=is_route))
-    if args.allow_origins:
-        layers.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=args.allow_origins,
-                allow_methods=["GET", "POST"],
-                allow_headers=["*"],
-                expose_headers=["X-Request-Id", "Retry-After"],
-            )
-        )
-    if callers:
-        layers.append(Middleware(RequireKey, callers=callers, open_paths=open_paths))
-    hosts = args.allow_hosts or own_hosts(args.host)
-    layers.append(Middleware(GuardHeaders, hosts=hosts, open_paths=open_paths, origins=args.allow_origins))
-    layers.append(
-        Middleware(
-            LimitBody, max_bytes=args.max_body_size, max_total_bytes=args.max_bodies_size or 8 * args.max_body_size
-        )
-    )
-    return layers
+    return App(ServerContext(llm, args, Texts.of(llm, policy, open_requests), open_requests), callers)
 
 
 def serve(engine_args: EngineArgs, server_args: ServerArgs, core: SpawnedCore | None = None) -> int:

@@ -13,8 +13,8 @@ from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
 from octavo.errors import InvalidRequest, suggestion
+from octavo.server.checks import not_json
 from octavo.server.errors import ClientDisconnectedError
-from octavo.server.guards import is_json, not_json
 
 
 class RequestBody(msgspec.Struct):
@@ -65,9 +65,8 @@ def refused_fields(kind: type[msgspec.Struct]) -> dict[str, Refused]:
 
 async def read_body(request: Request) -> list[bytes]:
     """The pieces of the body of a request that is declared as JSON. Raises ApiError 413 and 415."""
-    content_type = request.headers.get("content-type", "")
-    if not is_json(content_type):
-        raise not_json(content_type)
+    if (refusal := not_json(request.headers.get("content-type", "").encode("latin-1"))) is not None:
+        raise refusal
     try:
         return [piece async for piece in request.stream() if piece]
     except ClientDisconnect as error:

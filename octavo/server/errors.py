@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 from uuid import uuid4
 
 import msgspec
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.core.outputs import RequestError
@@ -104,22 +104,18 @@ def as_api_error(error: Exception, request_id: str = "") -> ApiError:
         return ApiError(503, str(error), code="engine_unresponsive")
     if isinstance(error, RequestFailed):
         return ApiError(500, str(error), code="request_failed")
-    if isinstance(error, HTTPException):
-        return ApiError(error.status_code, error.detail, headers=error.headers)
     logger.error("request %s failed: %s: %s", request_id, type(error).__name__, error, exc_info=error)
     return ApiError(500, "internal error; the server's log has the details", code="internal_error")
 
 
-async def answer_error(request: Request, error: Exception) -> Response:
-    """Starlette's exception handler for the errors above; 404 and 405 also name what was asked for."""
-    if isinstance(error, HTTPException) and error.status_code in (404, 405):
-        asked = f"{request.method} {request.url.path}"
-        if error.status_code == 404:
-            return ApiError(404, f"there is no {asked}; GET / lists the endpoints", code="unknown_url").response()
-        allowed = (error.headers or {}).get("Allow", "another method")
-        message = f"{asked} is not possible; use {allowed}"
-        return ApiError(405, message, code="method_not_allowed", headers=error.headers).response()
-    return as_api_error(error).response()
+def http_date() -> bytes:
+    """Return the value of the header `Date`."""
+    return _date_at(int(time.time()))
+
+
+@lru_cache(1)
+def _date_at(seconds: int) -> bytes:
+    return formatdate(seconds, usegmt=True).encode()
 
 
 def raw_response(error: ApiError) -> bytes:
@@ -128,7 +124,7 @@ def raw_response(error: ApiError) -> bytes:
     headers = {
         **dict(response.raw_headers),
         b"connection": b"close",
-        b"date": formatdate(usegmt=True).encode(),
+        b"date": http_date(),
         b"x-request-id": uuid4().hex.encode(),
     }
     lines = b"".join(b"%s: %s\r\n" % header for header in headers.items())

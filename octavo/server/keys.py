@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from starlette.requests import Request
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from octavo.server.errors import ApiError
 
@@ -46,7 +45,8 @@ class Caller(msgspec.Struct, frozen=True):
 ANYBODY: Final = Caller(rights=ALL_RIGHTS)
 """It stands for every sender where the server has no keys."""
 
-_WITHOUT_KEY: Final = Caller()
+WITHOUT_KEY: Final = Caller()
+"""It stands for the sender of a request for a path that is open, whatever key it has."""
 
 
 def key_digest(key: bytes) -> bytes:
@@ -66,60 +66,27 @@ def sender_of(scope: Scope) -> str:
     return caller.tenant or (scope.get("client") or ("",))[0]
 
 
-class RequireKey:
-    """Lets requests pass that bring one of the keys as `Authorization: Bearer …`, or that ask for an open path.
+def caller_with(authorization: bytes, callers: Mapping[bytes, Caller]) -> Caller:
+    """Return who sends a request with this `Authorization`. callers: the caller of each key, by `key_digest`.
 
-    callers: the caller of each key, by `key_digest`. The caller of a request is put into `scope["state"]["caller"]`.
+    Raises ApiError 401.
     """
-
-    def __init__(self, app: ASGIApp, callers: Mapping[bytes, Caller], open_paths: Collection[str]) -> None:
-        self._app = app
-        self._callers = callers
-        self._open_paths = open_paths
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        caller = _WITHOUT_KEY if local_path(scope) in self._open_paths else self._caller(scope)
-        if caller is None:
-            error = ApiError(
-                401,
-                "the API key is missing or wrong; send Authorization: Bearer KEY",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-            await error.response()(scope, receive, send)
-            return
-        scope.setdefault("state", {})["caller"] = caller
-        await self._app(scope, receive, send)
-
-    def _caller(self, scope: Scope) -> Caller | None:
-        value = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = value.partition(b" ")
-        # how long the look-up takes depends on the digest, which nobody can bring near to another one
-        return self._callers.get(key_digest(key.strip())) if scheme.lower() == b"bearer" else None
+    scheme, _, key = authorization.partition(b" ")
+    # how long the look-up takes depends on the digest, which no key can be made to bring near to another one
+    caller = callers.get(key_digest(key.strip())) if scheme.lower() == b"bearer" else None
+    if caller is None:
+        message = "the API key is missing or wrong; send Authorization: Bearer KEY"
+        raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+    return caller
 
 
-def with_right(route: Route, right: Right) -> Route:
-    """Return the route with a check: callers without this right get 403."""
-    endpoint = route.endpoint
-
-    async def checked(request: Request) -> Any:
-        caller = caller_of(request)
-        if not caller.may(right):
-            raise ApiError(
-                403,
-                f"{request.method} {route.path} needs the right {right}, which the API key {caller.tenant} does not "
-                f"have; list it in the key's rights (--api-key-file), or send a key of --admin-api-key",
-                code="missing_right",
-            )
-        return await endpoint(request)
-
-    return Route(route.path, checked, methods=list(route.methods or ()))
-
-
-def local_path(scope: Scope) -> str:
-    """Return the path below `root_path`."""
-    path, root = str(scope["path"]), str(scope.get("root_path", ""))
-    return path.removeprefix(root) if root and path.startswith(root + "/") else path
+def check_right(right: Right, scope: Scope, asked: str) -> None:
+    """Raise ApiError 403 when the sender of a request does not have the right that it needs."""
+    caller: Caller = scope["state"].get("caller", ANYBODY)
+    if not caller.may(right):
+        raise ApiError(
+            403,
+            f"{asked} needs the right {right}, which the API key {caller.tenant} does not have; list it in the key's "
+            "rights (--api-key-file), or send a key of --admin-api-key",
+            code="missing_right",
+        )

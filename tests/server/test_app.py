@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
+from octavo.async_llm import AsyncLLM
+from octavo.config.server_args import ServerArgs
+from octavo.server.app import build_app
 from octavo.server.schema import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from tests.server.conftest import Served
+from tests.server.fake_llm import FakeAsyncLLM
 from tests.server.raw import Answer, ask
 
 ENDPOINTS = {
@@ -71,3 +78,39 @@ def test_no_bytes_make_the_server_fail(server: Served, body: bytes, path: str) -
     answer = ask(server.url, path, body)
     check(answer)
     assert answer.status == 400
+
+
+def test_the_application_works_below_a_path_of_another_one() -> None:
+    async def run(path: str) -> int:
+        app = Starlette(routes=[Mount("/llm", build_app(cast(AsyncLLM, FakeAsyncLLM()), ServerArgs()))])
+        scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": path, "root_path": ""}
+        statuses: list[int] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            statuses.append(message.get("status", 0))
+
+        await app({**scope, "query_string": b"", "headers": [(b"host", b"localhost")]}, receive, send)
+        return statuses[0]
+
+    assert [asyncio.run(run(path)) for path in ("/llm/v1/models", "/llm/v1/none", "/v1/models")] == [200, 404, 404]
+
+
+def test_the_application_answers_its_server_about_its_start_and_end_and_closes_web_sockets() -> None:
+    async def run(kind: str, messages: list[str]) -> list[str]:
+        sent: list[str] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": messages.pop(0)}
+
+        async def send(message: Any) -> None:
+            sent.append(message["type"])
+
+        await build_app(cast(AsyncLLM, FakeAsyncLLM()), ServerArgs())({"type": kind}, receive, send)
+        return sent
+
+    ends = ["lifespan.startup", "lifespan.shutdown"]
+    assert asyncio.run(run("lifespan", list(ends))) == [f"{each}.complete" for each in ends]
+    assert asyncio.run(run("websocket", [])) == ["websocket.close"]

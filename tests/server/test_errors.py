@@ -6,7 +6,6 @@ from typing import Any
 
 import openai
 import pytest
-from starlette.exceptions import HTTPException
 
 from octavo.core.outputs import RequestError
 from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestFailed, RequestTooLarge
@@ -25,7 +24,6 @@ CHAT: Any = {"messages": [{"role": "user", "content": "hi"}]}
         (RequestTooLarge("large"), 400, "request_too_large", None),
         (EngineDeadError("gone"), 503, "engine_dead", None),
         (RequestFailed("failed"), 500, "request_failed", None),
-        (HTTPException(405), 405, None, None),
     ],
 )
 def test_each_error_has_its_status(error: Exception, status: int, code: str | None, param: str | None) -> None:

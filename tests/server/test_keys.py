@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from octavo.core.outputs import RequestError
-from octavo.server.openapi import ENDPOINTS
+from octavo.server.endpoints import ENDPOINTS
 from tests.server.conftest import Served
 from tests.server.raw import Answer, ask
 

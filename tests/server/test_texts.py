@@ -16,9 +16,9 @@ from octavo.async_llm import AsyncLLM
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.input_processor import InputProcessor, InputSetup
 from octavo.errors import InvalidRequest
+from octavo.server.endpoints import ENDPOINTS
 from octavo.server.errors import ApiError, shutting_down
 from octavo.server.open_requests import OpenRequests
-from octavo.server.openapi import ENDPOINTS
 from octavo.server.preparation import REQUESTS, Preparer, TextPolicy
 from octavo.server.schema import ChatCompletionRequest, CompletionRequest, TokenizeRequest
 from octavo.server.text_pool import TextPool

@@ -1,3 +1,3 @@
-"""The endpoints, one file per family; each has `routes(context)`, which app.py collects.
+"""The handlers of endpoints, one file per family; each is `handler(context, request)`, and endpoints.py lists them.
 May import server's schema, responses, streaming and errors; a route never imports another.
-Used by server/app.py alone."""
+Used by server/endpoints.py alone."""

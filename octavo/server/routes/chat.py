@@ -10,7 +10,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
@@ -40,18 +39,14 @@ from octavo.server.schema import ChatCompletionRequest
 from octavo.server.streaming import DONE, EventStream, event
 
 
-def routes(context: ServerContext) -> list[Route]:
-    async def create_chat_completion(request: Request) -> Response | EventStream:
-        asked, [prompt] = await context.texts.read(request, ChatCompletionRequest)
-        answer = _Answer(
-            context, asked, prompt, Frame.of("chatcmpl", request, asked, context), caller_for(request, asked)
-        )
-        if asked.stream:
-            return EventStream(answer.events(), context.open_requests)
-        async with context.open_requests.track(request.receive):
-            return await answer.response()
-
-    return [Route("/v1/chat/completions", create_chat_completion, methods=["POST"])]
+async def create(context: ServerContext, request: Request) -> Response | EventStream:
+    """Return the next turn of a conversation, whole or as a stream."""
+    asked, [prompt] = await context.texts.read(request, ChatCompletionRequest)
+    answer = _Answer(context, asked, prompt, Frame.of("chatcmpl", request, asked, context), caller_for(request, asked))
+    if asked.stream:
+        return EventStream(answer.events(), context.open_requests)
+    async with context.open_requests.track(request.receive):
+        return await answer.response()
 
 
 @dataclass

@@ -11,7 +11,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
@@ -25,16 +24,14 @@ from octavo.server.schema import CompletionRequest
 from octavo.server.streaming import DONE, EventStream, event
 
 
-def routes(context: ServerContext) -> list[Route]:
-    async def create_completion(request: Request) -> Response | EventStream:
-        asked, prompts = await context.texts.read(request, CompletionRequest)
-        answer = _Answer(context, asked, prompts, Frame.of("cmpl", request, asked, context), caller_for(request, asked))
-        if asked.stream:
-            return EventStream(answer.events(), context.open_requests)
-        async with context.open_requests.track(request.receive):
-            return await answer.response()
-
-    return [Route("/v1/completions", create_completion, methods=["POST"])]
+async def create(context: ServerContext, request: Request) -> Response | EventStream:
+    """Return the continuation of one or several prompts, whole or as a stream."""
+    asked, prompts = await context.texts.read(request, CompletionRequest)
+    answer = _Answer(context, asked, prompts, Frame.of("cmpl", request, asked, context), caller_for(request, asked))
+    if asked.stream:
+        return EventStream(answer.events(), context.open_requests)
+    async with context.open_requests.track(request.receive):
+        return await answer.response()
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
@@ -14,34 +13,32 @@ from octavo.server.responses import CacheReset, PinPrefixResponse, UnpinPrefixRe
 from octavo.server.schema import PinPrefixRequest, PrefixRequest
 
 
-def routes(context: ServerContext) -> list[Route]:
-    async def pin(request: Request) -> Response:
-        asked, [prefix] = await context.texts.read(request, PinPrefixRequest)
-        prefix = in_namespace_of(caller_of(request), prefix)
-        with named_by_the_client(_field_names(asked)):
-            pinned = await context.llm.pin_prefix(prefix, asked.ttl_s, asked.cache_salt)
-        return json_response(PinPrefixResponse(pinned.num_tokens, pinned.num_cached_tokens, pinned.because))
+async def pin(context: ServerContext, request: Request) -> Response:
+    """Keep a prefix in the cache for a time."""
+    asked, [prefix] = await context.texts.read(request, PinPrefixRequest)
+    prefix = in_namespace_of(caller_of(request), prefix)
+    with named_by_the_client(_field_names(asked)):
+        pinned = await context.llm.pin_prefix(prefix, asked.ttl_s, asked.cache_salt)
+    return json_response(PinPrefixResponse(pinned.num_tokens, pinned.num_cached_tokens, pinned.because))
 
-    async def unpin(request: Request) -> Response:
-        asked, [prefix] = await context.texts.read(request, PrefixRequest)
-        prefix = in_namespace_of(caller_of(request), prefix)
-        with named_by_the_client(_field_names(asked)):
-            return json_response(UnpinPrefixResponse(await context.llm.unpin_prefix(prefix, asked.cache_salt)))
 
-    async def reset(request: Request) -> Response:
-        if not await context.llm.reset_prefix_cache():
-            raise ApiError(
-                409,
-                "the prefix cache is as it was: requests are running, and it is theirs too; ask again when none is",
-                code="requests_running",
-            )
-        return json_response(CacheReset())
+async def unpin(context: ServerContext, request: Request) -> Response:
+    """Keep a prefix no longer."""
+    asked, [prefix] = await context.texts.read(request, PrefixRequest)
+    prefix = in_namespace_of(caller_of(request), prefix)
+    with named_by_the_client(_field_names(asked)):
+        return json_response(UnpinPrefixResponse(await context.llm.unpin_prefix(prefix, asked.cache_salt)))
 
-    return [
-        Route("/pin_prefix", pin, methods=["POST"]),
-        Route("/unpin_prefix", unpin, methods=["POST"]),
-        Route("/reset_prefix_cache", reset, methods=["POST"]),
-    ]
+
+async def reset(context: ServerContext, request: Request) -> Response:
+    """Forget all cached prefixes. Raises ApiError 409 while requests run."""
+    if not await context.llm.reset_prefix_cache():
+        raise ApiError(
+            409,
+            "the prefix cache is as it was: requests are running, and it is theirs too; ask again when none is",
+            code="requests_running",
+        )
+    return json_response(CacheReset())
 
 
 def _field_names(asked: PrefixRequest) -> dict[str, str]:

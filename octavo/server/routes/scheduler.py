@@ -10,7 +10,6 @@ import time
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from octavo.core.messages import Decision, RequestTimeline
 from octavo.server.context import ServerContext
@@ -19,27 +18,22 @@ from octavo.server.keys import Right, caller_of
 from octavo.server.responses import DecisionEntry, DecisionList, Timeline, TimelineEvent, TimelineList
 
 
-def routes(context: ServerContext) -> list[Route]:
-    async def decisions(request: Request) -> Response:
-        with last_words_for(caller_of(request)):
-            found = msgspec.convert(await context.llm.call("decisions"), list[Decision])
-        offset_s = _wall_clock_offset_s()
-        sees_others = caller_of(request).may(Right.OBSERVE)
-        entries = [_decision(each, offset_s, sees_others) for each in found if _is_asked_for(request, each)]
-        return json_response(DecisionList(entries))
+async def decisions(context: ServerContext, request: Request) -> Response:
+    """Return the decisions of the scheduler that the caller may see."""
+    with last_words_for(caller_of(request)):
+        found = msgspec.convert(await context.llm.call("decisions"), list[Decision])
+    offset_s = _wall_clock_offset_s()
+    sees_others = caller_of(request).may(Right.OBSERVE)
+    entries = [_decision(each, offset_s, sees_others) for each in found if _is_asked_for(request, each)]
+    return json_response(DecisionList(entries))
 
-    async def timelines(request: Request) -> Response:
-        with last_words_for(caller_of(request)):
-            found = msgspec.convert(await context.llm.call("timelines"), list[RequestTimeline])
-        offset_s = _wall_clock_offset_s()
-        return json_response(
-            TimelineList([_timeline(each, offset_s) for each in found if _is_asked_for(request, each)])
-        )
 
-    return [
-        Route("/scheduler/decisions", decisions, methods=["GET"]),
-        Route("/scheduler/timelines", timelines, methods=["GET"]),
-    ]
+async def timelines(context: ServerContext, request: Request) -> Response:
+    """Return the timelines of requests that the caller may see."""
+    with last_words_for(caller_of(request)):
+        found = msgspec.convert(await context.llm.call("timelines"), list[RequestTimeline])
+    offset_s = _wall_clock_offset_s()
+    return json_response(TimelineList([_timeline(each, offset_s) for each in found if _is_asked_for(request, each)]))
 
 
 def _is_asked_for(request: Request, entry: Decision | RequestTimeline) -> bool:

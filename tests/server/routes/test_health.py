@@ -6,7 +6,7 @@ import pytest
 
 import octavo
 from octavo.errors import EngineDeadError, EngineUnresponsiveError
-from octavo.server.openapi import ENDPOINTS
+from octavo.server.endpoints import ENDPOINTS
 from tests.server.conftest import Served
 from tests.server.raw import ask
 

@@ -1,15 +1,21 @@
-"""`/openapi.json`: the endpoints and, derived from the structs, what goes in and what comes out."""
+"""The endpoints in one table, and `/` and `/openapi.json`, which are made from it and from the structs."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from octavo import __version__
+from octavo.server.context import ServerContext
 from octavo.server.decode import refused_fields
 from octavo.server.errors import ErrorBody
+from octavo.server.generation import json_response
 from octavo.server.keys import Right
 from octavo.server.responses import (
     CacheReset,
@@ -26,6 +32,7 @@ from octavo.server.responses import (
     UnpinPrefixResponse,
     Version,
 )
+from octavo.server.routes import chat, completions, health, models, prefix_cache, scheduler, tokens
 from octavo.server.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -36,9 +43,12 @@ from octavo.server.schema import (
     TokenizeRequest,
 )
 
+Handler = Callable[[ServerContext, Request], Awaitable[ASGIApp]]
+"""Returns the response, which is itself an ASGI application. Raises InvalidRequest or ApiError."""
+
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """A path, and the types of what goes in and comes out (None: no JSON).
+    """A method and a path, their handler, and the types of what goes in and comes out (None: no JSON).
 
     Where there are API keys: with is_open no key is needed; right is the right that a key needs; sees_more_with is the
     right that a key needs to see more than its own requests.
@@ -46,12 +56,17 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     method: str
     path: str
-    summary: str
+    handler: Handler
     request: type[msgspec.Struct] | None = None
     response: type[msgspec.Struct] | None = None
     is_open: bool = False
     right: Right | None = None
     sees_more_with: Right | None = None
+
+    @property
+    def summary(self) -> str:
+        """Return the first sentence of the handler's docstring, without its full stop."""
+        return (self.handler.__doc__ or "").partition(". ")[0].rstrip(".")
 
     @property
     def description(self) -> str:
@@ -62,47 +77,40 @@ class Endpoint(msgspec.Struct, frozen=True):
             return f"{self.summary} (of other API keys' with the right {self.sees_more_with})"
         return self.summary
 
+    def parameters(self, path: str) -> dict[str, str]:
+        """Return the parameter of a path by its name: what follows `/v1/models/`, which may have slashes in it."""
+        prefix, _, name = self.path.partition("{")
+        return {name[:-1]: path.removeprefix(prefix)} if name else {}
+
+
+async def index(context: ServerContext, request: Request) -> Response:
+    """Return the list of endpoints."""
+    endpoints = {f"{endpoint.method} {endpoint.path}": endpoint.description for endpoint in ENDPOINTS}
+    return json_response(Index("octavo", __version__, context.model_names[0], endpoints))
+
+
+async def openapi(context: ServerContext, request: Request) -> Response:
+    """Return the OpenAPI document."""
+    return Response(msgspec.json.encode(document()), media_type="application/json")
+
 
 ENDPOINTS = (
-    Endpoint(
-        "POST", "/v1/chat/completions", "the next turn of a conversation", ChatCompletionRequest, ChatCompletionResponse
-    ),
-    Endpoint("POST", "/v1/completions", "text that goes on from a prompt", CompletionRequest, CompletionResponse),
-    Endpoint("GET", "/v1/models", "the models served here", None, ModelList),
-    Endpoint("GET", "/v1/models/{model_id}", "one of them", None, Model),
-    Endpoint("POST", "/tokenize", "token ids of a text or a conversation", TokenizeRequest, TokenizeResponse),
-    Endpoint("POST", "/detokenize", "the text of token ids", DetokenizeRequest, DetokenizeResponse),
-    Endpoint(
-        "POST",
-        "/pin_prefix",
-        "keep a prefix in the cache for a time",
-        PinPrefixRequest,
-        PinPrefixResponse,
-        right=Right.CACHE,
-    ),
-    Endpoint("POST", "/unpin_prefix", "keep it no longer", PrefixRequest, UnpinPrefixResponse, right=Right.CACHE),
-    Endpoint("POST", "/reset_prefix_cache", "forget all cached prefixes", None, CacheReset, right=Right.CACHE),
-    Endpoint("GET", "/health", "200 while the engine runs", is_open=True),
-    Endpoint("GET", "/metrics", "counters and gauges for Prometheus", right=Right.OBSERVE),
-    Endpoint(
-        "GET",
-        "/scheduler/decisions",
-        "why requests had to wait or were preempted",
-        None,
-        DecisionList,
-        sees_more_with=Right.OBSERVE,
-    ),
-    Endpoint(
-        "GET",
-        "/scheduler/timelines",
-        "what happened to the requests that ended last",
-        None,
-        TimelineList,
-        sees_more_with=Right.OBSERVE,
-    ),
-    Endpoint("GET", "/version", "octavo's version", None, Version, is_open=True),
-    Endpoint("GET", "/", "this list", None, Index, is_open=True),
-    Endpoint("GET", "/openapi.json", "their schema", is_open=True),
+    Endpoint("POST", "/v1/chat/completions", chat.create, ChatCompletionRequest, ChatCompletionResponse),
+    Endpoint("POST", "/v1/completions", completions.create, CompletionRequest, CompletionResponse),
+    Endpoint("GET", "/v1/models", models.list_models, None, ModelList),
+    Endpoint("GET", "/v1/models/{model_id}", models.get_model, None, Model),
+    Endpoint("POST", "/tokenize", tokens.tokenize, TokenizeRequest, TokenizeResponse),
+    Endpoint("POST", "/detokenize", tokens.detokenize, DetokenizeRequest, DetokenizeResponse),
+    Endpoint("POST", "/pin_prefix", prefix_cache.pin, PinPrefixRequest, PinPrefixResponse, right=Right.CACHE),
+    Endpoint("POST", "/unpin_prefix", prefix_cache.unpin, PrefixRequest, UnpinPrefixResponse, right=Right.CACHE),
+    Endpoint("POST", "/reset_prefix_cache", prefix_cache.reset, None, CacheReset, right=Right.CACHE),
+    Endpoint("GET", "/health", health.health, is_open=True),
+    Endpoint("GET", "/metrics", health.metrics, right=Right.OBSERVE),
+    Endpoint("GET", "/scheduler/decisions", scheduler.decisions, None, DecisionList, sees_more_with=Right.OBSERVE),
+    Endpoint("GET", "/scheduler/timelines", scheduler.timelines, None, TimelineList, sees_more_with=Right.OBSERVE),
+    Endpoint("GET", "/version", health.version, None, Version, is_open=True),
+    Endpoint("GET", "/", index, None, Index, is_open=True),
+    Endpoint("GET", "/openapi.json", openapi, is_open=True),
 )
 
 _TEMPLATE = "#/components/schemas/{name}"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from octavo.server.guards import own_hosts
+from octavo.server.checks import own_hosts
 from tests.server.conftest import Served
 from tests.server.raw import ask, connect
 

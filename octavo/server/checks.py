@@ -1,0 +1,198 @@
+"""What a request is refused for before a handler reads its body: hosts and origins of web pages, the declared type of
+the body, and its size.
+
+A web page can send any request that a form could send, `Content-Type` text or none, to any server that its browser
+reaches, and reads the answer where it made the browser take the server for its own host (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Final
+
+from starlette.types import Message, Receive
+
+from octavo.server.errors import ApiError
+
+Fields = Mapping[bytes, bytes]
+"""The headers of a request by their names in lower case; the values of a repeated header are joined by commas."""
+
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\[\]\\]*)(:[0-9]*)?")
+_READING_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_UNCOUNTED_BYTES: Final = 64 << 10
+
+
+def fields_of(headers: Collection[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Return the `Fields` of a request's headers."""
+    fields: dict[bytes, bytes] = {}
+    for name, value in headers:
+        fields[name] = fields[name] + b", " + value if name in fields else value
+    return fields
+
+
+def own_hosts(listening_on: str) -> frozenset[str] | None:
+    """Return the names, besides addresses, of a server that listens on this address; None, which stands for all names,
+    when other machines reach it."""
+    try:
+        is_loopback = listening_on == "localhost" or ipaddress.ip_address(listening_on).is_loopback
+    except ValueError:
+        is_loopback = False
+    return frozenset({"localhost", socket.gethostname().lower()}) if is_loopback else None
+
+
+class HeaderChecks:
+    """Refuses requests without one valid `Host` (400) or for the host of another server (403), commands without a body
+    from pages of other origins (403), and bodies that are compressed or not JSON (415).
+
+    hosts: names that requests may have in `Host`; addresses and names below `localhost` always may. None allows all.
+    open_paths: paths that every host name may request, as they show nothing of requests.
+    origins: web origins whose pages may send commands, or `*`.
+    """
+
+    def __init__(
+        self, hosts: Collection[str] | None, open_paths: Collection[str] = (), origins: Collection[str] = ()
+    ) -> None:
+        self._hosts = None if hosts is None or "*" in hosts else {host.lower() for host in hosts}
+        self._open_paths = open_paths
+        self._origins = origins
+        self._host_refusal = lru_cache(256)(self._refusal_of_host)
+
+    def refusal(self, method: str, http_version: str, path: str, fields: Fields) -> ApiError | None:
+        """Return the error that a request gets for its headers."""
+        host = fields.get(b"host")
+        if host is not None or http_version != "1.0":
+            refusal = self._host_refusal(host)
+            if refusal is not None and (refusal.status == 400 or path not in self._open_paths):
+                return refusal
+        if (encoding := fields.get(b"content-encoding", b"").decode("latin-1").lower()) not in ("", "identity"):
+            message = f"Content-Encoding {encoding} is not supported; send the body uncompressed"
+            return ApiError(415, message, code="unsupported_content_encoding", headers={"Accept-Encoding": "identity"})
+        if method in _READING_METHODS:
+            return None
+        if b"content-type" in fields:
+            return not_json(fields[b"content-type"])
+        origin = fields.get(b"origin")
+        if origin is not None and not self._is_allowed(origin.decode("latin-1"), (host or b"").decode("latin-1")):
+            message = (
+                f"pages of {origin.decode('latin-1')} may not send this; send it with Content-Type: application/json, "
+                "or start the server with --allow-origins and that origin"
+            )
+            return ApiError(403, message, code="origin_not_allowed")
+        return None
+
+    def _refusal_of_host(self, header: bytes | None) -> ApiError | None:
+        host = (header or b"").decode("latin-1")
+        if header is None or _HOST.fullmatch(host) is None:
+            message = f"Host is {host or 'absent'}; send one Host, a name or address, with a port or without"
+            return ApiError(400, message, code="invalid_http")
+        if not host or self._hosts is None:
+            return None
+        name = (host if host.endswith("]") else host.rpartition(":")[0] or host).strip("[]").lower()
+        if name in self._hosts or name.endswith(".localhost"):
+            return None
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            message = (
+                f"this server is not {host}; address it by its IP address or as localhost, or start it with "
+                "--allow-hosts and that name"
+            )
+            return ApiError(403, message, code="host_not_allowed")
+        return None
+
+    def _is_allowed(self, origin: str, host: str) -> bool:
+        return origin in self._origins or "*" in self._origins or origin.partition("://")[2].lower() == host.lower()
+
+
+@lru_cache(64)
+def not_json(content_type: bytes) -> ApiError | None:
+    """Return the error for a body that is not declared as JSON. A browser asks the server before it lets a page of
+    another origin send JSON."""
+    media_type = content_type.decode("latin-1").partition(";")[0].strip().lower()
+    if media_type == "application/json" or media_type.endswith("+json"):
+        return None
+    return ApiError(
+        415,
+        f"Content-Type is {media_type or 'absent'}; send JSON with Content-Type: application/json",
+        code="invalid_content_type",
+    )
+
+
+class BodyLimits:
+    """Refuses bodies of more than `max_bytes` with 413, whether their length is announced or not, and with 503 bodies
+    for which there is no memory beside those of other open requests.
+
+    max_total_bytes: of all bodies together; the first 64 KiB of each are not counted. One sender may have half of it,
+    but always one body.
+    """
+
+    def __init__(self, max_bytes: int, max_total_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_total_bytes = max_total_bytes
+        self._max_bytes_per_sender = max(max_bytes, max_total_bytes // 2)
+        self._num_bytes = 0
+        self._num_bytes_of: Counter[str] = Counter()
+
+    def counts(self, fields: Fields) -> bool:
+        """Return whether the body may be of a size that `limited` counts. Raises ApiError when it is too large."""
+        announced = fields.get(b"content-length", b"0")
+        if b"transfer-encoding" in fields or not announced.isdigit():
+            return True
+        if int(announced) > self._max_bytes:
+            raise self._too_large()
+        return int(announced) > _UNCOUNTED_BYTES
+
+    @contextmanager
+    def limited(self, receive: Receive, sender: str) -> Iterator[Receive]:
+        """Yield `receive` such that it raises ApiError for a body that is too large. Its bytes count until the end."""
+        num_bytes = num_counted = 0
+
+        async def limited_receive() -> Message:
+            nonlocal num_bytes, num_counted
+            message = await receive()
+            if message["type"] == "http.request":
+                num_bytes += len(message.get("body", b""))
+                if num_bytes > self._max_bytes:
+                    raise self._too_large()
+                more = max(0, num_bytes - _UNCOUNTED_BYTES) - num_counted
+                self._count(sender, more)
+                num_counted += more
+            return message
+
+        try:
+            yield limited_receive
+        finally:
+            self._count(sender, -num_counted)
+
+    def _count(self, sender: str, num_bytes: int) -> None:
+        """Count bytes that are held, or with a negative number released. Raises ApiError when there is no memory."""
+        of_sender = self._num_bytes_of[sender] + num_bytes
+        if num_bytes > 0 and (
+            of_sender > self._max_bytes_per_sender or self._num_bytes + num_bytes > self._max_total_bytes
+        ):
+            raise ApiError(
+                503,
+                f"the bodies of open requests take up their room of {self._max_total_bytes:,} bytes, half of it for "
+                "one client; come back later, or start the server with a larger --max-bodies-size",
+                code="too_many_bodies",
+                headers={"Retry-After": "1"},
+            )
+        self._num_bytes += num_bytes
+        self._num_bytes_of[sender] = of_sender
+        if not of_sender:
+            del self._num_bytes_of[sender]
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413,
+            f"the body has more than {self._max_bytes:,} bytes; send less, or start the server with a larger "
+            "--max-body-size",
+            code="request_body_too_large",
+            headers={"Connection": "close"},
+        )
