@@ -30,7 +30,7 @@ from octavo.ops.prepare_linear import TensorSpec
 
 _log = logging.getLogger(__name__)
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 """Another one for every change of the file's format, and of how models arrange tensors in their weights."""
 
 

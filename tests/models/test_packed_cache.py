@@ -301,10 +301,10 @@ def test_an_engine_that_ends_leaves_no_half_file(tmp_path: Path, monkeypatch: py
     def slow(*arguments: Any) -> int:
         began.set()
         time.sleep(0.01)
-        return os.pwritev(*arguments)
+        return os.writev(*arguments)
 
     monkeypatch.setattr(packed_file, "_PIECE_BYTES", 100)
-    monkeypatch.setattr(packed_file, "_pwritev", slow)
+    monkeypatch.setattr(packed_file, "_writev", slow)
     cache.keep(STATE)
     assert began.wait(60.0)
     cache._folder.close()
@@ -421,7 +421,7 @@ def test_a_disk_that_takes_nothing_is_logged_and_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     cache = cache_of(tmp_path / "cache")
-    monkeypatch.setattr(packed_file, "_pwritev", fail)
+    monkeypatch.setattr(packed_file, "_writev", fail)
     write(cache)
     assert [message.rpartition(": ")[2] for message in caplog.messages] == ["No space left on device"]
     assert list((tmp_path / "cache").iterdir()) == []
