@@ -80,7 +80,7 @@ class AsyncLLM:
 
         Raises ConfigError, CheckpointError or UnsupportedModel.
         """
-        with core or SpawnedCore.spawn() as core:
+        with core or SpawnedCore() as core:
             config = await asyncio.to_thread(configure, args)
             starting = asyncio.create_task(ProcessClient.start(config, core))
             try:

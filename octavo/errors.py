@@ -71,7 +71,7 @@ class RequestFailed(OctavoError, RuntimeError):
 
 
 class EngineDeadError(OctavoError, RuntimeError):
-    """The engine core has stopped; the message carries its last words."""
+    """The engine core has stopped; the message has its failure."""
 
 
 class EngineUnresponsiveError(OctavoError, RuntimeError):

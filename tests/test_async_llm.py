@@ -305,7 +305,7 @@ async def test_metrics_follow_the_engine(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_core_process_ignores_interrupts_and_its_death_is_told() -> None:
     llm = await AsyncLLM.start(EngineArgs(num_gpu_blocks_override=128, threads=1))
-    process = llm._client._process
+    process = llm._client._core.process
     assert process is not None
     try:
         process.send_signal(signal.SIGINT)
@@ -328,7 +328,7 @@ async def test_core_process_ignores_interrupts_and_its_death_is_told() -> None:
 @pytest.mark.slow
 async def test_core_process_ends_by_itself_when_its_front_is_gone() -> None:
     llm = await AsyncLLM.start(EngineArgs(num_gpu_blocks_override=128, threads=1))
-    process = llm._client._process
+    process = llm._client._core.process
     assert process is not None
     llm._client._writer.transport.abort()
     assert await asyncio.to_thread(process.wait, 30) == 0

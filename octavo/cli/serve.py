@@ -15,7 +15,7 @@ def serve(*, given: Given) -> int:
     engine_args, server_args = given.arguments(EngineArgs), given.arguments(ServerArgs)
     mention_demonstration_model(engine_args)
 
-    with SpawnedCore.spawn() as core:  # it imports while we do
+    with SpawnedCore() as core:  # it imports while we do
         from octavo.server.app import serve as serve_http
 
         return serve_http(engine_args, server_args, core)

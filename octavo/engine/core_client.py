@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -26,20 +26,14 @@ from octavo.core.messages import (
 )
 from octavo.engine import frames
 from octavo.engine.core_health import CoreHealth
-from octavo.engine.core_spawn import SpawnedCore
-from octavo.engine.shared_work import SharedWork
+from octavo.engine.core_spawn import SHUTDOWN_TIMEOUT_S, SpawnedCore
 from octavo.errors import EngineDeadError, OctavoError, RequestFailed
-
-SHUTDOWN_TIMEOUT_S: Final = 10.0
-"""How long a core may take to end by itself before it is terminated, and after that until it is killed."""
 
 
 class Core(Protocol):
     """An engine core in this process. `EngineCore` is one."""
 
     ready: CoreReady
-
-    def add_request(self, request: EngineCoreRequest) -> None: ...
 
     def add_requests(self, requests: list[EngineCoreRequest]) -> None: ...
 
@@ -63,7 +57,7 @@ class Core(Protocol):
 class ProcessClient:
     """A core in another process, or wherever the other end of the socket is served. One event loop, one receiver.
 
-    When the core dies, `receive` and every call raise EngineDeadError with its last words.
+    When the core dies, `receive` and every call raise EngineDeadError with its failure.
     """
 
     def __init__(
@@ -71,19 +65,17 @@ class ProcessClient:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         ready: CoreReady,
-        process: subprocess.Popen[bytes] | None,
-        work: SharedWork | None = None,
+        core: SpawnedCore | None,
     ) -> None:
         self.ready = ready
         self._reader = reader
         self._writer = writer
-        self._process = process
+        self._core = core
         self._decoder = msgspec.msgpack.Decoder(FromCore)
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
         self._error: EngineDeadError | None = None
-        self._work = work
-        self._health = CoreHealth(lambda: self.call(PING), None if process is None else process.pid, work)
+        self._health = CoreHealth(lambda: self.call(PING), None if core is None else core.process.pid)
 
     @classmethod
     async def start(cls, config: EngineConfig, core: SpawnedCore | None = None) -> ProcessClient:
@@ -91,37 +83,32 @@ class ProcessClient:
 
         Raises what the core raised, such as CheckpointError.
         """
-        process, ours, work = (core or SpawnedCore.spawn()).take()
+        core = core or SpawnedCore()
+        core.is_used = True
         try:
-            ours.sendall(frames.pack(config))
-            return await cls.connect(ours, process, work)
+            core.connection.sendall(frames.pack(config))
+            return await cls.connect(core.connection, core)
         except BaseException as error:
-            ours.close()
-            work.close()
+            core.connection.close()
             has_failed = isinstance(error, OctavoError)  # then it ends by itself
-            await asyncio.shield(asyncio.to_thread(_end, process, SHUTDOWN_TIMEOUT_S if has_failed else 0.0))
+            await asyncio.shield(asyncio.to_thread(core.end, SHUTDOWN_TIMEOUT_S if has_failed else 0.0))
             raise
 
     @classmethod
-    async def connect(
-        cls,
-        connection: socket.socket,
-        process: subprocess.Popen[bytes] | None = None,
-        work: SharedWork | None = None,
-    ) -> ProcessClient:
+    async def connect(cls, connection: socket.socket, core: SpawnedCore | None = None) -> ProcessClient:
         """Wait for CoreReady on a connection whose other end is served by `serve_core`."""
         reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 20)
         try:
             body = await frames.read_async(reader)
             if body is None:
-                raise EngineDeadError(await _last_words(process))
+                raise EngineDeadError(await _how_it_ended(core))
             message = msgspec.msgpack.decode(body, type=CoreReady | CoreFailed)
             if isinstance(message, CoreFailed):
                 raise _error_of(message)
         except BaseException:
             writer.close()
             raise
-        return cls(reader, writer, message, process, work)
+        return cls(reader, writer, message, core)
 
     @property
     def is_running(self) -> bool:
@@ -144,7 +131,7 @@ class ProcessClient:
         while self._error is None:
             body = await frames.read_async(self._reader)
             if body is None:
-                self._die(await _last_words(self._process))
+                self._die(await _how_it_ended(self._core))
                 break
             message = self._decoder.decode(body)
             if isinstance(message, StepOutputs):
@@ -158,7 +145,7 @@ class ProcessClient:
         raise self._error
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """The answer to a control call, as built-in types. Raises RequestFailed with what the core says against it."""
+        """The result of a control call, as built-in types. Raises RequestFailed with the reason of the core."""
         self._num_calls += 1
         call_id = self._num_calls
         self.send(Call(call_id, method, list(arguments)))
@@ -174,12 +161,9 @@ class ProcessClient:
         if self._error is None:
             self._writer.write(frames.pack(Shutdown()))
             self._die("the engine has been shut down")
-        if self._process is not None:
-            await asyncio.to_thread(_end, self._process, timeout_s)
+        if self._core is not None:
+            await asyncio.to_thread(self._core.end, timeout_s)
         self._writer.close()
-        if self._work is not None:
-            self._work.close()
-            self._work = None
 
     def _answer_call(self, result: CallResult) -> None:
         answer = self._calls.get(result.call_id)
@@ -204,27 +188,15 @@ def _error_of(failure: CoreFailed) -> OctavoError:
     return kind(failure.message) if is_ours else EngineDeadError(failure.message)
 
 
-async def _last_words(process: subprocess.Popen[bytes] | None) -> str:
-    """What there is to say about a core whose connection has ended without a word."""
-    if process is None:
+async def _how_it_ended(core: SpawnedCore | None) -> str:
+    """Return what is known about a core whose connection has ended without a message."""
+    if core is None:
         return "the engine core has closed its connection"
     try:
-        code = await asyncio.to_thread(process.wait, 5.0)
+        code = await asyncio.to_thread(core.process.wait, 5.0)
     except subprocess.TimeoutExpired:
-        return f"the engine core (process {process.pid}) has closed its connection but still runs"
+        return f"the engine core (process {core.process.pid}) has closed its connection but still runs"
     if code == -9:
         return "the engine core was killed (signal 9); when nobody did it by hand, the machine ran out of memory"
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return f"the engine core has stopped ({how}); its log says more"
-
-
-def _end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    """Wait for a process to end, then terminate it, then kill it."""
-    for force in (process.terminate, process.kill):
-        try:
-            process.wait(timeout_s)
-            return
-        except subprocess.TimeoutExpired:
-            force()
-            timeout_s = SHUTDOWN_TIMEOUT_S
-    process.wait()

@@ -1,7 +1,7 @@
-"""Whether the core works, as its front sees it: stopped, hung, or busy with a step that may take its time.
+"""Whether the core works, as its front finds out: stopped, hung, or busy with a step that takes long.
 
-The core notes in memory that both processes share when it began to work and how long a step should take; the front
-reads this, asks the system for the state of the process, and pings it, only when somebody wants to know.
+The front asks the system for the state of the process and pings it, only when somebody wants to know. A core that hangs
+in a step answers the ping with what it hangs in.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from octavo.engine.shared_work import SharedWork
-from octavo.errors import EngineUnresponsiveError
+from octavo.errors import EngineUnresponsiveError, RequestFailed
 
 _RESPONSE_S: Final = 1.5
 """How long a process that uses no processor time may leave a ping unanswered."""
+_BUSY_S: Final = 900.0
+"""How long one that computes may: a call into native code can hold Python's lock that long, but no step should."""
 _LOOK_S: Final = 0.02
 _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -30,7 +31,7 @@ class ProcessState(NamedTuple):
 
     @classmethod
     def of(cls, pid: int) -> ProcessState | None:
-        """None where the system does not say, or when the process has ended."""
+        """Return None where the system has no such file, or when the process has ended."""
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
@@ -38,54 +39,59 @@ class ProcessState(NamedTuple):
         return cls(fields[0], (int(fields[11]) + int(fields[12])) * _TICK_S)
 
     def has_worked_since(self, before: ProcessState) -> bool:
-        """Is the process alive without an answer: running, waiting for a device, or using processor time?"""
+        """Whether the process runs, waits for a device, or has used processor time."""
         return self.code in "RD" or self.cpu_s > before.cpu_s
 
 
 class CoreHealth:
-    """Finds out whether a core works. `ping` returns when the core has answered."""
+    """Finds out whether a core works. `ping` returns when it has answered; RequestFailed says what it hangs in."""
 
-    def __init__(
-        self, ping: Callable[[], Awaitable[object]], pid: int | None = None, work: SharedWork | None = None
-    ) -> None:
+    def __init__(self, ping: Callable[[], Awaitable[object]], pid: int | None = None) -> None:
         self._ping = ping
+        self._name = "the engine core" if pid is None else f"the engine core (process {pid})"
         self._pid = pid
-        self._work = work
         self._pinging: asyncio.Future[object] | None = None
+        self._pinged_at = 0.0
 
     async def check(self) -> None:
         """Raise EngineUnresponsiveError when the core is stopped or hung, and what `ping` raises.
 
         Returns within milliseconds when the core is idle or computes, and decides within two seconds otherwise.
         """
-        if self._work is not None and (reason := self._work.overdue(time.monotonic())) is not None:
-            raise EngineUnresponsiveError(reason)
         began = self._state()
         ping = self._ping_in_progress()
         deadline = time.monotonic() + _RESPONSE_S
         while not (await asyncio.wait({ping}, timeout=_LOOK_S))[0]:
-            now = self._state()
-            if began is not None and now is not None and now.has_worked_since(began):
+            state = self._state()
+            if began is not None and state is not None and state.has_worked_since(began):
+                if time.monotonic() - self._pinged_at > _BUSY_S:
+                    raise EngineUnresponsiveError(
+                        f"{self._name} has computed for {_BUSY_S:g} s without a response; restart the server"
+                    )
                 return
             if time.monotonic() > deadline:
-                who = "the engine core" if self._pid is None else f"the engine core (process {self._pid})"
-                raise EngineUnresponsiveError(f"{who} neither responds nor uses processor time; restart the server")
-        ping.result()
+                raise EngineUnresponsiveError(
+                    f"{self._name} neither responds nor uses processor time; restart the server"
+                )
+        try:
+            ping.result()
+        except RequestFailed as error:
+            raise EngineUnresponsiveError(str(error)) from error
 
     def _state(self) -> ProcessState | None:
         """Raises EngineUnresponsiveError for a stopped process."""
         state = None if self._pid is None else ProcessState.of(self._pid)
         if state is not None and state.code in "Tt":
             raise EngineUnresponsiveError(
-                f"the engine core (process {self._pid}) is stopped by a signal or a debugger; kill -CONT {self._pid} "
-                "resumes it"
+                f"{self._name} is stopped by a signal or a debugger; kill -CONT {self._pid} resumes it"
             )
         return state
 
     def _ping_in_progress(self) -> asyncio.Future[object]:
-        """One ping at a time, whoever asks: a core that is stopped for long has only one to answer."""
+        """Return the ping in progress, which all callers share: a core that is stopped for long has one to answer."""
         if self._pinging is None or self._pinging.done():
             self._pinging = asyncio.ensure_future(self._ping())
-            # of a core that dies, an error that nobody may wait for any more
+            self._pinged_at = time.monotonic()
+            # the error of a core that dies may have no reader any more
             self._pinging.add_done_callback(lambda ping: ping.cancelled() or ping.exception())
         return self._pinging

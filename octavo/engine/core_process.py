@@ -1,5 +1,4 @@
-"""The engine core in a process of its own: `python -m octavo.engine.core_process FD WORK_FD`, started by
-`core_client`.
+"""The engine core in a process of its own: `python -m octavo.engine.core_process FD`, started by `core_spawn`.
 
 The inherited socket brings the EngineConfig first and messages after it. One thread reads them into a queue; the main
 thread takes them out, steps while there is work, and sleeps on the queue when there is none.
@@ -14,9 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
@@ -37,7 +34,6 @@ from octavo.core.messages import (
     ToCore,
 )
 from octavo.engine import frames
-from octavo.engine.shared_work import SharedWork, longest_step_s
 from octavo.errors import OctavoError
 from octavo.executor.executor import import_ahead
 from octavo.logging import set_up
@@ -54,141 +50,147 @@ RELEASE_AFTER_S: Final = 60.0
 LINGER_S: Final = 2.0
 """How long a core that has failed waits for its front to read why."""
 
+HUNG_AFTER_S: Final = 60.0
+HUNG_FACTOR: Final = 20.0
+"""A step may take this many times as long as it should, and `HUNG_AFTER_S` on top: steps over long contexts are slower
+than the measured ones, and another program may have the machine."""
+
+_UNMEASURED_S_PER_TOKEN: Final = 0.05
+"""Assumed of a core that has measured nothing yet: slower than any device of use."""
+
 _log = logging.getLogger(__name__)
 
 
-class _Closed(msgspec.Struct, frozen=True):
-    """The front has closed the connection."""
+class _Server:
+    """A core, its connection, and what it works at."""
 
-
-class _Outbox:
-    """Sends messages to the front, from the main thread and from the one that answers pings."""
-
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, core: Core, connection: socket.socket, max_tokens_per_step: int) -> None:
+        self._core = core
         self._connection = connection
+        self._max_tokens_per_step = max_tokens_per_step
         self._lock = threading.Lock()
+        self._inbox: SimpleQueue[ToCore] = SimpleQueue()
+        self._began_at: float | None = None
+        """Since when the core works on messages and a step, on the monotonic clock; None while it waits."""
 
     def send(self, message: FromCore) -> None:
+        """Send a message from any thread."""
         with self._lock:
             self._connection.sendall(frames.pack(message))
 
+    def run(self) -> None:
+        """Step while there is work, and wait for messages while there is none, until Shutdown."""
+        core, last_sent = self._core, time.monotonic()
+        was_busy, has_memory_to_release = False, False
+        while True:
+            is_working = was_busy or core.has_unfinished()
+            wait_s = 0.0 if is_working else RELEASE_AFTER_S if has_memory_to_release else None
+            messages = self._messages(wait_s)
+            if wait_s and not messages:
+                core.call("release_memory")
+                has_memory_to_release = False
+            for message in messages:
+                if isinstance(message, Shutdown):
+                    return
+                was_busy = self._hand_over(message) or was_busy
+            if core.has_unfinished():
+                was_busy = has_memory_to_release = True
+                step = core.step()
+                if step.outputs or time.monotonic() - last_sent > STATS_INTERVAL_S:
+                    self.send(step)
+                    last_sent = time.monotonic()
+            elif was_busy:
+                # the last message before it waits: nothing runs any more
+                was_busy = False
+                self.send(StepOutputs(outputs=[], stats=core.stats()))
 
-def serve_core(
-    core: Core, connection: socket.socket, work: SharedWork | None = None, max_tokens_per_step: int = 0
-) -> None:
-    """Serve one front until it says Shutdown or goes away. Raises what the core raises.
+    def _messages(self, wait_s: float | None) -> list[ToCore]:
+        """Return what has arrived, after a wait of at most `wait_s` for the first message; None waits without end."""
+        messages: list[ToCore] = []
+        try:
+            if wait_s != 0.0:
+                self._began_at = None
+                messages.append(self._inbox.get(timeout=wait_s))
+            while True:
+                messages.append(self._inbox.get(block=False))
+        except Empty:
+            return messages
+        finally:
+            self._began_at = time.monotonic()
 
-    work: where the front reads what the core works at, and since when.
-    """
-    inbox: SimpleQueue[ToCore | _Closed] = SimpleQueue()
-    outbox = _Outbox(connection)
-    reader = threading.Thread(target=_read_messages, args=(connection, inbox, outbox), name="octavo-front", daemon=True)
-    outbox.send(core.ready)
-    reader.start()
+    def _hand_over(self, message: ToCore) -> bool:
+        """Give a message to the core; return whether the core may have work from it."""
+        core = self._core
+        match message:
+            case EngineCoreRequest():
+                core.add_requests([message])
+            case AddRequests(requests):
+                core.add_requests(requests)
+            case AbortRequests(request_ids):
+                core.abort_requests(request_ids)
+            case StopSequence(request_id, index):
+                core.stop_sequence(request_id, index)
+            case Call(call_id, method, arguments):
+                try:
+                    value = core.call(method, *arguments)
+                except (OctavoError, TypeError, ValueError) as error:
+                    self.send(CallResult(call_id=call_id, error=str(error)))
+                else:
+                    self.send(CallResult(call_id=call_id, value=msgspec.Raw(frames.encode(value))))
+                return False
+        return True
 
-    def note_work(is_working: bool) -> None:
-        if work is None:
-            return
-        if is_working:
-            work.begin(longest_step_s(max_tokens_per_step, core.tokens_per_s()))
-        else:
-            work.rest()
+    def read_messages(self) -> None:
+        """Put the messages of the front into the inbox, Shutdown when it has gone; answer pings at once."""
+        decoder = msgspec.msgpack.Decoder(ToCore)
+        try:
+            while (body := frames.read(self._connection)) is not None:
+                message = decoder.decode(body)
+                if isinstance(message, Call) and message.method == PING:
+                    self.send(CallResult(call_id=message.call_id, error=self._overdue()))
+                    continue
+                self._inbox.put(message)
+                if isinstance(message, Shutdown):
+                    return  # the connection is about to be closed, so it must not be read again
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the front has gone
+        finally:
+            self._inbox.put(Shutdown())
 
+    def _overdue(self) -> str | None:
+        """Return why the step in progress counts as hung; None when it does not."""
+        step_s = longest_step_s(self._max_tokens_per_step, self._core.tokens_per_s())
+        began_at = self._began_at
+        busy_s = 0.0 if began_at is None else time.monotonic() - began_at
+        if busy_s <= HUNG_AFTER_S + HUNG_FACTOR * step_s:
+            return None
+        return (
+            f"the engine core has been in one step for {busy_s:,.0f} s, and none should take more than "
+            f"{step_s:,.1f} s; restart the server"
+        )
+
+
+def serve_core(core: Core, connection: socket.socket, max_tokens_per_step: int = 0) -> None:
+    """Serve one front until it sends Shutdown or closes the connection. Raises what the core raises."""
+    server = _Server(core, connection, max_tokens_per_step)
+    reader = threading.Thread(target=server.read_messages, name="octavo-front", daemon=True)
     try:
-        _run(core, outbox, inbox, note_work)
+        server.send(core.ready)
+        reader.start()
+        server.run()
     except (BrokenPipeError, ConnectionResetError):
         return  # the front has gone; its last messages do not matter
 
 
-def _run(core: Core, outbox: _Outbox, inbox: SimpleQueue[ToCore | _Closed], note_work: Callable[[bool], None]) -> None:
-    last_sent = time.monotonic()
-    was_busy, has_memory_to_release = False, False
-    while True:
-        is_working = was_busy or core.has_unfinished()
-        note_work(is_working)
-        wait_s = 0.0 if is_working else RELEASE_AFTER_S if has_memory_to_release else None
-        messages = _messages(inbox, wait_s)
-        if not is_working:
-            note_work(True)
-        if wait_s and not messages:
-            core.call("release_memory")
-            has_memory_to_release = False
-        for message in messages:
-            if isinstance(message, Shutdown | _Closed):
-                return
-            if isinstance(message, Call):
-                outbox.send(_answer(core, message))
-            else:
-                _hand_over(core, message)
-                was_busy = True
-        if core.has_unfinished():
-            was_busy = has_memory_to_release = True
-            step = core.step()
-            if step.outputs or time.monotonic() - last_sent > STATS_INTERVAL_S:
-                outbox.send(step)
-                last_sent = time.monotonic()
-        elif was_busy:
-            # the last word before sleep: nothing runs any more
-            was_busy = False
-            outbox.send(StepOutputs(outputs=[], stats=core.stats()))
-
-
-def _messages(inbox: SimpleQueue[ToCore | _Closed], wait_s: float | None) -> list[ToCore | _Closed]:
-    """What has arrived, after a wait of at most `wait_s` for the first message; None waits as long as it takes."""
-    messages: list[ToCore | _Closed] = []
-    try:
-        if wait_s != 0.0:
-            messages.append(inbox.get(timeout=wait_s))
-    except Empty:
-        return messages
-    while True:
-        try:
-            messages.append(inbox.get(block=False))
-        except Empty:
-            return messages
-
-
-def _hand_over(core: Core, message: ToCore) -> None:
-    match message:
-        case EngineCoreRequest():
-            core.add_request(message)
-        case AddRequests(requests):
-            core.add_requests(requests)
-        case AbortRequests(request_ids):
-            core.abort_requests(request_ids)
-        case StopSequence(request_id, index):
-            core.stop_sequence(request_id, index)
-
-
-def _answer(core: Core, call: Call) -> CallResult:
-    try:
-        value = core.call(call.method, *call.arguments)
-    except (OctavoError, TypeError, ValueError) as error:
-        return CallResult(call_id=call.call_id, error=str(error))
-    return CallResult(call_id=call.call_id, value=msgspec.Raw(frames.encode(value)))
-
-
-def _read_messages(connection: socket.socket, inbox: SimpleQueue[ToCore | _Closed], outbox: _Outbox) -> None:
-    decoder = msgspec.msgpack.Decoder(ToCore)
-    try:
-        while (body := frames.read(connection)) is not None:
-            message = decoder.decode(body)
-            if isinstance(message, Call) and message.method == PING:
-                outbox.send(CallResult(call_id=message.call_id))
-                continue
-            inbox.put(message)
-            if isinstance(message, Shutdown):
-                return  # the connection is about to be closed, so it must not be read again
-    except (BrokenPipeError, ConnectionResetError):
-        return  # the front has gone
-    finally:
-        inbox.put(_Closed())
+def longest_step_s(max_num_tokens: int, tokens_per_s: float | None) -> float:
+    """Return the seconds of a step with as many tokens as a step may have. tokens_per_s: None before one is known."""
+    return max_num_tokens * (1 / tokens_per_s if tokens_per_s else _UNMEASURED_S_PER_TOKEN)
 
 
 def main() -> int:
     """The core process. Exit code 0 after Shutdown, SIGTERM or the end of the front, 1 after a failure."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both processes; the front decides what it means
-    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     import_ahead()
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         body = frames.read(connection)
@@ -214,15 +216,15 @@ def _build_and_serve(config: EngineConfig, connection: socket.socket) -> None:
 
     core = EngineCore.build(config)
     try:
-        serve_core(core, connection, SharedWork(int(sys.argv[2])), config.scheduler.max_num_batched_tokens)
+        serve_core(core, connection, config.scheduler.max_num_batched_tokens)
     finally:
         core.shutdown()
 
 
 def report_failure(connection: socket.socket, failure: CoreFailed) -> None:
-    """Leave the last words of a core with its front, and wait a moment for it to close the connection.
+    """Send the failure of a core to its front, and wait a moment for the front to close the connection.
 
-    A connection that we closed with messages of the front unread would be reset, and the last words lost.
+    A connection that is closed here with unread messages of the front would be reset, and the failure lost.
     """
     try:
         connection.sendall(frames.pack(failure))
@@ -235,12 +237,8 @@ def report_failure(connection: socket.socket, failure: CoreFailed) -> None:
         pass
 
 
-def _exit(signal_number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(0)
-
-
 def run() -> NoReturn:
-    """`main`, and the end of the process."""
+    """Run `main` and end the process."""
     try:
         exit_code = main()
     except SystemExit:  # of SIGTERM

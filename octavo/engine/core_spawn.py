@@ -8,65 +8,45 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from types import TracebackType
 from typing import Final, Self
 
-from octavo.engine.shared_work import SharedWork
-
-_END_TIMEOUT_S: Final = 5.0
+SHUTDOWN_TIMEOUT_S: Final = 10.0
+"""How long a core may take to end by itself before it is terminated, and after that until it is killed."""
 
 
 class SpawnedCore:
-    """A process, our end of its connection, and what it works at, until `take` passes them on.
+    """The process of a core and this end of its connection.
 
-    The end of a `with` block ends what was not taken.
+    The end of a `with` block ends the process unless `is_used` was set, as the client of the core does.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket, work: SharedWork) -> None:
-        self._process = process
-        self._connection = connection
-        self._work = work
-        self._is_taken = False
-
-    @classmethod
-    def spawn(cls) -> Self:
-        """Start `python -m octavo.engine.core_process`."""
-        work = SharedWork.create()
-        ours, theirs = socket.socketpair()
-        try:
+    def __init__(self) -> None:
+        self.connection, theirs = socket.socketpair()
+        with theirs:
             # a process group of its own: Ctrl-C on a terminal goes to the front alone
-            process = subprocess.Popen(
-                [sys.executable, "-m", "octavo.engine.core_process", str(theirs.fileno()), str(work.descriptor)],
-                pass_fds=[theirs.fileno(), work.descriptor],
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "octavo.engine.core_process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,
             )
-        except BaseException:
-            ours.close()
-            work.close()
-            raise
-        finally:
-            theirs.close()
-        return cls(process, ours, work)
+        self.is_used = False
 
-    def take(self) -> tuple[subprocess.Popen[bytes], socket.socket, SharedWork]:
-        """The process, the connection and the work, which are the caller's from now on."""
-        assert not self._is_taken, "a core runs one engine"
-        self._is_taken = True
-        return self._process, self._connection, self._work
+    def end(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
+        """Wait for the process to end, with force when that takes longer than `timeout_s`."""
+        for force in (self.process.terminate, self.process.kill):
+            try:
+                self.process.wait(timeout_s)
+                return
+            except subprocess.TimeoutExpired:
+                force()
+                timeout_s = SHUTDOWN_TIMEOUT_S
+        self.process.wait()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._is_taken:
-            return
-        self._work.close()
-        self._connection.close()  # upon which it ends by itself
-        try:
-            self._process.wait(_END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+    def __exit__(self, *exception: object) -> None:
+        if not self.is_used:
+            self.connection.close()  # upon which it ends by itself
+            self.end()

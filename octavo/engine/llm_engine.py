@@ -115,7 +115,7 @@ class LLMEngine:
         params = self.default_sampling_params() if params is None else params
         request = self._input.process(request_id, prompt, params, RequestOptions(**options))
         self._output.add(request, prompt.text)
-        self.core.add_request(request)
+        self.core.add_requests([request])
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """End one request or several; the next step returns their final outputs (finish reason "abort").

@@ -1,4 +1,4 @@
-"""The front's end of the socket: answers to calls, last words of a dead core, and no process left behind."""
+"""The front's end of the socket: results of calls, the failure of a dead core, and no process left behind."""
 
 from __future__ import annotations
 

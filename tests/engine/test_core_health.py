@@ -9,26 +9,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from octavo.core.messages import EngineCoreRequest, StepOutputs
 from octavo.core.sampling_params import SamplingParams
+from octavo.engine import core_health, core_process
 from octavo.engine.core_health import CoreHealth
-from octavo.engine.shared_work import SharedWork
 from octavo.errors import EngineDeadError, EngineUnresponsiveError
 from tests.fakes.core import ScriptedCore
 from tests.fakes.served_core import served_core
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def work() -> Iterator[SharedWork]:
-    record = SharedWork.create()
-    yield record
-    record.close()
 
 
 def child(code: str) -> subprocess.Popen[bytes]:
@@ -48,17 +40,6 @@ async def answered() -> None:
 async def unanswered() -> None:
     """A ping that none answers."""
     await asyncio.Event().wait()
-
-
-async def test_hung_step_is_told_and_a_long_one_is_not(work: SharedWork, monkeypatch: pytest.MonkeyPatch) -> None:
-    health = CoreHealth(answered, work=work)
-    work.begin(step_s=1000.0)
-    began_at = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: began_at + 3600)
-    await health.check()
-    monkeypatch.setattr(time, "monotonic", lambda: began_at + 36000)
-    with pytest.raises(EngineUnresponsiveError, match="in one step for 36,000 s"):
-        await health.check()
 
 
 async def test_stopped_process_is_told_at_once_and_healthy_when_it_goes_on() -> None:
@@ -83,11 +64,14 @@ async def test_process_that_neither_answers_nor_computes_is_hung() -> None:
         process.kill()
 
 
-async def test_process_that_computes_without_answering_is_healthy() -> None:
+async def test_process_that_computes_without_answering_is_healthy_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     with child("while True: pass") as process:
         health = CoreHealth(unanswered, process.pid)
         for _ in range(2):
             await asyncio.wait_for(health.check(), 10)
+        monkeypatch.setattr(core_health, "_BUSY_S", 0.0)
+        with pytest.raises(EngineUnresponsiveError, match="without a response"):
+            await health.check()
         process.kill()
 
 
@@ -110,7 +94,9 @@ async def test_one_ping_is_under_way_whoever_asks() -> None:
     assert pings == 2
 
 
-async def test_core_answers_a_ping_in_the_middle_of_a_step() -> None:
+@pytest.mark.parametrize("is_hung", [False, True])
+async def test_core_answers_a_ping_in_the_middle_of_a_step(monkeypatch: pytest.MonkeyPatch, is_hung: bool) -> None:
+    monkeypatch.setattr(core_process, "HUNG_AFTER_S", -1.0 if is_hung else 60.0)
     begun, go_on = threading.Event(), threading.Event()
 
     class Slow(ScriptedCore):
@@ -130,7 +116,11 @@ async def test_core_answers_a_ping_in_the_middle_of_a_step() -> None:
             )
         )
         await asyncio.to_thread(begun.wait, 20)
-        await client.check_health()
+        if is_hung:
+            with pytest.raises(EngineUnresponsiveError, match="has been in one step for 0 s"):
+                await client.check_health()
+        else:
+            await client.check_health()
         go_on.set()
         await receiver
 
@@ -140,3 +130,8 @@ async def test_dead_core_is_dead_and_not_hung() -> None:
         await client.shutdown()
         with pytest.raises(EngineDeadError):
             await client.check_health()
+
+
+def test_longest_step_goes_by_the_measured_rate_and_is_generous_before_there_is_one() -> None:
+    assert core_process.longest_step_s(2048, 512.0) == 4.0
+    assert core_process.longest_step_s(2048, None) > 100

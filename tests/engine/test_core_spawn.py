@@ -20,32 +20,28 @@ from tests.worker.engine_config import make_config
 pytestmark = pytest.mark.anyio
 
 
-def process_of(core: SpawnedCore) -> subprocess.Popen[bytes]:
-    return core._process
-
-
 def test_a_core_that_nobody_takes_ends() -> None:
-    with SpawnedCore.spawn() as core:
-        assert process_of(core).poll() is None
-    assert process_of(core).returncode == 0
+    with SpawnedCore() as core:
+        assert core.process.poll() is None
+    assert core.process.returncode == 0
 
 
 async def test_a_core_that_waited_runs_the_engine_that_it_is_given(tmp_path: Path) -> None:
     config = make_config(make_checkpoint("llama", tmp_path / "model"), num_gpu_blocks_override=30)
-    with SpawnedCore.spawn() as core:
+    with SpawnedCore() as core:
         await asyncio.sleep(0.1)
         client = await ProcessClient.start(config, core)
     assert client.ready.num_blocks == 30
-    assert process_of(core).poll() is None
+    assert core.process.poll() is None
     await client.shutdown()
-    assert process_of(core).returncode == 0
+    assert core.process.returncode == 0
 
 
 async def test_a_wrong_model_ends_the_core_that_waits_for_it(tmp_path: Path) -> None:
-    core = SpawnedCore.spawn()
+    core = SpawnedCore()
     with pytest.raises(CheckpointError):
         await AsyncLLM.start(EngineArgs(model=str(tmp_path)), core)
-    assert process_of(core).returncode == 0
+    assert core.process.returncode == 0
 
 
 def test_what_every_core_needs_is_imported_while_it_waits() -> None:
