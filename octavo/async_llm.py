@@ -62,7 +62,7 @@ class AsyncLLM:
         self.tokenizer = tokenizer
         self.ready: CoreReady = client.ready
         self.stats = SchedulerStats(num_blocks=client.ready.num_blocks, num_host_blocks=client.ready.num_host_blocks)
-        self.metrics = Metrics(config.model.served_model_name)
+        self.metrics = Metrics(config.model.served_model_names[0])
         self.metrics.observe_stats(self.stats)
         self._client = client
         self.input_setup: InputSetup | None = InputSetup(

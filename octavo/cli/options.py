@@ -157,7 +157,7 @@ def _argument_flag(argument: Argument) -> inspect.Parameter:
     elif arg.choices is not None:
         kind = Literal[arg.choices]
     # what only takes one value so far is in the reference page; here it would be in the way
-    return _flag(argument.name, kind, doc, arg.group, show=arg.only is None)
+    return _flag(argument.name, kind, doc, argument.group, show=arg.only is None)
 
 
 def _sampling_flags() -> list[inspect.Parameter]:

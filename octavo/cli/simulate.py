@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 
@@ -35,22 +35,20 @@ from octavo.simulate.traces import Trace, Workload, generate
 _DEFAULT_COST_MODEL: Final = "h100/llama-3.1-8b"
 _ROUGH_FIT: Final = 0.2
 """Median error of the steps above which a fitted cost model causes a warning."""
-_GROUP: Final = "Simulation"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationOptions:
     """What is simulated besides the engine arguments and the workload, and where the results go."""
 
-    trace: Annotated[
-        str | None, Arg("File with a request per line (JSON), instead of a generated one.", group=_GROUP)
-    ] = None
+    heading: ClassVar = "Simulation"
+
+    trace: Annotated[str | None, Arg("File with a request per line (JSON), instead of a generated one.")] = None
     recording: Annotated[
         str | None,
         Arg(
             "Recording of octavo serve --record-trace, whose requests are simulated: with its settings where none are "
             "given here, and its steps as cost model unless one is given.",
-            group=_GROUP,
         ),
     ] = None
     model: Annotated[
@@ -58,43 +56,37 @@ class SimulationOptions:
         Arg(
             "Model whose steps are estimated, on --device: a hub name (only config.json is fetched), a directory, or a "
             "config.json.",
-            group=_GROUP,
         ),
     ] = None
     device: Annotated[
         str | None,
-        Arg("What the model runs on: a100, h100, h200, l4 and others, or a JSON file of your own.", group=_GROUP),
+        Arg("What the model runs on: a100, h100, h200, l4 and others, or a JSON file of your own."),
     ] = None
-    tensor_parallel_size: Annotated[
-        int, Arg("Devices that share each layer of --model.", group=_GROUP, ge=1, le=1024)
-    ] = 1
+    tensor_parallel_size: Annotated[int, Arg("Devices that share each layer of --model.", ge=1, le=1024)] = 1
     cost_model: Annotated[
         str | None,
         Arg(
             "What steps cost, instead of --model and --device: DEVICE/MODEL, or a JSON file such as octavo bench "
             f"calibrate writes. [default: {_DEFAULT_COST_MODEL}]",
-            group=_GROUP,
         ),
     ] = None
-    replicas: Annotated[int, Arg("Engines behind the router.", group=_GROUP, ge=1)] = 1
-    router: Annotated[str, Arg("Which replica gets a request.", group=_GROUP, choices=ROUTERS)] = "round-robin"
-    disaggregated: Annotated[
-        int | None, Arg("Number of replicas that compute prompts; the others only decode.", group=_GROUP)
-    ] = None
+    replicas: Annotated[int, Arg("Engines behind the router.", ge=1)] = 1
+    router: Annotated[str, Arg("Which replica gets a request.", choices=ROUTERS)] = "round-robin"
+    disaggregated: Annotated[int | None, Arg("Number of replicas that compute prompts; the others only decode.")] = None
     transfer_bytes_per_s: Annotated[
-        float, Arg("Rate at which keys and values get from the one to the other.", group=_GROUP, gt=0)
+        float, Arg("Rate at which keys and values get from the one to the other.", gt=0)
     ] = Disaggregation(num_prefill=1).bytes_per_s
     request_rate: Annotated[
         str,
         Arg("Requests (conversations) a second; several, as in 1,2,4, are as many simulations.", group="Workload"),
     ] = f"{Workload.request_rate:g}"
-    seed: Annotated[int, Arg("Seed of the generated requests.", group=_GROUP)] = 0
+    seed: Annotated[int, Arg("Seed of the generated requests.")] = 0
     processes: Annotated[
         int | None,
-        Arg("Processes that share replicas, where those do not depend on each other.", group=_GROUP, ge=1),
+        Arg("Processes that share replicas, where those do not depend on each other.", ge=1),
     ] = None
-    output: Annotated[str | None, Arg("File that gets the whole report as JSON.", group=_GROUP)] = None
-    save_trace: Annotated[str | None, Arg("File that gets the generated trace.", group=_GROUP)] = None
+    output: Annotated[str | None, Arg("File that gets the whole report as JSON.")] = None
+    save_trace: Annotated[str | None, Arg("File that gets the generated trace.")] = None
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -115,7 +107,7 @@ _OF_ROOFLINE: Final = ("model", "device", "tensor_parallel_size")
 _NOT_SIMULATED: Final = [
     argument.name
     for argument in arguments(EngineArgs).values()
-    if argument.arg.group not in ("Memory and cache", "Scheduling")
+    if argument.group not in ("Memory and cache", "Scheduling")
     and argument.name not in {"max_model_len", "gpu_memory_utilization", *_OPTIONS}
 ]
 """Engine arguments that have no effect on scheduling."""

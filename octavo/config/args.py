@@ -8,71 +8,49 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar, Literal
 
 from octavo.config.fields import Arg, check_values, names_its_arguments
 
 BUILTIN_MODEL = "octavo-tiny"
 """The demonstration model that ships with the package."""
 
-_MODEL, _CACHE, _SCHEDULING, _DEVICE, _LOGGING = (
-    "Model",
-    "Memory and cache",
-    "Scheduling",
-    "Device",
-    "Logging",
-)
+LoadFormat = Literal["auto", "dummy"]
+PreemptionMode = Literal["auto", "recompute", "swap", "classic"]
+
 _ONE_DEVICE = "this version runs a model in one process on one device"
 
 
-@names_its_arguments
 @dataclass(frozen=True, kw_only=True)
-class EngineArgs:
-    """What a person wrote about the engine, checked field by field; `resolve()` makes the configuration of it.
+class ModelArgs:
+    """Which weights and tokenizer, and how they are read."""
 
-    Raises ConfigError naming the argument, its value, its limit and what to do.
-    """
+    heading: ClassVar = "Model"
 
     model: Annotated[
         str,
-        Arg(
-            "Hub name or directory of the model; octavo-tiny is the demonstration model that ships with the package.",
-            group=_MODEL,
-        ),
+        Arg("Hub name or directory of the model; octavo-tiny is the demonstration model that ships with the package."),
     ] = BUILTIN_MODEL
     tokenizer: Annotated[
-        str | None, Arg("Hub name, directory or tokenizer.json of the tokenizer; by default the model's.", group=_MODEL)
+        str | None, Arg("Hub name, directory or tokenizer.json of the tokenizer; by default the model's.")
     ] = None
-    revision: Annotated[str | None, Arg("Branch, tag or commit of the model on the hub.", group=_MODEL)] = None
-    tokenizer_revision: Annotated[str | None, Arg("The same for the tokenizer.", group=_MODEL)] = None
+    revision: Annotated[str | None, Arg("Branch, tag or commit of the model on the hub.")] = None
+    tokenizer_revision: Annotated[str | None, Arg("The same for the tokenizer.")] = None
     served_model_name: Annotated[
         tuple[str, ...],
-        Arg(
-            "Name by which clients ask for the model; may be given several times. By default what --model says.",
-            group=_MODEL,
-        ),
+        Arg("Name by which clients ask for the model; may be given several times. By default what --model says."),
     ] = ()
-    model_source: Annotated[
-        str, Arg("Hub that names refer to.", group=_MODEL, choices=("huggingface", "modelscope"))
-    ] = "huggingface"
-    download_dir: Annotated[
-        str | None, Arg("Where downloads are kept; by default the hub's own cache.", group=_MODEL)
-    ] = None
+    model_source: Annotated[str, Arg("Hub that names refer to.", choices=("huggingface", "modelscope"))] = "huggingface"
+    download_dir: Annotated[str | None, Arg("Where downloads are kept; by default the hub's own cache.")] = None
     load_format: Annotated[
-        str,
-        Arg(
-            "auto reads the checkpoint's weights; dummy makes random ones, to measure speed.",
-            group=_MODEL,
-            choices=("auto", "dummy"),
-        ),
+        LoadFormat, Arg("auto reads the checkpoint's weights; dummy makes random ones, to measure speed.")
     ] = "auto"
     packed_cache: Annotated[
         str,
         Arg(
             "Where weights are kept in the form that they are computed in, so that later starts map them instead of "
             "packing them again: auto is octavo/packed in the user's cache folder (XDG_CACHE_HOME) for models from "
-            "128 MiB on, none is nowhere, anything else is a directory. Takes about as much room as the weights.",
-            group=_MODEL,
+            "128 MiB on, none is nowhere, anything else is a directory. Takes about as much room as the weights."
         ),
     ] = "auto"
     packed_cache_size: Annotated[
@@ -80,7 +58,6 @@ class EngineArgs:
         Arg(
             "Most room for packed weights of all models together, with a suffix such as 20GiB; those that were used "
             "longest ago are removed.",
-            group=_MODEL,
             ge=1,
             is_bytes=True,
         ),
@@ -89,7 +66,6 @@ class EngineArgs:
         str,
         Arg(
             "Number format of weights and activations; auto takes the checkpoint's.",
-            group=_MODEL,
             choices=("auto", "float32", "bfloat16", "float16"),
         ),
     ] = "auto"
@@ -98,73 +74,62 @@ class EngineArgs:
         Arg(
             "Number format of the weights that are multiplied, made while loading: int8 has a scale per output "
             "channel, int4 one per 64 inputs of it, int4-g128 one per 128. By default weights stay as they are.",
-            group=_MODEL,
             choices=("int8", "int4", "int4-g128"),
         ),
     ] = None
     max_model_len: Annotated[
-        int | None,
-        Arg(
-            "Most tokens of prompt and output together; by default what the checkpoint was made for.",
-            group=_MODEL,
-            ge=1,
-        ),
+        int | None, Arg("Most tokens of prompt and output together; by default what the checkpoint was made for.", ge=1)
     ] = None
-    seed: Annotated[
-        int, Arg("Seeds the requests that have no seed of their own.", group=_MODEL, ge=0, le=2**63 - 1)
-    ] = 0
+    seed: Annotated[int, Arg("Seeds the requests that have no seed of their own.", ge=0, le=2**63 - 1)] = 0
     generation_config: Annotated[
         str,
         Arg(
             "Where sampling defaults come from: auto is the checkpoint's generation_config.json, none is octavo's own, "
-            "anything else is a directory or file to read.",
-            group=_MODEL,
+            "anything else is a directory or file to read."
         ),
     ] = "auto"
     chat_template: Annotated[
-        str | None, Arg("Chat template instead of the checkpoint's: a file, or the template itself.", group=_MODEL)
+        str | None, Arg("Chat template instead of the checkpoint's: a file, or the template itself.")
     ] = None
-    max_logprobs: Annotated[
-        int, Arg("Most log-probabilities per position that a request may ask for.", group=_MODEL, ge=0)
-    ] = 20
+    max_logprobs: Annotated[int, Arg("Most log-probabilities per position that a request may ask for.", ge=0)] = 20
     trust_remote_code: Annotated[
         bool,
         Arg(
             "Run code that comes with a checkpoint.",
-            group=_MODEL,
             only=(False,),
             otherwise="octavo never runs code from a checkpoint; the architectures it knows are in octavo/models",
         ),
     ] = False
 
-    block_size: Annotated[int, Arg("Tokens in a KV block.", group=_CACHE, ge=1, le=1024)] = 16
+
+@dataclass(frozen=True, kw_only=True)
+class CacheArgs:
+    """The KV cache and the memory for it."""
+
+    heading: ClassVar = "Memory and cache"
+
+    block_size: Annotated[int, Arg("Tokens in a KV block.", ge=1, le=1024)] = 16
     gpu_memory_utilization: Annotated[
-        float,
-        Arg(
-            "Share of the device's memory that octavo may use, the machine's memory on a CPU.", group=_CACHE, gt=0, le=1
-        ),
+        float, Arg("Share of the device's memory that octavo may use, the machine's memory on a CPU.", gt=0, le=1)
     ] = 0.9
     kv_cache_memory: Annotated[
         int | None,
         Arg(
             "Memory for the KV cache, with a suffix such as 2GiB; by default what is left over, on a CPU at most 4GiB.",
-            group=_CACHE,
             ge=1,
             is_bytes=True,
         ),
     ] = None
     num_gpu_blocks_override: Annotated[
-        int | None,
-        Arg("Exact number of KV blocks, on any device, instead of one derived from memory.", group=_CACHE, ge=1),
+        int | None, Arg("Exact number of KV blocks, on any device, instead of one derived from memory.", ge=1)
     ] = None
-    swap_space: Annotated[float, Arg("Host memory for swapped-out blocks, in GiB.", group=_CACHE, ge=0, le=1 << 20)] = 4
-    enable_prefix_caching: Annotated[bool, Arg("Reuse KV blocks of prompts that start alike.", group=_CACHE)] = True
+    swap_space: Annotated[float, Arg("Host memory for swapped-out blocks, in GiB.", ge=0, le=1 << 20)] = 4
+    enable_prefix_caching: Annotated[bool, Arg("Reuse KV blocks of prompts that start alike.")] = True
     prefix_cache_size: Annotated[
         int | None,
         Arg(
             "Memory for cached prefixes that no request uses, with a suffix such as 1GiB: from there on they are given "
             "up before the KV cache takes memory that it has not used before. By default they may fill the KV cache.",
-            group=_CACHE,
             ge=0,
             is_bytes=True,
         ),
@@ -174,42 +139,42 @@ class EngineArgs:
         Arg(
             "Which cached block is given up first: the one unused for longest (lru), or the one that was found least "
             "often of late (cost).",
-            group=_CACHE,
             choices=("lru", "cost"),
         ),
     ] = "lru"
-    watermark: Annotated[
-        float, Arg("Share of the KV blocks kept free when a request is admitted.", group=_CACHE, ge=0, le=0.5)
-    ] = 0.01
+    watermark: Annotated[float, Arg("Share of the KV blocks kept free when a request is admitted.", ge=0, le=0.5)] = (
+        0.01
+    )
     kv_cache_dtype: Annotated[
         str,
         Arg(
             "Number format of the KV cache; auto takes the model's. int8 and fp8 (e4m3) have a scale per token and "
             "head, and hold almost twice as many tokens as bfloat16.",
-            group=_CACHE,
             choices=("auto", "float32", "bfloat16", "int8", "fp8", "fp8_e4m3"),
         ),
     ] = "auto"
 
-    max_num_seqs: Annotated[int, Arg("Most sequences in one step.", group=_SCHEDULING, ge=1, le=1 << 16)] = 256
-    max_num_batched_tokens: Annotated[int, Arg("Most tokens in one step.", group=_SCHEDULING, ge=1, le=1 << 24)] = 2048
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerArgs:
+    """How many tokens and sequences a step has, and in which order requests get them."""
+
+    heading: ClassVar = "Scheduling"
+
+    max_num_seqs: Annotated[int, Arg("Most sequences in one step.", ge=1, le=1 << 16)] = 256
+    max_num_batched_tokens: Annotated[int, Arg("Most tokens in one step.", ge=1, le=1 << 24)] = 2048
     target_step_ms: Annotated[
         float | None,
         Arg(
             "Milliseconds that a step may take that computes prompts while other requests decode: prompts are cut into "
             "pieces for it; 0 is no limit. By default 2.5 times what a step takes that only decodes, and at least 20; "
             "0 for LLM.",
-            group=_SCHEDULING,
             ge=0,
             le=1e6,
         ),
     ] = None
     enable_chunked_prefill: Annotated[
-        bool,
-        Arg(
-            "Compute long prompts in pieces, together with decoding; off, a step is all prefill or all decode.",
-            group=_SCHEDULING,
-        ),
+        bool, Arg("Compute long prompts in pieces, together with decoding; off, a step is all prefill or all decode.")
     ] = True
     scheduling_policy: Annotated[
         str,
@@ -217,27 +182,23 @@ class EngineArgs:
             "Which waiting request is next, and which running one gives way: first come first served, priority "
             "(smaller numbers first), fair-share (least served tenant), deadline (who must start soonest), "
             "prefix-match (who finds most in the prefix cache).",
-            group=_SCHEDULING,
             choices=("fcfs", "priority", "fair-share", "deadline", "prefix-match"),
         ),
     ] = "fcfs"
     priority_ageing: Annotated[
-        float,
-        Arg("Seconds of waiting that count as one priority; 0 switches ageing off.", group=_SCHEDULING, ge=0, le=1e9),
+        float, Arg("Seconds of waiting that count as one priority; 0 switches ageing off.", ge=0, le=1e9)
     ] = 0.0
     tenant_weights: Annotated[
-        dict[str, str],
+        dict[str, float],
         Arg(
             "Shares of tenants under fair-share, such as alice=2; others have 1. A server's tenants are its API keys, "
-            "by the names that --api-key-file gives them, or without keys what requests name as user.",
-            group=_SCHEDULING,
+            "by the names that --api-key-file gives them, or without keys what requests name as user."
         ),
     ] = dataclasses.field(default_factory=dict)
     max_bypasses: Annotated[
         int,
         Arg(
             "How many later requests may be let in before a waiting one that does not fit yet; 0 keeps the order.",
-            group=_SCHEDULING,
             ge=0,
             le=1 << 20,
         ),
@@ -246,7 +207,6 @@ class EngineArgs:
         float,
         Arg(
             "Without chunked prefill: prompts wait until the first has waited this many times the last prefill's time.",
-            group=_SCHEDULING,
             ge=0,
             le=1000,
         ),
@@ -256,7 +216,6 @@ class EngineArgs:
         Arg(
             "A server refuses requests beyond this many that wait, those not counted that start in the next step; an "
             "engine in process (LLM) refuses none.",
-            group=_SCHEDULING,
             ge=1,
         ),
     ] = None
@@ -265,7 +224,6 @@ class EngineArgs:
         Arg(
             "A server refuses a request behind which more prompt tokens than this would wait, but not the first in the "
             "queue; an engine in process (LLM) refuses none.",
-            group=_SCHEDULING,
             ge=1,
         ),
     ] = None
@@ -274,7 +232,6 @@ class EngineArgs:
         Arg(
             "Prompt tokens computed per second, as deadlines, refusals and preemption_mode auto reckon; measured while "
             "running unless it is given.",
-            group=_SCHEDULING,
             gt=0,
             le=1e9,
         ),
@@ -284,41 +241,35 @@ class EngineArgs:
         Arg(
             "Bytes of keys and values moved per second between device and host, as preemption_mode auto reckons; "
             "measured while running unless it is given.",
-            group=_SCHEDULING,
             gt=0,
             le=1e13,
         ),
     ] = None
     num_lookahead_slots: Annotated[
-        int,
-        Arg(
-            "Token slots reserved for each running sequence beyond its next token.", group=_SCHEDULING, ge=0, le=1 << 10
-        ),
+        int, Arg("Token slots reserved for each running sequence beyond its next token.", ge=0, le=1 << 10)
     ] = 0
     preemption_mode: Annotated[
-        str,
+        PreemptionMode,
         Arg(
             "How a running request gives its blocks up when there are too few: recompute them later, swap them to the "
             "host, classic (requests with several sequences swap, others recompute), or auto, what costs less time.",
-            group=_SCHEDULING,
-            choices=("auto", "recompute", "swap", "classic"),
         ),
     ] = "auto"
     max_steps_in_flight: Annotated[
-        int,
-        Arg(
-            "Steps planned before the tokens of earlier ones are known; more than 1 pays on a GPU.",
-            group=_SCHEDULING,
-            ge=1,
-            le=8,
-        ),
+        int, Arg("Steps planned before the tokens of earlier ones are known; more than 1 pays on a GPU.", ge=1, le=8)
     ] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceArgs:
+    """Where and how the model runs."""
+
+    heading: ClassVar = "Device"
 
     device: Annotated[
         str,
         Arg(
             "Where the model runs.",
-            group=_DEVICE,
             choices=("auto", "cpu", "cuda"),
             only=("auto", "cpu"),
             otherwise="this version runs on the CPU; CUDA is not there yet",
@@ -329,7 +280,6 @@ class EngineArgs:
         Arg(
             "Threads that compute, at most one per core. By default that many, and a single one in steps that are "
             "too short for more.",
-            group=_DEVICE,
             ge=1,
             le=4096,
         ),
@@ -339,49 +289,49 @@ class EngineArgs:
         Arg(
             "What compiled CPU kernels run at; by default the best that the processor has. reference is plain torch, "
             "amx_emulated a slow software model of AMX for checking.",
-            group=_DEVICE,
             choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "reference", "amx_emulated"),
         ),
     ] = "auto"
     tensor_parallel_size: Annotated[
-        int, Arg("Devices that share each layer.", group=_DEVICE, only=(1,), otherwise=f"{_ONE_DEVICE}; leave it at 1")
+        int, Arg("Devices that share each layer.", only=(1,), otherwise=f"{_ONE_DEVICE}; leave it at 1")
     ] = 1
     pipeline_parallel_size: Annotated[
-        int,
-        Arg(
-            "Groups of layers on devices of their own.",
-            group=_DEVICE,
-            only=(1,),
-            otherwise=f"{_ONE_DEVICE}; leave it at 1",
-        ),
+        int, Arg("Groups of layers on devices of their own.", only=(1,), otherwise=f"{_ONE_DEVICE}; leave it at 1")
     ] = 1
     enforce_eager: Annotated[
-        bool,
-        Arg(
-            "Run every step by Python. By default the kernel calls of decode steps are recorded and made again.",
-            group=_DEVICE,
-        ),
+        bool, Arg("Run every step by Python. By default the kernel calls of decode steps are recorded and made again.")
     ] = False
     op_overrides: Annotated[
-        dict[str, str],
-        Arg("Implementation of single operators, such as rms_norm=reference, instead of the best one.", group=_DEVICE),
+        dict[str, str], Arg("Implementation of single operators, such as rms_norm=reference, instead of the best one.")
     ] = dataclasses.field(default_factory=dict)
 
-    disable_log_stats: Annotated[
-        bool, Arg("No log line about queues, blocks and tokens per second.", group=_LOGGING)
-    ] = False
+
+@dataclass(frozen=True, kw_only=True)
+class ObservabilityArgs:
+    """What is logged and recorded."""
+
+    heading: ClassVar = "Logging"
+
+    disable_log_stats: Annotated[bool, Arg("No log line about queues, blocks and tokens per second.")] = False
     log_level: Annotated[
-        str,
-        Arg("Least important messages that are logged.", group=_LOGGING, choices=("debug", "info", "warning", "error")),
+        str, Arg("Least important messages that are logged.", choices=("debug", "info", "warning", "error"))
     ] = "info"
     record_trace: Annotated[
         str | None,
         Arg(
             "File that gets every request, result and clock reading of the scheduler, tokens included, so that "
-            "octavo replay takes the same decisions again.",
-            group=_LOGGING,
+            "octavo replay takes the same decisions again."
         ),
     ] = None
+
+
+@names_its_arguments
+@dataclass(frozen=True, kw_only=True)
+class EngineArgs(ObservabilityArgs, DeviceArgs, SchedulerArgs, CacheArgs, ModelArgs):
+    """What a person wrote about the engine, checked field by field; `resolve()` makes the configuration of it.
+
+    Raises ConfigError naming the argument, its value, its limit and what to do.
+    """
 
     def __post_init__(self) -> None:
         check_values(self)

@@ -32,7 +32,7 @@ def without_effect(args: EngineArgs) -> dict[str, str]:
     for name, other, needed, remedy in _NEEDS:
         value, actual = getattr(args, name), getattr(args, other)
         if value and actual != needed:
-            shown = ",".join(f"{key}={each}" for key, each in value.items()) if isinstance(value, dict) else value
+            shown = ",".join(f"{key}={each:g}" for key, each in value.items()) if isinstance(value, dict) else value
             found[name] = f"{name} is {shown}, but has no effect where {other} is {actual}; {remedy}, or leave it out"
     if args.preemption_mode == "swap" and not args.swap_space:
         found["preemption_mode"] = (

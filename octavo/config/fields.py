@@ -41,13 +41,14 @@ _BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECAS
 class Arg(msgspec.Struct, frozen=True):
     """What there is to know about an argument besides its type and default.
 
-    doc: one sentence. group: heading in help and reference page. is_bytes: a number of bytes that may be written with a
-    suffix ("4GiB", "512M"). only: the values that this version carries out; others are refused, because of `otherwise`.
-    is_secret: no message shows the value.
+    doc: one sentence. choices: the texts that it may be, those of its type where that is a Literal. is_bytes: a number
+    of bytes that may be written with a suffix ("4GiB", "512M"). only: the values that this version carries out; others
+    are refused, because of `otherwise`. is_secret: no message shows the value. group: heading in help and reference
+    page, where it is not the `heading` of the class.
     """
 
     doc: str
-    group: str = "Engine"
+    group: str | None = None
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
@@ -59,10 +60,15 @@ class Arg(msgspec.Struct, frozen=True):
 
 
 class Argument(msgspec.Struct, frozen=True):
-    """One field of an argument class. `kind` is bool, int, float, str, tuple (of str) or dict (str to str)."""
+    """One field of an argument class.
+
+    kind: bool, int, float, str, tuple (of str) or dict (of str to `of`). group: heading in help and reference page.
+    """
 
     name: str
+    group: str
     kind: type
+    of: type
     is_optional: bool
     default: Any
     arg: Arg
@@ -76,15 +82,25 @@ class Argument(msgspec.Struct, frozen=True):
         return f"OCTAVO_{self.name.upper()}"
 
 
-def arguments(cls: type[Any]) -> dict[str, Argument]:
-    """The arguments of a class such as EngineArgs, by name, in the order of its fields."""
+def arguments(cls: Any) -> dict[str, Argument]:
+    """Return the arguments of a class such as EngineArgs by name, in the order of its fields.
+
+    The group of a field is the `heading` of the class that states it.
+    """
     hints = typing.get_type_hints(cls, include_extras=True)
     found: dict[str, Argument] = {}
     for field in fields(cls):
-        inner, arg = typing.get_args(hints[field.name])
-        kind, is_optional = _kind(inner)
+        owner = next(base for base in cls.__mro__ if field.name in vars(base).get("__annotations__", ()))
+        annotation, arg = typing.get_args(hints[field.name])
+        is_optional = isinstance(annotation, types.UnionType)
+        if is_optional:
+            (annotation,) = (each for each in typing.get_args(annotation) if each is not types.NoneType)
+        kind, members = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
+        if kind is typing.Literal:
+            kind, arg = str, msgspec.structs.replace(arg, choices=members)
         default = field.default_factory() if field.default_factory is not MISSING else field.default
-        found[field.name] = Argument(field.name, kind, is_optional, default, arg)
+        of = members[1] if kind is dict else str
+        found[field.name] = Argument(field.name, arg.group or owner.heading, kind, of, is_optional, default, arg)
     return found
 
 
@@ -105,14 +121,6 @@ def names_its_arguments(cls: type[T]) -> type[T]:
 
     cls.__init__ = __init__  # type: ignore[assignment]
     return cls
-
-
-def _kind(annotation: Any) -> tuple[type, bool]:
-    """(bool | int | float | str | tuple | dict, whether None is allowed)."""
-    is_optional = isinstance(annotation, types.UnionType)
-    if is_optional:
-        (annotation,) = (member for member in typing.get_args(annotation) if member is not types.NoneType)
-    return typing.get_origin(annotation) or annotation, is_optional
 
 
 def check_values(instance: Any) -> None:
@@ -157,7 +165,7 @@ def _typed(argument: Argument, value: Any) -> Any:
     if kind is tuple:
         return _strings(argument, value)
     if kind is dict:
-        return _pairs(name, value)
+        return _pairs(argument, value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ConfigError(f"{name} is {value!r}, expected {_NOUN[kind]}")
     return value
@@ -174,8 +182,9 @@ def _strings(argument: Argument, value: Any) -> tuple[str, ...]:
     return tuple(items)
 
 
-def _pairs(name: str, value: Any) -> dict[str, str]:
-    """A mapping, or text such as "rms_norm=reference,linear=torch", or a list of such texts."""
+def _pairs(argument: Argument, value: Any) -> dict[str, Any]:
+    """Return the pairs of a mapping, of a text such as "rms_norm=reference,linear=torch", or of a list of texts."""
+    name = argument.name
     if isinstance(value, Mapping):
         pairs = list(value.items())
     elif isinstance(value, str | list | tuple):
@@ -184,9 +193,22 @@ def _pairs(name: str, value: Any) -> dict[str, str]:
         pairs = [(key.strip(), item.strip()) for key, _, item in split]
     else:
         pairs = [("", "")]
-    if not all(isinstance(key, str) and isinstance(item, str) and key and item for key, item in pairs):
+    if not all(isinstance(key, str) and isinstance(item, str | int | float) and key and item for key, item in pairs):
         raise ConfigError(f"{name} is {value!r}, expected pairs such as rms_norm=reference, separated by commas")
-    return dict(pairs)
+    if argument.of is str:
+        return {key: str(item) for key, item in pairs}
+    return {key: _weight(f"{name} of {key}", item) for key, item in pairs}
+
+
+def _weight(what: str, text: str | float) -> float:
+    """Return a number above 0. Raises ConfigError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{what} is {text}, must be a number above 0")
+    return value
 
 
 def parse_bytes(name: str, text: str) -> int:

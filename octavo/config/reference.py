@@ -128,7 +128,7 @@ def _page(title: str, text: str, cls: type, source: str) -> str:
         limits = describe_limits(argument)
         meaning = _FLAG.sub(r"`\g<0>`", argument.arg.doc)
         row = f"| `{argument.name}` | `{describe_default(argument)}` | {limits} | {meaning} |"
-        groups.setdefault(argument.arg.group, []).append(row)
+        groups.setdefault(argument.group, []).append(row)
     parts = [_INTRODUCTION.format(title=title, text=text.strip(), source=source)]
     parts += [f"## {group}\n\n{_arguments('argument', 'values', rows)}" for group, rows in groups.items()]
     return "\n".join(parts)

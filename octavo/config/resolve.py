@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 from typing import Any, cast
 
-from octavo.config.args import EngineArgs
+from octavo.config.args import CacheArgs, DeviceArgs, EngineArgs, ModelArgs, ObservabilityArgs, SchedulerArgs
 from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_object
 from octavo.config.effects import without_effect
 from octavo.config.schema import (
@@ -16,10 +17,8 @@ from octavo.config.schema import (
     DType,
     EngineConfig,
     GenerationDefault,
-    LoadFormat,
     ModelConfig,
     ObservabilityConfig,
-    PreemptionMode,
     SchedulerConfig,
 )
 from octavo.core.sampling_params import SamplingParams
@@ -38,8 +37,6 @@ _GENERATION_KEYS = {
 
 _PACKED_CACHE_FROM_BYTES = 128 << 20
 """Smaller weights are packed in a moment."""
-
-_GIB = 1 << 30
 
 _log = logging.getLogger(__name__)
 
@@ -88,67 +85,50 @@ def resolve(
     dtype = _dtype(args, checkpoint)
     return EngineConfig(
         model=ModelConfig(
-            name=args.model,
-            path=str(checkpoint.path),
-            tokenizer_path=str(tokenizer_path or checkpoint.path),
-            served_model_names=args.served_model_name or (args.model,),
-            revision=args.revision,
-            load_format=cast(LoadFormat, args.load_format),
-            packed_cache=_packed_cache(args, checkpoint, cache_directory),
-            packed_cache_bytes=args.packed_cache_size,
-            user_set_packed_cache=args.packed_cache != "auto",
-            dtype=dtype,
-            quantization=args.quantization,
-            seed=args.seed,
-            max_model_len=max_model_len,
-            user_set_max_model_len=args.max_model_len is not None,
-            vocab_size=checkpoint.positive("vocab_size"),
-            eos_token_ids=_eos_token_ids(args.generation_config, checkpoint),
-            bos_token_id=checkpoint.bos_token_id(),
-            generation_defaults=_generation_defaults(args.generation_config, checkpoint, max_model_len),
-            max_logprobs=args.max_logprobs,
-            chat_template=_chat_template(args.chat_template),
+            **_values(args, ModelArgs)
+            | {
+                "path": str(checkpoint.path),
+                "tokenizer_path": str(tokenizer_path or checkpoint.path),
+                "served_model_names": args.served_model_name or (args.model,),
+                "packed_directory": _packed_cache(args, checkpoint, cache_directory),
+                "user_set_packed_cache": args.packed_cache != "auto",
+                "dtype": dtype,
+                "max_model_len": max_model_len,
+                "user_set_max_model_len": args.max_model_len is not None,
+                "vocab_size": checkpoint.positive("vocab_size"),
+                "eos_token_ids": _eos_token_ids(args.generation_config, checkpoint),
+                "bos_token_id": checkpoint.bos_token_id(),
+                "generation_defaults": _generation_defaults(args.generation_config, checkpoint, max_model_len),
+                "chat_template": _chat_template(args.chat_template),
+            }
         ),
         cache=cache_config(args, dtype),
         scheduler=scheduler_config(args, max_model_len),
         device=DeviceConfig(
-            device="cpu",
-            threads=args.threads or platform.cores,
-            user_set_threads=args.threads is not None,
-            instruction_set=args.instruction_set,
-            enforce_eager=args.enforce_eager,
-            op_overrides=args.op_overrides,
+            **_values(args, DeviceArgs)
+            | {
+                "device": "cpu",
+                "threads": args.threads or platform.cores,
+                "user_set_threads": args.threads is not None,
+            }
         ),
-        observability=ObservabilityConfig(
-            log_stats=not args.disable_log_stats, log_level=args.log_level, record_trace=args.record_trace
-        ),
+        observability=ObservabilityConfig(**_values(args, ObservabilityArgs)),
     )
+
+
+def _values(args: EngineArgs, section: type[Any]) -> dict[str, Any]:
+    """Return the values of one group of arguments by name."""
+    return {field.name: getattr(args, field.name) for field in dataclasses.fields(section)}
 
 
 def cache_config(args: EngineArgs, dtype: DType) -> CacheConfig:
-    """The cache's section, for a model in `dtype`."""
-    return CacheConfig(
-        block_size=args.block_size,
-        dtype=_cache_dtype(args.kv_cache_dtype, dtype),
-        num_gpu_blocks_override=args.num_gpu_blocks_override,
-        kv_cache_memory_bytes=args.kv_cache_memory,
-        gpu_memory_utilization=args.gpu_memory_utilization,
-        swap_space_bytes=int(args.swap_space * _GIB),
-        enable_prefix_caching=args.enable_prefix_caching,
-        prefix_cache_eviction=args.prefix_cache_eviction,
-        prefix_cache_bytes=args.prefix_cache_size,
-        watermark=args.watermark,
-    )
-
-
-def _cache_dtype(wanted: str, model_dtype: DType) -> CacheDType:
-    if wanted == "auto":
-        return model_dtype
-    return cast(CacheDType, "fp8" if wanted == "fp8_e4m3" else wanted)
+    """Return the cache's section for a model in `dtype`."""
+    wanted = {"auto": dtype, "fp8_e4m3": "fp8"}.get(args.kv_cache_dtype, args.kv_cache_dtype)
+    return CacheConfig(**_values(args, CacheArgs), dtype=cast(CacheDType, wanted))
 
 
 def scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
-    """The scheduler's section. Raises ConfigError where its arguments contradict each other."""
+    """Return the scheduler's section. Raises ConfigError where its arguments contradict each other."""
     if args.max_num_batched_tokens < args.max_num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens is {args.max_num_batched_tokens}, must be at least max_num_seqs, which is "
@@ -156,25 +136,7 @@ def scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
         )
     for message in without_effect(args).values():
         raise ConfigError(message)
-    return SchedulerConfig(
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        target_step_s=None if args.target_step_ms is None else args.target_step_ms / 1e3,
-        max_model_len=max_model_len,
-        policy=args.scheduling_policy,
-        preemption_mode=cast(PreemptionMode, args.preemption_mode),
-        priority_ageing_s=args.priority_ageing,
-        tenant_weights={tenant: _weight(tenant, weight) for tenant, weight in args.tenant_weights.items()},
-        max_bypasses=args.max_bypasses,
-        delay_factor=args.delay_factor,
-        max_queued_requests=args.max_queued_requests,
-        max_queued_tokens=args.max_queued_tokens,
-        prefill_tokens_per_s=args.prefill_tokens_per_s,
-        swap_bytes_per_s=args.swap_bytes_per_s,
-        num_lookahead_slots=args.num_lookahead_slots,
-        enable_chunked_prefill=args.enable_chunked_prefill,
-        max_steps_in_flight=args.max_steps_in_flight,
-    )
+    return SchedulerConfig(**_values(args, SchedulerArgs), max_model_len=max_model_len)
 
 
 def _packed_cache(args: EngineArgs, checkpoint: Checkpoint, cache_directory: Path | None) -> str | None:
@@ -191,16 +153,6 @@ def _packed_cache(args: EngineArgs, checkpoint: Checkpoint, cache_directory: Pat
             "packed_cache keeps the weights of a checkpoint, load_format dummy makes random ones; leave out one of them"
         )
     return str(Path(args.packed_cache).expanduser())
-
-
-def _weight(tenant: str, weight: str) -> float:
-    try:
-        value = float(weight)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise ConfigError(f"tenant_weights of {tenant} is {weight}, must be a number above 0")
-    return value
 
 
 def _max_model_len(args: EngineArgs, checkpoint: Checkpoint) -> int:

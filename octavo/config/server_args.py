@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from octavo.config.fields import Arg, check_values, names_its_arguments
 from octavo.core.request_limits import request_limits_in_short
 from octavo.errors import ConfigError
-
-_SERVER = "Server"
 
 
 @names_its_arguments
@@ -18,14 +16,15 @@ _SERVER = "Server"
 class ServerArgs:
     """What a person wrote about the HTTP server."""
 
-    host: Annotated[str, Arg("Address to listen on; 0.0.0.0 lets other machines in.", group=_SERVER)] = "127.0.0.1"
-    port: Annotated[int, Arg("Port to listen on; 0 takes a free one.", group=_SERVER, ge=0, le=65535)] = 8000
+    heading: ClassVar = "Server"
+
+    host: Annotated[str, Arg("Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1"
+    port: Annotated[int, Arg("Port to listen on; 0 takes a free one.", ge=0, le=65535)] = 8000
     api_key: Annotated[
         tuple[str, ...],
         Arg(
             "Key that clients must send; may be given several times. Without one everybody who can connect is served. "
             "Other users of the machine see it in the list of processes; give it as OCTAVO_API_KEY or in a file.",
-            group=_SERVER,
             is_secret=True,
         ),
     ] = ()
@@ -34,20 +33,18 @@ class ServerArgs:
         Arg(
             "Like api_key, for a key with all rights: it pins and resets cached prefixes, and sees metrics and the "
             "requests of every key.",
-            group=_SERVER,
             is_secret=True,
         ),
     ] = ()
     api_key_file: Annotated[
         str | None,
-        Arg("YAML file with further keys, their names, rights, and groups that share cached prefixes.", group=_SERVER),
+        Arg("YAML file with further keys, their names, rights, and groups that share cached prefixes."),
     ] = None
-    public_metrics: Annotated[bool, Arg("Answer /metrics without a key, where there are keys.", group=_SERVER)] = False
+    public_metrics: Annotated[bool, Arg("Answer /metrics without a key, where there are keys.")] = False
     max_body_size: Annotated[
         int,
         Arg(
             f"Largest request body, with a suffix such as 8MiB. {request_limits_in_short()}",
-            group=_SERVER,
             ge=1,
             is_bytes=True,
         ),
@@ -57,28 +54,26 @@ class ServerArgs:
         Arg(
             "Most memory for request bodies of all connections together, those of up to 64 KiB not counted; one key, "
             "or without keys one address, may have half of it. By default eight times --max-body-size.",
-            group=_SERVER,
             ge=1,
             is_bytes=True,
         ),
     ] = None
     max_header_size: Annotated[
         int,
-        Arg("Most bytes of a request's URL and headers together.", group=_SERVER, ge=256, le=16 << 20, is_bytes=True),
+        Arg("Most bytes of a request's URL and headers together.", ge=256, le=16 << 20, is_bytes=True),
     ] = 64 << 10
-    header_timeout_s: Annotated[
-        float, Arg("Seconds in which the headers of a request must arrive.", group=_SERVER, gt=0, le=3600)
-    ] = 10.0
+    header_timeout_s: Annotated[float, Arg("Seconds in which the headers of a request must arrive.", gt=0, le=3600)] = (
+        10.0
+    )
     body_timeout_s: Annotated[
         float,
-        Arg("Seconds in which the body of a request must arrive, after its headers.", group=_SERVER, gt=0, le=86400),
+        Arg("Seconds in which the body of a request must arrive, after its headers.", gt=0, le=86400),
     ] = 60.0
     max_connections_per_address: Annotated[
         int,
         Arg(
             "Most open connections of one client's address, or of one /64 network of IPv6. Beyond it GET /health is "
             "still answered.",
-            group=_SERVER,
             ge=1,
         ),
     ] = 1024
@@ -87,14 +82,12 @@ class ServerArgs:
         Arg(
             "Address or network, such as 10.0.0.0/8, of a proxy whose connections are not limited; its open requests "
             "are, by the client's address in X-Forwarded-For. May be given several times.",
-            group=_SERVER,
         ),
     ] = ()
     allow_origins: Annotated[
         tuple[str, ...],
         Arg(
             "Web origin whose pages may call the server from a browser, or *; may be given several times.",
-            group=_SERVER,
         ),
     ] = ()
     allow_hosts: Annotated[
@@ -102,28 +95,24 @@ class ServerArgs:
         Arg(
             "Name by which clients ask for the server, as in the Host header, or *; may be given several times. By "
             "default any name, but on a loopback address only localhost and the machine's name. Addresses always pass.",
-            group=_SERVER,
         ),
     ] = ()
     shutdown_timeout_s: Annotated[
         float,
-        Arg("Seconds that open requests may take to finish after SIGTERM or Ctrl-C.", group=_SERVER, ge=0, le=86400),
+        Arg("Seconds that open requests may take to finish after SIGTERM or Ctrl-C.", ge=0, le=86400),
     ] = 10.0
     trust_request_chat_template: Annotated[
-        bool, Arg("Let a request bring its own chat template, a program that runs here.", group=_SERVER)
+        bool, Arg("Let a request bring its own chat template, a program that runs here.")
     ] = False
     allow_special_tokens_in_content: Annotated[
         bool,
         Arg(
             "Let a special token that a message spells, such as <|im_end|>, become that token; by default it is text, "
             "and only the chat template writes such tokens.",
-            group=_SERVER,
         ),
     ] = False
-    log_requests: Annotated[bool, Arg("Log a line for each HTTP request.", group=_SERVER)] = False
-    root_path: Annotated[
-        str, Arg("Path under which a proxy serves octavo, whether it strips it or not.", group=_SERVER)
-    ] = ""
+    log_requests: Annotated[bool, Arg("Log a line for each HTTP request.")] = False
+    root_path: Annotated[str, Arg("Path under which a proxy serves octavo, whether it strips it or not.")] = ""
 
     def __post_init__(self) -> None:
         check_values(self)

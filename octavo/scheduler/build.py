@@ -48,5 +48,5 @@ def build_scheduler(settings: SchedulerSettings) -> Scheduler:
 
 def _max_cached_blocks(settings: SchedulerSettings) -> int | None:
     """Cached blocks from which on no fresh ones are taken; None for no such limit."""
-    limit, block_bytes = settings.cache.prefix_cache_bytes, settings.preemption_costs.block_bytes
+    limit, block_bytes = settings.cache.prefix_cache_size, settings.preemption_costs.block_bytes
     return None if limit is None or not block_bytes else limit // block_bytes

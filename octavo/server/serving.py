@@ -123,7 +123,8 @@ async def serve_until_stopped(
     # what is alive now stays: collecting garbage need not look at it again
     gc.freeze()
 
-    loads = asyncio.create_task(log_load(llm, open_requests)) if llm.config.observability.log_stats else None
+    is_quiet = llm.config.observability.disable_log_stats
+    loads = None if is_quiet else asyncio.create_task(log_load(llm, open_requests))
     asked = asyncio.create_task(signals.asked.wait())
     dead = asyncio.create_task(llm.wait_dead())
     try:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from octavo.config.args import CacheArgs, SchedulerArgs
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest
 from octavo.core.step import SchedulerOutput
 from octavo.engine.recorder import Aborted, Added, CacheReset, Planned, Stopped, Updated
@@ -107,35 +109,19 @@ def read_recorded(path: str | Path, progress: Callable[[float], None] | None = N
     )
 
 
+_OF_THE_MEMORY: Final = ("gpu_memory_utilization", "kv_cache_memory", "num_gpu_blocks_override", "kv_cache_dtype")
+"""Arguments that a recording says nothing about: its blocks are counted."""
+
+
 def recorded_arguments(recorded: Recorded) -> dict[str, Any]:
     """The engine arguments that a scheduler was recorded with, by their names."""
     settings = recorded.settings
-    cache, scheduler = settings.cache, settings.scheduler
-    arguments = {
-        "block_size": cache.block_size,
-        "swap_space": settings.num_host_blocks * settings.preemption_costs.block_bytes / _GIB,
-        "enable_prefix_caching": cache.enable_prefix_caching,
-        "prefix_cache_eviction": cache.prefix_cache_eviction,
-        "prefix_cache_size": cache.prefix_cache_bytes,
-        "watermark": cache.watermark,
-        "max_model_len": scheduler.max_model_len,
-        "max_num_seqs": scheduler.max_num_seqs,
-        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-        "target_step_ms": None if scheduler.target_step_s is None else 1e3 * scheduler.target_step_s,
-        "enable_chunked_prefill": scheduler.enable_chunked_prefill,
-        "scheduling_policy": scheduler.policy,
-        "preemption_mode": scheduler.preemption_mode,
-        "priority_ageing": scheduler.priority_ageing_s,
-        "tenant_weights": {tenant: str(weight) for tenant, weight in scheduler.tenant_weights.items()},
-        "max_bypasses": scheduler.max_bypasses,
-        "delay_factor": scheduler.delay_factor,
-        "max_queued_requests": scheduler.max_queued_requests,
-        "max_queued_tokens": scheduler.max_queued_tokens,
-        "prefill_tokens_per_s": scheduler.prefill_tokens_per_s,
-        "swap_bytes_per_s": scheduler.swap_bytes_per_s,
-        "num_lookahead_slots": scheduler.num_lookahead_slots,
-        "max_steps_in_flight": scheduler.max_steps_in_flight,
-    }
+    sections = ((settings.cache, CacheArgs), (settings.scheduler, SchedulerArgs))
+    arguments = {each.name: getattr(section, each.name) for section, kind in sections for each in fields(kind)}
+    arguments["swap_space"] = settings.num_host_blocks * settings.preemption_costs.block_bytes / _GIB
+    arguments["max_model_len"] = settings.scheduler.max_model_len
+    for name in _OF_THE_MEMORY:
+        del arguments[name]
     return {name: value for name, value in arguments.items() if value is not None}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from collections import Counter
@@ -81,9 +82,7 @@ def _disaggregated(trace: Trace, simulation: Simulation, disaggregation: Disaggr
     settings = simulation.settings
     decode_settings = msgspec.structs.replace(
         settings,
-        scheduler=msgspec.structs.replace(
-            settings.scheduler, max_num_batched_tokens=_UNBOUNDED_TOKENS, target_step_s=0.0
-        ),
+        scheduler=dataclasses.replace(settings.scheduler, max_num_batched_tokens=_UNBOUNDED_TOKENS, target_step_ms=0.0),
     )
     replicas = [
         _replica(simulation, number, settings if number < num_prefill else decode_settings)

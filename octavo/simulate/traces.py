@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 
@@ -200,8 +200,6 @@ class Trace:
 
 # ---- generators ----
 
-_GROUP: Final = "Workload"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -210,38 +208,36 @@ class Workload:
     Lengths are log-normal with the given means. `max_len` bounds prompt and output together. Raises ConfigError.
     """
 
+    heading: ClassVar = "Workload"
+
     arrivals: Annotated[
         str,
-        Arg("How requests arrive.", group=_GROUP, choices=("poisson", "gamma", "on-off", "at-once")),
+        Arg("How requests arrive.", choices=("poisson", "gamma", "on-off", "at-once")),
     ] = "poisson"
-    num_requests: Annotated[int, Arg("Requests.", group=_GROUP, ge=1)] = 1000
-    request_rate: Annotated[float, Arg("Requests (conversations) a second.", group=_GROUP, gt=0)] = 1.0
+    num_requests: Annotated[int, Arg("Requests.", ge=1)] = 1000
+    request_rate: Annotated[float, Arg("Requests (conversations) a second.", gt=0)] = 1.0
     burstiness: Annotated[
-        float, Arg("With gamma: coefficient of variation of the gaps; with poisson it is 1.", group=_GROUP, gt=0)
+        float, Arg("With gamma: coefficient of variation of the gaps; with poisson it is 1.", gt=0)
     ] = 3.0
-    on_s: Annotated[float, Arg("With on-off: seconds with arrivals.", group=_GROUP, gt=0)] = 10.0
-    off_s: Annotated[float, Arg("With on-off: seconds without.", group=_GROUP, ge=0)] = 30.0
-    input_len: Annotated[float, Arg("Mean tokens of a prompt.", group=_GROUP, ge=1)] = 256.0
-    output_len: Annotated[float, Arg("Mean tokens of an output.", group=_GROUP, ge=1)] = 128.0
-    length_spread: Annotated[
-        float, Arg("Standard deviation of the logarithm of lengths; 0 makes all alike.", group=_GROUP, ge=0)
-    ] = 0.8
-    max_len: Annotated[int, Arg("Most tokens of a request.", group=_GROUP, ge=2)] = 4096
-    shared_prefix_len: Annotated[int, Arg("Tokens with which prompts begin that they share.", group=_GROUP, ge=0)] = 0
-    num_shared_prefixes: Annotated[int, Arg("Different shared prefixes.", group=_GROUP, ge=1)] = 1
-    turns: Annotated[int, Arg("Requests of a conversation.", group=_GROUP, ge=1)] = 1
-    think_s: Annotated[float, Arg("Mean seconds from an answer to the next turn, exponential.", group=_GROUP, ge=0)] = (
-        10.0
+    on_s: Annotated[float, Arg("With on-off: seconds with arrivals.", gt=0)] = 10.0
+    off_s: Annotated[float, Arg("With on-off: seconds without.", ge=0)] = 30.0
+    input_len: Annotated[float, Arg("Mean tokens of a prompt.", ge=1)] = 256.0
+    output_len: Annotated[float, Arg("Mean tokens of an output.", ge=1)] = 128.0
+    length_spread: Annotated[float, Arg("Standard deviation of the logarithm of lengths; 0 makes all alike.", ge=0)] = (
+        0.8
     )
-    n: Annotated[int, Arg("Sequences per request.", group=_GROUP, ge=1)] = 1
-    best_of: Annotated[int | None, Arg("Sequences of which the best n are kept.", group=_GROUP)] = None
-    beam_search: Annotated[bool, Arg("Search with n beams.", group=_GROUP)] = False
-    num_tenants: Annotated[
-        int, Arg("Senders of requests; the k-th sends in proportion to 1/k.", group=_GROUP, ge=1)
-    ] = 1
-    num_priorities: Annotated[int, Arg("Different priorities, 0 and up, equally frequent.", group=_GROUP, ge=1)] = 1
+    max_len: Annotated[int, Arg("Most tokens of a request.", ge=2)] = 4096
+    shared_prefix_len: Annotated[int, Arg("Tokens with which prompts begin that they share.", ge=0)] = 0
+    num_shared_prefixes: Annotated[int, Arg("Different shared prefixes.", ge=1)] = 1
+    turns: Annotated[int, Arg("Requests of a conversation.", ge=1)] = 1
+    think_s: Annotated[float, Arg("Mean seconds from an answer to the next turn, exponential.", ge=0)] = 10.0
+    n: Annotated[int, Arg("Sequences per request.", ge=1)] = 1
+    best_of: Annotated[int | None, Arg("Sequences of which the best n are kept.")] = None
+    beam_search: Annotated[bool, Arg("Search with n beams.")] = False
+    num_tenants: Annotated[int, Arg("Senders of requests; the k-th sends in proportion to 1/k.", ge=1)] = 1
+    num_priorities: Annotated[int, Arg("Different priorities, 0 and up, equally frequent.", ge=1)] = 1
     first_token_deadline_s: Annotated[
-        float | None, Arg("Seconds after its arrival in which a request's first token is due.", group=_GROUP, gt=0)
+        float | None, Arg("Seconds after its arrival in which a request's first token is due.", gt=0)
     ] = None
 
     def __post_init__(self) -> None:

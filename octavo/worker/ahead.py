@@ -40,10 +40,10 @@ def read_ahead(config: EngineConfig) -> Ahead:
         return Ahead()
     checkpoint = Checkpoint.open(Path(model.path))
     packed = None
-    if model.packed_cache is not None:
+    if model.packed_directory is not None:
         packed = PackedFolder(
-            Path(model.packed_cache),
-            max_bytes=model.packed_cache_bytes,
+            Path(model.packed_directory),
+            max_bytes=model.packed_cache_size,
             threads=config.device.threads,
             is_default=not model.user_set_packed_cache,
         )

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import msgspec
 import torch
 
 from octavo.attention.backend import AttentionBackend
@@ -118,7 +117,7 @@ def divide_memory(
     limit_because = f"gpu_memory_utilization {cache.gpu_memory_utilization:g} of what the {memory.source} has available"
     if not user_set_max_model_len and shape.sliding_window is None:
         fitting = _most_tokens(limit - sizes.weights_bytes, per_block, cache)
-        scheduler = msgspec.structs.replace(scheduler, max_model_len=min(scheduler.max_model_len, fitting))
+        scheduler = replace(scheduler, max_model_len=min(scheduler.max_model_len, fitting))
     sizes = sizes.with_tables(longest_sequence(scheduler.max_model_len, scheduler))
     activations = activation_bytes(sizes, attention, scheduler, cache.block_size)
     left = limit - sizes.weights_bytes - activations
@@ -168,7 +167,7 @@ def divide_memory(
 
 def _most_tokens(left: int, per_block: int, cache: CacheConfig) -> int:
     """More tokens than this do not fit the KV cache, whatever else takes memory: tables need not be longer."""
-    kv_bytes = min(left, cache.kv_cache_memory_bytes or KV_BYTES_ON_CPU)
+    kv_bytes = min(left, cache.kv_cache_memory or KV_BYTES_ON_CPU)
     blocks = cache.num_gpu_blocks_override or kv_bytes // per_block
     return max(1, blocks) * cache.block_size
 
@@ -186,16 +185,16 @@ def _num_blocks(
                 f"for {most:,} blocks ({render_bytes((most + 1) * per_block)}); lower it, or leave it out"
             )
         return wanted, "num_gpu_blocks_override"
-    if cache.kv_cache_memory_bytes is not None:
-        wanted = cache.kv_cache_memory_bytes // per_block - 1
+    if cache.kv_cache_memory is not None:
+        wanted = cache.kv_cache_memory // per_block - 1
         if wanted < 1:
             raise ConfigError(
-                f"kv_cache_memory {render_bytes(cache.kv_cache_memory_bytes)} holds no KV block beside the null block; "
+                f"kv_cache_memory {render_bytes(cache.kv_cache_memory)} holds no KV block beside the null block; "
                 f"one takes {render_bytes(per_block)}: give at least {render_bytes(2 * per_block)}"
             )
         if wanted > most:
             raise ConfigError(
-                f"kv_cache_memory {render_bytes(cache.kv_cache_memory_bytes)} is more than the "
+                f"kv_cache_memory {render_bytes(cache.kv_cache_memory)} is more than the "
                 f"{render_bytes((most + 1) * per_block)} that weights and activations leave; lower it, or leave it out"
             )
         return wanted, "kv_cache_memory"

@@ -162,7 +162,7 @@ def test_what_given_settings_leave_without_effect_is_not_taken_from_a_recording(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     core = make_core(
-        record_to=tmp_path / "run", policy="priority", priority_ageing_s=5.0, max_bypasses=2, preemption_mode="swap"
+        record_to=tmp_path / "run", policy="priority", priority_ageing=5.0, max_bypasses=2, preemption_mode="swap"
     )
     run(core, [make_request(f"r{number}", range(3 + number), max_tokens=4 + number) for number in range(12)])
     core.shutdown()

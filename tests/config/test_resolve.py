@@ -49,7 +49,7 @@ def test_defaults_come_from_checkpoint_and_platform(tmp_path: Path) -> None:
     assert not config.model.user_set_max_model_len
     assert (config.model.dtype, config.cache.dtype) == ("bfloat16", "bfloat16")
     assert (config.model.vocab_size, config.model.eos_token_ids, config.model.bos_token_id) == (300, (2,), 1)
-    assert config.model.served_model_name == "m"
+    assert config.model.served_model_names == ("m",)
     assert config.model.tokenizer_path == config.model.path == str(tmp_path)
     assert config.device.threads == 6
     assert config.cache.swap_space_bytes == 4 << 30
@@ -85,7 +85,7 @@ def test_arguments_win(tmp_path: Path) -> None:
     assert config.model.served_model_names == ("a", "b")
     assert config.cache.swap_space_bytes == 1 << 29
     assert config.model.tokenizer_path.endswith("elsewhere")
-    assert not config.observability.log_stats
+    assert config.observability.disable_log_stats
 
 
 def test_a_context_longer_than_the_checkpoint_was_made_for_is_refused(tmp_path: Path) -> None:
@@ -209,9 +209,9 @@ def test_sections_cannot_be_edited(tmp_path: Path) -> None:
 
 def test_packed_weights_are_kept_of_a_checkpoint_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert resolve(EngineArgs(), checkpoint(tmp_path), PLATFORM).model.packed_cache is None
+    assert resolve(EngineArgs(), checkpoint(tmp_path), PLATFORM).model.packed_directory is None
     config = resolve(EngineArgs(packed_cache="~/packed"), checkpoint(tmp_path), PLATFORM)
-    assert config.model.packed_cache == str(tmp_path / "packed")
+    assert config.model.packed_directory == str(tmp_path / "packed")
     with pytest.raises(ConfigError, match=r"packed_cache .* load_format dummy .* leave out one"):
         resolve(EngineArgs(packed_cache="packed", load_format="dummy"), checkpoint(tmp_path), PLATFORM)
 
@@ -220,7 +220,9 @@ def test_packed_weights_of_large_models_are_kept_in_the_users_cache_folder(tmp_p
     def directory(weights: int, **arguments: Any) -> str | None:
         os.truncate(tmp_path / "pytorch_model.bin", weights)
         here = checkpoint(tmp_path)
-        return resolve(EngineArgs(**arguments), here, PLATFORM, cache_directory=tmp_path / "octavo").model.packed_cache
+        return resolve(
+            EngineArgs(**arguments), here, PLATFORM, cache_directory=tmp_path / "octavo"
+        ).model.packed_directory
 
     (tmp_path / "pytorch_model.bin").touch()
     assert directory(128 << 20) == str(tmp_path / "octavo/packed")

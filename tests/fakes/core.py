@@ -35,7 +35,7 @@ def core_ready(**changes: Any) -> CoreReady:
 
 def engine_config(tokenizer_path: str = "", *, max_num_seqs: int = 16, **model: Any) -> EngineConfig:
     values = {
-        "name": "fake",
+        "model": "fake",
         "path": tokenizer_path,
         "tokenizer_path": tokenizer_path,
         "served_model_names": ("fake",),

@@ -39,16 +39,18 @@ def make_settings(
     num_host_blocks: int = 0,
     costs: PreemptionCosts | None = None,
     sliding_window: int | None = None,
+    policy: str = "fcfs",
     **scheduling: Any,
 ) -> SchedulerSettings:
     """A small scheduler; `scheduling` are fields of SchedulerConfig."""
     # the clock counts its readings: steps take no time that says anything, unless a test is about that
     values = {
-        "target_step_s": 0.0,
+        "target_step_ms": 0.0,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 16,
         "preemption_mode": "recompute",
         "max_model_len": 512,
+        "scheduling_policy": policy,
     }
     return SchedulerSettings(
         cache=CacheConfig(

@@ -74,7 +74,7 @@ def simulate(
 ) -> Outcome:
     settings = make_settings(
         num_blocks=4000, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=4096,
-        target_step_s=target_step_s, max_steps_in_flight=depth,
+        target_step_ms=None if target_step_s is None else 1e3 * target_step_s, max_steps_in_flight=depth,
     )  # fmt: skip
     clock, costs = Clock(), Pausing(model, pause_s)
     executor = SimulatedExecutor(costs, 16, clock)  # type: ignore[arg-type]
@@ -217,7 +217,7 @@ def test_sequences_that_decode_are_served_before_older_prompts() -> None:
 
 
 def test_a_piece_is_cut_while_a_sequence_decodes_and_whole_when_none_does() -> None:
-    core = make_core(max_num_batched_tokens=64, target_step_s=None)
+    core = make_core(max_num_batched_tokens=64, target_step_ms=None)
     core.add_request(make_request("first", range(40), max_tokens=4))
     core.step()
     core.add_request(make_request("second", range(50, 90), max_tokens=1))

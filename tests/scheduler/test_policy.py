@@ -48,7 +48,7 @@ class TestOrder:
     def test_with_ageing_who_waits_long_catches_up(self) -> None:
         old, new = request("old", priority=2, arrival_time=0.0), request("new", priority=0, arrival_time=25.0)
         assert self.finished("priority", [new, old]) == ["new", "old"]
-        assert self.finished("priority", [new, old], priority_ageing_s=10.0) == ["old", "new"]
+        assert self.finished("priority", [new, old], priority_ageing=10.0) == ["old", "new"]
 
     def test_deadline_goes_by_the_latest_start_and_puts_the_late_ones_last(self) -> None:
         requests = [
@@ -266,7 +266,7 @@ class TestPreemption:
             assert seen.token_ids[each.request_id] == run_alone(each).token_ids[each.request_id]
 
     def test_an_equal_priority_waits(self) -> None:
-        core = make_core(max_num_seqs=1, policy="priority", priority_ageing_s=1e-3)
+        core = make_core(max_num_seqs=1, policy="priority", priority_ageing=1e-3)
         run(core, [request("a", priority=1, arrival_time=9.0), request("b", priority=1)])
         assert core.stats().num_preemptions == 0
 

@@ -71,7 +71,7 @@ class FakeAsyncLLM:
         self.input_setup = None  # no other process could do this one's work
         self.config = EngineConfig(
             model=ModelConfig(
-                name="letters",
+                model="letters",
                 path="/nowhere",
                 tokenizer_path="/nowhere",
                 served_model_names=model_names,

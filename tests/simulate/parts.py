@@ -22,7 +22,7 @@ def make_settings(
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-            target_step_s=0.0,
+            target_step_ms=0.0,
             max_model_len=256,
             max_steps_in_flight=depth,
             preemption_mode=preemption_mode,

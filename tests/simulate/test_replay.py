@@ -27,7 +27,7 @@ def settings(preemption_mode: str = "auto") -> SchedulerSettings:
         scheduler=SchedulerConfig(
             max_num_seqs=8,
             max_num_batched_tokens=16,
-            target_step_s=0.0,
+            target_step_ms=0.0,
             max_model_len=128,
             preemption_mode=preemption_mode,  # type: ignore[arg-type]
         ),

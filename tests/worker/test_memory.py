@@ -108,7 +108,7 @@ def test_override_beyond_the_memory_names_both_numbers() -> None:
 
 
 def test_kv_cache_memory_decides_the_number_of_blocks() -> None:
-    plan = make_plan(kv_cache_memory_bytes=8 * GIB)
+    plan = make_plan(kv_cache_memory=8 * GIB)
     assert plan.num_blocks_because == "kv_cache_memory"
     assert 8 * GIB - BLOCK_BYTES < plan.kv_bytes <= 8 * GIB
 
@@ -116,7 +116,7 @@ def test_kv_cache_memory_decides_the_number_of_blocks() -> None:
 @pytest.mark.parametrize(("size", "words"), [(BLOCK_BYTES, "give at least"), (100 * GIB, "is more than")])
 def test_kv_cache_memory_out_of_reach_is_refused(size: int, words: str) -> None:
     with pytest.raises(ConfigError, match=f"kv_cache_memory .* {words}"):
-        make_plan(kv_cache_memory_bytes=size)
+        make_plan(kv_cache_memory=size)
 
 
 def test_weights_beyond_the_memory_are_refused_with_a_remedy() -> None:

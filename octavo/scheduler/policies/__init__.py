@@ -23,7 +23,7 @@ Maker = Callable[[SchedulerConfig, BlockManager, Rates], Policy]
 POLICIES: Mapping[str, Maker] = MappingProxyType(
     {
         "fcfs": lambda config, blocks, rates: FirstComeFirstServed(),
-        "priority": lambda config, blocks, rates: Priority(config.priority_ageing_s),
+        "priority": lambda config, blocks, rates: Priority(config.priority_ageing),
         "fair-share": lambda config, blocks, rates: FairShare(config.tenant_weights),
         "deadline": lambda config, blocks, rates: EarliestDeadline(rates),
         "prefix-match": lambda config, blocks, rates: LongestPrefixMatch(blocks),
@@ -33,4 +33,4 @@ POLICIES: Mapping[str, Maker] = MappingProxyType(
 
 def make_policy(config: SchedulerConfig, block_manager: BlockManager, rates: Rates) -> Policy:
     """The policy that the configuration names."""
-    return POLICIES[config.policy](config, block_manager, rates)
+    return POLICIES[config.scheduling_policy](config, block_manager, rates)
