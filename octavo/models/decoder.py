@@ -11,7 +11,7 @@ from octavo.attention.metadata import ModelInput
 from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import PagedAttention
 from octavo.layers.embedding import embedding_and_head
-from octavo.layers.norm import LayerNorm, RMSNorm
+from octavo.layers.norm import Norm, RMSNorm
 from octavo.models.causal_lm import CausalLM
 from octavo.models.config import DecoderConfig
 
@@ -44,7 +44,7 @@ class DecoderStack(CausalLM):
         mesh: Mesh,
         layer: Callable[[int], nn.Module],
         *,
-        norm: Callable[[int, float], RMSNorm | LayerNorm] = RMSNorm,
+        norm: Callable[[int, float], Norm] = RMSNorm,
         embedding_size: int | None = None,
     ) -> None:
         """embedding_size: width of embedding and head, the layers' width unless given."""

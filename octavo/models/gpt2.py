@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
-from octavo.layers.activation import OPERATOR_OF, Activation
-from octavo.layers.add import Add
 from octavo.layers.attention import PagedAttention
+from octavo.layers.elementwise import OPERATOR_OF, activation, addition
 from octavo.layers.embedding import Embedding
 from octavo.layers.heads import Heads
 from octavo.layers.linear import ColumnLinear, QKVLinear, RowLinear
@@ -72,7 +71,7 @@ class MLP(nn.Module):
     def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
         super().__init__()
         self.c_fc = ColumnLinear(c.hidden_size, c.intermediate_size, mesh, bias=True, transposed=True)
-        self.act = Activation(c.activation)
+        self.act = activation(c.activation)
         self.c_proj = RowLinear(c.intermediate_size, c.hidden_size, mesh, bias=True, transposed=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,7 +115,7 @@ class GPT2LMHeadModel(DecoderStack):
     def __init__(self, c: GPT2Config, mesh: Mesh) -> None:
         super().__init__(c, mesh, lambda _: Block(c, mesh), norm=LayerNorm)
         self.embed_positions = Embedding(c.max_positions, c.hidden_size) if self.is_first else None
-        self.add = Add()
+        self.add = addition()
 
     def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
         """See `DecoderStack.embed`: add the positions."""

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
-from octavo.layers.activation import OPERATOR_OF, Activation
-from octavo.layers.add import Add
 from octavo.layers.attention import PagedAttention
+from octavo.layers.elementwise import OPERATOR_OF, activation, addition
 from octavo.layers.embedding import Embedding
 from octavo.layers.heads import Heads
 from octavo.layers.linear import ColumnLinear, QKVLinear, RowLinear
@@ -86,7 +85,7 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(c, mesh)
         self.self_attn_layer_norm = LayerNorm(c.hidden_size, c.norm_eps)
         self.fc1 = ColumnLinear(c.hidden_size, c.intermediate_size, mesh, bias=c.mlp_bias)
-        self.act = Activation(c.activation)
+        self.act = activation(c.activation)
         self.fc2 = RowLinear(c.intermediate_size, c.hidden_size, mesh, bias=c.mlp_bias)
         self.final_layer_norm = LayerNorm(c.hidden_size, c.norm_eps)
 
@@ -125,7 +124,7 @@ class OPTForCausalLM(DecoderStack):
         self.project_out = (
             ColumnLinear(c.hidden_size, c.embedding_size, Mesh.single()) if narrow and self.is_last else None
         )
-        self.add = Add()
+        self.add = addition()
         if not c.final_norm:
             self.norm = None
 

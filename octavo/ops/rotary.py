@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from octavo.ops.norm import rms_norm
 from octavo.ops.registry import Operator
-from octavo.ops.rms_norm import rms_norm
 
 
 def rotary_table(inverse_frequencies: Tensor, num_positions: int, attention_factor: float = 1.0) -> Tensor:

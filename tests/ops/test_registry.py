@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from octavo.errors import ConfigError
+from octavo.ops.norm import rms_norm
 from octavo.ops.registry import Availability, Choice, Implementation, bind, operators
-from octavo.ops.rms_norm import rms_norm
 from octavo.platform import Platform
 
 PLATFORM = Platform.detect()

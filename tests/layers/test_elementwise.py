@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from octavo.layers.activation import OPERATOR_OF, Activation
+from octavo.layers.elementwise import OPERATOR_OF, activation
 from tests.layers.bound import fill, random
 
 EXPECTED = {
@@ -20,4 +20,4 @@ EXPECTED = {
 @pytest.mark.parametrize("name", OPERATOR_OF)
 def test_a_name_leads_to_its_function(name: str) -> None:
     x = random(3, 8)
-    torch.testing.assert_close(fill(Activation(name), {})(x), EXPECTED[name](x))
+    torch.testing.assert_close(fill(activation(name), {})(x), EXPECTED[name](x))

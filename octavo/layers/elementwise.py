@@ -1,0 +1,46 @@
+"""Functions of single elements: activations by the names that checkpoints use, and addition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from torch import Tensor
+
+from octavo.layers.layer import Binding, Layer
+
+OPERATOR_OF: Final[Mapping[str, str]] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+"""Names in config.json, and the operator that computes them."""
+
+
+class Elementwise(Layer):
+    """A function of tensors [tokens, dim] of one shape, which its result has too."""
+
+    def __init__(self, operator: str) -> None:
+        super().__init__()
+        self._operator = operator
+        self._function: Callable[..., Any]
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        """Each tensor [tokens, dim] → the same shape."""
+        result: Tensor = self._function(*tensors)
+        return result
+
+    def bind(self, binding: Binding) -> None:
+        """See `Layer.bind`."""
+        self._function = getattr(binding.ops, self._operator)
+
+
+def activation(name: str) -> Elementwise:
+    """Make the activation that config.json calls `name`, a key of `OPERATOR_OF`."""
+    return Elementwise(OPERATOR_OF[name])
+
+
+def addition() -> Elementwise:
+    """Make `x + y`, for places where no norm follows that it could be fused with."""
+    return Elementwise("add")
