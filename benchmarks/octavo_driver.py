@@ -23,7 +23,7 @@ class Engine:
         self.facts = {
             "vocab_size": ready.vocab_size,
             "max_model_len": ready.max_model_len,
-            "kv_cache_tokens": ready.num_blocks * ready.block_size,
+            "kv_cache_tokens": ready.cache.num_tokens,
         }
 
     def run(self, prompts: list[list[int]], max_tokens: int) -> tuple[float, list[Any], float]:

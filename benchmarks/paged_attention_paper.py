@@ -19,6 +19,7 @@ import msgspec
 
 from octavo.cli.report import report
 from octavo.config.schema import CacheConfig, SchedulerConfig
+from octavo.core.cache_limits import CacheLimits
 from octavo.scheduler.build import SchedulerSettings
 from octavo.simulate.presets import preset
 from octavo.simulate.replica import Replica
@@ -116,7 +117,7 @@ def make_replica(candidate_spread: float, num_slots: int, block_size: int) -> Re
     settings = SchedulerSettings(
         cache=CacheConfig(dtype="float16", block_size=block_size, enable_prefix_caching=False),
         scheduler=SchedulerConfig(max_num_seqs=1 << 16, max_num_batched_tokens=1 << 24, max_model_len=MAX_LEN),
-        num_blocks=num_slots // block_size,
+        limits=CacheLimits.of_one_group(num_slots // block_size, block_size),
     )
     return Replica(0, settings, preset("a100-40g/opt-13b"), candidate_spread=candidate_spread)
 
@@ -146,7 +147,7 @@ def paged_shares(requests: Sequence[TraceRequest], block_size: int = BLOCK_SIZE)
         if replica.num_waiting:
             num_steps += 1
             tokens += sum(sequence.num_computed_tokens for group in scheduler.running for sequence in group.live)
-            given += scheduler.block_manager.pool.num_used_blocks * block_size
+            given += scheduler.block_manager.num_used_blocks * block_size
             running += len(scheduler.running)
 
     run(requests, replica, after_step)
@@ -174,12 +175,12 @@ def _saving(
         if with_queue and not replica.num_waiting:
             return
         entries = sum(
-            len(manager.table(sequence))
+            len(manager.block_ids(sequence)[0])
             for group in scheduler.running
             for sequence in (group.live if group.refork_at is None else group.live[:1])
         )
         total += entries
-        shared += entries - manager.pool.num_used_blocks
+        shared += entries - manager.num_used_blocks
 
     run(requests, replica, after_step)
     return shared / total

@@ -17,6 +17,7 @@ import torch
 
 from octavo.cli.report import report
 from octavo.config.schema import SchedulerConfig
+from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sequence import SequenceGroup, SequenceStatus
@@ -61,7 +62,7 @@ def measure_steps(num_sequences: int, num_waiting: int, num_steps: int, prompt_l
     max_tokens = 2 * num_steps  # filling the batch takes steps of its own
     blocks_each = (prompt_len + max_tokens) // BLOCK_SIZE + 2
     scheduler = Scheduler(
-        BlockManager(num_sequences * blocks_each, BLOCK_SIZE, 0.01, enable_prefix_caching=True),
+        BlockManager(CacheLimits.of_one_group(num_sequences * blocks_each, BLOCK_SIZE), watermark=0.01),
         scheduling(max_num_seqs=num_sequences, max_num_batched_tokens=max(8192, num_sequences)),
         rates=Rates(target_step_s=0.0),  # time stands still here
     )
@@ -112,7 +113,7 @@ def running_group(registry: Registry, num_blocks: int, max_tokens: int = 1) -> S
 def measure_forks(num_blocks: int, repetitions: int) -> dict[str, float]:
     """Medians in µs for a sequence of `num_blocks`: its fork, the copy of the last block, to which the fork writes, and
     the fork's end."""
-    manager = BlockManager(num_blocks + 8, BLOCK_SIZE, 0.01, enable_prefix_caching=False)
+    manager = BlockManager(CacheLimits.of_one_group(num_blocks + 8, BLOCK_SIZE), enable_prefix_caching=False)
     registry = Registry(manager, FirstComeFirstServed())
     group = running_group(registry, num_blocks)
     parent = group.live[0]
@@ -140,7 +141,9 @@ def measure_forks(num_blocks: int, repetitions: int) -> dict[str, float]:
 
 def measure_swaps(num_blocks: int, repetitions: int) -> dict[str, float]:
     """Medians in µs to plan the way of a group of `num_blocks` to the host, and back."""
-    manager = BlockManager(num_blocks + 8, BLOCK_SIZE, 0.01, enable_prefix_caching=False, num_host_blocks=num_blocks)
+    manager = BlockManager(
+        CacheLimits.of_one_group(num_blocks + 8, BLOCK_SIZE, num_host_blocks=num_blocks), enable_prefix_caching=False
+    )
     scheduler = Scheduler(manager, scheduling(preemption_mode="swap"))
     registry, preemption, admission = scheduler._registry, scheduler._preemption, scheduler._admission
     group = running_group(registry, num_blocks)

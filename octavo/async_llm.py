@@ -61,7 +61,9 @@ class AsyncLLM:
         self.config = config
         self.tokenizer = tokenizer
         self.ready: CoreReady = client.ready
-        self.stats = SchedulerStats(num_blocks=client.ready.num_blocks, num_host_blocks=client.ready.num_host_blocks)
+        self.stats = SchedulerStats(
+            num_blocks=client.ready.cache.num_blocks, num_host_blocks=client.ready.cache.num_host_blocks
+        )
         self.metrics = Metrics(config.model.served_model_names[0])
         self.metrics.observe_stats(self.stats)
         self._client = client

@@ -10,6 +10,7 @@ from octavo.core.sequence import SequenceGroup, SequenceStatus
 from octavo.core.step import ScheduledSequence
 from octavo.errors import ConfigError
 from octavo.kv_cache.block_pool import BlockPool
+from octavo.kv_cache.block_table import BlockTable
 from octavo.scheduler.scheduler import Scheduler
 from octavo.simulate.replay import Replay
 
@@ -82,8 +83,8 @@ def _frame(scheduler: Scheduler, numbers: dict[str, int], rows: dict[int, Schedu
     manager, groups = scheduler.block_manager, scheduler.groups.values()
     return Frame(
         {numbers[group.request_id]: _state(group, rows) for group in groups},
-        _blocks(manager.pool, _users(groups, numbers, manager.tables)),
-        _blocks(manager.host_pool, _users(groups, numbers, manager.host_tables)),
+        _blocks(manager.groups[0].pool, _users(groups, numbers, manager.tables, is_on_host=False)),
+        _blocks(manager.groups[0].host_pool, _users(groups, numbers, manager.tables, is_on_host=True)),
     )
 
 
@@ -97,12 +98,15 @@ def _state(group: SequenceGroup, rows: dict[int, ScheduledSequence]) -> str:
 
 
 def _users(
-    groups: Iterable[SequenceGroup], numbers: dict[str, int], tables: Mapping[int, list[int]]
+    groups: Iterable[SequenceGroup], numbers: dict[str, int], tables: Mapping[int, BlockTable], *, is_on_host: bool
 ) -> dict[int, BlockState]:
     users: dict[int, BlockState] = {}
     for group in groups:
         for sequence in group.live:
-            for block in tables.get(sequence.seq_id, ()):
+            table = tables.get(sequence.seq_id)
+            if table is None or not table.blocks or table.is_on_host is not is_on_host:
+                continue
+            for block in table.blocks[0]:
                 first = users.get(block)
                 users[block] = (
                     BlockState(numbers[group.request_id]) if first is None else first._replace(is_shared=True)

@@ -123,12 +123,12 @@ def fitted(
     moves = msgspec.convert(llm.engine.call("measure_block_moves"), BlockMoveRates)
     model = Fitted(
         name=f"{config.model.name} on this machine",
-        kv_bytes_per_token=ready.kv_block_bytes / ready.block_size,
-        num_kv_tokens=ready.num_blocks * ready.block_size,
+        kv_bytes_per_token=ready.cache.block_bytes / ready.cache.block_size,
+        num_kv_tokens=ready.cache.num_tokens,
         # where there is no swap space nothing is swapped
         swap_bytes_per_s=moves.swap_bytes_per_s or moves.copy_bytes_per_s,
         copy_bytes_per_s=moves.copy_bytes_per_s,
-        sliding_window=ready.sliding_window,
+        sliding_window=ready.cache.window,
         fit_error=fit_error,
         interrupted_share=statistics.mean(step.was_interrupted for each in timed for step in each),
         repetition_spread=statistics.median(_spread(each) for each in timed),
@@ -141,8 +141,8 @@ def fitted(
         pair_s=coefficients["pair_s"],
     )
     num_tokens = min(max(input_lens), longest, config.scheduler.max_num_batched_tokens)
-    prompt = StepWork(1, num_tokens, num_tokens, 0, num_pairs_of(0, num_tokens, ready.sliding_window))
-    rate = num_tokens / model.step_seconds(prompt, ready.block_size)
+    prompt = StepWork(1, num_tokens, num_tokens, 0, num_pairs_of(0, num_tokens, ready.cache.window))
+    rate = num_tokens / model.step_seconds(prompt, ready.cache.block_size)
     return msgspec.structs.replace(model, prefill_tokens_per_s=rate), len(steps)
 
 
@@ -195,7 +195,7 @@ def _run(llm: LLM, batch: Batch, seed: int, clock: Callable[[], float]) -> list[
             planned = [step for each in times for step in each.planned]
             # with steps in flight one begins what another ends: only a step that did both by itself has a time
             if len(planned) == 1:
-                work = work_of(planned[0], engine.ready.sliding_window)
+                work = work_of(planned[0], engine.ready.cache.window)
                 steps.append(TimedStep(MeasuredStep(work, seconds), was_interrupted))
             times.clear()
             num_steps += 1

@@ -12,7 +12,7 @@ import msgspec
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.schema import EngineConfig
-from octavo.core.arithmetic import max_blocks_of_group
+from octavo.core.cache_limits import CacheLimits
 from octavo.platform import Platform
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -45,7 +45,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How the memory of one worker is divided before a single block is allocated.
 
     `limit` is what this worker may use in all, for the reason in `limit_because` ("machine", "cgroup",
-    "utilization 0.9 of the machine", ...). `num_blocks` is the number of usable KV blocks on the device, for the
+    "utilization 0.9 of the machine", ...). `cache` holds the numbers of usable KV blocks, for the
     reason in `num_blocks_because` ("kv_cache_memory", "at most 4 GiB on a CPU",
     "num_gpu_blocks_override", "memory left", ...).
     """
@@ -60,26 +60,18 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes: int
     activation_bytes: int
     """The peak of one step that fills `max_num_batched_tokens` and `max_num_seqs`, sampling included."""
-    block_size: int
-    """Tokens in a block."""
-    kv_block_bytes: int
-    """One block: keys and values of `block_size` tokens in all layers."""
-    num_blocks: int
+    cache: CacheLimits
     num_blocks_because: str
     kv_bytes: int
     """All device blocks, the null block included."""
-    host_blocks: int
     host_bytes: int
     """Swap space. It is counted against `limit` where host and device share the memory."""
     max_model_len: int
-    sliding_window: int | None = None
-    """Tokens that a query sees in every layer; None where a layer sees all."""
-    max_live_tokens: int | None = None
-    """Most tokens of one request that are in blocks at once (`SchedulerConfig.max_live_tokens`)."""
 
     @property
     def kv_tokens(self) -> int:
-        return self.num_blocks * self.block_size
+        """Tokens that the device blocks hold."""
+        return self.cache.num_tokens
 
     @property
     def planned_bytes(self) -> int:
@@ -89,24 +81,32 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def max_concurrency(self) -> float:
         """How many requests of `max_model_len` tokens fit into the device blocks at once."""
-        blocks_each = max_blocks_of_group(self.max_model_len, 1, 1, self.block_size, self.max_live_tokens)
-        return self.num_blocks / blocks_each if blocks_each else 0.0
+        size, length = self.cache.block_size, self.max_model_len
+        return min(group.num_blocks / max(1, group.max_blocks(length, 1, 1, size)) for group in self.cache.groups)
 
     @property
     def window_note(self) -> str:
-        """What the sliding window changes: how little of the longest request is in the cache. Empty where nothing."""
-        if self.max_live_tokens is None or self.max_live_tokens >= self.max_model_len:
-            return ""
-        return (
-            f"a request keeps at most {self.max_live_tokens:,} tokens: a sliding window of {self.sliding_window:,}, "
-            "and what a step computes"
+        """What sliding windows change: how little of the longest request is in the cache. Empty where nothing."""
+        return "; ".join(
+            f"a request keeps at most {group.max_live_tokens:,} tokens: a sliding window of {group.window:,}, and what "
+            f"a step computes{self._layers(index)}"
+            for index, group in enumerate(self.cache.groups)
+            if group.max_live_tokens is not None and group.max_live_tokens < self.max_model_len
         )
+
+    def _layers(self, index: int) -> str:
+        """Which layers a cache group is, where there are several."""
+        return f" (cache group {index})" if len(self.cache.groups) > 1 else ""
+
+    @property
+    def _num_blocks(self) -> str:
+        return " + ".join(f"{group.num_blocks:,}" for group in self.cache.groups)
 
     def summarize(self) -> str:
         """The plan in one line."""
         return (
             f"weights {render_bytes(self.weights_bytes)}, activations {render_bytes(self.activation_bytes)}, "
-            f"KV cache {render_bytes(self.kv_bytes)} ({self.num_blocks:,} blocks of {self.block_size} tokens), "
+            f"KV cache {render_bytes(self.kv_bytes)} ({self._num_blocks} blocks of {self.cache.block_size} tokens), "
             f"{self.planned_bytes / max(self.limit, 1):.0%} of {render_bytes(self.limit)}"
             + (f"; {self.window_note}" if self.window_note else "")
         )
@@ -124,10 +124,11 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             (
                 "KV cache",
                 render_bytes(self.kv_bytes),
-                f"{self.num_blocks:,} blocks of {self.block_size} tokens, {render_bytes(self.kv_block_bytes)} each: "
+                f"{self._num_blocks} blocks of {self.cache.block_size} tokens, "
+                f"{' + '.join(render_bytes(group.block_bytes) for group in self.cache.groups)} each: "
                 f"{self.num_blocks_because}",
             ),
-            ("host tier", render_bytes(self.host_bytes), f"{self.host_blocks:,} blocks of swap space"),
+            ("host tier", render_bytes(self.host_bytes), f"{self.cache.num_host_blocks:,} blocks of swap space"),
             (
                 "planned",
                 render_bytes(self.planned_bytes),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.core.arithmetic import max_blocks_of_group
+from octavo.core.cache_limits import CacheLimits
 from octavo.errors import RequestTooLarge
 
 
@@ -12,14 +12,11 @@ def check_runs_alone(
     n: int,
     *,
     max_num_seqs: int,
-    num_blocks: int,
-    block_size: int,
-    max_live_tokens: int | None = None,
+    cache: CacheLimits,
     width_field: str = "n",
 ) -> None:
     """Raise RequestTooLarge when a group (a shared prompt and n tails) exceeds the engine by itself.
 
-    `max_live_tokens`: most tokens of one sequence that are in blocks at once, where a sliding window lets go of others.
     `width_field` is the parameter that asked for n sequences: "n" or "best_of".
     """
     if n > max_num_seqs:
@@ -28,13 +25,16 @@ def check_runs_alone(
             "or raise max_num_seqs",
             field=width_field,
         )
-    needed = max_blocks_of_group(num_prompt_tokens, max_tokens, n, block_size, max_live_tokens)
-    if needed > num_blocks:
+    max_tokens += cache.num_lookahead
+    for group in cache.groups:
+        needed = group.max_blocks(num_prompt_tokens, max_tokens, n, cache.block_size)
+        if needed <= group.num_blocks:
+            continue
         fewer = f", ask for fewer sequences ({width_field})" if n > 1 else ""
-        live = f", at most {max_live_tokens} tokens of each at once" if max_live_tokens is not None else ""
+        live = f", at most {group.max_live_tokens} tokens of each at once" if group.max_live_tokens is not None else ""
         raise RequestTooLarge(
-            f"the request needs {needed} KV blocks of {block_size} tokens ({num_prompt_tokens} of prompt, "
-            f"{n} × {max_tokens} of output{live}), but the cache has {num_blocks}; lower max_tokens, shorten the "
+            f"the request needs {needed} KV blocks of {cache.block_size} tokens ({num_prompt_tokens} of prompt, "
+            f"{n} × {max_tokens} of output{live}), but the cache has {group.num_blocks}; lower max_tokens, shorten the "
             f"prompt{fewer}, or give the cache more memory (kv_cache_memory, num_gpu_blocks_override)",
             field="max_tokens",
         )

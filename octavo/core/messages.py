@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from octavo.core.cache_key import CacheKey, Placeholder
+from octavo.core.cache_limits import CacheLimits
 from octavo.core.outputs import RequestError, RequestMetrics
 from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import SamplingParams
@@ -214,24 +215,13 @@ class CallResult(msgspec.Struct, kw_only=True, tag="result"):
 class CoreReady(msgspec.Struct, kw_only=True, tag="ready"):
     """The core can take requests. Limits that only the core knows: measured at start, so not configuration."""
 
-    num_blocks: int
-    block_size: int
+    cache: CacheLimits
     max_model_len: int
     vocab_size: int
     plan: str
     """The memory plan as text, for the log of the front."""
     plan_summary: str = ""
     """The same in one line."""
-    kv_block_bytes: int = 0
-    """Size of a block over all layers; 0 where there is no model."""
-    num_lookahead_slots: int = 0
-    """Slots that each sequence has beyond its tokens: a request needs room for them too."""
-    num_host_blocks: int = 0
-    """Blocks of the swap space."""
-    sliding_window: int | None = None
-    """Tokens that a query sees in every layer; None where a layer sees all."""
-    max_live_tokens: int | None = None
-    """Most tokens of one sequence that are in blocks at once (`SchedulerConfig.max_live_tokens`)."""
 
 
 class CoreFailed(msgspec.Struct, kw_only=True, tag="failed"):

@@ -49,8 +49,6 @@ class Sequence:
     epoch: grows with each preemption; results of an older epoch are dropped.
     num_computed_tokens: tokens whose KV is in the blocks once every submitted step has run.
     num_pending: tokens drawn by submitted steps whose results are not back.
-    block_hashes: digests of the full blocks of known tokens, as far as they were needed.
-    num_published_blocks: leading blocks that the prefix index has been told of.
     is_resident: the worker holds this sequence's state.
     candidates: what may follow this beam, until the group's other beams have theirs.
     num_sent_tokens: leading tokens that were sent to the worker; maintained where it does not draw them itself.
@@ -60,7 +58,6 @@ class Sequence:
 
     __slots__ = (
         "attachments",
-        "block_hashes",
         "candidates",
         "epoch",
         "index",
@@ -68,7 +65,6 @@ class Sequence:
         "num_computed_tokens",
         "num_pending",
         "num_prompt_tokens",
-        "num_published_blocks",
         "num_sent_tokens",
         "parent",
         "seq_id",
@@ -85,8 +81,6 @@ class Sequence:
         self.epoch = 0
         self.num_computed_tokens = 0
         self.num_pending = 0
-        self.block_hashes: list[bytes] = []
-        self.num_published_blocks = 0
         self.is_resident = False
         self.candidates: TokenLogprobs | None = None
         self.num_sent_tokens = 0
@@ -108,8 +102,6 @@ class Sequence:
         child = Sequence(seq_id, index, list(self.token_ids), self.num_prompt_tokens)
         child.status = self.status
         child.num_computed_tokens = self.num_computed_tokens
-        child.block_hashes = list(self.block_hashes)
-        child.num_published_blocks = self.num_published_blocks
         child.attachments = {kind: each.fork() for kind, each in self.attachments.items()}
         child.parent = self, len(self.token_ids)
         return child
@@ -128,7 +120,6 @@ class Sequence:
         self.epoch += 1
         self.num_computed_tokens = 0
         self.num_pending = 0
-        self.num_published_blocks = 0
         self._leave_worker()
 
     def pause(self, num_computed_tokens: int) -> None:

@@ -16,7 +16,9 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence that the worker does not know (yet, or any more).
 
     A fork names a parent that the worker still holds: its first `num_shared_tokens` tokens are the parent's, and
-    `token_ids` holds those that follow. Without a parent `token_ids` holds all. `block_ids` is the whole table.
+    `token_ids` holds those that follow. Without a parent `token_ids` holds all.
+
+    block_tables: the block ids in each cache group.
 
     end_token_ids: all ids that end the sequence (end-of-sequence and stop ids): barred until `min_tokens` is reached.
     """
@@ -26,7 +28,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     token_ids: list[int]
     num_prompt_tokens: int
-    block_ids: list[int]
+    block_tables: list[list[int]]
     params: SamplingParams
     end_token_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
@@ -34,10 +36,18 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     num_shared_tokens: int = 0
 
 
+class TableChange(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The block table of a sequence in one cache group is `block_ids` from entry `first_index` on."""
+
+    group: int
+    first_index: int
+    block_ids: list[int]
+
+
 class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     """One row of the batch: compute the KV of tokens [start, start + num_tokens) of a sequence.
 
-    The block table changes from entry `first_block_index` on: the new entries are `block_ids` (often none).
+    table_changes: how its block tables changed since its last row: at most once in each cache group, mostly not at all.
     num_samples: tokens to draw from the logits of the last position: 0 in the middle of a prompt, 1, or n at its end.
     With n samples, sample i is drawn for the child with index i.
     num_prompt_logprobs: positions of this row, from its first, whose successor's log-probability is wanted (0: none).
@@ -50,18 +60,18 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     start: int
     num_tokens: int
     num_samples: int
-    first_block_index: int = 0
-    block_ids: list[int] = []
+    table_changes: list[TableChange] = []
     num_prompt_logprobs: int = 0
     num_candidates: int = 0
     token_ids: list[int] = []
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
-    """Copy the keys and values of all layers from one block to another."""
+    """Copy what all layers of a cache group keep in one block to another."""
 
     source: int
     target: int
+    group: int = 0
 
 
 class BlockOps(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from octavo.core.cache_limits import CacheLimits
 from octavo.core.step import BlockCopy, BlockOps, SchedulerOutput
 from octavo.executor.executor import Executor
 
@@ -24,15 +25,15 @@ class BlockMoveRates(msgspec.Struct, frozen=True):
 
 def measure_block_moves(
     executor: Executor,
-    num_blocks: int,
-    num_host_blocks: int,
-    block_bytes: int,
+    limits: CacheLimits,
     clock: Callable[[], float] = time.perf_counter,
 ) -> BlockMoveRates:
-    """Rates of the cache engine behind `executor`, without what a step costs besides. What the blocks hold is lost."""
+    """Return the rates of the cache engine behind `executor`, without what a step costs besides, measured in the first
+    cache group. What the blocks hold is lost."""
+    num_blocks, block_bytes = limits.groups[0].num_blocks, limits.groups[0].block_bytes
     copied = max(1, min(num_blocks // 2, _MOST_BLOCKS))
     copies = [BlockCopy(1 + i, 1 + (copied + i) % num_blocks) for i in range(copied)]
-    swapped = min(num_blocks, num_host_blocks, _MOST_BLOCKS)
+    swapped = min(num_blocks, limits.groups[0].num_host_blocks, _MOST_BLOCKS)
     moves = [BlockCopy(1 + i, 1 + i) for i in range(swapped)]
     idle, copy, swap = (
         _least_seconds(executor, ops, clock)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from octavo.core.arithmetic import max_blocks_of_group
 from octavo.core.cache_key import CacheKey
+from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest, SchedulerStats, StepOutputs
 from octavo.core.outputs import PinnedPrefix, RequestError
 from octavo.core.step import ModelRunnerOutput
@@ -23,7 +23,6 @@ from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import CheckpointError, ConfigError
 from octavo.executor.executor import Executor, make_executor
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
-from octavo.scheduler.rates import PreemptionCosts
 from octavo.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -64,33 +63,18 @@ class EngineCore:
         executor = make_executor(config)
         try:
             plan = executor.call("memory_plan")
-            max_live_tokens = config.scheduler.max_live_tokens(plan.sliding_window)
+            limits = plan.cache
             ready = CoreReady(
-                num_blocks=plan.num_blocks,
-                block_size=config.cache.block_size,
-                max_model_len=_fitting_max_model_len(
-                    config.model,
-                    config.cache.block_size,
-                    plan.num_blocks,
-                    config.scheduler.num_lookahead_slots,
-                    max_live_tokens,
-                ),
+                cache=limits,
+                max_model_len=_fitting_max_model_len(config.model, limits),
                 vocab_size=config.model.vocab_size,
                 plan=plan.render(),
                 plan_summary=plan.summarize(),
-                kv_block_bytes=plan.kv_block_bytes,
-                num_lookahead_slots=config.scheduler.num_lookahead_slots,
-                num_host_blocks=plan.host_blocks,
-                sliding_window=plan.sliding_window,
-                max_live_tokens=max_live_tokens,
             )
             settings = SchedulerSettings(
                 cache=config.cache,
                 scheduler=config.scheduler,
-                num_blocks=plan.num_blocks,
-                num_host_blocks=plan.host_blocks,
-                preemption_costs=PreemptionCosts(block_bytes=plan.kv_block_bytes),
-                sliding_window=plan.sliding_window,
+                limits=limits,
             )
             scheduler = build_scheduler(settings)
             depth, record_to = config.scheduler.max_steps_in_flight, config.observability.record_trace
@@ -198,13 +182,12 @@ class EngineCore:
         """How fast blocks are swapped and copied; cached prefixes are lost. Raises ConfigError while requests run."""
         if not self.reset_prefix_cache():
             raise ConfigError("block moves cannot be measured while requests run")
-        ready = self.ready
-        return measure_block_moves(self.executor, ready.num_blocks, ready.num_host_blocks, ready.kv_block_bytes)
+        return measure_block_moves(self.executor, self.ready.cache)
 
     def release_memory(self) -> None:
         """Give back memory that holds nothing: of empty KV blocks, and of activations. Nothing while requests run."""
         if not self.has_unfinished():
-            self.executor.call("release_memory", self.scheduler.block_manager.pool.empty_blocks())
+            self.executor.call("release_memory", self.scheduler.block_manager.empty_blocks())
 
     def check_health(self) -> None:
         """Raise EngineDeadError when a worker is gone."""
@@ -245,19 +228,23 @@ class EngineCore:
             self._on_shutdown()
 
 
-def _fitting_max_model_len(
-    model: ModelConfig, block_size: int, num_blocks: int, num_lookahead_slots: int, max_live_tokens: int | None
-) -> int:
-    """The context length that one request can have in this cache. Lowered only when nobody asked for a length."""
-    wanted = model.max_model_len
-    needed = max_blocks_of_group(wanted, 1 + num_lookahead_slots, 1, block_size, max_live_tokens)
-    if needed <= num_blocks:
+def _fitting_max_model_len(model: ModelConfig, limits: CacheLimits) -> int:
+    """Return the context length that one request can have in this cache: less than wanted only where no length was
+    set. Raises ConfigError."""
+    wanted, size = model.max_model_len, limits.block_size
+    tight = [
+        (group, needed)
+        for group in limits.groups
+        if (needed := group.max_blocks(wanted, 1 + limits.num_lookahead, 1, size)) > group.num_blocks
+    ]
+    if not tight:
         return wanted
-    fitting = num_blocks * block_size - num_lookahead_slots
+    group, needed = tight[0]
+    fitting = limits.num_tokens - limits.num_lookahead
     if model.user_set_max_model_len:
-        shorter_steps = "" if max_live_tokens is None else "lower max_num_batched_tokens, "
+        shorter_steps = "" if group.max_live_tokens is None else "lower max_num_batched_tokens, "
         raise ConfigError(
-            f"max_model_len = {wanted} needs {needed} KV blocks of {block_size} tokens, the cache has {num_blocks}; "
+            f"max_model_len = {wanted} needs {needed} KV blocks of {size} tokens, the cache has {group.num_blocks}; "
             f"lower max_model_len to {fitting} or less, {shorter_steps}or give the cache more memory"
         )
     return fitting

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from octavo.config.schema import ModelConfig
-from octavo.core.arithmetic import num_blocks_touched
 from octavo.core.cache_key import namespace_digest
 from octavo.core.limits import check_runs_alone
 from octavo.core.messages import CoreReady, EngineCoreRequest
@@ -258,14 +256,7 @@ class InputProcessor:
         self._check_fits(num_prompt_tokens, 1, params)
         max_tokens = min(
             context_left,
-            tokens_that_fit(
-                num_prompt_tokens,
-                params.width,
-                self.ready.num_blocks,
-                self.ready.block_size,
-                self.ready.max_live_tokens,
-            )
-            - self.ready.num_lookahead_slots,
+            self.ready.cache.max_tokens_that_fit(num_prompt_tokens, params.width),
         )
         if max_tokens < max(1, params.min_tokens):
             if params.min_tokens > context_left:
@@ -281,12 +272,10 @@ class InputProcessor:
         """Refuse what cannot fit even when it runs alone."""
         check_runs_alone(
             num_prompt_tokens,
-            max_tokens + self.ready.num_lookahead_slots,
+            max_tokens,
             params.width,
             max_num_seqs=self._max_num_seqs,
-            num_blocks=self.ready.num_blocks,
-            block_size=self.ready.block_size,
-            max_live_tokens=self.ready.max_live_tokens,
+            cache=self.ready.cache,
             width_field=params.width_field,
         )
 
@@ -342,20 +331,3 @@ def request_seed(engine_seed: int, number: int) -> int:
     """Seed of the request with this number among those that bring none: the same in every run of the engine."""
     digest = hashlib.blake2b(f"{engine_seed}:{number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") & MAX_SEED
-
-
-def tokens_that_fit(
-    num_prompt_tokens: int, num_sequences: int, num_blocks: int, block_size: int, max_live_tokens: int | None = None
-) -> int:
-    """Largest `max_tokens` with which a group fits `num_blocks`, at most 0 when none does, `sys.maxsize` when any does.
-
-    The inverse of `max_blocks_of_group`.
-    """
-    num_shared = num_live = num_prompt_tokens // block_size if num_sequences > 1 else 0
-    if max_live_tokens is not None:
-        most = num_blocks_touched(max_live_tokens, block_size)
-        if num_sequences * most <= num_blocks:
-            return sys.maxsize
-        num_live = min(num_shared, most)
-    blocks_per_tail = (num_blocks - num_live) // num_sequences
-    return blocks_per_tail * block_size - (num_prompt_tokens - num_shared * block_size) + 1

@@ -1,11 +1,10 @@
-"""What the block tables of many sequences say together: who else uses a block, and whether all counts agree."""
+"""Checks over the block tables of many sequences: who else uses a block, and whether all counts agree."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from octavo.core.sequence import Sequence
 from octavo.kv_cache.block_pool import NULL_BLOCK, BlockPool
 
 
@@ -22,16 +21,13 @@ def num_leading_shared(pool: BlockPool, tables: list[list[int]]) -> int:
     return count
 
 
-def check_tables(
-    pool: BlockPool, tables: Mapping[int, list[int]], holders: Iterable[Sequence], pinned: Iterable[int] = ()
-) -> None:
-    """Raise AssertionError unless exactly `holders` have tables in this pool, no table has a gap or a block twice, and
-    the pool counts as many users of each block as tables and pins use it."""
+def check_tables(pool: BlockPool, tables: Iterable[list[int]], pinned: Iterable[int] = ()) -> None:
+    """Raise AssertionError unless no table has a gap or a block twice, and the pool counts as many users of each block
+    as tables and pins use it."""
     counts = Counter(pinned)
-    for whole in tables.values():
+    for whole in tables:
         table = whole[whole.count(NULL_BLOCK) :]
         assert NULL_BLOCK not in table, "a table has a gap"
         assert len(set(table)) == len(table), "a table holds a block twice"
         counts.update(table)
     pool.check(counts)
-    assert {s.seq_id for s in holders} == set(tables), "tables of other sequences than those that have blocks"

@@ -1,11 +1,12 @@
-"""What the block manager answers: may blocks be had, what is in the cache already, how a table grew."""
+"""What the block manager returns: whether blocks can be had, what is in the cache already, how a table changed."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from octavo.core.step import BlockCopy
+from octavo.core.step import BlockCopy, TableChange
 from octavo.kv_cache.block_pool import NULL_BLOCK
 
 
@@ -18,39 +19,79 @@ class AllocStatus(enum.Enum):
 
 
 class Allocation(NamedTuple):
-    """May blocks be had? With the reason in words (empty for OK), and for LATER how many more would have to be free."""
+    """Whether blocks can be had, the reason in words (empty for OK), and for LATER how many more blocks of each cache
+    group would have to be free."""
 
     status: AllocStatus
     because: str = ""
-    num_missing: int = 0
+    num_missing: tuple[int, ...] = ()
+
+
+OK = Allocation(AllocStatus.OK)
+
+
+def most_severe(allocations: Sequence[Allocation]) -> Allocation:
+    """Return the answer for all cache groups from the answer for each: NEVER before LATER before OK."""
+    if len(allocations) == 1:
+        return allocations[0]
+    worst = OK
+    for each in allocations:
+        if each.status is AllocStatus.NEVER:
+            return each
+        if each.status is AllocStatus.LATER and worst is OK:
+            worst = each
+    if worst is OK:
+        return OK
+    return worst._replace(num_missing=tuple(sum(each.num_missing) for each in allocations))
 
 
 class PrefixHit(NamedTuple):
-    """Leading blocks that are in the cache already, and the digest of the first that is not (None: none is missing).
+    """Leading blocks that are in the cache already.
 
-    Blocks that the token behind them does not see (sliding window) are null blocks, cached or not.
-    `partial`: a cached block that begins like the next one, and how many tokens are the same: they are copied instead
-    of computed. `because` says in words why it is not more.
+    blocks: for each cache group; blocks that the token behind them does not read are null blocks, cached or not.
+    num_block_tokens: the tokens in them.
+    missing: the digest of the first block that is not cached; None where none is missing.
+    sources: for each cache group a block that begins like the next one; its first `num_copied_tokens` tokens are copied
+        instead of computed. Empty where there is none.
+    because: why it is not more, in words.
     """
 
-    blocks: list[int]
+    blocks: Sequence[list[int]] = ()
+    num_block_tokens: int = 0
     missing: bytes | None = None
-    partial: tuple[int, int] = (0, 0)
+    sources: Sequence[int] = ()
+    num_copied_tokens: int = 0
     because: str = ""
 
     @property
-    def num_unseen(self) -> int:
-        """Leading blocks that are not needed."""
-        return self.blocks.count(NULL_BLOCK)
+    def num_blocks(self) -> int:
+        """Leading blocks, those that are not needed included."""
+        return len(self.blocks[0]) if self.blocks else 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that need not be computed."""
+        return self.num_block_tokens + self.num_copied_tokens
+
+    def blocks_of(self, group: int) -> list[int]:
+        """Return the blocks of one cache group."""
+        return self.blocks[group] if self.blocks else []
+
+    def num_unseen(self, group: int) -> int:
+        """Return how many leading blocks of one cache group are not needed."""
+        return self.blocks_of(group).count(NULL_BLOCK)
+
+    def without_copy(self, because: str) -> PrefixHit:
+        """Return this hit with nothing copied."""
+        return self._replace(sources=(), num_copied_tokens=0, because=because)
 
 
-class Growth(NamedTuple):
-    """How a block table changed: from entry `first_index` on it now holds `blocks`; `copies` come before writing."""
+class SlotGrowth(NamedTuple):
+    """How the tables of a sequence changed so that tokens can be written; `copies` come before the writing."""
 
-    first_index: int
-    blocks: list[int]
+    changes: list[TableChange]
     copies: list[BlockCopy]
 
 
-UNCHANGED = Growth(0, [], [])
-NO_HIT = PrefixHit([])
+UNCHANGED = SlotGrowth([], [])
+NO_HIT = PrefixHit()

@@ -12,7 +12,6 @@ from collections.abc import Sequence as SequenceABC
 from hashlib import sha256
 
 from octavo.core.cache_key import CacheKey, Placeholder
-from octavo.core.sequence import Sequence
 
 TokenKey = int | tuple[int, int, bytes]
 """What is compared at one position: the token id; in a placeholder also the place in its content and the digest."""
@@ -20,7 +19,7 @@ TokenKey = int | tuple[int, int, bytes]
 
 def root_digest(cache_key: CacheKey) -> bytes:
     """The start of a chain. Requests with different namespaces, salts or adapters share nothing."""
-    # `ascii` tells every three texts from every other three, whatever characters they hold
+    # `ascii` distinguishes every three texts from every other three, whatever characters they hold
     named = ascii((cache_key.cache_namespace, cache_key.cache_salt or "", cache_key.adapter))
     return sha256(b"octavo block chain\0" + named.encode()).digest()
 
@@ -39,11 +38,6 @@ def extend_chain(digests: list[bytes], token_ids: list[int], block_size: int, ca
         content = _content(placeholders, start, end) if placeholders else b""
         digests.append(next_digest(parent, token_ids[start:end], content))
     return digests
-
-
-def extend_hashes(sequence: Sequence, block_size: int, cache_key: CacheKey) -> list[bytes]:
-    """Digests of all full blocks of the sequence's known tokens; kept on the sequence, so each is computed once."""
-    return extend_chain(sequence.block_hashes, sequence.token_ids, block_size, cache_key)
 
 
 def token_keys(

@@ -36,28 +36,27 @@ class Pins:
         """The blocks that are held."""
         return self._blocks.values()
 
-    def pin(self, digests: Sequence[bytes], until: float) -> int:
-        """Pin a prefix by the chain of its full blocks; answers how many of them there is room for, from the first.
-
-        The same prefix again has its new time.
-        """
-        self.unpin(digests)
-        room = self._max_blocks - len(self._num_pins)
+    def room_for(self, digests: Sequence[bytes]) -> int:
+        """Return how many leading blocks of a prefix may be pinned."""
         num_known = next((i for i, digest in enumerate(digests) if digest not in self._num_pins), len(digests))
-        kept = digests[: num_known + room]
+        return min(len(digests), num_known + self._max_blocks - len(self._num_pins))
+
+    def pin(self, digests: Sequence[bytes], num_blocks: int, until: float) -> None:
+        """Pin the first `num_blocks` blocks of a prefix that is not pinned, at most `room_for` it."""
+        assert num_blocks <= self.room_for(digests), "more blocks are pinned than there is room for"
+        kept = digests[:num_blocks]
         if kept:
             self._pins[digests[-1]] = _Pin(until, kept)
         for digest in kept:
             self._num_pins[digest] = self._num_pins.get(digest, 0) + 1
             self.hold(digest)
-        return len(kept)
 
     def num_held(self, digests: Sequence[bytes]) -> int:
-        """Leading blocks of a prefix that are held."""
+        """Return how many leading blocks of a prefix are held."""
         return next((i for i, digest in enumerate(digests) if digest not in self._blocks), len(digests))
 
     def hold(self, digest: bytes) -> None:
-        """Hold the block with this content if there is one and it is pinned. To be told of all that is published."""
+        """Hold the block with this content if there is one and it is pinned. Called for all that is published."""
         if digest in self._num_pins and digest not in self._blocks:
             block = self._pool.find(digest)
             if block is not None:
@@ -70,7 +69,7 @@ class Pins:
             self._pool.release(self._blocks.pop(digest))
 
     def unpin(self, digests: Sequence[bytes]) -> bool:
-        """End the pin of exactly this prefix. Answers whether there was one."""
+        """End the pin of exactly this prefix. Returns whether there was one."""
         pin = self._pins.pop(digests[-1], None) if digests else None
         if pin is None:
             return False
@@ -88,7 +87,7 @@ class Pins:
             self.unpin([name])
 
     def clear(self) -> int:
-        """End all pins. Answers how many blocks they held."""
+        """End all pins. Returns how many blocks they held."""
         num_held = len(self._blocks)
         self.expire(math.inf)
         return num_held

@@ -1,121 +1,82 @@
-"""The host tier: blocks of groups that are swapped out, and how groups move there and back.
-
-It holds swapped groups only: nothing there is shared between groups or found by content.
-"""
+"""The host tier: whether sequences can be swapped out and in, and where their blocks go."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as SequenceABC
 
-from octavo.core.arithmetic import num_blocks_for
+from octavo.core.cache_limits import CacheLimits
 from octavo.core.sequence import Sequence
 from octavo.core.step import BlockCopy
-from octavo.kv_cache.allocation import Allocation, AllocStatus
-from octavo.kv_cache.block_pool import NULL_BLOCK, BlockPool, release_table
+from octavo.kv_cache.allocation import Allocation, most_severe
+from octavo.kv_cache.block_table import BlockTable
+from octavo.kv_cache.group_cache import GroupCache
 
 
 class SwapSpace:
-    """`pool`: blocks of the host. `tables`: those of swapped sequences, by sequence id.
+    """Reads the block tables; the block manager writes them."""
 
-    `device` and `device_tables` are the block manager's; `at_once` says how many of a sequence's blocks are needed at
-    the same time (sliding window).
-    """
-
-    def __init__(
-        self,
-        pool: BlockPool,
-        device: BlockPool,
-        device_tables: dict[int, list[int]],
-        block_size: int,
-        at_once: Callable[[int], int],
-    ) -> None:
-        self.pool = pool
-        self.tables: dict[int, list[int]] = {}
-        self._device = device
-        self._device_tables = device_tables
-        self._block_size = block_size
-        self._at_once = at_once
-
-    def num_computed_blocks(self, sequences: Iterable[Sequence]) -> int:
-        """Different device blocks that hold the computed tokens of these sequences: what a swap moves."""
-        size = self._block_size
-        blocks = {b for s in sequences for b in self._device_tables[s.seq_id][: -(-s.num_computed_tokens // size)]}
-        return len(blocks - {NULL_BLOCK})
+    def __init__(self, groups: SequenceABC[GroupCache], limits: CacheLimits, tables: Mapping[int, BlockTable]) -> None:
+        self._groups = groups
+        self._limits = limits
+        self._tables = tables
 
     def can_swap_out(self, sequences: Iterable[Sequence]) -> Allocation:
-        """Has the host tier room for the sequences' computed blocks? OK or LATER."""
-        required, free = self.num_computed_blocks(sequences), self.pool.num_free_blocks
-        if required > free:
-            return Allocation(AllocStatus.LATER, f"needs {required} host blocks, {free} are free")
-        return Allocation(AllocStatus.OK)
+        """Return whether the host tier has room for the sequences' computed blocks: OK or LATER."""
+        computed = self._computed(sequences)
+        return most_severe([cache.can_swap_out(each[cache.index] for each in computed) for cache in self._groups])
 
-    def swap_out(self, sequences: Iterable[Sequence]) -> list[BlockCopy]:
-        """Move the sequences' computed blocks to the host, each once; who shared a block shares its new place.
+    def num_computed_blocks(self, sequences: Iterable[Sequence]) -> tuple[int, int]:
+        """Return how many different device blocks hold the computed tokens of these sequences, and their bytes."""
+        computed = self._computed(sequences)
+        counts = [cache.num_different(each[cache.index] for each in computed) for cache in self._groups]
+        num_bytes = sum(cache.block_bytes * count for cache, count in zip(self._groups, counts, strict=True))
+        return sum(counts), num_bytes
 
-        The copies (device block, host block) are to be made before anything else writes to the device blocks.
-        """
-        places: dict[int, int] = {}
-        for sequence in sequences:
-            table = self._device_tables.pop(sequence.seq_id)
-            num_computed = -(-sequence.num_computed_tokens // self._block_size)
-            self.tables[sequence.seq_id] = _moved(table[:num_computed], self.pool, places)
-            release_table(self._device, table)
-        return [BlockCopy(block, place) for block, place in places.items()]
+    def num_bytes(self, copies: Iterable[BlockCopy]) -> int:
+        """Return how many bytes these copies move."""
+        return sum(self._groups[copy.group].block_bytes for copy in copies)
 
-    def num_blocks_to_swap_in(self, sequences: Iterable[Sequence], num_lookahead: int = 0) -> int:
-        """Device blocks that the sequences need to compute their known tokens, with `num_lookahead` slots more each:
-        what was swapped out, new ones at the end, and a copy for each writer but one of a shared block."""
-        size = self._block_size
-        distinct: set[int] = set()
-        writers: set[int] = set()
-        num_more = 0
-        for sequence in sequences:
-            table = self.tables[sequence.seq_id]
-            num_unseen = table.count(NULL_BLOCK)
-            distinct.update(table[num_unseen:])
-            num_live = self._at_once(num_blocks_for(len(sequence.token_ids) + num_lookahead, size) - num_unseen)
-            num_more += max(0, num_live - (len(table) - num_unseen))
-            for block in table[sequence.num_computed_tokens // size :]:
-                num_more += block in writers
-                writers.add(block)
-        return len(distinct) + num_more
+    def can_swap_in(self, sequences: Iterable[Sequence], *, waive_watermark: bool) -> Allocation:
+        """Return whether the sequences can have device blocks again, with the watermark as in
+        `BlockManager.can_allocate`; nothing of the device's prefix cache is used."""
+        needed = self.num_blocks_to_swap_in(sequences)
+        return most_severe(
+            [
+                cache.can_swap_in(count, waive_watermark=waive_watermark)
+                for cache, count in zip(self._groups, needed, strict=True)
+            ]
+        )
 
-    def can_swap_in(self, sequences: Iterable[Sequence], num_kept: int, num_lookahead: int) -> Allocation:
-        """May the sequences come back, when `num_kept` blocks are to stay free?"""
-        required = self.num_blocks_to_swap_in(sequences, num_lookahead)
-        if required > self._device.num_blocks:
-            return Allocation(
-                AllocStatus.NEVER, f"needs {required} KV blocks, the pool has {self._device.num_blocks} in all"
-            )
-        free = self._device.num_free_blocks
-        if free - required < num_kept:
-            return Allocation(
-                AllocStatus.LATER, f"needs {required} free KV blocks, {free} are free, {num_kept} stay free"
-            )
-        return Allocation(AllocStatus.OK)
+    def num_blocks_to_swap_in(self, sequences: Iterable[Sequence]) -> list[int]:
+        """Return for each cache group the device blocks that swapped sequences need to compute their known tokens."""
+        num_lookahead = self._limits.num_lookahead
+        needs = [
+            (self._tables[each.seq_id].blocks, each.num_computed_tokens, len(each.token_ids) + num_lookahead)
+            for each in sequences
+        ]
+        return [
+            cache.num_blocks_to_swap_in((blocks[cache.index], computed, wanted) for blocks, computed, wanted in needs)
+            for cache in self._groups
+        ]
 
-    def swap_in(self, sequences: Iterable[Sequence]) -> list[BlockCopy]:
-        """Move the sequences' blocks back to the device, each once. The copies are (host block, device block)."""
-        places: dict[int, int] = {}
-        for sequence in sequences:
-            table = self.tables.pop(sequence.seq_id)
-            self._device_tables[sequence.seq_id] = _moved(table, self._device, places)
-            # they are new blocks: what the index knows are others, or none
-            sequence.num_published_blocks = 0
-            release_table(self.pool, table)
-        return [BlockCopy(block, place) for block, place in places.items()]
+    def moved(self, sequences: Iterable[Sequence], *, to_host: bool) -> tuple[list[list[list[int]]], list[BlockCopy]]:
+        """Allocate blocks on the other tier for what the sequences have computed, each block once; return their new
+        tables for each cache group, and the copies."""
+        before = self._computed(sequences)
+        after: list[list[list[int]]] = [[] for _ in before]
+        copies: list[BlockCopy] = []
+        for cache in self._groups:
+            places: dict[int, int] = {}
+            for old, new in zip(before, after, strict=True):
+                new.append(cache.move(old[cache.index], places, to_host=to_host))
+            copies += [BlockCopy(source, target, cache.index) for source, target in places.items()]
+        return after, copies
 
-
-def _moved(table: list[int], pool: BlockPool, places: dict[int, int]) -> list[int]:
-    """The table of a sequence that moves to `pool`; `places` says where each block went, and grows."""
-    moved = []
-    for block in table:
-        if block == NULL_BLOCK:
-            moved.append(NULL_BLOCK)
-            continue
-        if block in places:
-            pool.acquire(places[block])
-        else:
-            places[block] = pool.allocate()
-        moved.append(places[block])
-    return moved
+    def _computed(self, sequences: Iterable[Sequence]) -> list[list[list[int]]]:
+        """Return the blocks of the sequences that hold computed tokens, for each cache group."""
+        size = self._limits.block_size
+        return [
+            [blocks[: -(-each.num_computed_tokens // size)] for blocks in self._tables[each.seq_id].blocks]
+            for each in sequences
+        ]

@@ -65,14 +65,13 @@ class Admission:
         self._log = log
         self._whole_prompts = not config.enable_chunked_prefill
         self._max_bypasses = 0 if self._whole_prompts else config.max_bypasses
-        self._num_lookahead_slots = config.num_lookahead_slots
 
     def admit(self, plan: StepPlan, now: float, next_group: Callable[[], SequenceGroup | None]) -> None:
         """Admit groups at time `now`, each the one that `next_group` returns (the head of a queue, or None to stop),
         until no tokens for prompts are left or a group that may not be passed does not fit."""
         deferred: list[SequenceGroup] = []
         blocked: list[SequenceGroup] = []
-        computing = set[bytes]() if self._whole_prompts else plan.hashes_computed(self._block_manager.block_size)
+        computing = set[bytes]() if self._whole_prompts else plan.hashes_computed(self._block_manager)
         while not plan.tokens.is_full and (group := next_group()) is not None:
             is_swapped = group.status is SequenceStatus.SWAPPED
             attempt = self._swap_in(group, plan, now) if is_swapped else self._admit(group, plan, now, computing)
@@ -98,7 +97,7 @@ class Admission:
         plan.admit(group)
         self._rows.plan_group(group, plan)
         if not self._whole_prompts and group.live[0].seq_id in plan.rows:
-            computing.update(plan.hashes_computed_by(group.live[0], self._block_manager.block_size))
+            computing.update(plan.hashes_computed_by(group.live[0], self._block_manager))
 
     def _note_passed(self, blocked: list[SequenceGroup], group: SequenceGroup) -> None:
         for passed in blocked:
@@ -162,7 +161,7 @@ class Admission:
 
     def _token_refusal(self, group: SequenceGroup, hit: PrefixHit, plan: StepPlan) -> str:
         """Return why the group's first row cannot be planned now; an empty string when it can."""
-        start = len(hit.blocks) * self._block_manager.block_size + hit.partial[1]
+        start = hit.num_tokens
         want = tokens_to_allocate(group) - start
         granted = plan.grant(group, start, want)
         # known tokens of a preempted group may exceed the budget: then its steps are its own
@@ -184,8 +183,8 @@ class Admission:
         no other group would ever free it.
         """
         hit = self._block_manager.find_prefix(group, group.live[0], tokens_to_allocate(group))
-        if hit.partial[1] and not self._registry.running and self._ask(group, hit).status is AllocStatus.LATER:
-            return hit._replace(partial=(0, 0), because="no block is left to copy the beginning of the next from")
+        if hit.sources and not self._registry.running and self._ask(group, hit).status is AllocStatus.LATER:
+            return hit.without_copy("no block is left to copy the beginning of the next from")
         return hit
 
     def _can_allocate(self, group: SequenceGroup, hit: PrefixHit) -> Allocation:
@@ -200,21 +199,21 @@ class Admission:
             group,
             hit,
             waive_watermark=not self._registry.running,
-            num_lookahead=self._num_lookahead_slots,
             is_returning=group.metrics.num_preemptions > 1,
         )
 
     def _can_swap_in(self, group: SequenceGroup) -> Allocation:
-        is_idle, num_lookahead = not self._registry.running, self._num_lookahead_slots
-        allocation = self._block_manager.can_swap_in(group.live, waive_watermark=is_idle, num_lookahead=num_lookahead)
+        is_idle, swap_space = not self._registry.running, self._block_manager.swap_space
+        allocation = swap_space.can_swap_in(group.live, waive_watermark=is_idle)
         if allocation.status is AllocStatus.LATER and is_idle and self._preemption.clear_pins(group):
-            return self._block_manager.can_swap_in(group.live, waive_watermark=True, num_lookahead=num_lookahead)
+            return swap_space.can_swap_in(group.live, waive_watermark=True)
         return allocation
 
     def allocate(self, group: SequenceGroup, hit: PrefixHit, plan: StepPlan, now: float) -> None:
         """Give blocks to a group that has left the waiting queue, and let it run."""
         num_tokens = tokens_to_allocate(group)
         copies = self._block_manager.allocate(group.live[0], num_tokens, hit)
+        group.live[0].num_computed_tokens = hit.num_tokens
         if copies:
             plan.prefix_copies[group.live[0].seq_id] = copies
         group.refork_at = num_tokens if len(group.live) > 1 else None

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from octavo.config.schema import SchedulerConfig
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy, BlockOps, NewSequence, ScheduledSequence, SchedulerOutput
-from octavo.kv_cache.allocation import Growth
+from octavo.kv_cache.allocation import SlotGrowth
+from octavo.kv_cache.block_manager import BlockManager
 from octavo.scheduler.budget import Budget, TokenBudget, make_budgets
 from octavo.scheduler.registry import Registry
 
@@ -98,18 +99,19 @@ class StepPlan:
         self.filling.pop(sequence.seq_id, None)
         return PlannedRow(row, self.new.pop(sequence.seq_id, None), self.copies.pop(sequence.seq_id, []))
 
-    def hashes_computed(self, block_size: int) -> set[bytes]:
-        """Digests of the blocks that this step's prefills fill. Decode rows are left out: they seldom fill one."""
+    def hashes_computed(self, block_manager: BlockManager) -> set[bytes]:
+        """Return the digests of the blocks that this step's prefills fill. Decode rows seldom fill one: they are left
+        out."""
         digests: set[bytes] = set()
         for seq_id, (_, sequence) in self.filling.items():
             if self.rows[seq_id].num_tokens > 1:
-                digests.update(self.hashes_computed_by(sequence, block_size))
+                digests.update(self.hashes_computed_by(sequence, block_manager))
         return digests
 
-    def hashes_computed_by(self, sequence: Sequence, block_size: int) -> list[bytes]:
-        """Digests of the blocks that this sequence's row fills; none when prefix caching is off."""
-        row = self.rows[sequence.seq_id]
-        return sequence.block_hashes[row.start // block_size : (row.start + row.num_tokens) // block_size]
+    def hashes_computed_by(self, sequence: Sequence, block_manager: BlockManager) -> list[bytes]:
+        """Return the digests of the blocks that this sequence's row fills; none when prefix caching is off."""
+        row, size = self.rows[sequence.seq_id], block_manager.block_size
+        return block_manager.digests(sequence)[row.start // size : (row.start + row.num_tokens) // size]
 
     def output(self, step_id: int, finished_ids: list[int]) -> SchedulerOutput:
         assert not self.prefix_copies, "a sequence came in without a row: what it copies would be lost"
@@ -132,7 +134,7 @@ def begin_plan(config: SchedulerConfig, registry: Registry) -> StepPlan:
     return StepPlan(TokenBudget(config.max_num_batched_tokens), *budgets)
 
 
-def new_sequence(group: SequenceGroup, sequence: Sequence, block_ids: list[int]) -> NewSequence:
+def new_sequence(group: SequenceGroup, sequence: Sequence, block_tables: list[list[int]]) -> NewSequence:
     """The message that makes a sequence known to the worker; it names a sibling there as parent if there is one."""
     parent = next((other for other in group.sequences if other.is_resident), None)
     num_shared = group.num_prompt_tokens if parent is not None else 0
@@ -145,7 +147,7 @@ def new_sequence(group: SequenceGroup, sequence: Sequence, block_ids: list[int])
         epoch=sequence.epoch,
         token_ids=sequence.token_ids[num_shared:],
         num_prompt_tokens=sequence.num_prompt_tokens,
-        block_ids=list(block_ids),
+        block_tables=[list(table) for table in block_tables],
         params=group.request.params,
         end_token_ids=tuple(group.end_token_ids),
         bad_words_token_ids=group.request.bad_words_token_ids,
@@ -163,7 +165,7 @@ def num_prompt_logprobs(group: SequenceGroup, sequence: Sequence, start: int, en
 
 
 def scheduled_row(
-    group: SequenceGroup, sequence: Sequence, num_tokens: int, growth: Growth, *, is_new: bool
+    group: SequenceGroup, sequence: Sequence, num_tokens: int, growth: SlotGrowth, *, is_new: bool
 ) -> ScheduledSequence:
     """The row that computes the next `num_tokens` tokens of a sequence; it draws when it reaches the last one."""
     start = sequence.num_computed_tokens
@@ -184,8 +186,7 @@ def scheduled_row(
         start=start,
         num_tokens=num_tokens,
         num_samples=num_samples,
-        first_block_index=0 if is_new else growth.first_index,
-        block_ids=[] if is_new else growth.blocks,
+        table_changes=[] if is_new else growth.changes,
         num_prompt_logprobs=num_prompt_logprobs(group, sequence, start, end) if start < group.num_prompt_tokens else 0,
         num_candidates=num_candidates,
         token_ids=told,

@@ -22,7 +22,7 @@ from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 
 Missing = tuple[int, ...]
-"""How many KV blocks, and how much of each budget, a waiting group lacks to be admitted."""
+"""How many KV blocks of each cache group, and how much of each budget, a waiting group lacks to be admitted."""
 
 
 class SwapChoice(NamedTuple):
@@ -34,10 +34,10 @@ class SwapChoice(NamedTuple):
 
 class _Dropped(NamedTuple):
     """What a preempted group had in the step: computed tokens by sequence id without those that the step would have
-    computed, and by block the block that it would have been copied from."""
+    computed, and by cache group and block the block that it would have been copied from."""
 
     num_computed: dict[int, int]
-    copied_from: dict[int, int]
+    copied_from: dict[tuple[int, int], int]
 
 
 class Preemption:
@@ -64,7 +64,7 @@ class Preemption:
         else:
             group.num_dropped_tokens = _num_computed_tokens(group, dropped.num_computed)
             for sequence in group.live:
-                self._registry.block_manager.free(sequence)
+                self._registry.block_manager.release(sequence)
                 sequence.restart()
         group.refork_at = None
         group.was_preempted = True
@@ -90,7 +90,7 @@ class Preemption:
                     copies = copies + planned.copies
                     if planned.message is not None:
                         sequence.is_resident = False  # the worker never heard of it
-                dropped.copied_from.update((copy.target, copy.source) for copy in copies)
+                dropped.copied_from.update(((copy.group, copy.target), copy.source) for copy in copies)
             if sequence.is_resident:
                 self._registry.released.append(sequence)
         return dropped
@@ -100,21 +100,25 @@ class Preemption:
             sequence.pause(dropped.num_computed[sequence.seq_id])
         moves = self._registry.block_manager.swap_out(group.live)
         # a copy that this step would have made is not made: what it would have copied is still at its source
-        plan.swap_outs += [BlockCopy(_origin(move.source, dropped.copied_from), move.target) for move in moves]
+        plan.swap_outs += [
+            BlockCopy(_origin(move.group, move.source, dropped.copied_from), move.target, move.group) for move in moves
+        ]
         self._registry.stats.num_preemptions_by_swap += 1
         self._registry.stats.num_swapped_out_blocks += len(moves)
 
     # ---- for a waiting group that comes before running ones ----
 
-    def preempt_for(self, head: SequenceGroup, num_missing_blocks: int, plan: StepPlan) -> bool:
+    def preempt_for(self, head: SequenceGroup, missing_blocks: Missing, plan: StepPlan) -> bool:
         """Preempt as few running groups, of those that the policy names, as it takes to admit the first waiting group.
         Returns False, with none preempted, when all of them would not suffice."""
-        victims = self._victims_for(head, (num_missing_blocks, *plan.num_missing(head)), plan)
+        victims = self._victims_for(head, missing_blocks, plan)
         for group in victims:
             self.preempt(group, plan, because=f"{head.request_id} comes before it")
         return bool(victims)
 
-    def _victims_for(self, head: SequenceGroup, missing: Missing, plan: StepPlan) -> list[SequenceGroup]:
+    def _victims_for(self, head: SequenceGroup, missing_blocks: Missing, plan: StepPlan) -> list[SequenceGroup]:
+        missing_blocks = missing_blocks or (0,) * len(self._registry.block_manager.groups)
+        missing = (*missing_blocks, *plan.num_missing(head))
         if self._is_known_to_be_futile(head, missing):
             return []
         candidates = self._policy.victims_for(head, self._registry.running)
@@ -123,7 +127,7 @@ class Preemption:
         freed = _FreedBlocks(self._registry.block_manager)
 
         def suffices() -> bool:
-            return freed.count >= missing[0] and plan.lacking(head) is None
+            return freed.covers(missing_blocks) and plan.lacking(head) is None
 
         victims: list[SequenceGroup] = []
         for group in candidates:
@@ -160,7 +164,7 @@ class Preemption:
 
     def clear_pins(self, group: SequenceGroup) -> bool:
         """End all pins for a group that could not run otherwise, even alone. False when they held nothing."""
-        num_held = self._registry.block_manager.clear_pins()
+        num_held = self._registry.block_manager.pins.clear()
         if num_held:
             self._log.note("unpinned", group.request, f"pins held {num_held} blocks, and it runs only without them")
         return num_held > 0
@@ -169,7 +173,7 @@ class Preemption:
         manager = self._registry.block_manager
         if self._mode == "recompute":
             return SwapChoice(False, "preemption_mode is recompute")
-        if manager.host_pool.num_blocks == 0:
+        if manager.limits.num_host_blocks == 0:
             return SwapChoice(False, "there is no swap space")
         if plan is None:
             return SwapChoice(False, "no step is being planned that could swap it out")
@@ -177,7 +181,7 @@ class Preemption:
             return SwapChoice(False, "this step swaps in, and a step swaps out before it swaps in")
         if group.refork_at is not None:
             return SwapChoice(False, "it is computing its common prefix")
-        if manager.window is not None and not group.may_read_prefix_cache:
+        if manager.releases_unseen and not group.may_read_prefix_cache:
             return SwapChoice(False, "prompt_logprobs that are on their way may need tokens that left the window")
         room = manager.swap_space.can_swap_out(group.live)
         if room.status is not AllocStatus.OK:
@@ -192,12 +196,12 @@ class Preemption:
     def _cheaper(self, group: SequenceGroup, manager: BlockManager) -> SwapChoice:
         """Tokens to compute again at the prefill rate, without those that stay in the cache because others use them,
         against bytes to move out and in again; both at the rates measured so far."""
-        num_blocks = manager.swap_space.num_computed_blocks(group.live)
+        num_blocks, num_bytes = manager.swap_space.num_computed_blocks(group.live)
         num_kept = manager.num_blocks_used_by_others(group.live)
         num_tokens = sum(sequence.num_computed_tokens for sequence in group.live)
         num_tokens -= (len(group.live) - 1) * min(group.num_prompt_tokens, num_tokens // len(group.live))
         recompute_s = max(0, num_tokens - num_kept * manager.block_size) / self._rates.prefill_tokens_per_s
-        swap_s = 2 * num_blocks * self._rates.block_bytes / self._rates.swap_bytes_per_s
+        swap_s = 2 * num_bytes / self._rates.swap_bytes_per_s
         because = (
             f"{num_tokens} tokens, {num_kept} blocks of them shared, take {recompute_s * 1e3:.3g} ms to compute again, "
             f"{num_blocks} blocks {swap_s * 1e3:.3g} ms to move"
@@ -206,24 +210,30 @@ class Preemption:
 
 
 class _FreedBlocks:
-    """Counts the device blocks that would be free without some of the running groups."""
+    """Counts the device blocks of each cache group that would be free without some of the running groups."""
 
     def __init__(self, manager: BlockManager) -> None:
         self._manager = manager
-        self._num_users: Counter[int] = Counter()
-        self.count = 0
+        self._num_users = [Counter[int]() for _ in manager.groups]
+        self._counts = [0] * len(manager.groups)
+
+    def covers(self, missing_blocks: Missing) -> bool:
+        """Return whether so many blocks of each cache group would be free."""
+        return all(count >= missing for count, missing in zip(self._counts, missing_blocks, strict=True))
 
     def add(self, group: SequenceGroup) -> None:
         """Count without this group too."""
-        for block in self._manager.blocks_of(group.live):
-            self._num_users[block] += 1
-            self.count += self._num_users[block] == self._manager.pool.num_users(block)
+        for cache, users in zip(self._manager.groups, self._num_users, strict=True):
+            for block in self._manager.blocks_of(group.live, cache.index):
+                users[block] += 1
+                self._counts[cache.index] += users[block] == cache.pool.num_users(block)
 
     def remove(self, group: SequenceGroup) -> None:
         """Undo `add`."""
-        for block in self._manager.blocks_of(group.live):
-            self.count -= self._num_users[block] == self._manager.pool.num_users(block)
-            self._num_users[block] -= 1
+        for cache, users in zip(self._manager.groups, self._num_users, strict=True):
+            for block in self._manager.blocks_of(group.live, cache.index):
+                self._counts[cache.index] -= users[block] == cache.pool.num_users(block)
+                users[block] -= 1
 
 
 def _num_computed_tokens(group: SequenceGroup, computed: dict[int, int]) -> int:
@@ -232,8 +242,8 @@ def _num_computed_tokens(group: SequenceGroup, computed: dict[int, int]) -> int:
     return min(prompt, max(counts)) + sum(max(0, count - prompt) for count in counts)
 
 
-def _origin(block: int, copied_from: dict[int, int]) -> int:
-    """Where the content of a block is before any of these copies is made; a copy may be made of a copy."""
-    while block in copied_from:
-        block = copied_from[block]
+def _origin(group: int, block: int, copied_from: dict[tuple[int, int], int]) -> int:
+    """Return where the content of a block is before any of these copies is made; a copy may be made of a copy."""
+    while (group, block) in copied_from:
+        block = copied_from[group, block]
     return block

@@ -11,8 +11,6 @@ import math
 from collections import deque
 from typing import Final, NamedTuple
 
-from octavo.core.step import BlockOps
-
 _FEWEST_TOKENS: Final = 32
 """A step with fewer prompt tokens says more about its fixed cost than about prompts."""
 _MEMORY: Final = 0.8
@@ -37,11 +35,10 @@ _OUTLIER: Final = 2.0
 
 
 class PreemptionCosts(NamedTuple):
-    """What `preemption_mode` auto reckons with until it has been measured, and the size of a block over all layers."""
+    """The rates that `preemption_mode` auto assumes until they have been measured."""
 
     prefill_tokens_per_s: float = 2000.0
     swap_bytes_per_s: float = 4e9
-    block_bytes: int = 1 << 20
 
 
 class _Mean:
@@ -142,7 +139,7 @@ class _Planned(NamedTuple):
     num_rows: int
     num_prompt_tokens: int
     num_allowed: int
-    num_moved_blocks: int
+    num_moved_bytes: int
 
 
 class Rates:
@@ -180,20 +177,15 @@ class Rates:
         """One way: set, measured or assumed."""
         return self._fixed_swap or self._swap.value or self._costs.swap_bytes_per_s
 
-    @property
-    def block_bytes(self) -> int:
-        """Of a block over all layers."""
-        return self._costs.block_bytes
-
     def num_prompt_tokens_beside(self, num_rows: int, most: int) -> int:
         """Prompt tokens, at most `most`, that the step being planned may compute beside `num_rows` decoding rows."""
         self._num_allowed = int(min(most, self.pace.num_prompt_tokens(num_rows, self.known_prefill_tokens_per_s)))
         return self._num_allowed
 
-    def note_planned(self, now: float, num_rows: int, num_prompt_tokens: int, ops: BlockOps) -> None:
-        """A step is submitted: `num_prompt_tokens` tokens in rows of more than one, in `num_rows` rows altogether."""
-        num_moved = len(ops.swap_outs) + len(ops.swap_ins)
-        step = _Planned(now, num_rows, num_prompt_tokens, self._num_allowed, num_moved)
+    def note_planned(self, now: float, num_rows: int, num_prompt_tokens: int, num_moved_bytes: int = 0) -> None:
+        """A step is submitted: `num_prompt_tokens` tokens in rows of more than one, in `num_rows` rows altogether, and
+        `num_moved_bytes` to or from the host."""
+        step = _Planned(now, num_rows, num_prompt_tokens, self._num_allowed, num_moved_bytes)
         self.pace.note_planned(step)
         self._planned.append(step)
         self._num_allowed = 0
@@ -208,5 +200,5 @@ class Rates:
             if step.num_prompt_tokens >= max(_FEWEST_TOKENS, 2 * step.num_rows):
                 self._prefill.add(step.num_prompt_tokens, seconds)
             self.pace.note_done(step, seconds)
-        if step.num_moved_blocks and swap_s > 0:
-            self._swap.add(step.num_moved_blocks * self._costs.block_bytes, swap_s)
+        if step.num_moved_bytes and swap_s > 0:
+            self._swap.add(step.num_moved_bytes, swap_s)

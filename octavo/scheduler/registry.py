@@ -52,7 +52,7 @@ class Registry:
         self.released: list[Sequence] = []
         self.ended: list[EngineCoreOutput] = []
         self.stats = SchedulerStats(
-            num_blocks=block_manager.pool.num_blocks, num_host_blocks=block_manager.host_pool.num_blocks
+            num_blocks=block_manager.limits.num_blocks, num_host_blocks=block_manager.limits.num_host_blocks
         )
         self._by_sequence: dict[int, tuple[SequenceGroup, Sequence]] = {}
         self.timelines: deque[RequestTimeline] = deque(maxlen=NUM_TIMELINES)

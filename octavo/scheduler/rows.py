@@ -15,13 +15,14 @@ from octavo.scheduler.registry import Registry
 class RowPlanner:
     """Plans rows and makes their tokens writable; when blocks run out, groups give way."""
 
-    def __init__(self, registry: Registry, preemption: Preemption, policy: Policy, num_lookahead_slots: int) -> None:
+    def __init__(self, registry: Registry, preemption: Preemption, policy: Policy) -> None:
         self._registry = registry
         self._block_manager = registry.block_manager
         self._block_size = registry.block_manager.block_size
         self._preemption = preemption
         self._policy = policy
-        self._num_lookahead_slots = num_lookahead_slots
+        self._tables = registry.block_manager.tables
+        self._num_slots = 1 + registry.block_manager.limits.num_lookahead
 
     def plan_running(self, plan: StepPlan) -> list[SequenceGroup]:
         """Plan rows for all running groups, in order of arrival, as far as the tokens go; returns those that could use
@@ -50,19 +51,16 @@ class RowPlanner:
         start, pending = sequence.num_computed_tokens, sequence.num_pending
         num_tokens = len(sequence.token_ids) + pending
         num_output_tokens = num_tokens - sequence.num_prompt_tokens
-        if (
-            start + 1 != num_tokens
-            or not sequence.is_resident
-            or not 0 < num_output_tokens < group.max_tokens
-            or self._num_lookahead_slots
-            or not self._block_manager.has_slot(sequence, start)
-        ):
+        if start + 1 != num_tokens or not sequence.is_resident or not 0 < num_output_tokens < group.max_tokens:
             return False
         seq_id = sequence.seq_id
+        table = self._tables[seq_id]
+        if start + self._num_slots > table.writable_end:
+            return False
         plan.rows[seq_id] = ScheduledSequence(seq_id, sequence.epoch, start, 1, 1)
         sequence.num_computed_tokens = num_tokens
         sequence.num_pending = pending + 1
-        if num_tokens >= (sequence.num_published_blocks + 1) * self._block_size:
+        if num_tokens >= (table.num_published + 1) * self._block_size:
             self._note_filled(group, sequence, plan)
         return True
 
@@ -97,16 +95,16 @@ class RowPlanner:
         num_tokens = plan.grant(group, start, want)
         if num_tokens <= 0:
             return True
-        append_slots, num_lookahead = self._block_manager.append_slots, self._num_lookahead_slots
-        growth = append_slots(sequence, start, start + num_tokens, num_lookahead)
+        append_slots = self._block_manager.append_slots
+        growth = append_slots(sequence, start, start + num_tokens)
         while growth is None:
             if not self._make_room(group, plan):
                 return False
-            growth = append_slots(sequence, start, start + num_tokens, num_lookahead)
+            growth = append_slots(sequence, start, start + num_tokens)
         plan.take(group, start, num_tokens, want)
         seq_id, is_new = sequence.seq_id, not sequence.is_resident
         if is_new:
-            plan.new[seq_id] = new_sequence(group, sequence, self._block_manager.table(sequence))
+            plan.new[seq_id] = new_sequence(group, sequence, self._block_manager.block_ids(sequence))
         copies = plan.prefix_copies.pop(seq_id, []) + growth.copies
         if copies:
             plan.copies[seq_id] = copies
@@ -120,7 +118,8 @@ class RowPlanner:
 
     def _note_filled(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> None:
         """Whether its newest row fills a block that the prefix index does not know."""
-        is_full = sequence.num_computed_tokens >= (sequence.num_published_blocks + 1) * self._block_size
+        num_published = self._tables[sequence.seq_id].num_published
+        is_full = sequence.num_computed_tokens >= (num_published + 1) * self._block_size
         if is_full and self._block_manager.enable_prefix_caching:
             plan.filling[sequence.seq_id] = group, sequence
 
@@ -140,5 +139,4 @@ class RowPlanner:
         for sibling in group.live[1:]:
             self._block_manager.fork(leader, sibling)
             sibling.num_computed_tokens = leader.num_computed_tokens
-            sibling.num_published_blocks = leader.num_published_blocks
         group.refork_at = None

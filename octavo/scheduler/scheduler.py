@@ -56,7 +56,7 @@ class Scheduler:
         self._registry = registry = Registry(block_manager, policy)
         self._results = Results(registry)
         self._preemption = Preemption(registry, log, policy, config.preemption_mode, rates)
-        self._rows = RowPlanner(registry, self._preemption, policy, config.num_lookahead_slots)
+        self._rows = RowPlanner(registry, self._preemption, policy)
         self._admission = Admission(registry, self._rows, self._preemption, policy, log, config)
         self._planner: ContinuousPlanner | ClassicPlanner
         if config.enable_chunked_prefill:
@@ -95,12 +95,10 @@ class Scheduler:
         try:
             check_runs_alone(
                 len(request.prompt_token_ids),
-                (request.params.max_tokens or 1) + self.config.num_lookahead_slots,
+                request.params.max_tokens or 1,
                 request.params.width,
                 max_num_seqs=self.config.max_num_seqs,
-                num_blocks=self.block_manager.pool.num_blocks,
-                block_size=self.block_manager.block_size,
-                max_live_tokens=self.block_manager.max_live_tokens,
+                cache=self.block_manager.limits,
                 width_field=request.params.width_field,
             )
         except RequestTooLarge as error:
@@ -152,7 +150,7 @@ class Scheduler:
         if hopeless_deadline(request, 0, rate) is None:
             return None
         # what is cached need not be computed; only those that would be refused are looked up twice
-        return hopeless_deadline(request, self.block_manager.num_cached_tokens(SequenceGroup(request, -1, -1)), rate)
+        return hopeless_deadline(request, self.block_manager.num_cached_tokens(request), rate)
 
     def abort(self, request_ids: Iterable[str], now: float | None = None) -> None:
         """End requests without an output. Unknown ids (finished in the meantime) are passed over.
@@ -196,11 +194,13 @@ class Scheduler:
 
     def pin_prefix(self, token_ids: list[int], cache_key: CacheKey, until: float) -> PinnedPrefix:
         """Keep this prefix in the cache until then, as far as it is there and comes to be there."""
-        return self.block_manager.pin(token_ids, cache_key, until)
+        if not self.block_manager.enable_prefix_caching:
+            return PinnedPrefix(because="prefix caching is off")
+        return self.block_manager.pins.pin(token_ids, cache_key, until)
 
     def unpin_prefix(self, token_ids: list[int], cache_key: CacheKey) -> bool:
         """End a pin before its time; False when there is none of exactly this prefix."""
-        return self.block_manager.unpin(token_ids, cache_key)
+        return self.block_manager.pins.unpin(token_ids, cache_key)
 
     # ---- planning ----
 
@@ -208,7 +208,7 @@ class Scheduler:
         """Plan the next step at time `now` (seconds, monotonic). None when there is nothing to submit."""
         registry = self._registry
         self.log.begin(registry.stats.num_steps + 1, now)
-        self.block_manager.expire_pins(now)
+        self.block_manager.pins.expire(now)
         plan = self._planner.plan(now)
         self.block_manager.end_planning()
         registry.note_planned()
@@ -227,7 +227,9 @@ class Scheduler:
         registry.released = []
         registry.stats.num_steps += 1
         step = plan.output(registry.stats.num_steps, finished_ids)
-        self.rates.note_planned(now, len(step.rows), plan.num_prompt_tokens, step.block_ops)
+        moves = step.block_ops.swap_outs + step.block_ops.swap_ins
+        num_moved_bytes = self.block_manager.swap_space.num_bytes(moves) if moves else 0
+        self.rates.note_planned(now, len(step.rows), plan.num_prompt_tokens, num_moved_bytes)
         return step
 
     # ---- looking in ----
@@ -244,9 +246,9 @@ class Scheduler:
             num_running=len(self.running),
             num_waiting=len(self.waiting),
             num_swapped=len(self.swapped),
-            num_used_blocks=self.block_manager.pool.num_used_blocks,
-            num_pinned_blocks=self.block_manager.num_pinned_blocks,
-            num_used_host_blocks=self.block_manager.host_pool.num_used_blocks,
+            num_used_blocks=self.block_manager.num_used_blocks,
+            num_pinned_blocks=self.block_manager.pins.num_blocks,
+            num_used_host_blocks=self.block_manager.num_used_host_blocks,
         )
 
     def check(self) -> None:

@@ -41,7 +41,7 @@ class Standing:
 
     def num_cached_tokens(self, index: int) -> int:
         """Tokens of this request's prompt that admission would find in the cache now."""
-        return self._block_manager.num_cached_tokens(self._newcomers[index])
+        return self._block_manager.num_cached_tokens(self._requests[index])
 
     def num_tokens_behind(self, index: int) -> int:
         """Prompt tokens of groups that are here, and of requests before this one, that the policy computes after it."""

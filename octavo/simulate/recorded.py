@@ -57,7 +57,7 @@ def read_recorded(path: str | Path, progress: Callable[[float], None] | None = N
     replay = Replay(path, progress)
     requests: dict[str, EngineCoreRequest] = {}
     outputs: dict[str, _Output] = {}
-    clock = _StepClock(replay.settings.sliding_window)
+    clock = _StepClock(replay.settings.limits.window)
     swap_s, num_resets = 0.0, 0
     epochs: dict[str, int] = {}
     gaps = TokenGaps()
@@ -105,7 +105,7 @@ def read_recorded(path: str | Path, progress: Callable[[float], None] | None = N
             num_recomputed_tokens=stats.num_recomputed_tokens,
             gaps=dict(gaps.counts),
         ),
-        num_swapped * settings.preemption_costs.block_bytes / swap_s if swap_s > 0 else None,
+        num_swapped * settings.limits.block_bytes / swap_s if swap_s > 0 else None,
     )
 
 
@@ -118,7 +118,7 @@ def recorded_arguments(recorded: Recorded) -> dict[str, Any]:
     settings = recorded.settings
     sections = ((settings.cache, CacheArgs), (settings.scheduler, SchedulerArgs))
     arguments = {each.name: getattr(section, each.name) for section, kind in sections for each in fields(kind)}
-    arguments["swap_space"] = settings.num_host_blocks * settings.preemption_costs.block_bytes / _GIB
+    arguments["swap_space"] = settings.limits.num_host_blocks * settings.limits.block_bytes / _GIB
     arguments["max_model_len"] = settings.scheduler.max_model_len
     for name in _OF_THE_MEMORY:
         del arguments[name]
@@ -137,7 +137,7 @@ def recorded_costs(name: str, recorded: Recorded) -> Fitted:
             f"{len(FEATURES)}; give cost_model, or record more"
         )
     coefficients, error = fit(steps)
-    block_bytes, copied_block_s = settings.preemption_costs.block_bytes, coefficients[COPIED_BLOCK]
+    block_bytes, copied_block_s = settings.limits.block_bytes, coefficients[COPIED_BLOCK]
     model = Fitted(
         name=name,
         step_s=coefficients["step_s"],
@@ -148,8 +148,8 @@ def recorded_costs(name: str, recorded: Recorded) -> Fitted:
         context_token_s=coefficients["context_token_s"],
         pair_s=coefficients["pair_s"],
         kv_bytes_per_token=block_bytes / settings.cache.block_size,
-        num_kv_tokens=settings.num_blocks * settings.cache.block_size,
-        sliding_window=settings.sliding_window,
+        num_kv_tokens=settings.limits.num_tokens,
+        sliding_window=settings.limits.window,
         swap_bytes_per_s=recorded.swap_bytes_per_s or settings.preemption_costs.swap_bytes_per_s,
         fit_error=error,
     )
@@ -160,7 +160,7 @@ def recorded_costs(name: str, recorded: Recorded) -> Fitted:
     measured_s = sum(step.seconds for step in recorded.steps)
     scale = measured_s / sum(model.step_seconds(step.work, block_size) for step in recorded.steps)
     model = msgspec.structs.replace(model, **{name: scale * getattr(model, name) for name in FEATURES})
-    num_pairs = num_pairs_of(0, _PROMPT_LEN, settings.sliding_window)
+    num_pairs = num_pairs_of(0, _PROMPT_LEN, settings.limits.window)
     prompt = StepWork(1, _PROMPT_LEN, _PROMPT_LEN, 0, num_pairs)
     rate = _PROMPT_LEN / model.step_seconds(prompt, block_size)
     return msgspec.structs.replace(model, prefill_tokens_per_s=rate)

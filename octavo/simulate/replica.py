@@ -23,8 +23,7 @@ class Replica:
         self.executor = SimulatedExecutor(cost_model, settings.cache.block_size, self.clock, candidate_spread)
         self.scheduler = build_scheduler(settings)
         ready = CoreReady(
-            num_blocks=settings.num_blocks,
-            block_size=settings.cache.block_size,
+            cache=settings.limits,
             max_model_len=settings.scheduler.max_model_len,
             vocab_size=0,
             plan="",
@@ -87,5 +86,5 @@ class Replica:
     @property
     def kv_usage(self) -> float:
         """Share of the blocks that are in use."""
-        pool = self.scheduler.block_manager.pool
-        return pool.num_used_blocks / pool.num_blocks
+        manager = self.scheduler.block_manager
+        return manager.num_used_blocks / manager.limits.num_blocks

@@ -7,6 +7,7 @@ from typing import Final
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import cache_config, scheduler_config
 from octavo.config.schema import CacheConfig, SchedulerConfig
+from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import CoreReady
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
@@ -25,17 +26,22 @@ def engine_settings(args: EngineArgs, model: CostModel, *, max_model_len: int) -
             f"{model.name} leaves no room for a KV block beside the weights; raise gpu_memory_utilization, choose "
             "another device or more of them (tensor_parallel_size), or give num_gpu_blocks_override"
         )
+    scheduler = scheduler_config(args, max_model_len)
     return SchedulerSettings(
         cache=cache_config(args, "bfloat16"),
-        scheduler=scheduler_config(args, max_model_len),
-        num_blocks=num_blocks,
-        num_host_blocks=int(args.swap_space * _GIB / block_bytes),
-        preemption_costs=PreemptionCosts(
-            prefill_tokens_per_s=model.prefill_tokens_per_s,
-            swap_bytes_per_s=model.swap_bytes_per_s,
+        scheduler=scheduler,
+        limits=CacheLimits.of_one_group(
+            num_blocks,
+            args.block_size,
+            num_host_blocks=int(args.swap_space * _GIB / block_bytes),
             block_bytes=block_bytes,
+            window=model.sliding_window,
+            max_live_tokens=scheduler.max_live_tokens(model.sliding_window),
+            num_lookahead=scheduler.num_lookahead_slots,
         ),
-        sliding_window=model.sliding_window,
+        preemption_costs=PreemptionCosts(
+            prefill_tokens_per_s=model.prefill_tokens_per_s, swap_bytes_per_s=model.swap_bytes_per_s
+        ),
     )
 
 
@@ -44,8 +50,5 @@ def served_settings(cache: CacheConfig, scheduler: SchedulerConfig, ready: CoreR
     return SchedulerSettings(
         cache=cache,
         scheduler=scheduler,
-        num_blocks=ready.num_blocks,
-        num_host_blocks=ready.num_host_blocks,
-        preemption_costs=PreemptionCosts(block_bytes=ready.kv_block_bytes),
-        sliding_window=ready.sliding_window,
+        limits=ready.cache,
     )

@@ -41,7 +41,7 @@ def dummy_step(
                 epoch=0,
                 token_ids=[0] * length,
                 num_prompt_tokens=length,
-                block_ids=[1 + block % num_blocks for block in range(given, given + count)],
+                block_tables=[[1 + block % num_blocks for block in range(given, given + count)]],
                 params=params,
             )
         )

@@ -13,6 +13,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import MemoryPlan, render_bytes
 from octavo.config.schema import CacheConfig, ModelConfig, SchedulerConfig
 from octavo.core.arithmetic import max_blocks_of_group, num_blocks_for
+from octavo.core.cache_limits import CacheLimits
 from octavo.core.model_shape import ModelShape
 from octavo.devices.choice import sampling_bytes
 from octavo.devices.cpu.recorded_model import MAX_RECORDINGS, MAX_ROWS
@@ -152,16 +153,19 @@ def divide_memory(
         limit_because=limit_because,
         weights_bytes=sizes.weights_bytes,
         activation_bytes=activations,
-        block_size=cache.block_size,
-        kv_block_bytes=per_block,
-        num_blocks=num_blocks,
+        cache=CacheLimits.of_one_group(
+            num_blocks,
+            cache.block_size,
+            num_host_blocks=host_blocks,
+            block_bytes=per_block,
+            window=shape.sliding_window,
+            max_live_tokens=max_live_tokens,
+            num_lookahead=scheduler.num_lookahead_slots,
+        ),
         num_blocks_because=because,
         kv_bytes=kv_bytes,
-        host_blocks=host_blocks,
         host_bytes=(host_blocks + 1) * per_block if host_blocks else 0,
         max_model_len=scheduler.max_model_len,
-        sliding_window=shape.sliding_window,
-        max_live_tokens=max_live_tokens,
     )
 
 

@@ -129,8 +129,8 @@ class ModelRunner:
                 self.sequences.tokens.write(state.line, end - len(scheduled.token_ids), scheduled.token_ids)
                 state.num_tokens = end
             assert end <= state.num_tokens, "a row computes unknown tokens"
-            if scheduled.block_ids:
-                self.sequences.tables.write(state.line, scheduled.first_block_index, scheduled.block_ids)
+            for change in scheduled.table_changes:
+                self.sequences.tables.write(state.line, change.first_index, change.block_ids)
             rows.append(BatchRow(scheduled, state))
         return rows
 

@@ -66,7 +66,7 @@ class Sequences:
             assert parent.num_tokens >= num_shared, "a fork shares tokens that its parent does not have"
             self.tokens.copy(parent.line, line, num_shared)
         self.tokens.write(line, num_shared, new.token_ids)
-        self.tables.write(line, 0, new.block_ids)
+        self.tables.write(line, 0, new.block_tables[0])
         self.drop(new.seq_id)
         self._states[new.seq_id] = SequenceState(
             seq_id=new.seq_id,

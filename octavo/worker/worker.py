@@ -133,7 +133,7 @@ class Worker:
             RecordedModel(model, runtime) if is_recorded else model,
             cache,
             vocab_size=shape.vocab_size,
-            block_size=plan.block_size,
+            block_size=plan.cache.block_size,
             max_num_tokens=config.scheduler.max_num_batched_tokens,
             device=device,
             sampler=make_sampler(runtime),
@@ -201,8 +201,8 @@ class Worker:
         return dummy_step(
             num_seqs,
             num_tokens,
-            num_blocks=self._plan.num_blocks,
-            block_size=self._plan.block_size,
+            num_blocks=self._plan.cache.num_blocks,
+            block_size=self._plan.cache.block_size,
             params=params,
         )
 
@@ -217,10 +217,10 @@ def _cache_engine(
 ) -> CacheEngine:
     """The caches that the plan has room for, in the layout of the attention backend."""
     return CacheEngine(
-        backend.cache_shape(plan.num_blocks + 1, plan.block_size, shape.num_kv_heads, shape.head_dim),
+        backend.cache_shape(plan.cache.num_blocks + 1, plan.cache.block_size, shape.num_kv_heads, shape.head_dim),
         shape.num_layers,
-        plan.num_blocks,
-        plan.host_blocks,
+        plan.cache.num_blocks,
+        plan.cache.num_host_blocks,
         backend.element_type,
         device,
         runtime,

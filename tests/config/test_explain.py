@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from octavo.config.explain import MemoryPlan, render_bytes, render_table
+from octavo.core.cache_limits import CacheLimits
 
 PLAN = MemoryPlan(
     device="cpu",
@@ -15,15 +16,17 @@ PLAN = MemoryPlan(
     limit_because="cgroup",
     weights_bytes=1 << 30,
     activation_bytes=1 << 29,
-    block_size=16,
-    kv_block_bytes=1 << 20,
-    num_blocks=512,
+    cache=CacheLimits.of_one_group(512, 16, num_host_blocks=100, block_bytes=1 << 20),
     num_blocks_because="memory left",
     kv_bytes=513 << 20,
-    host_blocks=100,
     host_bytes=100 << 20,
     max_model_len=100,
 )
+
+
+def _with_window(window: int, max_live_tokens: int) -> CacheLimits:
+    group = msgspec.structs.replace(PLAN.cache.groups[0], window=window, max_live_tokens=max_live_tokens)
+    return msgspec.structs.replace(PLAN.cache, groups=(group,))
 
 
 @pytest.mark.parametrize(
@@ -57,12 +60,18 @@ def test_plan_fits_into_one_line() -> None:
 
 def test_plan_says_what_a_sliding_window_changes() -> None:
     note = "a request keeps at most 60 tokens: a sliding window of 45, and what a step computes"
-    plan = msgspec.structs.replace(PLAN, sliding_window=45, max_live_tokens=60)
+    plan = msgspec.structs.replace(
+        PLAN,
+        cache=_with_window(45, 60),
+    )
     # 60 tokens touch five blocks
     assert plan.max_concurrency == pytest.approx(512 / 5)
     assert f"102.4 requests of 100 tokens at once; {note}" in plan.render()
     assert plan.summarize().endswith(f"of 7.00 GiB; {note}")
-    wide = msgspec.structs.replace(PLAN, sliding_window=4096, max_live_tokens=6143)
+    wide = msgspec.structs.replace(
+        PLAN,
+        cache=_with_window(4096, 6143),
+    )
     assert (wide.render(), wide.summarize()) == (PLAN.render(), PLAN.summarize())
 
 

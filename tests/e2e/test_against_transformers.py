@@ -102,7 +102,7 @@ def test_through_preemption(
     ) as llm:  # fmt: skip
         outputs = llm.generate(prompts, GREEDY)
         # a window holds so little that nobody gives way here (tests/e2e/test_sliding_window.py has that)
-        assert (llm.engine.stats.num_preemptions > 0) == (llm.engine.ready.sliding_window is None)
+        assert (llm.engine.stats.num_preemptions > 0) == (llm.engine.ready.cache.window is None)
         for output in outputs:
             assert_agrees(oracle, output)
 

@@ -208,7 +208,7 @@ def check_that_any_schedule_is_exact(
                 step()
         while engine.has_unfinished_requests():
             step()
-        core.scheduler.block_manager.clear_pins()
+        core.scheduler.block_manager.pins.clear()
         assert core.scheduler.stats().num_used_blocks == core.scheduler.stats().num_used_host_blocks == 0
         if not max_loras:
             engine.shutdown()

@@ -70,7 +70,7 @@ def core_of(llm: LLM) -> EngineCore:
 def spoil_free_blocks(llm: LLM) -> None:
     """From one step to the next nothing can be read in blocks without users and content."""
     executor: Any = core_of(llm).executor
-    pool = core_of(llm).scheduler.block_manager.pool
+    pool = core_of(llm).scheduler.block_manager.groups[0].pool
     caches: list[torch.Tensor] = executor._worker._runner._cache.caches
     submit = executor.submit
 
@@ -96,7 +96,7 @@ def windowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     make_checkpoint("mistral", path, sliding_window=window, **sizes)
     write_byte_tokenizer(path)
     with load(path, block_size, num_gpu_blocks_override=512, enable_prefix_caching=False) as llm:
-        core_of(llm).scheduler.block_manager.window = None
+        core_of(llm).scheduler.block_manager.releases_unseen = False
         answers = [llm.generate(prompt, params, use_tqdm=False)[0].outputs for prompt, params in requests()]
         backend = {each[0]: each[1] for each in core_of(llm).executor.call("op_choices")}["attention"]
     assert backend == ("native" if block_size == 16 else "reference")

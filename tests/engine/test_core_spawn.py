@@ -31,7 +31,7 @@ async def test_a_core_that_waited_runs_the_engine_that_it_is_given(tmp_path: Pat
     with SpawnedCore() as core:
         await asyncio.sleep(0.1)
         client = await ProcessClient.start(config, core)
-    assert client.ready.num_blocks == 30
+    assert client.ready.cache.num_blocks == 30
     assert core.process.poll() is None
     await client.shutdown()
     assert core.process.returncode == 0

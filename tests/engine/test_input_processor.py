@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from octavo.core.arithmetic import max_blocks_of_group
 from octavo.core.cache_key import namespace_digest
+from octavo.core.cache_limits import CacheLimits
 from octavo.core.prompt import Prompt
 from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.chat_template import ChatOptions, ChatTemplate
-from octavo.engine.input_processor import InputProcessor, InputSetup, request_seed, tokens_that_fit
+from octavo.engine.input_processor import InputProcessor, InputSetup, request_seed
 from octavo.errors import ContextTooLong, InvalidRequest, RequestTooLarge
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
 from tests.fakes.core import core_ready, engine_config
@@ -124,7 +125,8 @@ def test_rest_of_the_cache_is_granted_when_it_is_less_than_the_context(tmp_path:
 def test_granted_tokens_fit_and_one_more_would_not(
     prompt: int, n: int, num_blocks: int, block_size: int, max_live_tokens: int | None
 ) -> None:
-    fitting = tokens_that_fit(prompt, n, num_blocks, block_size, max_live_tokens)
+    limits = CacheLimits.of_one_group(num_blocks, block_size, max_live_tokens=max_live_tokens)
+    fitting = limits.max_tokens_that_fit(prompt, n)
     if fitting >= 1:
         assert max_blocks_of_group(prompt, fitting, n, block_size, max_live_tokens) <= num_blocks
     if fitting < sys.maxsize:

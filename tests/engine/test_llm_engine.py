@@ -110,7 +110,7 @@ def test_stop_string_frees_the_core_at_once(tmp_path: Path) -> None:
     expected = whole.outputs[0].text.partition(stop)[0]
     assert (output.outputs[0].text, output.outputs[0].stop_reason) == (expected, stop)
     assert not core.has_unfinished()
-    assert core.scheduler.block_manager.pool.num_used_blocks == 0
+    assert core.scheduler.block_manager.num_used_blocks == 0
 
 
 def test_several_sequences_come_out_of_the_real_core_in_order(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_text_does_not_depend_on_what_else_runs(
             engine.add_request(str(number), prompt, params)
         finals = {output.request_id: output.outputs for output in run(engine)}
         core.scheduler.check()
-        assert core.scheduler.block_manager.pool.num_used_blocks == 0
+        assert core.scheduler.block_manager.num_used_blocks == 0
         return finals
 
     together = outputs(make_core(num_blocks=num_blocks, depth=depth), list(range(len(requests))))

@@ -10,6 +10,7 @@ import pytest
 
 from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.cache_key import PLAIN, CacheKey
+from octavo.core.cache_limits import CacheLimits
 from octavo.engine.recorder import Aborted, Added, Began, Pinned, Recorder, Unpinned
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
@@ -17,7 +18,9 @@ from octavo.simulate.replay import read_recording
 from tests.fakes.engine import make_core, make_request, run
 
 SETTINGS = SchedulerSettings(
-    cache=CacheConfig(dtype="float32"), scheduler=SchedulerConfig(max_model_len=16), num_blocks=4
+    cache=CacheConfig(dtype="float32"),
+    scheduler=SchedulerConfig(max_model_len=16),
+    limits=CacheLimits.of_one_group(4, 16),
 )
 
 

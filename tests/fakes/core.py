@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import (
     CoreReady,
     EngineCoreOutput,
@@ -29,7 +30,9 @@ def echo(request: EngineCoreRequest, index: int) -> list[int]:
 
 
 def core_ready(**changes: Any) -> CoreReady:
-    values = {"num_blocks": 64, "block_size": 16, "max_model_len": 256, "vocab_size": VOCAB_SIZE, "plan": "the plan"}
+    limits = {name: changes.pop(name) for name in ("num_blocks", "block_size") if name in changes}
+    cache = CacheLimits.of_one_group(**({"num_blocks": 64, "block_size": 16} | limits))
+    values = {"cache": cache, "max_model_len": 256, "vocab_size": VOCAB_SIZE, "plan": "the plan"}
     return CoreReady(**(values | changes))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.config.schema import CacheConfig, SchedulerConfig
+from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.engine_core import EngineCore
@@ -52,6 +53,7 @@ def make_settings(
         "max_model_len": 512,
         "scheduling_policy": policy,
     }
+    scheduler = SchedulerConfig(**(values | scheduling))  # type: ignore[arg-type]
     return SchedulerSettings(
         cache=CacheConfig(
             dtype="float32",
@@ -60,11 +62,17 @@ def make_settings(
             enable_prefix_caching=enable_prefix_caching,
             prefix_cache_eviction=prefix_cache_eviction,
         ),
-        scheduler=SchedulerConfig(**(values | scheduling)),
-        num_blocks=num_blocks,
-        num_host_blocks=num_host_blocks,
-        preemption_costs=costs or PreemptionCosts(prefill_tokens_per_s=10.0, swap_bytes_per_s=8.0, block_bytes=10),
-        sliding_window=sliding_window,
+        scheduler=scheduler,
+        limits=CacheLimits.of_one_group(
+            num_blocks,
+            block_size,
+            num_host_blocks=num_host_blocks,
+            block_bytes=10,
+            window=sliding_window,
+            max_live_tokens=scheduler.max_live_tokens(sliding_window),
+            num_lookahead=scheduler.num_lookahead_slots,
+        ),
+        preemption_costs=costs or PreemptionCosts(prefill_tokens_per_s=10.0, swap_bytes_per_s=8.0),
     )
 
 
@@ -90,7 +98,7 @@ def make_core(
             max_num_batched_tokens=chosen.scheduler.max_num_batched_tokens,
         ),
         build_scheduler(chosen) if recorder is None else RecordedScheduler.around(build_scheduler(chosen), recorder),
-        CoreReady(num_blocks=chosen.num_blocks, block_size=block_size, max_model_len=512, vocab_size=50, plan=""),
+        CoreReady(cache=chosen.limits, max_model_len=512, vocab_size=50, plan=""),
         max_steps_in_flight=depth,
         clock=clock or Clock(),
         on_shutdown=None if recorder is None else recorder.close,
@@ -156,8 +164,8 @@ def run(
         collected.add(core.step().outputs)
         core.scheduler.check()
     assert not core.has_unfinished(), "requests are left after many steps"
-    assert core.scheduler.block_manager.pool.num_used_blocks == 0
-    assert core.scheduler.block_manager.host_pool.num_used_blocks == 0
+    assert core.scheduler.block_manager.num_used_blocks == 0
+    assert core.scheduler.block_manager.num_used_host_blocks == 0
     return collected
 
 

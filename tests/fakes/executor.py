@@ -121,7 +121,8 @@ class HashExecutor:
             parent = self.states[new.parent_id]
             assert len(parent.token_ids) >= new.num_shared_tokens
             shared = parent.token_ids[: new.num_shared_tokens]
-        self.states[new.seq_id] = State(new.index, shared + new.token_ids, list(new.block_ids), new.params, new.epoch)
+        table = list(new.block_tables[0])
+        self.states[new.seq_id] = State(new.index, shared + new.token_ids, table, new.params, new.epoch)
 
     def _slot(self, state: State, position: int) -> tuple[int, int]:
         return state.table[position // self.block_size], position % self.block_size
@@ -148,8 +149,8 @@ class HashExecutor:
         state = self.states[row.seq_id]
         assert state.epoch == row.epoch
         state.token_ids += row.token_ids
-        if row.block_ids:
-            state.table[row.first_block_index :] = row.block_ids
+        for change in row.table_changes:
+            state.table[change.first_index :] = change.block_ids
         self.num_computed_tokens += row.num_tokens
         num_slots = len(state.table) * self.block_size
         assert num_slots >= row.start + row.num_tokens + self.num_lookahead_slots, "lookahead slots are missing"

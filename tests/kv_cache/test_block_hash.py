@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from octavo.core.cache_key import PLAIN, CacheKey, Placeholder
-from octavo.core.sequence import Sequence
-from octavo.kv_cache.block_hash import extend_chain, extend_hashes, token_keys
+from octavo.kv_cache.block_hash import extend_chain, token_keys
+from octavo.kv_cache.block_table import BlockTable
 
 CAT, DOG = b"c" * 32, b"d" * 32
 
@@ -40,10 +40,9 @@ def test_namespace_salt_and_adapter_separate() -> None:
 
 
 def test_digests_are_extended_not_computed_again() -> None:
-    sequence = Sequence(1, 0, [1, 2, 3], 3)
-    first = list(extend_hashes(sequence, 2, PLAIN))
-    sequence.token_ids.append(4)
-    assert extend_hashes(sequence, 2, PLAIN) == [*first, hashes([1, 2, 3, 4])[1]]
+    table = BlockTable()
+    first = list(table.extend_digests([1, 2, 3], 2, PLAIN))
+    assert table.extend_digests([1, 2, 3, 4], 2, PLAIN) == [*first, hashes([1, 2, 3, 4])[1]]
 
 
 def test_another_image_changes_the_digests_from_its_first_block_on() -> None:

@@ -15,15 +15,12 @@ from octavo.kv_cache.allocation import NO_HIT, UNCHANGED, AllocStatus
 from octavo.kv_cache.block_hash import extend_chain, root_digest
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.block_pool import Content
+from tests.fakes.block_manager import make_manager, only, table
 from tests.fakes.engine import make_request
 
 
 def make_group(num_tokens: int, n: int = 1, first_seq_id: int = 1) -> SequenceGroup:
     return SequenceGroup(make_request("r", range(num_tokens), n=n), 0, first_seq_id)
-
-
-def make_manager(num_blocks: int = 10, block_size: int = 4, watermark: float = 0.0) -> BlockManager:
-    return BlockManager(num_blocks, block_size, watermark, enable_prefix_caching=True)
 
 
 def allocate(manager: BlockManager, num_tokens: int, seq_id: int = 1) -> Sequence:
@@ -70,7 +67,7 @@ class TestAdmission:
         manager.publish(owner, PLAIN)
         group = make_group(16)
         hit = manager.find_prefix(group, group.live[0], 16)
-        assert len(hit.blocks) == 2
+        assert len(hit.blocks[0]) == 2
         assert manager.can_allocate(group, hit, waive_watermark=True).status is AllocStatus.OK
         manager.free(owner)
         thief = Sequence(8, 0, [9], 1)
@@ -85,13 +82,13 @@ class TestPrefix:
         owner.num_computed_tokens = 8
         manager.publish(owner, PLAIN)
         group = make_group(8)
-        assert len(manager.find_prefix(group, group.live[0], 8).blocks) == 1
+        assert len(manager.find_prefix(group, group.live[0], 8).blocks[0]) == 1
 
     def test_the_first_missing_block_is_named(self) -> None:
         manager = make_manager()
         group = make_group(9)
         hit = manager.find_prefix(group, group.live[0], 9)
-        assert hit.missing == group.live[0].block_hashes[0]
+        assert hit.missing == manager.digests(group.live[0])[0]
 
     def test_only_computed_blocks_are_published(self) -> None:
         manager = make_manager()
@@ -99,55 +96,56 @@ class TestPrefix:
         owner.num_computed_tokens = 7
         manager.publish(owner, PLAIN)
         group = make_group(12)
-        assert len(manager.find_prefix(group, group.live[0], 12).blocks) == 1
+        assert len(manager.find_prefix(group, group.live[0], 12).blocks[0]) == 1
 
     def test_nothing_is_read_or_published_when_caching_is_off(self) -> None:
-        manager = BlockManager(10, 4, 0.0, enable_prefix_caching=False)
+        manager = make_manager(enable_prefix_caching=False)
         owner = allocate(manager, 8, seq_id=7)
         owner.num_computed_tokens = 8
         manager.publish(owner, PLAIN)
         group = make_group(12)
         hit = manager.find_prefix(group, group.live[0], 12)
-        assert (hit.blocks, hit.because) == ([], "prefix caching is off")
+        assert (hit.num_tokens, hit.because) == (0, "prefix caching is off")
         manager.free(owner)
-        assert manager.pool.num_free_blocks == 10
+        assert only(manager).pool.num_free_blocks == 10
 
 
 class TestGrowth:
     def test_room_in_the_last_block_changes_nothing(self) -> None:
         manager = make_manager()
-        assert manager.append_slots(allocate(manager, 5), 5, 6) is UNCHANGED
+        assert manager.append_slots(allocate(manager, 5), 5, 6) == UNCHANGED
 
-    def test_has_slot_is_where_append_slots_would_do_nothing(self) -> None:
+    def test_slots_are_known_to_be_writable_until_the_sequence_forks(self) -> None:
         manager = make_manager()
         parent = allocate(manager, 6)
-        assert [manager.has_slot(parent, position) for position in (3, 4, 6, 7, 8)] == [False, True, True, True, False]
+        manager.append_slots(parent, 4, 6)
+        assert manager.tables[1].writable_end == 8
         child = parent.fork(2, 1)
         manager.fork(parent, child)
-        assert not manager.has_slot(parent, 6)
+        assert manager.tables[1].writable_end == manager.tables[2].writable_end == 0
         manager.append_slots(child, 6, 7)
-        assert manager.has_slot(child, 6)
-        assert manager.has_slot(parent, 6)
+        manager.append_slots(parent, 6, 7)
+        assert manager.tables[1].writable_end == manager.tables[2].writable_end == 8
 
     def test_a_full_block_is_followed_by_a_new_one(self) -> None:
         manager = make_manager()
         sequence = allocate(manager, 8)
         growth = manager.append_slots(sequence, 8, 9)
         assert growth is not None
-        assert (growth.first_index, len(growth.blocks), growth.copies) == (2, 1, [])
+        assert (growth.changes[0].first_index, len(growth.changes[0].block_ids), growth.copies) == (2, 1, [])
 
     def test_lookahead_slots_are_counted(self) -> None:
-        manager = make_manager()
+        manager = make_manager(num_lookahead=6)
         sequence = allocate(manager, 6)
-        growth = manager.append_slots(sequence, 6, 7, num_lookahead=6)
+        growth = manager.append_slots(sequence, 6, 7)
         assert growth is not None
-        assert len(manager.table(sequence)) == 4
+        assert len(table(manager, sequence)) == 4
 
     def test_none_and_no_change_when_blocks_are_short(self) -> None:
         manager = make_manager(2)
         sequence = allocate(manager, 8)
         assert manager.append_slots(sequence, 8, 9) is None
-        assert len(manager.table(sequence)) == 2
+        assert len(table(manager, sequence)) == 2
         manager.check([sequence])
 
     def test_the_first_writer_copies_a_shared_block_and_the_last_keeps_it(self) -> None:
@@ -155,26 +153,26 @@ class TestGrowth:
         parent = allocate(manager, 6)
         child = parent.fork(2, 1)
         manager.fork(parent, child)
-        shared = list(manager.table(parent))
+        shared = list(table(manager, parent))
         growth = manager.append_slots(child, 6, 7)
         assert growth is not None
-        assert growth.copies == [BlockCopy(shared[1], growth.blocks[0])]
-        assert growth.first_index == 1
-        assert manager.table(child)[0] == shared[0]
-        assert manager.append_slots(parent, 6, 7) is UNCHANGED
+        assert growth.copies == [BlockCopy(shared[1], growth.changes[0].block_ids[0])]
+        assert growth.changes[0].first_index == 1
+        assert table(manager, child)[0] == shared[0]
+        assert manager.append_slots(parent, 6, 7) == UNCHANGED
         manager.check([parent, child])
 
     def test_every_shared_block_that_may_be_written_is_copied(self) -> None:
-        manager = make_manager()
+        manager = make_manager(num_lookahead=3)
         parent = allocate(manager, 6)
-        assert manager.append_slots(parent, 6, 7, num_lookahead=3) is not None
+        assert manager.append_slots(parent, 6, 7) is not None
         child = parent.fork(2, 1)
         manager.fork(parent, child)
-        growth = manager.append_slots(child, 6, 7, num_lookahead=3)
+        growth = manager.append_slots(child, 6, 7)
         assert growth is not None
-        assert [copy.source for copy in growth.copies] == manager.table(parent)[1:]
-        assert manager.table(child)[0] == manager.table(parent)[0]
-        assert growth.blocks == manager.table(child)[1:] == [copy.target for copy in growth.copies]
+        assert [copy.source for copy in growth.copies] == table(manager, parent)[1:]
+        assert table(manager, child)[0] == table(manager, parent)[0]
+        assert growth.changes[0].block_ids == table(manager, child)[1:] == [copy.target for copy in growth.copies]
 
     def test_a_fork_at_a_block_border_needs_no_copy(self) -> None:
         manager = make_manager()
@@ -186,18 +184,23 @@ class TestGrowth:
         assert growth.copies == []
 
 
+def roll_back(manager: BlockManager, sequence: Sequence, num_tokens: int) -> None:
+    sequence.num_computed_tokens = manager.roll_back(sequence, num_tokens)
+    del sequence.token_ids[num_tokens:]
+
+
 class TestRollBack:
     def test_tokens_and_the_blocks_that_only_they_are_in_are_taken_back(self) -> None:
         manager = make_manager()
         sequence = allocate(manager, 5)
         sequence.num_computed_tokens = 5
-        growth = manager.append_slots(sequence, 5, 6, 8)
+        growth = manager.append_slots(sequence, 5, 14)
         assert growth is not None
-        assert len(growth.blocks) == 2
+        assert len(growth.changes[0].block_ids) == 2
         sequence.num_computed_tokens = 13  # with guesses, none of which holds
-        manager.roll_back(sequence, 5)
+        roll_back(manager, sequence, 5)
         assert (sequence.num_computed_tokens, sequence.token_ids) == (5, list(range(5)))
-        assert len(manager.table(sequence)) == 2
+        assert len(table(manager, sequence)) == 2
         manager.check([sequence])
 
     def test_what_is_written_over_is_found_no_more_and_what_stays_is(self) -> None:
@@ -205,14 +208,14 @@ class TestRollBack:
         sequence = allocate(manager, 12)
         sequence.num_computed_tokens = 12
         manager.publish(sequence, PLAIN)
-        manager.roll_back(sequence, 6)
+        roll_back(manager, sequence, 6)
         sequence.token_ids += [90, 91]
         sequence.num_computed_tokens = 8
         manager.publish(sequence, PLAIN)
-        old, new = make_group(13), make_group(13)
+        old, new = make_group(13, first_seq_id=2), make_group(13, first_seq_id=3)
         new.live[0].token_ids[6:] = [90, 91, 0, 0]
-        assert manager.find_prefix(old, old.live[0], 13).blocks == manager.table(sequence)[:1]
-        assert manager.find_prefix(new, new.live[0], 10).blocks == manager.table(sequence)
+        assert manager.find_prefix(old, old.live[0], 13).blocks[0] == table(manager, sequence)[:1]
+        assert manager.find_prefix(new, new.live[0], 10).blocks[0] == table(manager, sequence)
         manager.check([sequence])
 
     def test_a_published_block_that_others_share_stays_theirs(self) -> None:
@@ -222,13 +225,13 @@ class TestRollBack:
         manager.publish(sequence, PLAIN)
         sibling = sequence.fork(2, 1)
         manager.fork(sequence, sibling)
-        manager.roll_back(sequence, 6)
+        roll_back(manager, sequence, 6)
         assert (len(sequence.token_ids), sequence.num_computed_tokens) == (6, 4)
         group = make_group(9)
-        assert manager.find_prefix(group, group.live[0], 9).blocks == manager.table(sibling)
+        assert manager.find_prefix(group, group.live[0], 9).blocks[0] == table(manager, sibling)
         growth = manager.append_slots(sequence, 4, 7)
         assert growth is not None
-        assert not set(growth.blocks) & set(manager.table(sibling))
+        assert not set(growth.changes[0].block_ids) & set(table(manager, sibling))
         manager.check([sequence, sibling])
 
 
@@ -242,7 +245,7 @@ class Blocks(RuleBasedStateMachine):
         window=st.sampled_from([None, None, 1, 3, 7]),
     )
     def build(self, num_blocks: int, block_size: int, caching: bool, window: int | None) -> None:
-        self.manager = BlockManager(num_blocks, block_size, 0.0, caching, sliding_window=window)
+        self.manager = make_manager(num_blocks, block_size, enable_prefix_caching=caching, window=window)
         self.sequences: dict[int, Sequence] = {}
         self.next_id = 1
 
@@ -257,34 +260,34 @@ class Blocks(RuleBasedStateMachine):
             sequence.num_computed_tokens = len(token_ids)
             self.manager.publish(sequence, PLAIN)
             self.sequences[sequence.seq_id] = sequence
-            self.next_id += 1
+        self.next_id += 1
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), count=st.integers(1, 5))
     def append(self, data: st.DataObject, count: int) -> None:
         sequence = data.draw(st.sampled_from(list(self.sequences.values())))
         start = sequence.num_computed_tokens
-        free = self.manager.pool.num_free_blocks
+        free = only(self.manager).pool.num_free_blocks
         growth = self.manager.append_slots(sequence, start, start + count)
         if growth is None:
-            assert self.manager.pool.num_free_blocks == free
+            assert only(self.manager).pool.num_free_blocks == free
             return
         size = self.manager.block_size
-        table = self.manager.table(sequence)
-        assert len(table) * size >= start + count
-        written = table[start // size : (start + count - 1) // size + 1]
-        others = {b for s in self.sequences.values() if s is not sequence for b in self.manager.table(s)}
+        blocks = table(self.manager, sequence)
+        assert len(blocks) * size >= start + count
+        written = blocks[start // size : (start + count - 1) // size + 1]
+        others = {b for s in self.sequences.values() if s is not sequence for b in table(self.manager, s)}
         assert not others & set(written)
         sequence.token_ids += [0] * count
         sequence.num_computed_tokens += count
         self.manager.publish(sequence, PLAIN)
         self.manager.release_unseen([sequence])
 
-    @precondition(lambda self: self.sequences and self.manager.window is None)
+    @precondition(lambda self: self.sequences and not self.manager.releases_unseen)
     @rule(data=st.data(), count=st.integers(1, 6))
     def roll_back(self, data: st.DataObject, count: int) -> None:
         sequence = data.draw(st.sampled_from(list(self.sequences.values())))
-        self.manager.roll_back(sequence, max(1, sequence.num_computed_tokens - count))
+        roll_back(self.manager, sequence, max(1, sequence.num_computed_tokens - count))
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
@@ -302,16 +305,16 @@ class Blocks(RuleBasedStateMachine):
 
     @rule(token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=10), until=st.integers(0, 9))
     def pin(self, token_ids: list[int], until: int) -> None:
-        pinned = self.manager.pin(token_ids, PLAIN, until)
+        pinned = self.manager.pins.pin(token_ids, PLAIN, until)
         assert pinned.num_cached_tokens <= pinned.num_tokens <= len(token_ids)
 
     @rule(token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=10))
     def unpin(self, token_ids: list[int]) -> None:
-        self.manager.unpin(token_ids, PLAIN)
+        self.manager.pins.unpin(token_ids, PLAIN)
 
     @rule(now=st.integers(0, 9))
     def expire_pins(self, now: int) -> None:
-        self.manager.expire_pins(now)
+        self.manager.pins.expire(now)
 
     @invariant()
     def accounts_agree(self) -> None:
@@ -319,8 +322,8 @@ class Blocks(RuleBasedStateMachine):
             self.manager.check(self.sequences.values())
             size = self.manager.block_size
             for sequence in self.sequences.values():
-                for place, block in enumerate(self.manager.table(sequence)):
-                    content = self.manager.pool._contents[block]
+                for place, block in enumerate(table(self.manager, sequence)):
+                    content = only(self.manager).pool._contents[block]
                     if content is not None:
                         known = tuple(sequence.token_ids[place * size : (place + 1) * size])
                         assert content.token_keys[: len(known)] == known, "a block is found by what it does not hold"
@@ -347,14 +350,14 @@ class TestPrefixCacheByToken:
         manager = self.cached([1, 2, 3, 4, 5, 6, 7, 8])
         group = SequenceGroup(make_request("r", [1, 2, 3, 4, 5, 6, 9, 9, 9]), 0, 2)
         hit = manager.find_prefix(group, group.live[0], 9)
-        assert hit.blocks == [manager.pool.find(group.live[0].block_hashes[0])]
-        assert hit.partial[1] == 2
+        assert hit.blocks[0] == [only(manager).pool.find(manager.digests(group.live[0])[0])]
+        assert hit.num_copied_tokens == 2
         (copy,) = manager.allocate(group.live[0], 9, hit)
-        assert copy.source == hit.partial[0]
-        assert copy.target == manager.table(group.live[0])[1]
-        assert group.live[0].num_computed_tokens == 6
+        assert copy.source == hit.sources[0]
+        assert copy.target == table(manager, group.live[0])[1]
+        assert hit.num_tokens == 6
         # nobody may be given the source before the copy is made
-        assert manager.pool.num_users(copy.source) == 1
+        assert only(manager).pool.num_users(copy.source) == 1
         manager.end_planning()
         manager.check([group.live[0]])
 
@@ -362,13 +365,13 @@ class TestPrefixCacheByToken:
         manager = self.cached([1, 2, 3, 4, 5, 6, 7, 8])
         group = SequenceGroup(make_request("r", [1, 2, 3, 4, 5, 6]), 0, 2)
         hit = manager.find_prefix(group, group.live[0], 6)
-        assert (len(hit.blocks), hit.partial[1]) == (1, 1)
+        assert (len(hit.blocks[0]), hit.num_copied_tokens) == (1, 1)
 
     def test_a_miss_has_a_reason(self) -> None:
         manager = self.cached([1, 2, 3, 4, 5, 6, 7, 8], num_blocks=2)
 
         def reason(tokens: list[int]) -> str:
-            group = SequenceGroup(make_request("r", tokens), 0, 2)
+            group = SequenceGroup(make_request("r", tokens), 0, 10 + tokens[4])
             return manager.find_prefix(group, group.live[0], len(tokens)).because
 
         assert reason([1, 2, 3, 4, 9, 9, 9, 9, 9]) == "the next block is new"
@@ -381,7 +384,7 @@ class TestPrefixCacheByToken:
         for num_left in (3, 2, 1, 0):
             allocate(manager, 1, seq_id=10 + num_left)
             group = SequenceGroup(make_request("r", [*range(16), 1]), 0, 2)
-            assert len(manager.find_prefix(group, group.live[0], 17).blocks) == num_left
+            assert len(manager.find_prefix(group, group.live[0], 17).blocks[0]) == num_left
 
 
 CAT, DOG = b"c" * 32, b"d" * 32
@@ -410,14 +413,14 @@ class TestKeys:
         return manager
 
     def num_cached(self, manager: BlockManager, tokens: list[int], key: CacheKey) -> int:
-        return manager.num_cached_tokens(self.group(tokens, key))
+        return manager.num_cached_tokens(self.group(tokens, key).request)
 
     @pytest.mark.parametrize("other", [CacheKey("t"), CacheKey("s", "b"), CacheKey(None, "a"), CacheKey("s"), PLAIN])
     def test_other_salts_and_adapters_share_neither_blocks_nor_parts_of_them(self, other: CacheKey) -> None:
         manager = self.cached(CacheKey("s", "a"))
         group = self.group(TOKENS, other)
         hit = manager.find_prefix(group, group.live[0], len(TOKENS))
-        assert (hit.blocks, hit.partial) == ([], (0, 0))
+        assert (hit.num_tokens, hit.sources) == (0, [])
         assert self.num_cached(manager, TOKENS, CacheKey("s", "a")) == 12
         assert self.num_cached(manager, [*TOKENS[:6], 99], CacheKey("s", "a")) == 6
 
@@ -431,8 +434,8 @@ class TestKeys:
         assert self.num_cached(manager, TOKENS, cat) == 12
         mine = self.group(TOKENS, cat)
         hit = manager.find_prefix(mine, mine.live[0], len(TOKENS))
-        theirs = self.group(TOKENS, key)
-        assert manager.find_prefix(theirs, theirs.live[0], len(TOKENS)).blocks == hit.blocks[: offset // 4]
+        theirs = self.group(TOKENS, key, seq_id=3)
+        assert manager.find_prefix(theirs, theirs.live[0], len(TOKENS)).blocks[0] == hit.blocks[0][: offset // 4]
 
     def test_a_longer_image_with_the_same_beginning_is_another_one_by_its_digest(self) -> None:
         manager = self.cached(CacheKey(placeholders=(Placeholder(2, 3, CAT),)))
@@ -442,9 +445,9 @@ class TestKeys:
         keys = [CacheKey(placeholders=(Placeholder(5, 4, digest),)) for digest in (CAT, DOG)]
         manager = self.cached(*keys)
         blocks = []
-        for key in keys:
-            group = self.group(TOKENS, key)
-            blocks.append(manager.find_prefix(group, group.live[0], len(TOKENS)).blocks)
+        for seq_id, key in enumerate(keys):
+            group = self.group(TOKENS, key, seq_id)
+            blocks.append(manager.find_prefix(group, group.live[0], len(TOKENS)).blocks[0])
         # the second one computed its first block again, and the one that was there first is found
         assert blocks[0][0] == blocks[1][0]
         assert len({*blocks[0], *blocks[1]}) == 5
@@ -452,20 +455,20 @@ class TestKeys:
     def test_a_pin_holds_the_blocks_of_its_own_image_and_salt(self) -> None:
         cat, dog = (CacheKey("s", None, (Placeholder(5, 4, digest),)) for digest in (CAT, DOG))
         manager = self.cached(cat)
-        assert manager.pin(TOKENS, dog, until=1.0).num_cached_tokens == 4
-        assert manager.pin(TOKENS, cat, until=1.0).num_cached_tokens == 12
-        assert manager.pin(TOKENS, PLAIN, until=1.0).num_cached_tokens == 0
+        assert manager.pins.pin(TOKENS, dog, until=1.0).num_cached_tokens == 4
+        assert manager.pins.pin(TOKENS, cat, until=1.0).num_cached_tokens == 12
+        assert manager.pins.pin(TOKENS, PLAIN, until=1.0).num_cached_tokens == 0
         manager.check([])
-        assert manager.unpin(TOKENS, dog)
-        assert not manager.unpin(TOKENS, dog)
-        assert manager.pool.num_used_blocks == 3
+        assert manager.pins.unpin(TOKENS, dog)
+        assert not manager.pins.unpin(TOKENS, dog)
+        assert only(manager).pool.num_used_blocks == 3
 
 
 class TestDisown:
     def test_what_came_after_the_trusted_tokens_is_found_no_more_pinned_or_not(self) -> None:
         manager = make_manager(8)
         tokens = list(range(12))
-        manager.pin(tokens, PLAIN, until=9.0)
+        manager.pins.pin(tokens, PLAIN, until=9.0)
         group = SequenceGroup(make_request("owner", tokens), 0, 1)
         sequence = group.live[0]
         manager.allocate(sequence, 12, NO_HIT)
@@ -473,11 +476,11 @@ class TestDisown:
         manager.publish(sequence, PLAIN)
         manager.disown(sequence, 4)
         other = make_group(13, first_seq_id=2)
-        assert manager.find_prefix(other, other.live[0], 13).blocks == manager.table(sequence)[:1]
+        assert manager.find_prefix(other, other.live[0], 13).blocks[0] == table(manager, sequence)[:1]
         manager.check([sequence])
         manager.free(sequence)
         manager.check([])
-        assert manager.pool.num_used_blocks == 1  # what is pinned and trusted
+        assert only(manager).pool.num_used_blocks == 1  # what is pinned and trusted
 
 
 class TestPins:
@@ -500,96 +503,92 @@ class TestPins:
 
     def test_a_pinned_prefix_outlives_the_demand_until_its_time_is_over(self) -> None:
         manager = self.cached([1, 2, 3, 4, 5, 6, 7, 8])
-        pinned = manager.pin([1, 2, 3, 4, 5, 6, 7, 8, 9], PLAIN, until=10.0)
+        pinned = manager.pins.pin([1, 2, 3, 4, 5, 6, 7, 8, 9], PLAIN, until=10.0)
         assert pinned == PinnedPrefix(
             num_tokens=8, num_cached_tokens=8, because="only full blocks are kept, of 4 tokens each"
         )
         thief = SequenceGroup(make_request("thief", [7] * 24), 0, 3).live[0]
         manager.allocate(thief, 24, NO_HIT)
-        assert manager.pool.num_free_blocks == 0
+        assert only(manager).pool.num_free_blocks == 0
         manager.check([thief])
-        manager.expire_pins(9.0)
-        assert manager.pool.num_free_blocks == 0
-        manager.expire_pins(10.0)
-        assert manager.pool.num_free_blocks == 2
+        manager.pins.expire(9.0)
+        assert only(manager).pool.num_free_blocks == 0
+        manager.pins.expire(10.0)
+        assert only(manager).pool.num_free_blocks == 2
         manager.check([thief])
 
     def test_a_pin_before_the_first_request_holds_what_it_computes(self) -> None:
         manager = make_manager(8)
-        assert manager.pin(list(range(8)), PLAIN, until=10.0) == PinnedPrefix(num_tokens=8)
-        assert manager.pool.num_used_blocks == 0
+        assert manager.pins.pin(list(range(8)), PLAIN, until=10.0) == PinnedPrefix(num_tokens=8)
+        assert only(manager).pool.num_used_blocks == 0
         sequence = self.compute(manager, [*range(8), 50])
         manager.check([sequence])
         manager.free(sequence)
-        assert manager.pool.num_used_blocks == 2
+        assert only(manager).pool.num_used_blocks == 2
         manager.check([])
         thief = allocate(manager, 24, seq_id=7)
-        assert manager.pool.num_free_blocks == 0
+        assert only(manager).pool.num_free_blocks == 0
         manager.free(thief)
-        assert manager.pin(list(range(8)), PLAIN, until=10.0).num_cached_tokens == 8
+        assert manager.pins.pin(list(range(8)), PLAIN, until=10.0).num_cached_tokens == 8
 
     def test_a_block_that_was_evicted_is_held_again_when_it_is_computed_again(self) -> None:
         manager = self.cached(list(range(8)), num_blocks=4)
         manager.free(allocate(manager, 12, seq_id=7))
-        assert manager.pin(list(range(8)), PLAIN, until=10.0) == PinnedPrefix(num_tokens=8, num_cached_tokens=4)
+        assert manager.pins.pin(list(range(8)), PLAIN, until=10.0) == PinnedPrefix(num_tokens=8, num_cached_tokens=4)
         manager.free(self.compute(manager, list(range(8)), seq_id=8))
         manager.check([])
-        assert manager.pool.num_used_blocks == 2
+        assert only(manager).pool.num_used_blocks == 2
 
     def test_pins_that_begin_alike_share_and_each_ends_by_itself(self) -> None:
         manager = self.cached(list(range(16)), num_blocks=10)
-        manager.pin(list(range(16)), PLAIN, until=10.0)
-        manager.pin(list(range(8)), PLAIN, until=20.0)
-        assert manager.pool.num_used_blocks == 4
-        manager.expire_pins(10.0)
-        assert manager.pool.num_used_blocks == 2
+        manager.pins.pin(list(range(16)), PLAIN, until=10.0)
+        manager.pins.pin(list(range(8)), PLAIN, until=20.0)
+        assert only(manager).pool.num_used_blocks == 4
+        manager.pins.expire(10.0)
+        assert only(manager).pool.num_used_blocks == 2
         manager.check([])
-        assert manager.unpin(list(range(8)), PLAIN)
-        assert not manager.unpin(list(range(8)), PLAIN)
-        assert manager.pool.num_used_blocks == 0
+        assert manager.pins.unpin(list(range(8)), PLAIN)
+        assert not manager.pins.unpin(list(range(8)), PLAIN)
+        assert only(manager).pool.num_used_blocks == 0
 
     def test_the_same_prefix_again_has_its_new_time(self) -> None:
         manager = self.cached(list(range(8)))
-        manager.pin(list(range(8)), PLAIN, until=10.0)
-        manager.pin(list(range(8)), PLAIN, until=20.0)
-        manager.expire_pins(19.0)
-        assert manager.pool.num_used_blocks == 2
-        manager.expire_pins(20.0)
-        assert manager.pool.num_used_blocks == 0
+        manager.pins.pin(list(range(8)), PLAIN, until=10.0)
+        manager.pins.pin(list(range(8)), PLAIN, until=20.0)
+        manager.pins.expire(19.0)
+        assert only(manager).pool.num_used_blocks == 2
+        manager.pins.expire(20.0)
+        assert only(manager).pool.num_used_blocks == 0
 
     def test_pins_take_at_most_half_of_the_pool(self) -> None:
         manager = self.cached(list(range(32)))
-        assert manager.pin(list(range(32)), PLAIN, until=1.0) == PinnedPrefix(
+        assert manager.pins.pin(list(range(32)), PLAIN, until=1.0) == PinnedPrefix(
             num_tokens=16,
             num_cached_tokens=16,
             because="pins may take half of the 8 KV blocks, and this one has no more of them",
         )
-        assert manager.pin([9] * 8, PLAIN, until=1.0).num_tokens == 0
-        assert manager.pin(list(range(16)), PLAIN, until=1.0).num_tokens == 16
+        assert manager.pins.pin([9] * 8, PLAIN, until=1.0).num_tokens == 0
+        assert manager.pins.pin(list(range(16)), PLAIN, until=1.0).num_tokens == 16
         manager.check([])
 
     def test_what_is_shorter_than_a_block_cannot_be_pinned(self) -> None:
         manager = make_manager()
-        assert manager.pin([1, 2, 3], PLAIN, until=1.0).because == "only full blocks are kept, of 4 tokens each"
-        assert not manager.unpin([1, 2, 3], PLAIN)
-
-    def test_without_prefix_caching_there_is_nothing_to_pin(self) -> None:
-        manager = BlockManager(8, 4, 0.0, enable_prefix_caching=False)
-        assert manager.pin(list(range(8)), PLAIN, until=1.0) == PinnedPrefix(because="prefix caching is off")
+        assert manager.pins.pin([1, 2, 3], PLAIN, until=1.0).because == "only full blocks are kept, of 4 tokens each"
+        assert not manager.pins.unpin([1, 2, 3], PLAIN)
 
     def test_a_reset_takes_pins_too(self) -> None:
         manager = self.cached([1, 2, 3, 4])
-        assert manager.pin([1, 2, 3, 4], PLAIN, until=1.0).num_cached_tokens == 4
+        assert manager.pins.pin([1, 2, 3, 4], PLAIN, until=1.0).num_cached_tokens == 4
         assert manager.reset_prefix_cache()
-        assert not manager.unpin([1, 2, 3, 4], PLAIN)
-        assert manager.pool.num_free_blocks == 8
+        assert not manager.pins.unpin([1, 2, 3, 4], PLAIN)
+        assert only(manager).pool.num_free_blocks == 8
 
     def test_check_sees_a_pinned_block_that_is_not_held(self) -> None:
         manager = make_manager()
-        manager.pin([1, 2, 3, 4], PLAIN, until=1.0)
+        manager.pins.pin([1, 2, 3, 4], PLAIN, until=1.0)
         sequence = allocate(manager, 4)
         sequence.token_ids = [1, 2, 3, 4]
         digest = extend_chain([], [1, 2, 3, 4], 4, PLAIN)[0]
-        manager.pool.publish(manager.table(sequence)[0], Content(digest, root_digest(PLAIN), (1, 2, 3, 4)))
+        only(manager).pool.publish(table(manager, sequence)[0], Content(digest, root_digest(PLAIN), (1, 2, 3, 4)))
         with pytest.raises(AssertionError, match="something is pinned and cached but not held"):
             manager.check([sequence])

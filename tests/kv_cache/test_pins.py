@@ -16,6 +16,14 @@ def published(pool: BlockPool, digest: bytes) -> int:
     return block
 
 
+def pin(pins: Pins, digests: list[bytes], until: float) -> int:
+    """Pin as much of a prefix as there is room for; return how many blocks that are."""
+    pins.unpin(digests)
+    num_blocks = pins.room_for(digests)
+    pins.pin(digests, num_blocks, until)
+    return num_blocks
+
+
 def checked(pool: BlockPool, pins: Pins) -> None:
     pins.check()
     pool.check(dict.fromkeys(pins.blocks, 1))
@@ -25,7 +33,7 @@ def test_what_is_cached_is_held_at_once_and_the_rest_when_it_comes() -> None:
     pool = BlockPool(6)
     first = published(pool, b"1")
     pins = Pins(pool, max_blocks=3)
-    assert pins.pin([b"1", b"12"], until=5.0) == 2
+    assert pin(pins, [b"1", b"12"], until=5.0) == 2
     assert (list(pins.blocks), pins.num_held([b"1", b"12"])) == ([first], 1)
     second = published(pool, b"12")
     with pytest.raises(AssertionError, match="not held"):
@@ -39,12 +47,12 @@ def test_what_is_cached_is_held_at_once_and_the_rest_when_it_comes() -> None:
 def test_there_is_room_for_so_many_different_blocks() -> None:
     pool = BlockPool(6)
     pins = Pins(pool, max_blocks=3)
-    assert pins.pin([b"1", b"12"], until=5.0) == 2
-    assert pins.pin([b"1", b"12", b"123", b"1234"], until=6.0) == 3
-    assert pins.pin([b"2"], until=7.0) == 0
+    assert pin(pins, [b"1", b"12"], until=5.0) == 2
+    assert pin(pins, [b"1", b"12", b"123", b"1234"], until=6.0) == 3
+    assert pin(pins, [b"2"], until=7.0) == 0
     assert len(pins) == 2
     assert pins.unpin([b"1", b"12", b"123", b"1234"])  # by its whole name, of which only a part was kept
-    assert pins.pin([b"2"], until=7.0) == 1
+    assert pin(pins, [b"2"], until=7.0) == 1
     checked(pool, pins)
 
 
@@ -52,8 +60,8 @@ def test_what_two_pins_hold_is_let_go_by_the_last() -> None:
     pool = BlockPool(6)
     published(pool, b"1")
     pins = Pins(pool, max_blocks=3)
-    pins.pin([b"1"], until=5.0)
-    pins.pin([b"1", b"12"], until=6.0)
+    pin(pins, [b"1"], until=5.0)
+    pin(pins, [b"1", b"12"], until=6.0)
     assert pool.num_used_blocks == 1
     pins.expire(5.0)
     assert (len(pins), pool.num_used_blocks) == (1, 1)
@@ -66,13 +74,13 @@ def test_the_tail_is_let_go_before_its_head() -> None:
     pool = BlockPool(2)
     head, tail = published(pool, b"1"), published(pool, b"12")
     pins = Pins(pool, max_blocks=2)
-    pins.pin([b"1", b"12"], until=5.0)
+    pin(pins, [b"1", b"12"], until=5.0)
     assert pins.clear() == 2
     assert [pool.allocate(), pool.allocate()] == [tail, head]
 
 
 def test_nothing_is_a_prefix_that_cannot_be_pinned() -> None:
     pins = Pins(BlockPool(2), max_blocks=1)
-    assert pins.pin([], until=5.0) == 0
+    assert pin(pins, [], until=5.0) == 0
     assert not pins.unpin([])
     assert pins.clear() == 0

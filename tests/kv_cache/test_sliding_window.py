@@ -10,16 +10,15 @@ from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy
 from octavo.kv_cache.allocation import NO_HIT, AllocStatus
 from octavo.kv_cache.block_manager import BlockManager
-from octavo.kv_cache.sliding_window import SlidingWindow
+from octavo.kv_cache.retention import SlidingWindow
+from tests.fakes.block_manager import make_manager, only, table
 from tests.fakes.engine import make_request
 
 BLOCK = 4
 
 
-def make_manager(
-    num_blocks: int = 16, window: int = 6, max_live_tokens: int | None = 13, host: int = 0
-) -> BlockManager:
-    return BlockManager(num_blocks, BLOCK, 0.0, True, host, sliding_window=window, max_live_tokens=max_live_tokens)
+def window_manager(num_blocks: int = 16, max_live_tokens: int | None = 13, host: int = 0) -> BlockManager:
+    return make_manager(num_blocks, BLOCK, num_host_blocks=host, window=6, max_live_tokens=max_live_tokens)
 
 
 def computed(manager: BlockManager, num_tokens: int, seq_id: int = 1) -> tuple[SequenceGroup, Sequence]:
@@ -60,97 +59,98 @@ def test_the_longest_prefix_that_may_go_on_is_found(window: int, block_size: int
 
 
 def test_blocks_go_when_their_last_token_leaves_the_window() -> None:
-    manager = make_manager()
+    manager = window_manager()
     _, sequence = computed(manager, 9)
     # the last token may be computed again: at position 8 it sees 3, 4, … 8
-    assert manager.table(sequence).count(0) == 0
+    assert table(manager, sequence).count(0) == 0
     sequence.token_ids += [0, 0]
     for end in (10, 11):
         sequence.num_computed_tokens = end
         manager.release_unseen([sequence])
-        assert manager.table(sequence).count(0) == (1 if end - 1 - 6 + 1 >= BLOCK else 0)
+        assert table(manager, sequence).count(0) == (1 if end - 1 - 6 + 1 >= BLOCK else 0)
     manager.check([sequence])
 
 
 def test_what_was_let_go_stays_findable_until_its_block_is_needed() -> None:
-    manager = make_manager(num_blocks=8)
+    manager = window_manager(num_blocks=8)
     _, sequence = computed(manager, 24)
-    assert [block == 0 for block in manager.table(sequence)] == [True] * 4 + [False] * 2
+    assert [block == 0 for block in table(manager, sequence)] == [True] * 4 + [False] * 2
     again = SequenceGroup(make_request("again", range(9)), 1, 2)
-    assert len(manager.find_prefix(again, again.live[0], 9).blocks) == 2
+    assert len(manager.find_prefix(again, again.live[0], 9).blocks[0]) == 2
     # the head goes first
     others = Sequence(3, 0, [99] * 12, 12)
     manager.allocate(others, 12, NO_HIT)
-    assert manager.pool.find(sequence.block_hashes[0]) is None
-    assert manager.pool.find(sequence.block_hashes[1]) is not None
+    assert only(manager).pool.find(manager.digests(sequence)[0]) is None
+    assert only(manager).pool.find(manager.digests(sequence)[1]) is not None
     manager.check([sequence, others])
 
 
 def test_admission_asks_for_what_is_held_at_once() -> None:
     # 13 tokens touch four blocks
-    manager = make_manager(num_blocks=4)
+    manager = window_manager(num_blocks=4)
     group = SequenceGroup(make_request("long", range(100)), 0, 1)
     assert manager.can_allocate(group, NO_HIT, waive_watermark=True).status is AllocStatus.OK
     manager.allocate(group.live[0], 100, NO_HIT)
-    assert len(manager.table(group.live[0])) == 4
-    whole = make_manager(num_blocks=4, max_live_tokens=None)
+    assert len(table(manager, group.live[0])) == 4
+    whole = window_manager(num_blocks=4, max_live_tokens=None)
     assert whole.can_allocate(group, NO_HIT, waive_watermark=True).status is AllocStatus.NEVER
 
 
 def test_a_hit_costs_the_blocks_that_are_seen() -> None:
-    manager = make_manager(num_blocks=16)
+    manager = window_manager(num_blocks=16)
     _, owner = computed(manager, 40)
     manager.free(owner)
     group = SequenceGroup(make_request("again", range(48)), 1, 2)
     hit = manager.find_prefix(group, group.live[0], 48)
-    assert (len(hit.blocks), hit.num_unseen) == (10, 8)
+    assert (len(hit.blocks[0]), hit.num_unseen(0)) == (10, 8)
     manager.allocate(group.live[0], 48, hit)
-    assert group.live[0].num_computed_tokens == 40
-    assert manager.pool.num_used_blocks == 4
+    assert hit.num_tokens == 40
+    assert only(manager).pool.num_used_blocks == 4
     manager.check([group.live[0]])
 
 
 def test_tokens_are_taken_back_as_far_as_their_window_is_there() -> None:
-    manager = make_manager()
+    manager = window_manager()
     _, sequence = computed(manager, 27)
-    manager.roll_back(sequence, 25)
-    assert manager.table(sequence).count(0) == 5
+    assert manager.roll_back(sequence, 25) == 25
+    del sequence.token_ids[25:]
+    assert table(manager, sequence).count(0) == 5
     manager.check([sequence])
     with pytest.raises(AssertionError, match="left the window"):
         manager.roll_back(sequence, 24)
 
 
 def test_forks_and_copies_leave_null_blocks_alone() -> None:
-    manager = make_manager()
+    manager = window_manager()
     _, parent = computed(manager, 22)
     child = parent.fork(2, 1)
     manager.fork(parent, child)
-    assert manager.table(child) == manager.table(parent)
-    shared = manager.table(parent)[-1]
+    assert table(manager, child) == table(manager, parent)
+    shared = table(manager, parent)[-1]
     growth = manager.append_slots(child, 22, 23)
     assert growth is not None
-    assert growth.copies == [BlockCopy(shared, growth.blocks[0])]
+    assert growth.copies == [BlockCopy(shared, growth.changes[0].block_ids[0])]
     manager.check([parent, child])
     assert manager.num_blocks_used_by_others([parent]) == 1  # those that both see, up to the one that was copied
     manager.free(parent)
     manager.free(child)
-    assert manager.pool.num_used_blocks == 0
+    assert only(manager).pool.num_used_blocks == 0
 
 
 def test_only_what_is_seen_is_swapped_out_and_in() -> None:
-    manager = make_manager(host=4)
+    manager = window_manager(host=4)
     group, sequence = computed(manager, 26)
-    assert manager.swap_space.num_computed_blocks([sequence]) == 2
+    assert manager.swap_space.num_computed_blocks([sequence])[0] == 2
     sequence.pause(26)
     out = manager.swap_out([sequence])
     assert len(out) == 2
     assert 0 not in {copy.source for copy in out} | {copy.target for copy in out}
     manager.check([], [sequence])
-    assert manager.swap_space.num_blocks_to_swap_in([sequence]) == 2
+    assert manager.swap_space.num_blocks_to_swap_in([sequence]) == [2]
     back = manager.swap_in([sequence])
     assert sorted(copy.source for copy in back) == sorted(copy.target for copy in out)
-    assert manager.table(sequence).count(0) == 5
+    assert table(manager, sequence).count(0) == 5
     manager.publish(sequence, group.request.cache_key)
     manager.check([sequence])
     manager.free(sequence)
-    assert manager.host_pool.num_used_blocks == 0
+    assert only(manager).host_pool.num_used_blocks == 0

@@ -40,7 +40,7 @@ def test_pins_go_when_nothing_runs_and_a_swapped_group_needs_their_blocks() -> N
         seen.add(core.step().outputs)
     assert core.stats().num_preemptions_by_swap == 1
     run(core, collected=seen)
-    assert core.scheduler.block_manager.num_pinned_blocks == 0
+    assert core.scheduler.block_manager.pins.num_blocks == 0
     assert seen.token_ids["low"] == run_alone(request).token_ids["low"]
 
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from octavo.core.step import BlockOps
 from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.build import build_scheduler
 from octavo.scheduler.rates import Pace, Rates, _Planned
@@ -17,7 +16,6 @@ from octavo.simulate.executor import END_TOKEN, Clock, Script, SimulatedExecutor
 from tests.fakes.engine import make_core, make_request, make_settings, run
 from tests.fakes.executor import HashExecutor
 
-NOTHING = BlockOps()
 DECODE_S, PROMPT_TOKEN_S = 0.030, 0.003
 
 READS_OR_COMPUTES = Roofline(
@@ -141,7 +139,7 @@ def step(rates: Rates, now: float, *, rows: int, wanted: int = 0, most: int = 20
     """Plan and carry out a step of `rows` that decode and `wanted` prompt tokens, as many as are granted; returns its
     end and the prompt tokens."""
     granted = min(wanted, rates.num_prompt_tokens_beside(rows, most)) if rows and wanted else wanted
-    rates.note_planned(now, rows + (granted > 0), granted, NOTHING)
+    rates.note_planned(now, rows + (granted > 0), granted)
     now += max(DECODE_S * (rows > 0), PROMPT_TOKEN_S * (rows + granted))
     rates.note_done(now, 0.0)
     return now, granted

@@ -11,7 +11,6 @@ from octavo.config.args import EngineArgs
 from octavo.config.fields import arguments
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sequence import SequenceGroup
-from octavo.kv_cache.block_manager import BlockManager
 from octavo.scheduler.policies import POLICIES
 from octavo.scheduler.policies.deadline import EarliestDeadline
 from octavo.scheduler.policies.fair_share import FairShare
@@ -21,6 +20,7 @@ from octavo.scheduler.policies.priority import Priority
 from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.scheduler import Scheduler
+from tests.fakes.block_manager import make_manager
 from tests.fakes.engine import Collected, make_core, make_request, make_settings, run, run_alone
 
 
@@ -123,7 +123,7 @@ class TestOrder:
         self, own: tuple[int, float], other: tuple[int, float], does: bool
     ) -> None:
         policy = Priority(ageing_s=1.0)
-        registry = Registry(BlockManager(8, 4, 0.0, False), policy)
+        registry = Registry(make_manager(8, enable_prefix_caching=False), policy)
         groups = [
             registry.add(request(str(priority) + str(arrival), priority=priority, arrival_time=arrival))
             for priority, arrival in (own, other)
@@ -156,7 +156,7 @@ class TestOrder:
         policy = FairShare()
         queue = policy.make_queue()
         policy.counters.update({"busy": 1000.0})
-        registry = Registry(BlockManager(8, 4, 0.0, False), FirstComeFirstServed())
+        registry = Registry(make_manager(8, enable_prefix_caching=False), FirstComeFirstServed())
         queue.push(registry.add(request("b", tenant="busy")))
         queue.push(registry.add(request("n", tenant="new")))
         assert policy.counters["new"] == 1000.0
@@ -195,7 +195,7 @@ class TestOrder:
             policy = FairShare({"t1": 3.0}, max_idle=max_idle)
             core = make_core(num_blocks=16, max_num_seqs=3)
             config = make_settings(num_blocks=16, max_num_seqs=3).scheduler
-            core.scheduler = Scheduler(BlockManager(16, 4, 0.0, True), config, policy)
+            core.scheduler = Scheduler(make_manager(16), config, policy)
             ended: list[tuple[str, int]] = []
             most = 0
             for number in range(120):

@@ -66,8 +66,8 @@ def test_without_room_on_the_host_a_group_is_recomputed() -> None:
 @pytest.mark.parametrize(
     ("costs", "is_swapped"),
     [
-        (PreemptionCosts(prefill_tokens_per_s=1.0, swap_bytes_per_s=1e9, block_bytes=1), True),
-        (PreemptionCosts(prefill_tokens_per_s=1e9, swap_bytes_per_s=1.0, block_bytes=1), False),
+        (PreemptionCosts(prefill_tokens_per_s=1.0, swap_bytes_per_s=1e9), True),
+        (PreemptionCosts(prefill_tokens_per_s=1e9, swap_bytes_per_s=1.0), False),
     ],
 )
 def test_auto_takes_what_costs_less_and_says_both_numbers(costs: PreemptionCosts, is_swapped: bool) -> None:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from octavo.core.step import BlockCopy, BlockOps
 from octavo.scheduler.rates import PreemptionCosts, Rates
 from tests.fakes.engine import make_core, make_request, run
 
-ASSUMED = PreemptionCosts(prefill_tokens_per_s=100.0, swap_bytes_per_s=1000.0, block_bytes=10)
-NOTHING = BlockOps()
-TWO_BLOCKS = BlockOps(swap_outs=[BlockCopy(1, 2)], swap_ins=[BlockCopy(3, 4)])
+ASSUMED = PreemptionCosts(prefill_tokens_per_s=100.0, swap_bytes_per_s=1000.0)
+TWO_BLOCKS = 20
+"""Their bytes."""
 
 
 def step(rates: Rates, begin: float, end: float, *, rows: int = 1, tokens: int = 0, swap_s: float = 0.0) -> None:
-    rates.note_planned(begin, rows, tokens, TWO_BLOCKS if swap_s else NOTHING)
+    rates.note_planned(begin, rows, tokens, TWO_BLOCKS if swap_s else 0)
     rates.note_done(end, swap_s)
 
 
 def test_before_the_first_step_rates_are_assumed_and_not_known() -> None:
     rates = Rates(ASSUMED)
-    assert (rates.prefill_tokens_per_s, rates.swap_bytes_per_s, rates.block_bytes) == (100.0, 1000.0, 10)
+    assert (rates.prefill_tokens_per_s, rates.swap_bytes_per_s) == (100.0, 1000.0)
     assert rates.known_prefill_tokens_per_s is None
 
 
@@ -58,8 +57,8 @@ def test_swaps_are_timed_by_themselves_and_not_as_computation() -> None:
 
 def test_of_steps_in_flight_one_begins_when_the_one_before_it_ends() -> None:
     rates = Rates(ASSUMED)
-    rates.note_planned(0.0, 1, 100, NOTHING)
-    rates.note_planned(0.1, 1, 100, NOTHING)
+    rates.note_planned(0.0, 1, 100)
+    rates.note_planned(0.1, 1, 100)
     rates.note_done(1.0, 0.0)
     rates.note_done(2.0, 0.0)
     assert rates.prefill_tokens_per_s == 100.0

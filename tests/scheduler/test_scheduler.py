@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.core.outputs import PinnedPrefix
 from octavo.core.step import SchedulerOutput
 from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.budget import TokenBudget
@@ -66,8 +67,8 @@ class TestBatching:
         core = make_core(block_size=4)
         run(core, [make_request("a", range(3), max_tokens=7)])
         rows = [step.rows[0] for step in steps_of(core)]
-        assert [(row.first_block_index, len(row.block_ids)) for row in rows] == [
-            (0, 0), (0, 0), (1, 1), (0, 0), (0, 0), (0, 0), (2, 1),
+        assert [[(change.first_index, len(change.block_ids)) for change in row.table_changes] for row in rows] == [
+            [], [], [(1, 1)], [], [], [], [(2, 1)],
         ]  # fmt: skip
 
 
@@ -131,7 +132,7 @@ class TestAdmission:
         core.add_request(make_request("young", range(20, 29), max_tokens=9))
         while not core.stats().num_preemptions:
             core.step()
-        assert core.scheduler.block_manager.num_pinned_blocks == 2
+        assert core.scheduler.block_manager.pins.num_blocks == 2
 
     def test_an_id_in_use_is_refused_and_the_first_request_goes_on(self) -> None:
         core = make_core()
@@ -308,6 +309,11 @@ class TestPreemption:
         core.step()
         preempt_in_a_step(core)
         assert run(core).finals["a"].error is not None
+
+
+def test_without_prefix_caching_there_is_nothing_to_pin() -> None:
+    core = make_core(enable_prefix_caching=False)
+    assert core.pin_prefix(list(range(8)), 1.0, None) == PinnedPrefix(because="prefix caching is off")
 
 
 class TestForks:

@@ -252,9 +252,9 @@ class Schedules(RuleBasedStateMachine):
     def _check_that_nothing_leaks(self) -> None:
         scheduler = self.core.scheduler
         registry, block_manager = scheduler._registry, scheduler.block_manager
-        block_manager.clear_pins()
+        block_manager.pins.clear()
         scheduler.check()
-        assert block_manager.pool.num_used_blocks == block_manager.host_pool.num_used_blocks == 0
+        assert block_manager.num_used_blocks == block_manager.num_used_host_blocks == 0
         assert not registry.groups
         assert not registry.running
         assert not len(registry.waiting)

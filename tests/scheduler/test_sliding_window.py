@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from octavo.config.schema import PreemptionMode, SchedulerConfig
 from octavo.core.arithmetic import max_blocks_of_group, num_blocks_touched
+from tests.fakes.block_manager import only
 from tests.fakes.engine import make_core, make_request, run, run_alone
 
 WINDOW, BLOCK, BUDGET = 8, 4, 8
@@ -72,16 +73,16 @@ class TestPrefixCache:
         core.add_request(again)
         group = core.scheduler.groups["b"]
         hit = manager.find_prefix(group, group.live[0], 48)
-        assert (len(hit.blocks), hit.num_unseen) == (10, 8)
+        assert (len(hit.blocks[0]), hit.num_unseen(0)) == (10, 8)
         # the ninth block goes: the next prefix that has its window ends before it
-        gone = manager.pool.find(group.live[0].block_hashes[8])
+        gone = only(manager).pool.find(manager.digests(group.live[0])[8])
         assert gone is not None
-        manager.pool._cached.remove(gone)
-        manager.pool._forget(gone)
-        manager.pool._empty.append(gone)
+        only(manager).pool._cached.remove(gone)
+        only(manager).pool._forget(gone)
+        only(manager).pool._empty.append(gone)
         shorter = manager.find_prefix(group, group.live[0], 48)
-        assert (len(shorter.blocks), shorter.num_unseen) == (8, 6)
-        assert shorter.missing == group.live[0].block_hashes[8]
+        assert (len(shorter.blocks[0]), shorter.num_unseen(0)) == (8, 6)
+        assert shorter.missing == manager.digests(group.live[0])[8]
         assert run(core).token_ids == run_alone(again, WINDOW).token_ids
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import CoreReady, Decision, RequestTimeline, SchedulerStats
 from octavo.core.outputs import CompletionOutput, Logprob, PinnedPrefix, RequestError, RequestMetrics, RequestOutput
 from octavo.core.prompt import Prompt
@@ -84,7 +85,7 @@ class FakeAsyncLLM:
             device=DeviceConfig(threads=1),
         )
         self.ready = CoreReady(
-            num_blocks=64, block_size=16, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, plan=""
+            cache=CacheLimits.of_one_group(64, 16), max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, plan=""
         )
         self.stats = SchedulerStats(num_blocks=64)
         self.metrics = Metrics("letters")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo.config.schema import CacheConfig, PreemptionMode, SchedulerConfig
+from octavo.core.cache_limits import CacheLimits
 from octavo.scheduler.build import SchedulerSettings
 from octavo.simulate.cost_model import Fitted
 
@@ -16,20 +17,27 @@ def make_settings(
     depth: int = 1,
     preemption_mode: PreemptionMode = "recompute",
     sliding_window: int | None = None,
+    block_bytes: int = 1 << 20,
 ) -> SchedulerSettings:
+    scheduler = SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        target_step_ms=0.0,
+        max_model_len=256,
+        max_steps_in_flight=depth,
+        preemption_mode=preemption_mode,
+    )
     return SchedulerSettings(
         cache=CacheConfig(dtype="float32", block_size=4, watermark=0.0),
-        scheduler=SchedulerConfig(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            target_step_ms=0.0,
-            max_model_len=256,
-            max_steps_in_flight=depth,
-            preemption_mode=preemption_mode,
+        scheduler=scheduler,
+        limits=CacheLimits.of_one_group(
+            num_blocks,
+            4,
+            num_host_blocks=num_host_blocks,
+            block_bytes=block_bytes,
+            window=sliding_window,
+            max_live_tokens=scheduler.max_live_tokens(sliding_window),
         ),
-        num_blocks=num_blocks,
-        num_host_blocks=num_host_blocks,
-        sliding_window=sliding_window,
     )
 
 

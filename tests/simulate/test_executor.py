@@ -37,7 +37,7 @@ class Watching(SimulatedExecutor):
 
 def make_core(settings: SchedulerSettings, costs: Fitted | None = None) -> tuple[EngineCore, Watching]:
     executor = Watching(settings, costs or make_costs())
-    ready = CoreReady(num_blocks=settings.num_blocks, block_size=4, max_model_len=256, vocab_size=0, plan="")
+    ready = CoreReady(cache=settings.limits, max_model_len=256, vocab_size=0, plan="")
     depth = settings.scheduler.max_steps_in_flight
     return EngineCore(
         executor, build_scheduler(settings), ready, max_steps_in_flight=depth, clock=executor.clock

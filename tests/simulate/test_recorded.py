@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from octavo.config.args import EngineArgs
+from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import CoreReady
 from octavo.engine import frames
 from octavo.engine.engine_core import EngineCore
@@ -37,7 +38,7 @@ def record(path: Path, settings: SchedulerSettings, trace: Trace, costs: Fitted)
     """A run in simulated time, recorded as a server would."""
     clock = Clock()
     executor = SimulatedExecutor(costs, settings.cache.block_size, clock)
-    ready = CoreReady(num_blocks=settings.num_blocks, block_size=4, max_model_len=256, vocab_size=0, plan="")
+    ready = CoreReady(cache=settings.limits, max_model_len=256, vocab_size=0, plan="")
     depth = settings.scheduler.max_steps_in_flight
     recorder = Recorder(str(path), settings, depth)
     core = EngineCore(
@@ -64,7 +65,7 @@ def record(path: Path, settings: SchedulerSettings, trace: Trace, costs: Fitted)
 def test_what_a_reset_of_the_cache_forgot_is_not_found(tmp_path: Path) -> None:
     clock, settings = Clock(), make_settings(max_num_batched_tokens=64)
     executor = SimulatedExecutor(COSTS, 4, clock)
-    ready = CoreReady(num_blocks=64, block_size=4, max_model_len=256, vocab_size=0, plan="")
+    ready = CoreReady(cache=CacheLimits.of_one_group(64, 4), max_model_len=256, vocab_size=0, plan="")
     recorder = Recorder(str(tmp_path / "run"), settings, 1)
     core = EngineCore(
         executor,
@@ -141,8 +142,7 @@ def test_sequences_that_are_not_returned_count_in_both(tmp_path: Path, kind: dic
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_cost_of_steps_is_found_in_the_recording(tmp_path: Path, depth: int) -> None:
-    settings = make_settings(num_blocks=24, num_host_blocks=16, preemption_mode="swap", depth=depth)
-    settings = msgspec.structs.replace(settings, preemption_costs=settings.preemption_costs._replace(block_bytes=8))
+    settings = make_settings(num_blocks=24, num_host_blocks=16, preemption_mode="swap", depth=depth, block_bytes=8)
     record(tmp_path / "run", settings, small_trace(), COSTS)
     model = recorded_costs("recorded", read_recorded(tmp_path / "run"))
     assert model.fit_error < 1e-6
@@ -152,8 +152,7 @@ def test_the_cost_of_steps_is_found_in_the_recording(tmp_path: Path, depth: int)
 
 
 def test_a_recording_of_beams_alone_has_a_cost_too(tmp_path: Path) -> None:
-    settings = make_settings(num_blocks=400, max_num_seqs=16)
-    settings = msgspec.structs.replace(settings, preemption_costs=settings.preemption_costs._replace(block_bytes=8))
+    settings = make_settings(num_blocks=400, max_num_seqs=16, block_bytes=8)
     costs = msgspec.structs.replace(COSTS, copy_bytes_per_s=400.0)
     record(tmp_path / "run", settings, small_trace(n=4, beam_search=True), costs)
     recorded = read_recorded(tmp_path / "run")
@@ -218,7 +217,7 @@ def test_requests_that_are_aborted_or_stopped_end_where_they_were(tmp_path: Path
 def test_a_wait_behind_a_request_that_was_given_up_is_no_step(tmp_path: Path, how: str) -> None:
     settings, costs, clock = make_settings(), make_costs(step_s=0.1), Clock()
     executor = SimulatedExecutor(costs, 4, clock)
-    ready = CoreReady(num_blocks=64, block_size=4, max_model_len=256, vocab_size=0, plan="")
+    ready = CoreReady(cache=CacheLimits.of_one_group(64, 4), max_model_len=256, vocab_size=0, plan="")
     recorder = Recorder(str(tmp_path / "run"), settings, 1)
     core = EngineCore(
         executor,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from octavo.config.schema import CacheConfig, SchedulerConfig
+from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import CoreReady
 from octavo.core.step import SchedulerOutput
 from octavo.engine import frames
@@ -31,9 +32,8 @@ def settings(preemption_mode: str = "auto") -> SchedulerSettings:
             max_model_len=128,
             preemption_mode=preemption_mode,  # type: ignore[arg-type]
         ),
-        num_blocks=24,
-        num_host_blocks=12,
-        preemption_costs=PreemptionCosts(prefill_tokens_per_s=10.0, swap_bytes_per_s=8.0, block_bytes=10),
+        limits=CacheLimits.of_one_group(24, 4, num_host_blocks=12, block_bytes=10),
+        preemption_costs=PreemptionCosts(prefill_tokens_per_s=10.0, swap_bytes_per_s=8.0),
     )
 
 
@@ -51,7 +51,7 @@ def record_busy_run(
     core = EngineCore(
         executor,
         RecordedScheduler.around(build_scheduler(chosen), recorder),
-        CoreReady(num_blocks=24, block_size=4, max_model_len=128, vocab_size=50, plan=""),
+        CoreReady(cache=chosen.limits, max_model_len=128, vocab_size=50, plan=""),
         max_steps_in_flight=depth,
         clock=lambda: next(readings) / 3,
         on_shutdown=recorder.close,

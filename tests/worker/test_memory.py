@@ -67,8 +67,8 @@ def make_plan(
 
 def test_a_cpu_gets_at_most_four_gib_of_cache() -> None:
     plan = make_plan()
-    assert plan.kv_block_bytes == BLOCK_BYTES
-    assert plan.kv_bytes == (plan.num_blocks + 1) * BLOCK_BYTES
+    assert plan.cache.block_bytes == BLOCK_BYTES
+    assert plan.kv_bytes == (plan.cache.num_blocks + 1) * BLOCK_BYTES
     assert KV_BYTES_ON_CPU - BLOCK_BYTES < plan.kv_bytes <= KV_BYTES_ON_CPU
     assert "4.00 GiB" in plan.num_blocks_because
 
@@ -79,7 +79,7 @@ def test_little_memory_is_shared_out_and_never_exceeded() -> None:
     assert plan.limit == int(4 * GIB * 0.9)
     assert plan.limit - BLOCK_BYTES < plan.planned_bytes <= plan.limit
     assert "cgroup" in plan.limit_because
-    assert (plan.host_blocks, plan.host_bytes) == (0, 0)
+    assert (plan.cache.num_host_blocks, plan.host_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("available", [int(2.5 * GIB), 6 * GIB, 20 * GIB])
@@ -91,18 +91,18 @@ def test_swap_space_fits_beside_everything_else(available: int) -> None:
 
 def test_no_more_blocks_than_all_sequences_can_fill() -> None:
     plan = make_plan(max_model_len=100, max_num_seqs=3)
-    assert plan.num_blocks == 3 * 7
+    assert plan.cache.num_blocks == 3 * 7
     assert "max_num_seqs" in plan.num_blocks_because
 
 
 def test_override_is_the_exact_number_of_usable_blocks() -> None:
     plan = make_plan(num_gpu_blocks_override=123)
-    assert (plan.num_blocks, plan.num_blocks_because) == (123, "num_gpu_blocks_override")
+    assert (plan.cache.num_blocks, plan.num_blocks_because) == (123, "num_gpu_blocks_override")
     assert plan.kv_bytes == 124 * BLOCK_BYTES
 
 
 def test_override_beyond_the_memory_names_both_numbers() -> None:
-    room = make_plan(4 * GIB).num_blocks
+    room = make_plan(4 * GIB).cache.num_blocks
     with pytest.raises(ConfigError, match=rf"num_gpu_blocks_override 90,000 .* {room:,} blocks"):
         make_plan(4 * GIB, num_gpu_blocks_override=90_000)
 
@@ -147,7 +147,7 @@ def test_a_sliding_window_lets_a_long_context_into_a_small_cache() -> None:
     small = {"max_model_len": 40_960, "user_set_max_model_len": True, "max_num_batched_tokens": 512}
     plan = make_plan(num_gpu_blocks_override=97, sliding_window=1024, **small)
     # 1,535 tokens touch 97 blocks of 16
-    assert (plan.sliding_window, plan.max_live_tokens, plan.max_concurrency) == (1024, 1535, 1.0)
+    assert (plan.cache.window, plan.cache.groups[0].max_live_tokens, plan.max_concurrency) == (1024, 1535, 1.0)
     with pytest.raises(ConfigError, match="needs 97 KV blocks .* lower max_num_batched_tokens"):
         make_plan(num_gpu_blocks_override=96, sliding_window=1024, **small)
     with pytest.raises(ConfigError, match="needs 2,560 KV blocks"):
@@ -156,6 +156,6 @@ def test_a_sliding_window_lets_a_long_context_into_a_small_cache() -> None:
 
 def test_without_a_prefix_cache_there_are_no_more_blocks_than_windows_fill() -> None:
     few = {"max_model_len": 4096, "max_num_seqs": 4, "max_num_batched_tokens": 256, "sliding_window": 512}
-    assert make_plan(**few).num_blocks == 4 * 256
+    assert make_plan(**few).cache.num_blocks == 4 * 256
     # 767 tokens touch 49 blocks of 16
-    assert make_plan(enable_prefix_caching=False, **few).num_blocks == 4 * 49
+    assert make_plan(enable_prefix_caching=False, **few).cache.num_blocks == 4 * 49

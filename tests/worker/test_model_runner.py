@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import BlockCopy, BlockOps
+from octavo.core.step import BlockCopy, BlockOps, TableChange
 from octavo.worker import model_runner
 from tests.worker.prefix_model import VOCAB, make_runner, new_sequence, next_token, row, step, tokens_of
 
@@ -22,7 +22,7 @@ def test_a_prompt_and_its_decode_steps() -> None:
     drawn = tokens_of(runner.execute(step([new_sequence(1, prompt, [2, 5])], [row(1, 0, 5)])))
     for position in range(5, 11):
         # the table grows by a delta where a block begins
-        delta = {"first_block_index": position // 4, "block_ids": [7 + position]} if position % 4 == 0 else {}
+        delta = {"table_changes": [TableChange(0, position // 4, [7 + position])]} if position % 4 == 0 else {}
         drawn += tokens_of(runner.execute(step(rows=[row(1, position, 1, **delta)])))
     assert [each[0] for each in drawn] == continued(prompt, 7)
 
@@ -31,7 +31,7 @@ def test_a_prompt_in_pieces_gives_what_it_gives_at_once() -> None:
     runner, _ = make_runner()
     prompt = list(range(10, 21))
     runner.execute(step([new_sequence(1, prompt, [9])], [row(1, 0, 4, 0)]))
-    runner.execute(step(rows=[row(1, 4, 5, 0, first_block_index=1, block_ids=[3, 4])]))
+    runner.execute(step(rows=[row(1, 4, 5, 0, table_changes=[TableChange(0, 1, [3, 4])])]))
     assert tokens_of(runner.execute(step(rows=[row(1, 9, 2)]))) == [continued(prompt, 1)]
 
 
@@ -56,7 +56,7 @@ def test_a_table_can_be_replaced_from_an_entry_on() -> None:
     runner.execute(step([new_sequence(1, prompt, [1, 2])], [row(1, 0, 6)]))
     token = continued(prompt, 1)
     ops = BlockOps(copies=[BlockCopy(2, 6)])
-    output = runner.execute(step(rows=[row(1, 6, 1, first_block_index=1, block_ids=[6])], block_ops=ops))
+    output = runner.execute(step(rows=[row(1, 6, 1, table_changes=[TableChange(0, 1, [6])])], block_ops=ops))
     assert tokens_of(output) == [continued([*prompt, *token], 1)]
 
 

@@ -80,7 +80,7 @@ def test_dummy_steps_fill_what_they_are_told_to(checkpoint: Path) -> None:
     made = worker.dummy_step(5, 64)
     assert [each.num_tokens for each in made.rows] == [16, 12, 12, 12, 12]
     assert made.num_tokens == 64
-    assert len({block for new in made.new_sequences for block in new.block_ids}) == 5
+    assert len({block for new in made.new_sequences for block in new.block_tables[0]}) == 5
     output = worker.execute(made)
     assert [each.error for each in output.rows] == [None] * 5
 
@@ -121,7 +121,7 @@ def test_short_steps_run_on_one_thread_unless_somebody_asked_for_more(
 
 def test_swap_space_takes_no_memory_until_it_is_used(checkpoint: Path) -> None:
     plan = Worker.build(make_config(checkpoint, swap_space=1)).memory_plan()
-    assert plan.host_blocks > 0
+    assert plan.cache.num_host_blocks > 0
 
 
 def test_every_operator_has_an_implementation_and_a_reason(checkpoint: Path) -> None:

@@ -53,7 +53,7 @@ class _MatchQueue:
                 return group
             if place == WINDOW:
                 break
-            found = self._block_manager.num_cached_tokens(group)
+            found = self._block_manager.find_prefix(group, group.live[0], len(group.live[0].token_ids)).num_tokens
             if found > most:
                 best, most = group, found
         return best

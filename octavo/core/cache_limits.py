@@ -1,0 +1,109 @@
+"""What the KV cache has room for, stated once: the memory plan makes it, admission and the block manager read it."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from octavo.core.arithmetic import max_blocks_of_group, num_blocks_touched
+
+
+class GroupLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The blocks of one cache group (`octavo.core.model_shape.CacheGroup`).
+
+    num_blocks, num_host_blocks: usable blocks on the device and in the swap space.
+    block_bytes: size of a block over all layers of the group; 0 where there is no model.
+    window: tokens that a query sees in these layers, itself included; None where it sees all.
+    max_live_tokens: most tokens of one sequence that are in blocks at once; None for all.
+    """
+
+    num_blocks: int
+    num_host_blocks: int = 0
+    block_bytes: int = 0
+    window: int | None = None
+    max_live_tokens: int | None = None
+
+    def max_blocks(self, num_prompt_tokens: int, max_tokens: int, num_sequences: int, block_size: int) -> int:
+        """Return the most blocks that a request holds here at once."""
+        return max_blocks_of_group(num_prompt_tokens, max_tokens, num_sequences, block_size, self.max_live_tokens)
+
+
+class CacheLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The blocks of all cache groups.
+
+    block_size: tokens in a block, the same in each group.
+    num_lookahead: token slots that each sequence has beyond its tokens.
+    """
+
+    block_size: int
+    groups: tuple[GroupLimits, ...]
+    num_lookahead: int = 0
+
+    @classmethod
+    def of_one_group(
+        cls,
+        num_blocks: int,
+        block_size: int,
+        *,
+        num_host_blocks: int = 0,
+        block_bytes: int = 0,
+        window: int | None = None,
+        max_live_tokens: int | None = None,
+        num_lookahead: int = 0,
+    ) -> CacheLimits:
+        """Return the limits of a model whose layers all keep the same tokens."""
+        group = GroupLimits(
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            block_bytes=block_bytes,
+            window=window,
+            max_live_tokens=max_live_tokens,
+        )
+        return cls(block_size=block_size, groups=(group,), num_lookahead=num_lookahead)
+
+    @property
+    def num_blocks(self) -> int:
+        """Usable device blocks of all groups."""
+        return sum(group.num_blocks for group in self.groups)
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Usable host blocks of all groups."""
+        return sum(group.num_host_blocks for group in self.groups)
+
+    @property
+    def block_bytes(self) -> int:
+        """Size of a block in all layers; 0 where there is no model."""
+        return sum(group.block_bytes for group in self.groups)
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that a query sees in every layer; None where layers differ or see all."""
+        windows = {group.window for group in self.groups}
+        return windows.pop() if len(windows) == 1 else None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one sequence that fit the group with the fewest blocks among those that keep all tokens."""
+        return self.block_size * min(
+            (group.num_blocks for group in self.groups if group.max_live_tokens is None),
+            default=min(group.num_blocks for group in self.groups),
+        )
+
+    def max_tokens_that_fit(self, num_prompt_tokens: int, num_sequences: int) -> int:
+        """Return the largest `max_tokens` with which a request fits, at most 0 when none does, `sys.maxsize` when any
+        does. The inverse of `GroupLimits.max_blocks`."""
+        fitting = (_tokens_that_fit(num_prompt_tokens, num_sequences, self.block_size, each) for each in self.groups)
+        return min(fitting) - self.num_lookahead
+
+
+def _tokens_that_fit(num_prompt_tokens: int, num_sequences: int, block_size: int, group: GroupLimits) -> int:
+    num_shared = num_live = num_prompt_tokens // block_size if num_sequences > 1 else 0
+    if group.max_live_tokens is not None:
+        most = num_blocks_touched(group.max_live_tokens, block_size)
+        if num_sequences * most <= group.num_blocks:
+            return sys.maxsize
+        num_live = min(num_shared, most)
+    blocks_per_tail = (group.num_blocks - num_live) // num_sequences
+    return blocks_per_tail * block_size - (num_prompt_tokens - num_shared * block_size) + 1

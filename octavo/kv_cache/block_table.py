@@ -1,0 +1,39 @@
+"""Where the tokens of one sequence are: its blocks in each cache group, and what the prefix index knows of them."""
+
+from __future__ import annotations
+
+from octavo.core.cache_key import CacheKey
+from octavo.kv_cache.block_hash import extend_chain
+
+
+class BlockTable:
+    """Written by the block manager alone.
+
+    blocks: for each cache group the block ids in the order of the tokens; null blocks stand for those that no later
+        step reads. Empty while the sequence has no blocks.
+    is_on_host: the ids are those of host blocks: the sequence is swapped out.
+    digests: names of the full blocks of known tokens, as far as they were needed.
+    num_published: leading blocks that the prefix index may name.
+    writable_end: tokens from the next one to be computed up to this one lie in blocks of this sequence alone; 0 where
+        that has to be looked up.
+    """
+
+    __slots__ = ("blocks", "digests", "is_on_host", "num_published", "writable_end")
+
+    def __init__(self) -> None:
+        self.blocks: list[list[int]] = []
+        self.is_on_host = False
+        self.digests: list[bytes] = []
+        self.num_published = 0
+        self.writable_end = 0
+
+    def set_blocks(self, blocks: list[list[int]], num_published: int = 0, *, is_on_host: bool = False) -> None:
+        """Replace all blocks. `num_published` leading ones are in the prefix index."""
+        self.blocks = blocks
+        self.num_published = num_published
+        self.writable_end = 0
+        self.is_on_host = is_on_host
+
+    def extend_digests(self, token_ids: list[int], block_size: int, cache_key: CacheKey) -> list[bytes]:
+        """Return the digests of all full blocks of these tokens; each is computed once."""
+        return extend_chain(self.digests, token_ids, block_size, cache_key)

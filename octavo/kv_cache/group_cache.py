@@ -1,0 +1,220 @@
+"""The blocks of one cache group on the device and on the host, and what its layers keep of a sequence.
+
+Tables are plain lists of block ids here; `BlockManager` owns them and keeps those of the groups in step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from octavo.core.arithmetic import num_blocks_for
+from octavo.core.cache_limits import GroupLimits
+from octavo.core.sequence import SequenceGroup
+from octavo.core.step import BlockCopy
+from octavo.kv_cache.allocation import OK, Allocation, AllocStatus, PrefixHit
+from octavo.kv_cache.block_pool import NULL_BLOCK, BlockPool, Content, release_table
+from octavo.kv_cache.eviction import EVICTIONS
+from octavo.kv_cache.pins import Pins
+from octavo.kv_cache.retention import retention
+
+
+class GroupCache:
+    """The cache group with this index. `watermark` is the share of blocks kept free at admission.
+
+    The host tier holds the blocks of swapped sequences only: nothing there is shared between requests or found by
+    content.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        limits: GroupLimits,
+        block_size: int,
+        *,
+        watermark: float,
+        eviction: str,
+        max_cached_blocks: int | None,
+    ) -> None:
+        self.index = index
+        self.pool = BlockPool(limits.num_blocks, EVICTIONS[eviction](), max_cached_blocks)
+        self.host_pool = BlockPool(limits.num_host_blocks)
+        self.pins = Pins(self.pool, limits.num_blocks // 2)
+        self.keeps = retention(limits, block_size)
+        self.block_bytes = limits.block_bytes
+        self._block_size = block_size
+        self._num_watermark_blocks = int(watermark * limits.num_blocks)
+
+    # ---- admission ----
+
+    def num_required_blocks(self, group: SequenceGroup, num_lookahead: int, num_unseen: int = 0) -> int:
+        """Return the blocks that a request needs at once for all its known tokens, with `num_lookahead` slots more for
+        each sequence: the common prefix, from block `num_unseen` on, once, and a tail for each."""
+        size, at_once = self._block_size, self.keeps.at_once
+        if group.width > 1 and not group.has_output:
+            # the first token of each is written too, unless it is also the last
+            tail_tokens = [group.num_prompt_tokens + min(1, group.max_tokens - 1) + num_lookahead] * group.width
+        else:
+            tail_tokens = [len(sequence.token_ids) + num_lookahead for sequence in group.live]
+        if len(tail_tokens) == 1:
+            return at_once(num_blocks_for(tail_tokens[0], size) - num_unseen)
+        num_shared = max(group.num_prompt_tokens // size, num_unseen)
+        tails = sum(at_once(num_blocks_for(tokens, size) - num_shared) for tokens in tail_tokens)
+        required = at_once(num_shared - num_unseen) + tails
+        return min(required, len(tail_tokens) * at_once(required))
+
+    def can_allocate(
+        self, group: SequenceGroup, hit: PrefixHit, num_lookahead: int, *, waive_watermark: bool, is_returning: bool
+    ) -> Allocation:
+        """Return whether the request can have its blocks (see `BlockManager.can_allocate`)."""
+        pool, hit_blocks, num_unseen = self.pool, hit.blocks_of(self.index), hit.num_unseen(self.index)
+        required = self.num_required_blocks(group, num_lookahead, num_unseen)
+        if required > pool.num_blocks:
+            return _never(required, pool)
+        # a hit that has users costs nothing; one that is only cached leaves the free blocks like a new one
+        from_free = required - (len(hit_blocks) - num_unseen) + sum(map(pool.is_cached, hit_blocks))
+        if hit.sources:
+            # the source of a copy stays until the step is planned
+            from_free += pool.is_cached(hit.sources[self.index])
+        kept = 0 if waive_watermark else max(self._num_watermark_blocks, from_free if is_returning else 0)
+        return _from_free(from_free, pool, kept)
+
+    def allocate(self, num_tokens: int, hit_blocks: Sequence[int]) -> list[int]:
+        """Return a table for `num_tokens` tokens, the cached blocks first; where later steps release blocks, no more
+        than are held at once: the table grows with the steps."""
+        num_unseen = hit_blocks.count(NULL_BLOCK)
+        for block in hit_blocks[num_unseen:]:
+            self.pool.acquire(block)
+            self.pool.note_hit(block)
+        num_live = self.keeps.at_once(num_blocks_for(num_tokens, self._block_size) - num_unseen)
+        num_new = num_unseen + num_live - len(hit_blocks)
+        return [*hit_blocks, *(self.pool.allocate() for _ in range(num_new))]
+
+    # ---- growth ----
+
+    def has_room_to_write(self, table: list[int], first: int, num_blocks: int) -> bool:
+        """Return whether there are free blocks to make entries from `first` on writable, `num_blocks` in all."""
+        num_shared = sum(map(self.pool.is_shared, table[first:]))
+        return max(0, num_blocks - len(table)) + num_shared <= self.pool.num_free_blocks
+
+    def make_writable(self, table: list[int], first: int, num_blocks: int) -> tuple[int, list[BlockCopy]]:
+        """Replace shared blocks from entry `first` on by copies, and append new ones up to `num_blocks`; return the
+        first entry that changed, and the copies."""
+        first_changed, copies, pool = len(table), [], self.pool
+        for i in range(first, len(table)):
+            if pool.is_shared(table[i]):
+                source, table[i] = table[i], pool.allocate()
+                pool.release(source)
+                copies.append(BlockCopy(source, table[i], self.index))
+                first_changed = min(first_changed, i)
+        for _ in range(num_blocks - len(table)):
+            table.append(pool.allocate())
+        return first_changed, copies
+
+    def take_back(self, table: list[int], num_full: int, num_blocks: int) -> bool:
+        """Release the entries from `num_blocks` on, and make sure that nothing is written over what a block is found
+        by; return whether the tokens in entry `num_full` have to be computed again."""
+        while len(table) > num_blocks:
+            self.pool.release(table.pop())
+        if num_full >= len(table) or not self.pool.has_content(table[num_full]):
+            return False
+        if not self.pool.is_shared(table[num_full]):
+            self.pool.withdraw(table[num_full])
+            return False
+        self.pool.release(table.pop())
+        return True
+
+    def share(self, table: list[int]) -> list[int]:
+        """Return a second table with the same blocks."""
+        self.pool.share(table[table.count(NULL_BLOCK) :])
+        return list(table)
+
+    def release_unseen(self, table: list[int], position: int) -> None:
+        """Release the blocks that no token from `position` on reads; their entries become null."""
+        end = first = self.keeps.num_unseen_blocks(position)
+        while first and table[first - 1] != NULL_BLOCK:
+            first -= 1
+        # the head first: hits need the blocks next to where they end, so those nearest to the window are worth most
+        for i in range(first, end):
+            self.pool.release(table[i])
+            table[i] = NULL_BLOCK
+
+    def publish(self, block: int, content: Content) -> None:
+        """Enter a full block into the prefix index."""
+        if block == NULL_BLOCK:
+            return  # the sequence was swapped in without what it no longer reads
+        self.pool.publish(block, content)
+        if self.pins:
+            self.pins.hold(content.digest)
+
+    def disown(self, digest: bytes) -> None:
+        """Remove content that is not to be trusted from the prefix index."""
+        self.pins.let_go(digest)
+        self.pool.disown(digest)
+
+    def release(self, table: list[int], *, is_on_host: bool) -> None:
+        """Release all blocks of a table, the last first."""
+        release_table(self.host_pool if is_on_host else self.pool, table)
+
+    # ---- the host tier ----
+
+    def can_swap_out(self, tables: Iterable[list[int]]) -> Allocation:
+        """Return whether the host tier has room for the different blocks of these tables: OK or LATER."""
+        required, free = self.num_different(tables), self.host_pool.num_free_blocks
+        if required > free:
+            return Allocation(AllocStatus.LATER, f"needs {required} host blocks, {free} are free", (required - free,))
+        return OK
+
+    def can_swap_in(self, required: int, *, waive_watermark: bool) -> Allocation:
+        """Return whether `required` device blocks can be had."""
+        if required > self.pool.num_blocks:
+            return _never(required, self.pool)
+        return _from_free(required, self.pool, 0 if waive_watermark else self._num_watermark_blocks)
+
+    def num_different(self, tables: Iterable[list[int]]) -> int:
+        """Return how many different blocks these tables hold: what a swap moves."""
+        return len({block for table in tables for block in table} - {NULL_BLOCK})
+
+    def num_blocks_to_swap_in(self, tables: Iterable[tuple[list[int], int, int]]) -> int:
+        """Return the device blocks for tables of host blocks, each with its number of computed and of wanted tokens:
+        what was swapped out, new ones at the end, and a copy for each writer but one of a shared block."""
+        size = self._block_size
+        distinct: set[int] = set()
+        writers: set[int] = set()
+        num_more = 0
+        for table, num_computed_tokens, num_tokens in tables:
+            num_unseen = table.count(NULL_BLOCK)
+            distinct.update(table[num_unseen:])
+            num_live = self.keeps.at_once(num_blocks_for(num_tokens, size) - num_unseen)
+            num_more += max(0, num_live - (len(table) - num_unseen))
+            for block in table[num_computed_tokens // size :]:
+                num_more += block in writers
+                writers.add(block)
+        return len(distinct) + num_more
+
+    def move(self, table: list[int], places: dict[int, int], *, to_host: bool) -> list[int]:
+        """Return the table of a sequence that moves between device and host. `places` holds where blocks of the request
+        went already, so that those who share a block share its new place."""
+        target = self.host_pool if to_host else self.pool
+        moved = []
+        for block in table:
+            if block == NULL_BLOCK:
+                moved.append(NULL_BLOCK)
+                continue
+            if block in places:
+                target.acquire(places[block])
+            else:
+                places[block] = target.allocate()
+            moved.append(places[block])
+        return moved
+
+
+def _never(required: int, pool: BlockPool) -> Allocation:
+    return Allocation(AllocStatus.NEVER, f"needs {required} KV blocks, the pool has {pool.num_blocks} in all")
+
+
+def _from_free(required: int, pool: BlockPool, num_kept: int) -> Allocation:
+    free = pool.num_free_blocks
+    if free - required < num_kept:
+        because = f"needs {required} free KV blocks, {free} are free, {num_kept} stay free"
+        return Allocation(AllocStatus.LATER, because, (num_kept + required - free,))
+    return OK
