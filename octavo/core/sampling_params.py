@@ -8,7 +8,8 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -128,9 +129,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     output_kind: Annotated[OutputKind, Param("cumulative, delta, or final_only.")] = OutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
-        _normalise(self)
-        _check_numbers(self)
-        _check_sequences(self)
+        if self.seed == -1:
+            msgspec.structs.force_setattr(self, "seed", None)
+        for name, (annotation, param) in _FIELDS.items():
+            value = getattr(self, name)
+            checked = _checked(name, value, annotation, param)
+            if checked is not value:
+                msgspec.structs.force_setattr(self, name, checked)
         _check_together(self)
 
     @classmethod
@@ -167,92 +172,74 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def documented_fields() -> dict[str, Param]:
-    """Documentation and limits by field name, in the order of the class."""
-    hints = get_type_hints(SamplingParams, include_extras=True)
-    return {name: hints[name].__metadata__[0] for name in SamplingParams.__struct_fields__}
+    """Return documentation and limits by field name, in the order of the class."""
+    return {name: param for name, (_, param) in _FIELDS.items()}
 
 
-_DOCUMENTED = documented_fields()
+_HINTS = get_type_hints(SamplingParams, include_extras=True)
+_FIELDS: dict[str, tuple[Any, Param]] = {name: get_args(_HINTS[name]) for name in SamplingParams.__struct_fields__}
+"""Annotation, and documentation with limits, by field name."""
 
 
-def _normalise(params: SamplingParams) -> None:
-    """Lists become tuples, one stop string becomes a tuple of one, whole floats become the type of their field."""
-    if isinstance(params.early_stopping, str):
-        early_stopping = {"true": True, "false": False}.get(params.early_stopping.lower(), params.early_stopping)
-        msgspec.structs.force_setattr(params, "early_stopping", early_stopping)
-    if params.seed == -1:
-        msgspec.structs.force_setattr(params, "seed", None)
-    for name in ("stop", "bad_words"):
-        value = getattr(params, name)
-        if value is None:
-            value = ()
-        elif isinstance(value, str):
-            value = (value,)
-        _set_tuple(params, name, value)
-    for name in ("stop_token_ids", "allowed_token_ids"):
-        value = getattr(params, name)
-        if value is None and name == "stop_token_ids":
-            value = ()
-        if value is not None:
-            _set_tuple(params, name, value)
-    if isinstance(params.output_kind, str) and not isinstance(params.output_kind, OutputKind):
-        try:
-            msgspec.structs.force_setattr(params, "output_kind", OutputKind(params.output_kind))
-        except ValueError as error:
-            raise InvalidRequest(
-                f"output_kind is {params.output_kind!r}; it is one of {[kind.value for kind in OutputKind]}",
-                field="output_kind",
-            ) from error
+def _checked(name: str, value: Any, annotation: Any, limits: Param) -> Any:
+    """Return `value` in the type of its field and within its limits: a list becomes a tuple, one text a tuple of one,
+    a whole float the number of its field. Raises InvalidRequest."""
+    members = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    kind = get_origin(members[0]) or members[0]
+    if value is None and NoneType in members:
+        return None
+    if name == "early_stopping":
+        return _checked_early_stopping(value)
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise InvalidRequest(f"{name} is {value!r}, expected true or false", field=name)
+        return value
+    if kind is tuple:
+        return _checked_tuple(name, value, get_args(members[0])[0])
+    if kind is dict:
+        return _checked_logit_bias(value)
+    if kind is OutputKind:
+        return _checked_output_kind(value)
+    return checked_number(name, value, kind, limits)
 
 
-def _set_tuple(params: SamplingParams, name: str, value: Any) -> None:
+def _checked_early_stopping(value: Any) -> Any:
+    if isinstance(value, str):
+        value = {"true": True, "false": False}.get(value.lower(), value)
+    # no number: 1 == True, but it is not what the search asks for
+    if not isinstance(value, bool) and value != "never":
+        raise InvalidRequest(f"early_stopping is {value!r}; it is true, false or 'never'", field="early_stopping")
+    return value
+
+
+def _checked_output_kind(value: Any) -> OutputKind:
+    try:
+        return OutputKind(value)
+    except ValueError as error:
+        kinds = [kind.value for kind in OutputKind]
+        raise InvalidRequest(f"output_kind is {value!r}; it is one of {kinds}", field="output_kind") from error
+
+
+def _checked_tuple(name: str, value: Any, of: type) -> tuple[Any, ...]:
+    """Return texts, or token ids, as a tuple. Raises InvalidRequest."""
+    if value is None:
+        return ()
+    if of is str and isinstance(value, str):
+        value = (value,)
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | dict):
         raise InvalidRequest(f"{name} is {value!r}, expected a list", field=name)
-    msgspec.structs.force_setattr(params, name, tuple(value))
-
-
-_LIMITS: tuple[tuple[str, type, bool], ...] = tuple(
-    (name, kind, optional)
-    for kind, optional, names in (
-        (int, False, ("n", "top_k", "min_tokens")),
-        (int, True, ("best_of", "seed", "max_tokens", "logprobs", "prompt_logprobs")),
-        (
-            float,
-            False,
-            (
-                "temperature",
-                "top_p",
-                "min_p",
-                "presence_penalty",
-                "frequency_penalty",
-                "repetition_penalty",
-                "length_penalty",
-            ),
-        ),
-    )
-    for name in names
-)
-_FLAGS = (
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "use_beam_search",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "detokenize",
-)
-
-
-def _check_numbers(params: SamplingParams) -> None:
-    for name, kind, optional in _LIMITS:
-        value = getattr(params, name)
-        if value is None and optional:
-            continue
-        number = checked_number(name, value, kind, _DOCUMENTED[name])
-        if number is not value:
-            msgspec.structs.force_setattr(params, name, number)
-    for name in _FLAGS:
-        if not isinstance(getattr(params, name), bool):
-            raise InvalidRequest(f"{name} is {getattr(params, name)!r}, expected true or false", field=name)
+    values = tuple(value)
+    check_field(name, values)
+    for each in values:
+        if of is str and (not isinstance(each, str) or not each):
+            raise InvalidRequest(f"{name} contains {each!r}; its entries are non-empty strings", field=name)
+        if of is str:
+            checked_text(each, name)
+        elif isinstance(each, bool) or not isinstance(each, int) or each < 0:
+            raise InvalidRequest(f"{name} contains {each!r}; its entries are token ids", field=name)
+    if name == "allowed_token_ids" and not values:
+        raise InvalidRequest(f"{name} is empty: nothing could be drawn; leave it out", field=name)
+    return values
 
 
 def checked_number(name: str, value: Any, kind: type, limits: Param) -> Any:
@@ -286,45 +273,25 @@ def _shown(limit: float) -> str:
     return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
-def _check_sequences(params: SamplingParams) -> None:
-    for name in ("stop", "bad_words"):
-        values = getattr(params, name)
-        check_field(name, values)
-        for value in values:
-            if not isinstance(value, str) or not value:
-                raise InvalidRequest(f"{name} contains {value!r}; its entries are non-empty strings", field=name)
-            checked_text(value, name)
-    for name in ("stop_token_ids", "allowed_token_ids"):
-        check_field(name, getattr(params, name))
-        for value in getattr(params, name) or ():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise InvalidRequest(f"{name} contains {value!r}; its entries are token ids", field=name)
-    if params.allowed_token_ids is not None and not params.allowed_token_ids:
-        raise InvalidRequest(
-            "allowed_token_ids is empty: nothing could be drawn; leave it out", field="allowed_token_ids"
-        )
-    if params.logit_bias is not None:
-        _check_logit_bias(params)
-
-
-def _check_logit_bias(params: SamplingParams) -> None:
-    if not isinstance(params.logit_bias, dict):
-        raise InvalidRequest(f"logit_bias is {params.logit_bias!r}, expected a mapping", field="logit_bias")
-    check_field("logit_bias", params.logit_bias)
+def _checked_logit_bias(value: Any) -> dict[int, float]:
+    """Return the biases by token id. Raises InvalidRequest."""
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"logit_bias is {value!r}, expected a mapping", field="logit_bias")
+    check_field("logit_bias", value)
     bias: dict[int, float] = {}
-    for key, value in params.logit_bias.items():
+    for key, each in value.items():
         try:
             token_id = int(key)
-        except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"logit_bias has the key {key!r}, expected a token id", field="logit_bias") from error
+        except (TypeError, ValueError):
+            token_id = -1
         if token_id < 0:
             raise InvalidRequest(f"logit_bias has the key {key!r}, expected a token id", field="logit_bias")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_BIAS:
+        if isinstance(each, bool) or not isinstance(each, int | float) or not abs(each) <= MAX_BIAS:
             raise InvalidRequest(
-                f"logit_bias of {token_id} is {value!r}, must be from -{MAX_BIAS:g} to {MAX_BIAS:g}", field="logit_bias"
+                f"logit_bias of {token_id} is {each!r}, must be from -{MAX_BIAS:g} to {MAX_BIAS:g}", field="logit_bias"
             )
-        bias[token_id] = float(value)
-    msgspec.structs.force_setattr(params, "logit_bias", bias)
+        bias[token_id] = float(each)
+    return bias
 
 
 def _check_together(params: SamplingParams) -> None:
@@ -344,11 +311,6 @@ def _check_together(params: SamplingParams) -> None:
             f"best_of is {params.best_of}, must be at least n, which is {params.n}: only generated sequences can be "
             "returned",
             field="best_of",
-        )
-    # no number: 1 == True, but it is not what the search asks for
-    if not isinstance(params.early_stopping, bool) and params.early_stopping != "never":
-        raise InvalidRequest(
-            f"early_stopping is {params.early_stopping!r}; it is true, false or 'never'", field="early_stopping"
         )
     if params.use_beam_search:
         _check_beam_search(params)
