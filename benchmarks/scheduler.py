@@ -101,8 +101,10 @@ def running_group(registry: Registry, num_blocks: int, max_tokens: int = 1) -> S
     """A group with a computed prompt of so many full blocks but one token, on the device."""
     params = SamplingParams(max_tokens=max_tokens, seed=0)
     prompt = list(range(num_blocks * BLOCK_SIZE - 1))
-    registry.add(EngineCoreRequest(request_id="a", prompt_token_ids=prompt, params=params, arrival_time=0.0))
-    group = registry.waiting.pop(0.0)
+    request = EngineCoreRequest(request_id="a", prompt_token_ids=prompt, params=params, arrival_time=0.0)
+    (group,) = registry.new_groups([request])
+    registry.add(group)
+    registry.waiting.remove(group)
     sequence = group.live[0]
     registry.block_manager.allocate(sequence, len(prompt), registry.block_manager.find_prefix(group, sequence, 0))
     registry.start(group)

@@ -102,7 +102,11 @@ def test_the_page_on_the_server_names_every_endpoint_field_and_code() -> None:
     kinds = [endpoint.request for endpoint in ENDPOINTS if endpoint.request is not None]
     fields = {name for kind in kinds for name in kind.__struct_fields__ if name not in refused_fields(kind)}
     assert fields <= named
-    sources = [ROOT / "octavo/errors.py", *(ROOT / "octavo/server").rglob("*.py"), ROOT / "octavo/scheduler/door.py"]
+    sources = [
+        ROOT / "octavo/errors.py",
+        *(ROOT / "octavo/server").rglob("*.py"),
+        ROOT / "octavo/scheduler/admission_control.py",
+    ]
     codes = {code for source in sources for code in re.findall(r'\bcode ?= ?"(\w+)"', source.read_text())}
     assert "too_many_prompts" in codes
     assert codes | set(STATUS_OF_REFUSALS) <= named

@@ -65,7 +65,7 @@ _COUNTERS: Final = {
 }
 """Of what adds up since the start. Names are vLLM's where it has the same thing."""
 
-_CODES_OF_THE_DOOR: Final = ("queue_full", "deadline_unreachable")
+_REFUSAL_CODES: Final = ("queue_full", "deadline_unreachable")
 """Refusals that are counted from 0; others appear when they come."""
 
 
@@ -84,7 +84,7 @@ class Metrics:
             ["model_name", "code"],
             registry=self.registry,
         )
-        for code in _CODES_OF_THE_DOOR:
+        for code in _REFUSAL_CODES:
             self._refused.labels(**self._labels, code=code)
         self._finished = Counter(
             "octavo:request_success",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceABC
 from typing import Final
 
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, RequestTimeline, SchedulerStats
 from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.kv_cache.block_manager import BlockManager
-from octavo.scheduler.door import Load, Newcomers
 from octavo.scheduler.policy import GroupQueue, Policy
 from octavo.scheduler.turns import Turns
 from octavo.scheduler.waiting_queue import WaitingQueue
@@ -36,7 +36,6 @@ class Registry:
     timelines: of the requests that ended last.
     num_departures: how often a group has left the running ones.
     num_queued_tokens: prompt tokens of the groups that have never run.
-    newcomers: those that came since the last step was planned. has_left_overs: that step let not everybody in.
     released: sequences whose state the worker drops with the next step.
     """
 
@@ -57,27 +56,25 @@ class Registry:
         self._by_sequence: dict[int, tuple[SequenceGroup, Sequence]] = {}
         self.timelines: deque[RequestTimeline] = deque(maxlen=NUM_TIMELINES)
         self.num_queued_tokens = 0
-        self.newcomers = Newcomers()
-        self.has_left_overs = False
         self.turns = Turns()
         self._next_seq_id = 0
-        self._next_arrival = 0
 
     # ---- coming in ----
 
-    def add(self, request: EngineCoreRequest, virtual_start: float | None = None) -> SequenceGroup:
-        """Open a group for a request that can run, in the waiting queue. `virtual_start`: of one that was added with
-        others; None for one alone."""
-        if virtual_start is None:
-            (virtual_start,) = self.turns.starts([request])
-        group = SequenceGroup(request, self._next_arrival, self._new_seq_id(), virtual_start)
-        self._next_arrival += 1
+    def new_groups(self, requests: SequenceABC[EngineCoreRequest]) -> list[SequenceGroup]:
+        """Return groups for requests that arrive together. They belong to the registry once they are added."""
+        made = []
+        for request, virtual_start in zip(requests, self.turns.starts(requests), strict=True):
+            seq_id = self._new_seq_id()
+            made.append(SequenceGroup(request, seq_id, seq_id, virtual_start))
+        return made
+
+    def add(self, group: SequenceGroup) -> None:
+        """Put a new group into the waiting queue."""
         self.groups[group.request_id] = group
         self._by_sequence[group.sequences[0].seq_id] = group, group.sequences[0]
         self.num_queued_tokens += group.num_prompt_tokens
-        self.newcomers.add(group.request_id, group.num_prompt_tokens, group.width)
         self.waiting.push(group)
-        return group
 
     def fork(self, group: SequenceGroup, parent: Sequence, index: int) -> Sequence:
         """A new sequence of the group with all that its parent has."""
@@ -108,11 +105,6 @@ class Registry:
         self._set_status(group, SequenceStatus.RUNNING)
         insort(self.running, group, key=_arrival)
         self.num_running_sequences += group.max_running_sequences
-
-    def note_planned(self) -> None:
-        """A step has been planned: whoever is in a queue now has to wait."""
-        self.newcomers.clear()
-        self.has_left_overs = len(self.waiting) > 0 or len(self.swapped) > 0
 
     # ---- giving way ----
 
@@ -186,7 +178,6 @@ class Registry:
         group.metrics.end(now, _HOW_ENDED.get(status, "finished"))
         self.timelines.append(_timeline(group))
         del self.groups[group.request_id]
-        self.newcomers.discard(group.request_id)
         self._policy.note_end(group)
         for sequence in group.sequences:
             del self._by_sequence[sequence.seq_id]
@@ -206,31 +197,17 @@ class Registry:
         """The group that waits without blocks and arrived first, or None."""
         return next((group for group in self.groups.values() if group.status is SequenceStatus.WAITING), None)
 
-    def num_prompt_tokens_left(self) -> int:
-        """Prompt tokens that running groups have still to compute."""
-        return sum(map(_num_prompt_tokens_left, self.running))
-
-    def groups_with_prompts(self) -> Iterator[tuple[SequenceGroup, int]]:
-        """Running groups and those that have never run, with the prompt tokens that they have left to compute."""
-        for group in self.groups.values():
-            if group.status is SequenceStatus.RUNNING:
-                yield group, _num_prompt_tokens_left(group)
-            elif group.status is SequenceStatus.WAITING and not group.was_preempted:
-                yield group, group.num_prompt_tokens
-
-    def load(self, max_num_seqs: int, max_num_batched_tokens: int) -> Load:
-        """What a request finds that comes now: those whom the next step has room for do not wait."""
-        num_queued = len(self.waiting)
-        is_behind = self.has_left_overs and (num_queued > 0 or len(self.swapped) > 0)
-        num_free = 0 if is_behind else max_num_seqs - self.num_running_sequences
-        load = self.newcomers.load_behind(Load(num_free, max_num_batched_tokens))
-        num_started = load.num_queued - load.num_waiting
-        return load._replace(
-            num_queued=num_queued,
-            num_waiting=num_queued - num_started,
-            num_waiting_tokens=self.num_queued_tokens - (max_num_batched_tokens - load.free_tokens),
-            num_tokens_before=self.num_queued_tokens + self.num_prompt_tokens_left(),
-        )
+    def num_prompt_tokens_before(self, group: SequenceGroup, now: float) -> int:
+        """Return the prompt tokens that running and waiting groups have left to compute, without those that the policy
+        computes after a new group's prompt."""
+        policy, total = self._policy, 0
+        place = policy.place(group, now)
+        for other in self.groups.values():
+            is_running = other.status is SequenceStatus.RUNNING
+            is_after = policy.outranks(group, other, now) if is_running else place < policy.place(other, now)
+            if not is_after and other.status is not SequenceStatus.SWAPPED:
+                total += max(0, other.num_prompt_tokens - other.live[0].num_computed_tokens)
+        return total
 
     def sequences_on_device(self) -> Iterator[Sequence]:
         """Live sequences with a block table on the device."""
@@ -257,10 +234,6 @@ def _timeline(group: SequenceGroup) -> RequestTimeline:
         num_preemptions=group.metrics.num_preemptions,
         events=group.metrics.timeline,
     )
-
-
-def _num_prompt_tokens_left(group: SequenceGroup) -> int:
-    return max(0, group.num_prompt_tokens - group.live[0].num_computed_tokens)
 
 
 def _arrival(group: SequenceGroup) -> int:

@@ -22,10 +22,10 @@ from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import RequestTooLarge
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.scheduler.admission import Admission
+from octavo.scheduler.admission_control import AdmissionControl
 from octavo.scheduler.classic import ClassicPlanner
 from octavo.scheduler.continuous import ContinuousPlanner
 from octavo.scheduler.decisions import DecisionLog
-from octavo.scheduler.door import Door, Load, hopeless_deadline
 from octavo.scheduler.policies.first_come import FirstComeFirstServed
 from octavo.scheduler.policy import GroupQueue, Policy
 from octavo.scheduler.preemption import Preemption
@@ -33,7 +33,6 @@ from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.results import Results
 from octavo.scheduler.rows import RowPlanner
-from octavo.scheduler.standing import Standing
 from octavo.scheduler.waiting_queue import WaitingQueue
 
 
@@ -52,8 +51,8 @@ class Scheduler:
         self.policy = policy = policy or FirstComeFirstServed()
         self.log = log = DecisionLog()
         self.rates = rates = rates or Rates()
-        self._door = Door(config.max_queued_requests, config.max_queued_tokens)
         self._registry = registry = Registry(block_manager, policy)
+        self._admission_control = AdmissionControl(config, registry, rates)
         self._results = Results(registry)
         self._preemption = Preemption(registry, log, policy, config.preemption_mode, rates)
         self._rows = RowPlanner(registry, self._preemption, policy)
@@ -123,34 +122,18 @@ class Scheduler:
         """Take requests in, all of them or none: then each ends at once, with an output that says why."""
         for request in requests:
             assert request.request_id not in self.groups, f"request {request.request_id} is there already"
-        errors = (self.refusal(request) or self._hopeless_deadline(request) for request in requests)
-        error = next((error for error in errors if error is not None), None) or self._refusal_at_door(requests)
-        for request, virtual_start in zip(requests, self._registry.turns.starts(requests), strict=True):
-            if error is None:
-                self._registry.add(request, virtual_start)
-            else:
-                ended = EngineCoreOutput(request_id=request.request_id, deltas=[], finished=True, error=error)
-                self._registry.ended.append(ended)
-                self.log.note("refused", request, error.message)
-
-    def _refusal_at_door(self, requests: SequenceABC[EngineCoreRequest]) -> RequestError | None:
-        if not self._door.has_limits and all(request.first_token_deadline is None for request in requests):
-            return None
-        registry = self._registry
-        load = registry.load(self.config.max_num_seqs, self.config.max_num_batched_tokens)
-        idle = Load(self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        registry, groups = self._registry, self._registry.new_groups(requests)
         # both times are the same in a replay
         now = max(self.log.now, *(request.arrival_time for request in requests))
-        starts = registry.turns.starts(requests)
-        standing = Standing(requests, starts, registry.groups_with_prompts, self.policy, self.block_manager, now)
-        return self._door.refusal(requests, load, idle, self.rates.known_prefill_tokens_per_s, standing)
-
-    def _hopeless_deadline(self, request: EngineCoreRequest) -> RequestError | None:
-        rate = self.rates.known_prefill_tokens_per_s
-        if hopeless_deadline(request, 0, rate) is None:
-            return None
-        # what is cached need not be computed; only those that would be refused are looked up twice
-        return hopeless_deadline(request, self.block_manager.num_cached_tokens(request), rate)
+        error = next(filter(None, map(self.refusal, requests)), None) or self._admission_control.refusal(groups, now)
+        for group in groups:
+            if error is None:
+                registry.add(group)
+            else:
+                registry.ended.append(
+                    EngineCoreOutput(request_id=group.request_id, deltas=[], finished=True, error=error)
+                )
+                self.log.note("refused", group.request, error.message)
 
     def abort(self, request_ids: Iterable[str], now: float | None = None) -> None:
         """End requests without an output. Unknown ids (finished in the meantime) are passed over.
@@ -211,7 +194,7 @@ class Scheduler:
         self.block_manager.pins.expire(now)
         plan = self._planner.plan(now)
         self.block_manager.end_planning()
-        registry.note_planned()
+        self._admission_control.note_planned()
         if not plan.rows and not plan.swap_outs:
             return None
         for group, sequence in plan.filling.values():

@@ -124,10 +124,12 @@ class TestOrder:
     ) -> None:
         policy = Priority(ageing_s=1.0)
         registry = Registry(make_manager(8, enable_prefix_caching=False), policy)
-        groups = [
-            registry.add(request(str(priority) + str(arrival), priority=priority, arrival_time=arrival))
-            for priority, arrival in (own, other)
-        ]
+        groups = registry.new_groups(
+            [
+                request(str(priority) + str(arrival), priority=priority, arrival_time=arrival)
+                for priority, arrival in (own, other)
+            ]
+        )
         assert policy.outranks(groups[0], groups[1], 10.0) is does
 
     def test_prefix_match_lets_who_was_preempted_go_first(self) -> None:
@@ -157,8 +159,8 @@ class TestOrder:
         queue = policy.make_queue()
         policy.counters.update({"busy": 1000.0})
         registry = Registry(make_manager(8, enable_prefix_caching=False), FirstComeFirstServed())
-        queue.push(registry.add(request("b", tenant="busy")))
-        queue.push(registry.add(request("n", tenant="new")))
+        for group in registry.new_groups([request("b", tenant="busy"), request("n", tenant="new")]):
+            queue.push(group)
         assert policy.counters["new"] == 1000.0
 
     def test_who_comes_when_nobody_waits_has_saved_nothing_up_either(self) -> None:

@@ -29,7 +29,7 @@ KINDS: list[dict[str, object]] = [
 ]  # fmt: skip
 PREFIXES = [[7] * 9, [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9], list(range(10, 30))]
 FAIL_TOKEN = 11
-AT_THE_DOOR = ("queue_full", "deadline_unreachable", "deadline_too_short", "too_many_prompts")
+REFUSALS = ("queue_full", "deadline_unreachable", "deadline_too_short", "too_many_prompts")
 
 
 @st.composite
@@ -270,8 +270,8 @@ class Schedules(RuleBasedStateMachine):
         if refusal is not None and final.error == refusal:
             assert name not in self.seen.token_ids
             return
-        if final.error is not None and final.error.code in AT_THE_DOOR:
-            self._check_refusal_at_the_door(name, final.error.code)
+        if final.error is not None and final.error.code in REFUSALS:
+            self._check_refusal(name, final.error.code)
             return
         assert refusal is None
         alone = run_alone(request, self.options["sliding_window"], self.fail_token)
@@ -293,7 +293,7 @@ class Schedules(RuleBasedStateMachine):
         times = [time for time, _ in final.metrics.timeline]
         assert times == sorted(times)
 
-    def _check_refusal_at_the_door(self, name: str, code: str) -> None:
+    def _check_refusal(self, name: str, code: str) -> None:
         assert name not in self.seen.token_ids
         if code.startswith("deadline"):
             assert any(each.first_token_deadline_s is not None for each in self.companions[name])
