@@ -7,9 +7,9 @@ from time import time
 from typing import TYPE_CHECKING
 
 from octavo.config.server_args import ServerArgs
-from octavo.server.large_answers import LargeAnswers
 from octavo.server.open_requests import OpenRequests
 from octavo.server.preparation import check_served
+from octavo.server.sending import LargeAnswers
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM

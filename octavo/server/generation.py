@@ -1,67 +1,44 @@
-"""What completions and chat share: from a checked request to outputs of the engine, and the frame of their answers."""
+"""What completions and chat share: from a checked request to outputs of the engine, and from these to a response."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from functools import partial
 from time import time
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
-from octavo.core.outputs import RequestOutput
+from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import EngineDeadError, InvalidRequest
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError, ended_with_error
 from octavo.server.keys import Caller, Right, caller_of
-from octavo.server.large_answers import encode
 from octavo.server.responses import CacheInfo, PromptTokensDetails, Usage
 from octavo.server.schema import GenerationRequest
-
-
-@dataclass(frozen=True)
-class Frame:
-    """What all chunks of one answer have in common."""
-
-    id: str
-    created: int
-    model: str
-
-    @classmethod
-    def of(cls, prefix: str, request: Request, asked: GenerationRequest, context: ServerContext) -> Frame:
-        """The id is the client's `request_id`, or else that of the HTTP request. Raises ApiError 404 for the model."""
-        request_id = asked.request_id or request.scope["state"]["request_id"]
-        return cls(f"{prefix}-{request_id}", int(time()), context.served_model(asked.model))
-
-    def fields(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": f"octavo-{__version__}",
-        }
-
+from octavo.server.sending import DONE, EventStream, encode, event
 
 _UNIQUE_DIGITS: Final = 12
 _ENGINE_ID: Final = re.compile(rf"(?P<answer>.*)-\d+-[0-9a-f]{{{_UNIQUE_DIGITS}}}", re.DOTALL)
 
 
 def engine_id(answer_id: str, index: int, unique: str) -> str:
-    """What the engine calls the request for prompt `index` of an answer."""
+    """Return the engine's id of the request for prompt `index` of a response."""
     return f"{answer_id}-{index}-{unique}"
 
 
 def is_about(request_id: str, asked: str) -> bool:
-    """Does the engine's `request_id` belong to what a client asks for: an answer's id, or the engine's own?"""
+    """Return whether the engine's `request_id` is meant by what a client asked for: a response's id or the engine's."""
     found = _ENGINE_ID.fullmatch(request_id)
     return request_id == asked or (found is not None and found["answer"] == asked)
 
@@ -78,7 +55,7 @@ def in_namespace_of(caller: Caller, prompt: Prompt) -> Prompt:
 
 
 class TokenCounts:
-    """Adds up the usage of one answer over the outputs of its prompts."""
+    """Adds up the token counts of one request over the outputs of its prompts."""
 
     def __init__(self, num_prompts: int, asked: GenerationRequest) -> None:
         self._prompts = [CacheInfo(0, 0, None)] * num_prompts
@@ -86,12 +63,13 @@ class TokenCounts:
         self._with_cache_info = bool(asked.return_cache_info)
 
     def add(self, index: int, output: RequestOutput) -> None:
-        """Take the counts of prompt `index` from its latest output."""
+        """Set the counts of prompt `index` from its latest output."""
         num_tokens = len(output.prompt_token_ids)
         self._prompts[index] = CacheInfo(num_tokens, output.num_cached_tokens, output.cache_miss_reason)
         self._completions[index] = output.num_generated_tokens
 
     def usage(self, *, without_completion: bool = False) -> Usage:
+        """Return the counts of all prompts together."""
         details = PromptTokensDetails(
             sum(prompt.cached_tokens for prompt in self._prompts),
             list(self._prompts) if self._with_cache_info else UNSET,
@@ -100,24 +78,96 @@ class TokenCounts:
         return Usage.of(num_tokens, 0 if without_completion else sum(self._completions), details)
 
 
-@dataclass(frozen=True)
-class Generation:
-    """Prompts that were accepted for one answer.
+class Generation(ABC):
+    """One request for generated text, from its prompts to its response. Each API has a subclass with its structs.
 
-    caller: who is served (`caller_for`).
-    field_names: what the client calls a field that the engine knows by another name, for the messages of errors.
+    id_prefix: what its ids begin with. field_names: what the client calls a field that the engine knows by another
+    name, for the messages of errors. Raises ApiError 404 for the model, and InvalidRequest.
     """
 
-    context: ServerContext
-    name: str
-    prompts: Sequence[Prompt]
-    params: SamplingParams
-    asked: GenerationRequest
-    caller: Caller
-    field_names: Mapping[str, str]
+    id_prefix: ClassVar[str]
 
-    async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """Outputs of the engine with the index of their prompt. Closing it aborts what still runs.
+    def __init__(
+        self, context: ServerContext, request: Request, asked: GenerationRequest, prompts: Sequence[Prompt]
+    ) -> None:
+        self.context = context
+        self.asked = asked
+        self.prompts = prompts
+        self.caller = caller_for(request, asked)
+        self.id = f"{self.id_prefix}-{asked.request_id or request.scope['state']['request_id']}"
+        self.frame: dict[str, Any] = {
+            "id": self.id,
+            "created": int(time()),
+            "model": context.served_model(asked.model),
+            "system_fingerprint": f"octavo-{__version__}",
+        }
+        self.field_names: dict[str, str] = {}
+        self._counts = TokenCounts(len(prompts), asked)
+        self._receive = request.receive
+        self.params = self.sampling_params()
+
+    @abstractmethod
+    def sampling_params(self) -> SamplingParams:
+        """Return what the request asks for, over the model's defaults. Raises InvalidRequest."""
+
+    @abstractmethod
+    def whole(self, outputs: Sequence[RequestOutput]) -> msgspec.Struct:
+        """Return the response to a request that is not streamed."""
+
+    @abstractmethod
+    def chunks(self, index: int, output: RequestOutput) -> Iterable[msgspec.Struct]:
+        """Return the chunks of a stream for an output of prompt `index`."""
+
+    @abstractmethod
+    def usage_chunk(self) -> msgspec.Struct:
+        """Return the last chunk of a stream whose client asked for the usage."""
+
+    def usage(self, *, without_completion: bool = False) -> Usage:
+        """Return the token counts so far, without those of the outputs where that is asked for."""
+        return self._counts.usage(without_completion=without_completion)
+
+    def usage_of_chunk(self) -> Usage | UnsetType | None:
+        """Return the usage field of a chunk: null in streams that end with the usage, unless each chunk has it."""
+        if self.asked.wants_usage_always:
+            return self.usage()
+        return None if self.asked.wants_usage_chunk else UNSET
+
+    def token_ids(self, completion: CompletionOutput) -> list[int] | UnsetType:
+        """Return the token ids of a choice where the request asks for them."""
+        return completion.token_ids if self.asked.return_token_ids else UNSET
+
+    async def respond(self) -> Response | EventStream:
+        """Return the response: whole, or as a stream of events. Raises InvalidRequest or ApiError."""
+        if self.asked.stream:
+            return EventStream(self._events(), self.context.open_requests)
+        async with self.context.open_requests.track(self._receive):
+            last: dict[int, RequestOutput] = {}
+            async with aclosing(self._outputs()) as outputs:
+                async for index, output in outputs:
+                    last[index] = output
+            final = [last[index] for index in range(len(self.prompts))]
+            num_entries = sum(
+                len(output.prompt_logprobs or ()) + sum(len(completion.token_ids) for completion in output.outputs)
+                for output in final
+            )
+            body = await self.context.large_answers.build(lambda: encode(self.whole(final)), num_entries)
+            return Response(body, media_type="application/json")
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        encoder = msgspec.json.Encoder()
+        async with aclosing(self._outputs()) as outputs:
+            async for index, output in outputs:
+                chunks = self.chunks(index, output)
+                if output.prompt_logprobs:
+                    chunks = await self.context.large_answers.build(partial(list, chunks), len(output.prompt_logprobs))
+                for chunk in chunks:
+                    yield event(encoder, chunk)
+        if self.asked.wants_usage_chunk:
+            yield event(encoder, self.usage_chunk())
+        yield DONE
+
+    async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Yield outputs of the engine with the index of their prompt. Closing it aborts what still runs.
 
         Raises InvalidRequest before the first output, ApiError for a request that ends with an error or is aborted.
         """
@@ -126,30 +176,23 @@ class Generation:
         outputs = self.context.llm.generate_together(
             [in_namespace_of(self.caller, prompt) for prompt in self.prompts],
             self.params,
-            [engine_id(self.name, index, unique) for index in range(len(self.prompts))],
+            [engine_id(self.id, index, unique) for index in range(len(self.prompts))],
             self.asked.options(self.caller.tenant),
         )
         async with aclosing(outputs):
-            with named_by_the_client(self.field_names), last_words_for(self.caller):
+            with named_by_the_client(self.field_names), without_details_of_others(self.caller):
                 async for index, output in outputs:
                     if output.error is not None:
                         raise ended_with_error(output.error, may_tell_of_others=self.caller.may(Right.OBSERVE))
                     if any(completion.finish_reason == "abort" for completion in output.outputs):
                         raise ApiError(503, "the request was aborted by the engine", code="request_aborted")
+                    self._counts.add(index, output)
                     yield index, output
-
-    async def final_outputs(self) -> list[RequestOutput]:
-        """The last output of each prompt, in the order of the prompts. Raises as `outputs` does."""
-        last: dict[int, RequestOutput] = {}
-        async with aclosing(self.outputs()) as stream:
-            async for index, output in stream:
-                last[index] = output
-        return [last[index] for index in range(len(self.prompts))]
 
 
 @contextmanager
 def named_by_the_client(field_names: Mapping[str, str]) -> Iterator[None]:
-    """Refusals from inside get the name that the client has for the field."""
+    """Give an InvalidRequest from inside the name that the client has for the field."""
     try:
         yield
     except InvalidRequest as error:
@@ -158,8 +201,8 @@ def named_by_the_client(field_names: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def last_words_for(caller: Caller) -> Iterator[None]:
-    """Raise errors of a dead engine without its last message to callers without `observe`: it may name a request."""
+def without_details_of_others(caller: Caller) -> Iterator[None]:
+    """Raise the error of a dead engine without its message for callers without `observe`: it may name a request."""
     try:
         yield
     except EngineDeadError as error:
@@ -168,17 +211,6 @@ def last_words_for(caller: Caller) -> Iterator[None]:
         raise ApiError(503, "the engine has stopped", code="engine_dead") from error
 
 
-async def answer_in_one_piece(
-    context: ServerContext, outputs: Sequence[RequestOutput], build: Callable[[], msgspec.Struct]
-) -> Response:
-    """The response with what `build` makes of the outputs."""
-    num_entries = sum(
-        len(output.prompt_logprobs or ()) + sum(len(completion.token_ids) for completion in output.outputs)
-        for output in outputs
-    )
-    body = await context.large_answers.build(lambda: encode(build()), num_entries)
-    return Response(body, media_type="application/json")
-
-
 def json_response(value: msgspec.Struct) -> Response:
+    """Return a response with a struct as JSON."""
     return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,37 +1,28 @@
-"""`POST /v1/completions`: text that goes on from one or several prompts."""
+"""`POST /v1/completions`: text that continues one or several prompts."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-import msgspec
-from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.core.outputs import CompletionOutput, RequestOutput
-from octavo.core.prompt import Prompt
+from octavo.core.sampling_params import SamplingParams
 from octavo.engine.detokenizer import text_offsets
 from octavo.server.context import ServerContext
-from octavo.server.generation import Frame, Generation, TokenCounts, answer_in_one_piece, caller_for
-from octavo.server.keys import Caller
+from octavo.server.generation import Generation
 from octavo.server.logprobs import Position, completion_logprobs, token_text
 from octavo.server.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
 from octavo.server.schema import CompletionRequest
-from octavo.server.streaming import DONE, EventStream, event
+from octavo.server.sending import EventStream
 
 
 async def create(context: ServerContext, request: Request) -> Response | EventStream:
     """Return the continuation of one or several prompts, whole or as a stream."""
     asked, prompts = await context.texts.read(request, CompletionRequest)
-    answer = _Answer(context, asked, prompts, Frame.of("cmpl", request, asked, context), caller_for(request, asked))
-    if asked.stream:
-        return EventStream(answer.events(), context.open_requests)
-    async with context.open_requests.track(request.receive):
-        return await answer.response()
+    return await _Completion(context, request, asked, prompts).respond()
 
 
 @dataclass
@@ -42,98 +33,66 @@ class _Sent:
     num_prompt_chars: int = 0
 
 
-@dataclass
-class _Answer:
-    """One request on its way from the client's words to the answer's."""
+class _Completion(Generation):
+    """A stream has text as it comes, for each choice an empty one with the finish reason, the usage."""
 
-    context: ServerContext
+    id_prefix = "cmpl"
     asked: CompletionRequest
-    prompts: list[Prompt]
-    frame: Frame
-    caller: Caller
-    generation: Generation = field(init=False)
 
-    def __post_init__(self) -> None:
+    def sampling_params(self) -> SamplingParams:
         asked = self.asked
+        self.field_names = {"prompt_token_ids": "prompt"}
+        self._sent: dict[int, _Sent] = {}
         others: dict[str, int | None] = {"logprobs": asked.logprobs}
         if asked.max_tokens is not None:
-            # the engine always draws a token; an echo alone leaves it out of the answer
+            # the engine always draws a token; an echo alone leaves it out of the response
             others["max_tokens"] = 1 if self.echoes_only else asked.max_tokens
         if asked.echo and asked.logprobs is not None:
             others["prompt_logprobs"] = asked.logprobs
-        self.generation = Generation(
-            self.context,
-            self.frame.id,
-            self.prompts,
-            self.context.llm.default_sampling_params(**asked.given_sampling(**others)),
-            asked=asked,
-            caller=self.caller,
-            field_names={"prompt_token_ids": "prompt"},
-        )
+        return self.context.llm.default_sampling_params(**asked.given_sampling(**others))
 
     @property
     def echoes_only(self) -> bool:
+        """Return whether the response is the prompt alone."""
         return bool(self.asked.echo) and self.asked.max_tokens == 0
 
-    async def response(self) -> Response:
-        """The answer in one piece."""
-        outputs = await self.generation.final_outputs()
-        return await answer_in_one_piece(self.context, outputs, lambda: self._whole(outputs))
+    def usage(self, *, without_completion: bool = False) -> Usage:
+        return super().usage(without_completion=self.echoes_only)
 
-    def _whole(self, outputs: list[RequestOutput]) -> CompletionResponse:
-        counts = TokenCounts(len(outputs), self.asked)
+    def whole(self, outputs: Sequence[RequestOutput]) -> CompletionResponse:
         choices = []
         for index, output in enumerate(outputs):
-            counts.add(index, output)
             for completion in output.outputs:
-                choice = self._choice(index, output, completion, _Sent())
+                choice = self._choice(index, output, completion)
                 choice.finish_reason, choice.stop_reason = self._finish(completion)
                 if self.asked.prompt_logprobs is not None:
                     choice.prompt_logprobs = output.prompt_logprobs or []
                 choices.append(choice)
-        usage = counts.usage(without_completion=self.echoes_only)
-        return CompletionResponse(**self.frame.fields(), choices=choices, usage=usage)
+        return CompletionResponse(**self.frame, choices=choices, usage=self.usage())
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """The answer in pieces: text as it comes, for each choice an empty one with the finish reason, the usage."""
-        encoder = msgspec.json.Encoder()
-        counts = TokenCounts(len(self.generation.prompts), self.asked)
-        sent: dict[int, _Sent] = {}
+    def chunks(self, index: int, output: RequestOutput) -> Iterator[CompletionResponse]:
+        for completion in output.outputs:
+            choice = self._choice(index, output, completion)
+            if choice.text or choice.logprobs or choice.token_ids or choice.prompt_token_ids:
+                yield self._chunk(choice)
+            if completion.finish_reason is not None:
+                reason, stop_reason = self._finish(completion)
+                last = CompletionChoice(index=choice.index, text="", finish_reason=reason, stop_reason=stop_reason)
+                yield self._chunk(last)
 
-        def chunk(choice: CompletionChoice) -> bytes:
-            usage: Usage | UnsetType | None = None if self.asked.wants_usage_chunk else UNSET
-            if self.asked.wants_usage_always:
-                usage = counts.usage(without_completion=self.echoes_only)
-            return event(encoder, CompletionResponse(**self.frame.fields(), choices=[choice], usage=usage))
+    def _chunk(self, choice: CompletionChoice) -> CompletionResponse:
+        return CompletionResponse(**self.frame, choices=[choice], usage=self.usage_of_chunk())
 
-        async with aclosing(self.generation.outputs()) as outputs:
-            async for index, output in outputs:
-                counts.add(index, output)
-                for completion in output.outputs:
-                    key = self._choice_index(index, completion)
-                    make = partial(self._choice, index, output, completion, sent.setdefault(key, _Sent()))
-                    choice = await self.context.large_answers.build(make, len(output.prompt_logprobs or ()))
-                    if choice.text or choice.logprobs or choice.token_ids or choice.prompt_token_ids:
-                        yield chunk(choice)
-                    if completion.finish_reason is not None:
-                        reason, stop_reason = self._finish(completion)
-                        yield chunk(CompletionChoice(index=key, text="", finish_reason=reason, stop_reason=stop_reason))
-        if self.asked.wants_usage_chunk:
-            usage = counts.usage(without_completion=self.echoes_only)
-            yield event(encoder, CompletionResponse(**self.frame.fields(), choices=[], usage=usage))
-        yield DONE
-
-    def _choice_index(self, prompt_index: int, completion: CompletionOutput) -> int:
-        return prompt_index * self.generation.params.n + completion.index
+    def usage_chunk(self) -> CompletionResponse:
+        return CompletionResponse(**self.frame, choices=[], usage=self.usage())
 
     def _finish(self, completion: CompletionOutput) -> tuple[str | None, int | str | None]:
         return ("length", None) if self.echoes_only else (completion.finish_reason, completion.stop_reason)
 
-    def _choice(
-        self, prompt_index: int, output: RequestOutput, completion: CompletionOutput, sent: _Sent
-    ) -> CompletionChoice:
-        """What `completion` holds, after the prompt if that is asked for and was not sent. Updates `sent`."""
-        choice = CompletionChoice(index=self._choice_index(prompt_index, completion), text="")
+    def _choice(self, prompt_index: int, output: RequestOutput, completion: CompletionOutput) -> CompletionChoice:
+        """Return a choice with what is new of it, after the prompt where that is echoed and was not sent."""
+        choice = CompletionChoice(index=prompt_index * self.params.n + completion.index, text="")
+        sent = self._sent.setdefault(choice.index, _Sent())
         token_ids: list[int] = []
         positions: list[Position | None] = []
         offsets: list[int] = []

@@ -13,14 +13,14 @@ from starlette.responses import Response
 
 from octavo.core.messages import Decision, RequestTimeline
 from octavo.server.context import ServerContext
-from octavo.server.generation import is_about, json_response, last_words_for
+from octavo.server.generation import is_about, json_response, without_details_of_others
 from octavo.server.keys import Right, caller_of
 from octavo.server.responses import DecisionEntry, DecisionList, Timeline, TimelineEvent, TimelineList
 
 
 async def decisions(context: ServerContext, request: Request) -> Response:
     """Return the decisions of the scheduler that the caller may see."""
-    with last_words_for(caller_of(request)):
+    with without_details_of_others(caller_of(request)):
         found = msgspec.convert(await context.llm.call("decisions"), list[Decision])
     offset_s = _wall_clock_offset_s()
     sees_others = caller_of(request).may(Right.OBSERVE)
@@ -30,7 +30,7 @@ async def decisions(context: ServerContext, request: Request) -> Response:
 
 async def timelines(context: ServerContext, request: Request) -> Response:
     """Return the timelines of requests that the caller may see."""
-    with last_words_for(caller_of(request)):
+    with without_details_of_others(caller_of(request)):
         found = msgspec.convert(await context.llm.call("timelines"), list[RequestTimeline])
     offset_s = _wall_clock_offset_s()
     return json_response(TimelineList([_timeline(each, offset_s) for each in found if _is_asked_for(request, each)]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -49,7 +50,7 @@ def test_conversation_goes_on_without_a_limit_of_tokens_unless_one_is_given(
 def test_a_limit_of_the_checkpoint_makes_room_for_min_tokens(
     client: openai.OpenAI, server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = msgspec.structs.replace(server.llm.config.model, generation_defaults={"max_tokens": 2})
+    model = dataclasses.replace(server.llm.config.model, generation_defaults={"max_tokens": 2})
     monkeypatch.setattr(server.llm, "config", msgspec.structs.replace(server.llm.config, model=model))
     client.chat.completions.create(model="letters", messages=MESSAGES)
     client.chat.completions.create(model="letters", messages=MESSAGES, extra_body={"min_tokens": 5})

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from octavo.core.outputs import Logprob
-from octavo.server.large_answers import SLICE, LargeAnswers, encode
 from octavo.server.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, PromptTokensDetails, Usage
+from octavo.server.sending import SLICE, LargeAnswers, encode
 
 
 def answer(num_choices: int, num_tokens: int) -> CompletionResponse:

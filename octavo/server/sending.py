@@ -1,11 +1,16 @@
-"""Server-sent events that stop when the client does."""
+"""How responses are sent: as server-sent events until the client goes away, or in one piece.
+
+Responses with thousands of log-probabilities are built and encoded beside the event loop, a slice at a time. A thread
+releases the interpreter lock after a few milliseconds, but not inside one call, so that long lists are encoded in
+slices. One large response is built at a time: the loop waits for one thread at most.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -15,6 +20,9 @@ from octavo.server.open_requests import OpenRequests
 
 _EVENTS_OF_TURN: Final = 16
 """Events that are made and sent before others have their turn: a step of a request with n=256 makes as many at once."""
+
+SLICE: Final = 512
+"""Entries of a list that are encoded in one call; responses with fewer are built on the loop."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -29,6 +37,9 @@ _HEADERS = [
 def event(encoder: msgspec.json.Encoder, chunk: msgspec.Struct) -> bytes:
     """One server-sent event."""
     return b"data: " + encoder.encode(chunk) + b"\n\n"
+
+
+T = TypeVar("T")
 
 
 class EventStream:
@@ -63,3 +74,37 @@ class EventStream:
             data = event(msgspec.json.Encoder(), as_api_error(error, scope["state"]["request_id"]).body)
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class LargeAnswers:
+    """Runs what takes long one after the other, in a thread."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def build(self, build: Callable[[], T], num_entries: int) -> T:
+        """What `build` returns, which has about so many entries."""
+        if num_entries <= SLICE:
+            return build()
+        async with self._lock:
+            return await asyncio.to_thread(build)
+
+
+def encode(value: msgspec.Struct) -> bytes:
+    """The JSON of an answer, with long lists encoded in slices."""
+    return msgspec.json.encode(_in_slices(value))
+
+
+def _in_slices(value: Any) -> Any:
+    """`value` with its long lists encoded already; `value` itself where there are none."""
+    if isinstance(value, msgspec.Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        changes = {name: new for name, old in fields.items() if (new := _in_slices(old)) is not old}
+        return msgspec.structs.replace(value, **changes) if changes else value
+    if not isinstance(value, list):
+        return value
+    items = [_in_slices(item) for item in value] if value and isinstance(value[0], msgspec.Struct) else value
+    if len(items) <= SLICE:
+        return items
+    slices = (msgspec.json.encode(items[start : start + SLICE])[1:-1] for start in range(0, len(items), SLICE))
+    return msgspec.Raw(b"[" + b",".join(slices) + b"]")

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from octavo.server.open_requests import OpenRequests
-from octavo.server.streaming import EventStream
+from octavo.server.sending import EventStream
 from tests.server.conftest import Served
 from tests.server.raw import connect, eventually
 
