@@ -1,4 +1,4 @@
-// How subjects hand their kernels to Python: methods of `Cpu` that take tensors as addresses.
+// How subjects bind their kernels for Python: methods of `Cpu` that take tensors as addresses.
 //
 // A subject X has a folder: X.h (argument structures, the table of kernels), kernels.cpp (compiled once per level) and
 // X.cpp (the choice of the table, and `bind_X`). Addresses cost a tenth of a microsecond a call where a tensor caster

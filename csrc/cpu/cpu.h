@@ -63,7 +63,7 @@ class Cpu {
     clock->time(work);
   }
 
-  // Memory at a multiple of 64 for what a call hands from one region to the next; the next call writes over it.
+  // Memory at a multiple of 64 for what one region of a call computes for the next; the next call writes over it.
   void* scratch(std::size_t bytes) {
     if (bytes > scratch_bytes_) {
       scratch_bytes_ = bytes + bytes / 2;

@@ -1,4 +1,4 @@
-// Which instruction sets this machine can run, as the hardware and the operating system say it.
+// Which instruction sets this machine can run, as the hardware and the operating system report them.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@ namespace octavo {
 
 // Names in the spelling of /proc/cpuinfo ("avx2", "avx512f", "amx_bf16", ...), only those that octavo has or plans
 // kernels for. A name is listed when the processor has it and the operating system saves its registers; using AMX still
-// needs the process to ask for permission once. Empty on machines that are not x86-64.
+// needs a permission, which the process requests once. Empty on machines that are not x86-64.
 std::vector<std::string> cpu_features();
 
 }  // namespace octavo

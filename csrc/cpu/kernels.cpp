@@ -43,7 +43,7 @@ void bind_kernels(nb::module_& m) {
           "kernel_nanoseconds", [](const Cpu& cpu) { return cpu.clock->nanoseconds; },
           "How long kernels have run while the clock was on.")
       .def("begin_recording", &Cpu::begin_recording, "Keep the calls that are made from here on.")
-      .def("end_recording", &Cpu::end_recording, "Stop keeping calls; answers what was kept.");
+      .def("end_recording", &Cpu::end_recording, "Stop keeping calls; returns what was kept.");
   bind_attention(cpu);
   bind_linear(cpu);
   bind_elementwise(cpu);

@@ -24,7 +24,7 @@ bool has_all(const std::vector<std::string>& present, const std::vector<std::str
   });
 }
 
-// Linux hands tile registers out on request, once per process; the state component's number is 18.
+// Linux grants tile registers on request, once per process; the state component's number is 18.
 bool may_use_tiles() {
 #if defined(__linux__) && defined(__x86_64__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;

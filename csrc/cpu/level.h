@@ -11,7 +11,7 @@ namespace octavo {
 
 std::string_view name_of(Level level);
 
-// Levels that this process can run, best first; empty without AVX2. Asks the kernel for the tile registers.
+// Levels that this process can run, best first; empty without AVX2. Requests the tile registers from the kernel.
 std::vector<Level> usable_levels();
 
 // The level of that name, "auto" for the best. Throws std::invalid_argument with what there is.

@@ -18,24 +18,24 @@ struct PanelColumns {
   int outputs;
   bool gated;
 
-  // Columns of the answer, all and per panel.
-  [[gnu::always_inline]] constexpr int answers() const { return gated ? outputs / 2 : outputs; }
-  [[gnu::always_inline]] constexpr int answers_per_panel() const { return gated ? kTileColumns : kPanelColumns; }
-  [[gnu::always_inline]] constexpr int panels() const { return (answers() + answers_per_panel() - 1) / answers_per_panel(); }
+  // Columns of the result, all and per panel.
+  [[gnu::always_inline]] constexpr int results() const { return gated ? outputs / 2 : outputs; }
+  [[gnu::always_inline]] constexpr int results_per_panel() const { return gated ? kTileColumns : kPanelColumns; }
+  [[gnu::always_inline]] constexpr int panels() const { return (results() + results_per_panel() - 1) / results_per_panel(); }
 
   // Row of the plain weight that is column `column` of `panel`; -1 where there is none.
   [[gnu::always_inline]] constexpr int row_of(int panel, int column) const {
-    const int answer = panel * answers_per_panel() + (gated ? column % kTileColumns : column);
-    if (answer >= answers()) return -1;
-    return gated && column >= kTileColumns ? answers() + answer : answer;
+    const int result = panel * results_per_panel() + (gated ? column % kTileColumns : column);
+    if (result >= results()) return -1;
+    return gated && column >= kTileColumns ? results() + result : result;
   }
 
   // Where row `row` of the plain weight is: its panel times kPanelColumns, plus its column there.
   [[gnu::always_inline]] constexpr int place_of(int row) const {
     if (!gated) return row;
-    const bool is_up = row >= answers();
-    const int answer = is_up ? row - answers() : row;
-    return answer / kTileColumns * kPanelColumns + answer % kTileColumns + (is_up ? kTileColumns : 0);
+    const bool is_up = row >= results();
+    const int result = is_up ? row - results() : row;
+    return result / kTileColumns * kPanelColumns + result % kTileColumns + (is_up ? kTileColumns : 0);
   }
 };
 

@@ -30,7 +30,7 @@ constexpr int kStepsTogether = 8;
 //
 // In a product C[rows, columns] += A[rows, depth] · B[depth, columns], with `lanes` elements side by side in 32 bits (2
 // of bfloat16, 4 of 8 bits): C has `rows` rows of 4·columns bytes, A `rows` of 4·(depth / lanes), and B, whose 32-bit
-// lanes hold elements of one column, depth / lanes rows of 4·columns. Rows are what a product's time goes by.
+// lanes hold elements of one column, depth / lanes rows of 4·columns. The time of a product depends on the rows.
 struct alignas(64) TileShapes {
   std::uint8_t palette = 1;
   std::uint8_t start_row = 0;
@@ -150,7 +150,7 @@ class Tiles {
   }
 
   // Even and odd elements of the pairs are summed apart, from zero; their sum is added to C. Every operation rounds to
-  // nearest even and takes and gives zero for denormal numbers.
+  // nearest even and treats denormal numbers, read or computed, as zero.
   template <int kC, int kA, int kB>
   void dot_bf16() {
     expect_fitting(kC, kA, kB);

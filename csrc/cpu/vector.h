@@ -233,7 +233,7 @@ inline float sum_over(int dim, const Step& step) {
 }
 
 // e^x to about one unit in the last place: x = n ln 2 + r, a minimax polynomial in r with a relative error of 4e-9 and
-// exactly 1 at 0, times 2^n. Below -87.3 the answer is 0, -inf included; from 88.8 on, and for some levels from 88.4 on,
+// exactly 1 at 0, times 2^n. Below -87.3 the result is 0, -inf included; from 88.8 on, and for some levels from 88.4 on,
 // it is inf; NaN stays NaN.
 inline Floats exponential(Floats x) {
   const Floats clamped = minimum(all(88.8f), x);

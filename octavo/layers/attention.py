@@ -42,5 +42,5 @@ class PagedAttention(Layer):
         return out.flatten(1)
 
     def bind(self, binding: Binding) -> None:
-        """Take the attention backend."""
+        """See `Layer.bind`."""
         self._backend = binding.backend

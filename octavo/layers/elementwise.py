@@ -27,7 +27,7 @@ class Elementwise(Layer):
         self._function: Callable[..., Any]
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        """Each tensor [tokens, dim] → the same shape."""
+        """Return the function of tensors [tokens, dim], of the same shape."""
         result: Tensor = self._function(*tensors)
         return result
 

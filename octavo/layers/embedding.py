@@ -30,7 +30,7 @@ class Embedding(Layer):
         return found
 
     def bind(self, binding: Binding) -> None:
-        """Take the operator."""
+        """See `Layer.bind`."""
         self._embedding = binding.ops.embedding
 
 
@@ -45,7 +45,7 @@ class TiedEmbedding(PreparedLayer):
         return self.prepared.rows(ids)
 
     def holds(self, table: Tensor, ops: Ops) -> bool:
-        """Whether the finished layer was made of `table` [rows, dim]."""
+        """Return whether the finished layer was made of `table` [rows, dim]."""
         inputs, outputs, bias = self._sizes
         twin = nn.Module()
         with torch.device("meta"):
@@ -69,7 +69,7 @@ class LMHead(PreparedLayer):
         return self.mesh.gather(self.prepared.in_float32(hidden))
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
-        """The head's table."""
+        """Yield the head's table."""
         yield TensorSlot(f"{path}.weight", (self.vocab_size, self.dim), self._fill)
 
     def _fill(self, stored: Tensor) -> None:
@@ -96,12 +96,12 @@ class TiedHead(Layer):
         return self._shared[0].prepared.in_float32(hidden)
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
-        """The table once more, where the checkpoint repeats it."""
+        """Yield the table once more, which a checkpoint may repeat."""
         name = f"{path}.weight"
         yield TensorSlot(name, self.table_shape, partial(self._compare, name), compared_with=self._shared[0])
 
     def bind(self, binding: Binding) -> None:
-        """Take the operators."""
+        """See `Layer.bind`."""
         self._ops = binding.ops
 
     def _compare(self, name: str, stored: Tensor) -> None:
@@ -115,7 +115,7 @@ class TiedHead(Layer):
 def embedding_and_head(
     vocab_size: int, dim: int, mesh: Mesh, *, tied: bool
 ) -> tuple[Embedding | TiedEmbedding, LMHead | TiedHead]:
-    """The two ends of a decoder, with one table or two."""
+    """Make embedding and head of a decoder, with one table or two."""
     if not tied:
         return Embedding(vocab_size, dim), LMHead(dim, vocab_size, mesh)
     embedding = TiedEmbedding(vocab_size, dim)

@@ -26,5 +26,5 @@ class Heads:
         return self.kv * self.dim
 
     def share(self, mesh: Mesh) -> Heads:
-        """This rank's heads."""
+        """Return this rank's heads."""
         return Heads(mesh.share(self.query)[1], mesh.share(self.kv)[1], self.dim)

@@ -1,4 +1,4 @@
-"""What every layer with weights tells the loader, and what it is told once they are loaded."""
+"""The base class of layers with weights or operators, and its contract with the loader."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TensorSlot:
     """One checkpoint tensor that a layer reads."""
 
     name: str
-    """Its name, without what the checkpoint puts before all names of a model."""
+    """Its name, without the prefix of all names of a model in the checkpoint."""
     shape: tuple[int, ...]
     """Its shape in the checkpoint."""
     fill: Callable[[Tensor], None]
@@ -41,21 +41,21 @@ class TensorSlot:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What layers get besides their weights: the operators and the attention backend chosen at start."""
+    """The operators and the attention backend chosen at start, which layers are bound to."""
 
     ops: Ops
     backend: AttentionBackend
     max_positions: int = 4096
     """Positions of the longest sequence."""
     device: torch.device | str = "cpu"
-    """Where the weights will be."""
+    """The device of the weights."""
     scratch: Scratch = field(default_factory=Scratch, repr=False)
     """Where weights of several tensors are put together, each until its layer is finished."""
     made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
     """What `once` has made."""
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """`make()` the first time `key` is asked for, the same object afterwards: what layers share."""
+        """Return `make()` at the first call with `key`, and the same object afterwards: what layers share."""
         if key not in self.made:
             self.made[key] = make()
         value: T = self.made[key]
@@ -73,26 +73,26 @@ class Layer(nn.Module):
         """Keep the weight by `method`, before anything is filled. By default there is none to quantise."""
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
-        """The tensors of the layer at `path` in the model (`layers.0.mlp.down_proj`)."""
+        """Yield the tensors of the layer at `path` in the checkpoint (`layers.0.mlp.down_proj`)."""
         for name, parameter in self.named_parameters(recurse=False):
             yield TensorSlot(f"{path}.{name}", tuple(parameter.shape), partial(self.hold, name))
 
     def bind(self, binding: Binding) -> None:
-        """Take the operators. By default a layer needs none."""
+        """Store the operators that the layer runs. By default it needs none."""
 
     def finish(self, ops: Ops) -> None:
         """Bring the filled parameters into the form that computes best. By default they stay as they are."""
 
     def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
-        """The tensors that `state` will have once the layer is finished; asked before it is filled."""
+        """Return the specs of what `state` will return once the layer is finished; called before it is filled."""
         return {name: TensorSpec.of(parameter) for name, parameter in self.named_parameters(recurse=False)}
 
     def state(self) -> dict[str, Tensor]:
-        """All that the finished layer keeps in memory, by names that are unique in it."""
+        """Return all tensors that the finished layer keeps, by names that are unique in it."""
         return {name: parameter.data for name, parameter in self.named_parameters(recurse=False)}
 
     def restore(self, state: Mapping[str, Tensor], ops: Ops) -> None:
-        """Take what `state` gave instead of filling and finishing; the tensors meet `state_specs`."""
+        """Set what `state` returned instead of filling and finishing; the tensors meet `state_specs`."""
         for name, tensor in state.items():
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
@@ -101,7 +101,7 @@ class Layer(nn.Module):
         self.room(name, value.device).copy_(value)
 
     def room(self, name: str, device: torch.device) -> Tensor:
-        """The memory of parameter `name`, given to it now if it had none."""
+        """Return the memory of parameter `name`, allocated now if it had none."""
         parameter = self.get_parameter(name)
         if parameter.is_meta:
             parameter = nn.Parameter(zeroed(tuple(parameter.shape), parameter.dtype, device), requires_grad=False)
@@ -131,7 +131,7 @@ class PreparedLayer(Layer):
         self._scratch = binding.scratch
 
     def room(self, name: str, device: torch.device) -> Tensor:
-        """See `Layer.room`: memory that is given back once the layer is finished."""
+        """See `Layer.room`: memory that is returned to the scratch once the layer is finished."""
         parameter = self.get_parameter(name)
         if parameter.is_meta:
             memory = self._scratch.take(tuple(parameter.shape), parameter.dtype, device)

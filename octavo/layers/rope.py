@@ -13,11 +13,11 @@ from octavo.ops.registry import Ops
 
 
 class Scaling(Protocol):
-    """Bends frequencies so that a context longer than the one that was trained looks familiar. Can be hashed."""
+    """Changes frequencies so that a model can use a longer context than it was trained with. It is hashable."""
 
     @property
     def attention_factor(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """The factor of cosines and sines."""
         ...
 
     def bend(self, frequencies: Tensor, theta: float) -> Tensor:
@@ -60,7 +60,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """YaRN: the same, blended evenly between two dimensions, and scores sharpened. Source: https://arxiv.org/abs/2309.00071.
+    """YaRN: as Llama 3, blended evenly between two dimensions, and scores scaled. Source: https://arxiv.org/abs/2309.00071.
 
     The dimensions are those that turn `beta_fast` and `beta_slow` times over the original context, taken to the whole
     numbers around them where `truncate`.
@@ -90,7 +90,7 @@ class YarnScaling:
         return frequencies / self.factor * slow + frequencies * (1 - slow)
 
     def _pair_that_turns(self, times: float, theta: float, pairs: int) -> float:
-        """The index (a fraction) of the pair that turns so often over the original context."""
+        """Return the index (a fraction) of the pair that turns `times` times over the original context."""
         return pairs * math.log(self.original_max_positions / (times * 2 * math.pi)) / math.log(theta)
 
 
@@ -105,17 +105,17 @@ class Rope:
     """Pairs are neighbours instead of halves."""
 
     def inverse_frequencies(self, device: torch.device | str = "cpu") -> Tensor:
-        """float32 [dim / 2]: radians per position of each pair."""
+        """Return float32 [dim / 2]: radians per position of each pair."""
         exponents = torch.arange(0, self.dim, 2, dtype=torch.float32, device=device) / self.dim
         frequencies = 1.0 / (self.theta**exponents)
         return frequencies if self.scaling is None else self.scaling.bend(frequencies, self.theta)
 
     def table(self, ops: Ops, num_positions: int, device: torch.device | str = "cpu") -> Tensor:
-        """float32 [num_positions, dim]: what the operator `rotary` looks positions up in."""
+        """Return float32 [num_positions, dim], the table of the operator `rotary`."""
         factor = 1.0 if self.scaling is None else self.scaling.attention_factor
         table: Tensor = ops.rotary_table(self.inverse_frequencies(device), num_positions, factor)
         return table
 
     def table_bytes(self, num_positions: int) -> int:
-        """What `table` takes."""
+        """Return the bytes of `table`."""
         return 4 * num_positions * self.dim

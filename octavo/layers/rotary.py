@@ -43,7 +43,7 @@ class Rotary(Layer):
         return q, k
 
     def bind(self, binding: Binding) -> None:
-        """Take the operator, and the table that all layers with these frequencies share."""
+        """Store the operator, and the table that all layers with these frequencies share."""
         self._rotary = binding.ops.rotary
         self._table = binding.once(
             self.rope, lambda: self.rope.table(binding.ops, binding.max_positions, binding.device)

@@ -60,14 +60,14 @@ class GatedLayer(nn.Module):
         self.mlp = mlp
 
     def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor]:
-        """(x, residual), each [tokens, hidden]; the stream is their sum."""
+        """Return (x, residual), each [tokens, hidden]; the stream is their sum."""
         x, residual = self.input_layernorm.add(x, residual)
         x, residual = self.post_attention_layernorm.add(self.self_attn(x, batch), residual)
         return self.mlp(x), residual
 
 
 class GatedDecoder(DecoderStack):
-    """A stack of `GatedLayer`s: a model gives the attention and the MLP of the layer with an index."""
+    """A stack of `GatedLayer`s; `attention` and `mlp` make the modules of the layer with a given index."""
 
     def __init__(
         self,

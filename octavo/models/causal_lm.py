@@ -1,4 +1,4 @@
-"""What every model offers to the loader and the runner."""
+"""The interface of every model for the loader and the runner."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from octavo.ops.registry import Ops
 
 
 class ConfigReader(Protocol):
-    """A config class, seen from the loader."""
+    """The config class of a model, as the loader uses it."""
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
-        """The config that `c` states. Raises CheckpointError or UnsupportedModel."""
+        """Read the config of `c`. Raises CheckpointError or UnsupportedModel."""
         ...
 
 
@@ -48,11 +48,11 @@ class CausalLM(nn.Module):
 
     @abstractmethod
     def forward(self, batch: ModelInput) -> Tensor:
-        """The last hidden state of every token, [tokens, hidden], ready for `compute_logits`."""
+        """Return the last hidden state of every token, [tokens, hidden], for `compute_logits`."""
 
     @abstractmethod
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Rows chosen from `forward`'s answer, [rows, hidden] → float32 [rows, vocabulary]."""
+        """Multiply rows of `forward`'s result, [rows, hidden] → float32 [rows, vocabulary]."""
 
     def owns(self, name: str) -> bool:
         """Return whether a tensor with this name, without prefix, belongs to this rank's part of the model.
@@ -62,31 +62,31 @@ class CausalLM(nn.Module):
         return True
 
     def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
-        """Every layer with its path in the checkpoint."""
+        """Yield every layer with its path in the checkpoint."""
         for path, module in self.named_modules():
             if isinstance(module, Layer):
                 part, dot, rest = path.partition(".")
                 yield f"{self.RENAMED.get(part, part)}{dot}{rest}", module
 
     def plain_bytes(self) -> int:
-        """What the parameters take before any layer is finished."""
+        """Return the bytes of all parameters before any layer is finished."""
         return sum(parameter.nbytes for parameter in self.parameters())
 
     def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
-        """The tensors of `state`, before the model is loaded."""
+        """Return the specs of the tensors of `state`, before the model is loaded."""
         layers = ((path, layer.state_specs(ops)) for path, layer in self.layers_by_path())
         return {f"{path}.{name}": spec for path, specs in layers for name, spec in specs.items()}
 
     def planned_bytes(self, ops: Ops) -> int:
-        """What `state` will take in memory, before the model is loaded."""
+        """Return the bytes that `state` will take, before the model is loaded."""
         return sum(spec.nbytes for spec in self.state_specs(ops).values())
 
     def state(self) -> dict[str, Tensor]:
-        """All that the loaded model keeps in memory, by layer and name."""
+        """Return all tensors that the loaded model keeps, by layer and name."""
         layers = ((path, layer.state()) for path, layer in self.layers_by_path())
         return {f"{path}.{name}": tensor for path, tensors in layers for name, tensor in tensors.items()}
 
     def restore(self, state: Mapping[str, Tensor], ops: Ops) -> None:
-        """Take what `state` gave instead of loading; the tensors meet `state_specs`."""
+        """Set what `state` returned instead of loading; the tensors meet `state_specs`."""
         for path, layer in self.layers_by_path():
             layer.restore({name: state[f"{path}.{name}"] for name in layer.state_specs(ops)}, ops)

@@ -1,4 +1,4 @@
-"""What a decoder's `config.json` says, in our words."""
+"""The numbers of a decoder, read from its `config.json`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class DecoderConfig:
         return cls(**{**fields, **own})
 
     def shape(self) -> ModelShape:
-        """The sizes that memory arithmetic needs."""
+        """Return the sizes that memory arithmetic needs."""
         return ModelShape(
             num_layers=self.num_layers,
             hidden_size=self.hidden_size,
@@ -76,7 +76,7 @@ class DecoderConfig:
 
 
 def read_rope(c: Checkpoint, head_dim: int) -> Rope:
-    """Rotary parameters for heads of size `head_dim`; a type that is not implemented is refused by name."""
+    """Read the rotary parameters for heads of size `head_dim`. Raises UnsupportedModel or CheckpointError."""
     rope = c.rope()
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise UnsupportedModel(f"{c.where}: rotary parameters differ by kind of layer, which is not implemented")
@@ -87,7 +87,7 @@ def read_rope(c: Checkpoint, head_dim: int) -> Rope:
 
 
 def _check_whole_heads_turn(c: Checkpoint, rope: Section, head_dim: int) -> None:
-    """Refuse a `partial_rotary_factor` that would change an answer.
+    """Refuse a `partial_rotary_factor` that would change the result.
 
     In transformers, which the families here follow, plain frequencies ignore it; the scaled ones are as many as it
     says, which then do not fit the heads.
@@ -146,12 +146,12 @@ def _read_yarn(c: Checkpoint, rope: Section) -> YarnScaling:
 
 
 def refuse_quantization(c: Checkpoint) -> None:
-    """Quantised checkpoints store other tensors than a model names."""
+    """Refuse a quantised checkpoint, which stores other tensors than a model reads."""
     c.refuse("quantization_config", because="quantised weights are not implemented; use the unquantised checkpoint")
 
 
 def even_share(c: Checkpoint, name: str, size: int, num_heads: int) -> int:
-    """The head size when `size`, the value of `name`, is shared evenly by the heads."""
+    """Return the head size where the heads share `size`, the value of `name`, evenly."""
     if size % num_heads:
         raise c.error(name, f"a multiple of the number of heads, which is {num_heads}")
     return size // num_heads

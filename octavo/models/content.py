@@ -1,8 +1,8 @@
-"""What weight files hold, and a cheap proof that they still hold it. Imports no torch.
+"""The content of weight files, and a cheap proof that it is unchanged. Imports no torch.
 
 The proof is a record beside the packed weights: device, inode, size and times of every file, and the SHA-256 of its
-content at that time. A file that changed shortly before the record was made proves nothing, for a second change might
-have left the same times.
+content at that time. A file that changed shortly before the record was made proves nothing, for a second change may
+leave the same times.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _BUFFER_BYTES: Final = 1 << 20
 
 
 class Stopped(Exception):
-    """Work in the background was given up."""
+    """Raised in background work whose event to stop was set."""
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """What the file system says of a file; times in nanoseconds."""
+    """The identity, size and times of a file in its file system; times in nanoseconds."""
 
     device: int
     inode: int
@@ -40,7 +40,7 @@ class Stamp(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, path: Path) -> Stamp:
-        """The stamp of the file that `path` leads to."""
+        """Read the stamp of the file that `path` leads to."""
         stat = path.stat()
         return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
@@ -54,14 +54,14 @@ class Record(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, path: Path) -> Record | None:
-        """The record at `path`; None where there is none that can be read."""
+        """Read the record at `path`; None where there is none that can be read."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except (OSError, msgspec.DecodeError):
             return None
 
     def write(self, path: Path) -> None:
-        """Put the record at `path`, whole or not at all. Raises OSError."""
+        """Write the record to `path`, whole or not at all. Raises OSError."""
         descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".partial", dir=path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -72,12 +72,12 @@ class Record(msgspec.Struct, frozen=True):
             raise
 
     def proves(self, stamps: Mapping[str, Stamp]) -> bool:
-        """Whether files with these stamps hold what the record says."""
+        """Return whether files with these stamps still have the recorded content."""
         return self.stamps == dict(stamps) and is_settled(stamps, self.seen_ns)
 
 
 def is_settled(stamps: Mapping[str, Stamp], now_ns: int) -> bool:
-    """Whether a change of a file after `now_ns` is sure to show in its times."""
+    """Return whether a change of a file after `now_ns` is certain to show in its times."""
     return all(max(each.modified_ns, each.changed_ns) + _SETTLED_AFTER_NS <= now_ns for each in stamps.values())
 
 
@@ -92,18 +92,18 @@ class WeightContent:
         self.stamps = self._stamps()
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of every file by name, computed the first time. Raises OSError."""
+        """Return the SHA-256 of every file by name, computed once. Raises OSError."""
         if self._digests is None:
             self._digests = self._compute(self._threads, threading.Event())
         return self._digests
 
     def freeze(self) -> None:
-        """Make sure that `confirmed` will see any change from now on. Raises OSError."""
+        """Make sure that `confirmed` detects any change from now on. Raises OSError."""
         if not is_settled(self.stamps, self.seen_ns):
             self.digests()
 
     def confirmed(self, stop: threading.Event) -> dict[str, str] | None:
-        """The digests, read now; None where a file has changed since this object was made.
+        """Compute the digests now; return None where a file has changed since this object was made.
 
         Raises OSError, and Stopped once `stop` is set.
         """
@@ -112,14 +112,14 @@ class WeightContent:
         return now if is_same else None
 
     def record(self, digests: dict[str, str]) -> Record:
-        """The record that the files hold what `digests` say."""
+        """Return the record of files with these digests."""
         return Record(self.seen_ns, self.stamps, digests)
 
     def _stamps(self) -> dict[str, Stamp]:
         return {name: Stamp.of(path) for name, path in self._paths.items()}
 
     def _compute(self, threads: int, stop: threading.Event) -> dict[str, str]:
-        """SHA-256 over the SHA-256 of every 64 MiB of each file, so that threads share a large one."""
+        """Compute SHA-256 over the SHA-256 of every 64 MiB of each file, so that threads share a large one."""
         pieces = [
             (name, start) for name, stamp in self.stamps.items() for start in range(0, stamp.size or 1, _PIECE_BYTES)
         ]

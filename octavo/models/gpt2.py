@@ -26,7 +26,7 @@ ARCHITECTURES = ("GPT2LMHeadModel",)
 
 
 class GPT2Config(DecoderConfig):
-    """Keys of their own names; the MLP is four times as wide unless `n_inner` says otherwise."""
+    """The keys have GPT-2's own names; the MLP is four times as wide as the stream unless `n_inner` is set."""
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
@@ -91,7 +91,7 @@ class Block(nn.Module):
         self.mlp = MLP(c, mesh)
 
     def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor]:
-        """(x, residual), each [tokens, hidden]; the stream is their sum."""
+        """Return (x, residual), each [tokens, hidden]; the stream is their sum."""
         x, residual = self.ln_1.add(x, residual)
         x, residual = self.ln_2.add(self.attn(x, batch), residual)
         return self.mlp(x), residual

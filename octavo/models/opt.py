@@ -28,7 +28,7 @@ _POSITION_OFFSET = 2
 
 @dataclass(frozen=True, kw_only=True)
 class OPTConfig(DecoderConfig):
-    """Embeddings may be narrower than the blocks; then projections lead in and out."""
+    """Embeddings may be narrower than the layers; then projections connect them."""
 
     embedding_size: int
     pre_norm: bool
@@ -90,7 +90,7 @@ class DecoderLayer(nn.Module):
         self.final_layer_norm = LayerNorm(c.hidden_size, c.norm_eps)
 
     def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor | None]:
-        """(x, residual), each [tokens, hidden]; before the norms their sum is the stream, after them x alone."""
+        """Return (x, residual), each [tokens, hidden]; the stream is their sum, or x alone where norms come late."""
         if self.pre_norm:
             x, residual = self.self_attn_layer_norm.add(x, residual)
             x, residual = self.final_layer_norm.add(self.self_attn(x, batch), residual)

@@ -37,21 +37,21 @@ FORMAT_VERSION: Final = 3
 class PackedCache:
     """The file in `folder` for weights that are made of `content` as `made` says.
 
-    `made` says all else that decides the bytes, as JSON; `title` is what people call the model.
+    `made` has everything else that decides the bytes, as JSON; `title` is the model's name in the file's name.
     """
 
     def __init__(self, folder: PackedFolder, title: str, content: WeightContent, made: Mapping[str, Any]) -> None:
         self._folder = folder
         self._content = content
         self._made = json.loads(json.dumps({"format": FORMAT_VERSION, **made}))
-        # what a file may be replaced by is another version of the same: the same place, type and format
+        # a file is replaced by another version of the same weights: the same checkpoint, type and format
         place = json.dumps([self._made.get(key) for key in ("checkpoint", "dtype", "method", "layout", "ranks")])
         digest = hashlib.sha256(place.encode()).hexdigest()[:12]
         self.path = folder.directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', title)}-{digest}{SUFFIX}"
         self._record_path = self.path.with_name(self.path.name + RECORD_SUFFIX)
 
     def read(self, specs: Mapping[str, TensorSpec]) -> dict[str, Tensor] | None:
-        """The tensors that meet `specs`, mapped; None where they are not there or not trusted, which is logged."""
+        """Map the tensors that meet `specs`; None where they are absent, or not trusted, which is logged."""
         started = time.monotonic()
         try:
             file = self._folder.open(self.path)
@@ -78,11 +78,11 @@ class PackedCache:
         return tensors
 
     def prepare(self) -> None:
-        """Call this before the weights are read that `keep` is to be given. Raises OSError."""
+        """Prepare for `keep`; called before the weights are read. Raises OSError."""
         self._content.freeze()
 
     def keep(self, state: Mapping[str, Tensor]) -> None:
-        """Write `state` in the background for later starts. A disk that does not take it is noted in the log."""
+        """Write `state` in the background for later starts. A failure to write is noted in the log."""
         self._folder.in_background(lambda stop: self._keep(state, stop))
 
     def write(self, state: Mapping[str, Tensor], digests: Mapping[str, str], stop: threading.Event) -> int:
@@ -97,9 +97,9 @@ class PackedCache:
         if file.header.get("identity") != identity:
             raise Distrust(f"is stale: {_difference(file.header.get('identity'), identity)}")
         places = file.header["tensors"]
-        promised = {name: (list(spec.shape), _name(spec.dtype)) for name, spec in specs.items()}
-        if {name: (place["shape"], place["dtype"]) for name, place in places.items()} != promised:
-            raise Distrust("holds other tensors than this version wants")
+        expected = {name: (list(spec.shape), _name(spec.dtype)) for name, spec in specs.items()}
+        if {name: (place["shape"], place["dtype"]) for name, place in places.items()} != expected:
+            raise Distrust("holds other tensors than this version expects")
         file.verify(self._folder.threads)
         return {name: _view(file, specs[name], place["offset"]) for name, place in places.items()}
 
@@ -154,7 +154,7 @@ class PackedCache:
 
 
 def made_of(checkpoint: Checkpoint, *, dtype: torch.dtype, method: str, layout: str, ranks: str) -> dict[str, Any]:
-    """All beside the content of its files that decides the bytes of a packed model.
+    """Return everything beside the content of its files that decides the bytes of a packed model.
 
     `method` is how weights are held, `layout` the order of the packed bytes, `ranks` whose share of how many this is.
     """
@@ -172,7 +172,7 @@ def _difference(found: Any, wanted: Mapping[str, Any]) -> str:
     for key, value in wanted.items():
         if not isinstance(found, dict) or found.get(key) != value:
             return f"its {key} is another"
-    return "it says more than it should"
+    return "it has a field too many"
 
 
 def _view(file: PackedFile, spec: TensorSpec, offset: int) -> Tensor:

@@ -80,7 +80,7 @@ class PackedFile:
 
 
 def read_identity(path: Path) -> dict[str, Any] | None:
-    """Return what the file at `path` says that it was made of; None where it is no sound file."""
+    """Return the identity of what the file at `path` was made of; None where the file is damaged or absent."""
     try:
         with path.open("rb") as file:
             identity = _read_header(file).get("identity")
@@ -171,7 +171,7 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def _mapped(file: BinaryIO) -> mmap.mmap:
-    # private, so that nothing can reach the file: torch wants memory that it could write to
+    # private, so that nothing can reach the file: torch requires memory that it could write to
     try:
         pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The folder that keeps packed weights of many models: its size, the file that is read ahead, work in the background.
+"""The folder with packed weights of many models: its size, the file that is read ahead, work in the background.
 
 Imports no torch, so that a file can be checked while torch is imported.
 """
@@ -28,15 +28,15 @@ RECORD_SUFFIX: Final = ".files.json"
 """Ends the name of the record (`octavo.models.content`) that lies beside a file."""
 _LEAVE_FREE_BYTES: Final = 1 << 30
 _NICE: Final = 10
-"""Of the thread in the background: a tenth of a processor that others want, all of one that nobody wants."""
+"""Niceness of the background thread: it gets a tenth of a busy processor, and all of an idle one."""
 _LAST_WAIT_S: Final = 5.0
-"""How long the end of a program waits for weights that are just being written."""
+"""How long the end of a program waits for weights that are being written."""
 
 
 class PackedFolder:
     """`directory` with at most `max_bytes` of packed weights; `threads` compute checksums.
 
-    `is_default` says that nobody named the directory: what goes wrong with it is a note then, no warning.
+    `is_default` is set where the user did not name the directory: its errors are then notes in the log, no warnings.
     """
 
     def __init__(self, directory: Path, *, max_bytes: int, threads: int = 1, is_default: bool = False) -> None:
@@ -49,7 +49,7 @@ class PackedFolder:
         self._background: threading.Thread | None = None
 
     def make(self) -> None:
-        """Make the directory where somebody named it; the default one is made when something is kept.
+        """Make the directory if the user named it; the default one is made when something is kept.
 
         Raises ConfigError.
         """
@@ -98,7 +98,7 @@ class PackedFolder:
         return None
 
     def note(self, message: str, *arguments: object) -> None:
-        """Log what keeps weights from being kept: a warning where somebody named the directory."""
+        """Log why weights are not kept: as a warning where the user named the directory."""
         _log.log(logging.INFO if self.is_default else logging.WARNING, message, *arguments)
 
     def in_background(self, work: Callable[[threading.Event], None]) -> None:
@@ -111,7 +111,7 @@ class PackedFolder:
         thread.start()
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Wait for the work in the background, then give it up. Idempotent."""
+        """Wait `wait_s` for the background work, then stop it. Idempotent."""
         thread, self._background = self._background, None
         if thread is not None:
             with suppress(KeyboardInterrupt):
@@ -125,7 +125,7 @@ class PackedFolder:
             file.verify(self.threads)
 
     def _by_age(self, *, newest_first: bool = False) -> list[Path]:
-        """All files, by the time of their last use."""
+        """Return all files in the order of their last use, oldest first unless `newest_first`."""
         times = {}
         for path in self.directory.glob(f"*{SUFFIX}"):
             with suppress(OSError):  # another process may remove it at the same moment

@@ -1,7 +1,7 @@
 """From the architecture that a checkpoint names to the file that implements it.
 
-A model file states `ARCHITECTURES`, the names it answers to, and `MODEL`, its class; the folder is the registry. A
-file has the name that `model_type` gives its family, and answers to that where config.json names no architecture.
+A model file states `ARCHITECTURES`, the names that it implements, and `MODEL`, its class; the folder is the registry.
+A file is named after the `model_type` of its family, which selects it where config.json names no architecture.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _family(architecture: str) -> str:
 
 
 def known_architectures() -> list[str]:
-    """All architectures that some file answers to, sorted."""
+    """Return all architectures that some file implements, sorted."""
     return sorted(name for module in _model_files("") for name in module.ARCHITECTURES)
 
 

@@ -1,4 +1,4 @@
-"""Reading the tensors of weight files, one ahead of its use, and the bar that shows how far it is."""
+"""Reading the tensors of weight files, one ahead of its use, and a progress bar."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _TYPES: Final[Mapping[str, torch.dtype]] = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-_WORDS: Final = {dtype: word for word, dtype in _TYPES.items()}
+_NAMES: Final = {dtype: name for name, dtype in _TYPES.items()}
 FLOATS: Final = frozenset(_TYPES)
-"""Types that can be read, in the words of safetensors."""
+"""Types that can be read, by their names in safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,18 @@ class StoredTensor:
 
     name: str
     stored_as: str
-    """Its type in the words of safetensors (F32, BF16, …), of torch for types that safetensors has no word for."""
+    """Its type by its name in safetensors (F32, BF16, …), or in torch for types that safetensors has no name for."""
     shape: tuple[int, ...]
     nbytes: int
     file: Path
     values: Callable[[], Tensor]
-    """A view of the file with its pages in memory. Raises CheckpointError."""
+    """Returns a view of the file with its pages in memory. Raises CheckpointError."""
     release: Callable[[], None] = lambda: None
-    """Let go of its pages. A view that is still read gets them back from the file."""
+    """Releases its pages. A view that is still read gets them back from the file."""
 
 
 def stored_tensors(path: Path) -> Iterator[StoredTensor]:
-    """Every tensor of a safetensors file or PyTorch archive, in the order of the file.
+    """Yield every tensor of a safetensors file or PyTorch archive, in the order of the file.
 
     Raises CheckpointError for a damaged file, and for an archive that holds anything but tensors.
     """
@@ -63,7 +63,7 @@ def stored_tensors(path: Path) -> Iterator[StoredTensor]:
 
 
 def read_ahead(tensors: Iterable[StoredTensor], limit_bytes: int) -> Iterator[tuple[StoredTensor, Tensor]]:
-    """One after the other with its values, in a thread that reads on while the caller works on what it got.
+    """Yield each tensor with its values, which a thread reads while the caller works on the one before.
 
     Besides the tensor that the caller has, at most `limit_bytes` are read, or a single larger tensor.
     """
@@ -84,7 +84,7 @@ def read_ahead(tensors: Iterable[StoredTensor], limit_bytes: int) -> Iterator[tu
 
 @contextmanager
 def progress_bar(title: str, total_bytes: int, console: Console | None = None) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error that goes away when it is done; the function it yields advances it by bytes.
+    """Show a bar on standard error that disappears at the end; the function it yields advances it by bytes.
 
     Where standard error is no terminal nothing is shown.
     """
@@ -108,7 +108,7 @@ def _tensors_of_safetensors(path: Path) -> Iterator[StoredTensor]:
     header = read_header(path)
     try:
         with path.open("rb") as file:
-            # private, so that nothing can reach the file: torch wants memory that it could write to
+            # private, so that nothing can reach the file: torch requires memory that it could write to
             pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     except OSError as error:
         raise CheckpointError(
@@ -143,7 +143,7 @@ def _tensors_of_archive(path: Path) -> Iterator[StoredTensor]:
         # archives of before PyTorch 1.6 are no zip files and cannot be mapped
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:
-        # whatever the decoder trips over is a fault of the file: it executes nothing that the file says
+        # every failure of the decoder is a fault of the file; it executes no code of the file
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CheckpointError(
             f"{path}: cannot be read as weights ({reason[:200]}); download it again or use a safetensors checkpoint"
@@ -155,5 +155,5 @@ def _tensors_of_archive(path: Path) -> Iterator[StoredTensor]:
             raise CheckpointError(f"{path}: entry {name!r} is a {type(value).__name__}, expected a name with a tensor")
         if value.layout is not torch.strided:
             raise CheckpointError(f"{path}: {name} is stored as {value.layout}, expected a dense tensor")
-        stored_as = _WORDS.get(value.dtype, str(value.dtype))
+        stored_as = _NAMES.get(value.dtype, str(value.dtype))
         yield StoredTensor(name, stored_as, tuple(value.shape), value.nbytes, path, value.detach)

@@ -20,10 +20,10 @@ SMALLEST: Final = 1e-30
 """Smaller magnitudes count as zero: 127 divided by one of them would leave the range of float32."""
 
 MOST_INPUTS: Final = 1 << 16
-"""So many products of 8-bit codes add up inside 32 bits."""
+"""The sum of this many products of 8-bit codes fits 32 bits."""
 
 _EXACT_INPUTS: Final = 1024
-"""So many products of 8-bit codes add up to less than 2²⁴: float32 holds every partial sum."""
+"""The sum of this many products of 8-bit codes is less than 2²⁴: float32 holds every partial sum."""
 
 
 class NotFinite(CheckpointError):
@@ -50,7 +50,7 @@ def check_finite(weight: Tensor) -> None:
 
 
 def divide(numerator: float, denominator: Tensor) -> Tensor:
-    """The quotient rounded once; `numerator / denominator` would multiply with a rounded reciprocal."""
+    """Return the quotient rounded once; `numerator / denominator` would multiply with a rounded reciprocal."""
     return torch.full_like(denominator, numerator) / denominator
 
 
@@ -70,7 +70,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def exact_product(codes: Tensor, weights: Tensor) -> Tensor:
-    """Σ codes [rows, inputs] · weights [outputs, inputs], rounded to float32 once: float32 [rows, outputs]."""
+    """Return Σ codes [rows, inputs] · weights [outputs, inputs], rounded to float32 once: float32 [rows, outputs]."""
     total = torch.zeros(codes.shape[0], weights.shape[0], dtype=torch.float64)
     for start in range(0, codes.shape[1], _EXACT_INPUTS):
         end = start + _EXACT_INPUTS

@@ -26,7 +26,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """Return GELU with the tanh approximation of the same paper, as GPT-2 has it."""
+    """Return GELU with the tanh approximation of the same paper, as GPT-2 uses it."""
     return F.gelu(x, approximate="tanh")
 
 

@@ -12,15 +12,15 @@ from octavo.ops.registry import Operator
 
 
 def embedding(ids: Tensor, weight: Tensor, offset: int = 0) -> Tensor:
-    """`weight[ids + offset]`: ids is int64 [tokens], weight [rows, dim]; the answer is [tokens, dim].
+    """Return `weight[ids + offset]` [tokens, dim] for ids int64 [tokens] and weight [rows, dim].
 
-    Raises IndexError for a row that is not there.
+    Raises IndexError for a row that does not exist.
     """
     return F.embedding(ids + offset if offset else ids, weight)
 
 
 def examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """The first and the last row, and repeats."""
+    """Yield the first and the last row, and repeats."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(50, 24, generator=generator).to(dtype)
     yield torch.tensor([0]), weight, 0

@@ -17,10 +17,10 @@ _LINE_BYTES: Final = 64
 
 
 def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """A dense tensor of zeros. On a CPU its pages come with the first write, large ones where the system has them.
+    """Return a dense tensor of zeros. On a CPU its pages are fetched at the first write, large ones if there are any.
 
-    Pages are dear: 0.4 s per GiB in small ones, 0.1 s in large ones, 2 s where a virtual machine has to ask its host.
-    Large pages are also read faster.
+    Pages are expensive: 0.4 s per GiB in small ones, 0.1 s in large ones, 2 s where a virtual machine gets them from
+    its host. Large pages are also read faster.
     """
     num_bytes = prod(shape) * dtype.itemsize
     if torch.device(device).type != "cpu" or num_bytes < _FROM_BYTES:
@@ -30,9 +30,9 @@ def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | st
 
 
 class Arena:
-    """Tensors that are kept for long, side by side in large pages: small ones are read as fast as large ones.
+    """Places long-lived tensors side by side in large pages, so that small ones are read as fast as large ones.
 
-    A chunk of memory goes back when all tensors in it are gone.
+    A chunk of memory is freed with the last tensor in it.
     """
 
     def __init__(self) -> None:
@@ -40,19 +40,19 @@ class Arena:
         self._ahead: tuple[Pages, _Chunk] | None = None
 
     def begin_with(self, pages: Pages) -> None:
-        """Take memory from `pages` as long as something fits there. `trim` ends it."""
+        """Use memory of `pages` for tensors that fit there, until `trim`."""
         memory = torch.frombuffer(pages.memory, dtype=torch.uint8, count=pages.num_bytes, offset=pages.start)
         self._ahead = (pages, _Chunk(memory))
 
     def trim(self) -> None:
-        """Give back what nothing has taken of the pages that `begin_with` brought."""
+        """Release the unused rest of the pages of `begin_with`."""
         if self._ahead is not None:
             pages, chunk = self._ahead
             pages.release_from(chunk.used)
             self._ahead = None
 
     def zeroed(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A dense tensor of zeros that starts at a multiple of 64 bytes; see `zeroed`."""
+        """Return a dense tensor of zeros that starts at a multiple of 64 bytes; see `zeroed`."""
         num_bytes = prod(shape) * dtype.itemsize
         part = None if self._ahead is None else self._ahead[1].take(num_bytes)
         if part is None:
@@ -65,14 +65,14 @@ class Arena:
 
 
 class _Chunk:
-    """Bytes that are handed out from the first one on; `used` is how many are."""
+    """Memory that is allocated from its first byte on; `used` counts the allocated bytes."""
 
     def __init__(self, memory: Tensor) -> None:
         self._memory = memory
         self.used = 0
 
     def take(self, num_bytes: int) -> Tensor | None:
-        """The next `num_bytes`, or None where there are not as many."""
+        """Return the next `num_bytes`, or None where there are fewer."""
         if self.used + num_bytes > self._memory.numel():
             return None
         part = self._memory[self.used : self.used + num_bytes]
@@ -81,7 +81,7 @@ class _Chunk:
 
 
 class Scratch:
-    """Memory that passes from hand to hand: fresh pages from the operating system cost more than what is done in them.
+    """Memory that is used again and again: fresh pages from the operating system cost more than the work in them.
 
     Not thread-safe.
     """
@@ -91,7 +91,7 @@ class Scratch:
         self._lent: dict[int, Tensor] = {}
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-        """A dense tensor, not initialised, that is the caller's until it is given back."""
+        """Return a dense tensor, not initialised, that is reserved until `give_back`."""
         num_bytes = prod(shape) * dtype.itemsize
         if num_bytes < _FROM_BYTES:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -105,11 +105,11 @@ class Scratch:
         return block[:num_bytes].view(dtype).view(shape)
 
     def give_back(self, tensor: Tensor) -> None:
-        """Take `tensor` back, where it was taken from here."""
+        """Make the memory of `tensor` free again, if `take` returned it."""
         block = self._lent.pop(tensor.data_ptr(), None)
         if block is not None:
             self._free.append(block)
 
     def clear(self) -> None:
-        """Let go of what nobody has."""
+        """Release all free memory."""
         self._free.clear()

@@ -1,4 +1,4 @@
-"""Large memory from the operating system, without torch: pages come with the first write, or ahead of it."""
+"""Large memory from the operating system, without torch; its pages are fetched at the first write, or ahead of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pages:
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.start = -self._base % LARGE_PAGE_BYTES
         self.populated_bytes = 0
-        """How much of it `populate` has fetched so far."""
+        """Bytes that `populate` has fetched so far."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -37,7 +37,7 @@ class Pages:
             self._thread.start()
 
     def release_from(self, offset: int) -> None:
-        """Give back the pages from byte `offset` on, counted from `start`. They are zeros again."""
+        """Release the pages from byte `offset` on, counted from `start`. They are zeros again."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -49,12 +49,12 @@ class Pages:
         while self.populated_bytes < num_bytes and not self._stop.is_set():
             count = min(_STEP_BYTES, num_bytes - self.populated_bytes)
             if _advise(self._base + self.start + self.populated_bytes, count, _POPULATE_WRITE):
-                return  # an older system, or no memory: whoever writes there sees
+                return  # an older system, or no memory, which the first write there reports
             self.populated_bytes += count
 
 
 def release(address: int, num_bytes: int) -> None:
-    """Give back the large pages that lie wholly in the bytes at `address`, of private memory; they are zeros again."""
+    """Release the large pages that lie wholly in the bytes at `address`, of private memory; they are zeros again."""
     first = -(-address // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES
     last = (address + num_bytes) // LARGE_PAGE_BYTES * LARGE_PAGE_BYTES
     if sys.platform == "linux" and first < last:
@@ -62,14 +62,14 @@ def release(address: int, num_bytes: int) -> None:
 
 
 def trim_heap() -> None:
-    """Give back what the C library keeps of freed memory, where it has a call for that (glibc)."""
+    """Release freed memory that the C library holds, where it has a call for that (glibc)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
 def _advise(address: int, num_bytes: int, advice: int) -> int:
-    """madvise(2), during which other threads have the interpreter's lock; not 0 where the system refuses."""
+    """Call madvise(2) without the interpreter's lock; return another number than 0 where the system refuses."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return int(madvise(address, num_bytes, advice))

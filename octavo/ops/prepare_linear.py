@@ -64,7 +64,7 @@ class PreparedLinear(ABC):
         """x [tokens, inputs] → x @ weight.T + bias + add [tokens, outputs], in the type of x.
 
         A gated weight is gate stacked on up; its result is silu(gate) * up, [tokens, outputs / 2]. `add`, float32
-        [tokens, outputs], enters before that activation: a bias of each row, as adapters compute it. A row has the same
+        [tokens, outputs], is added before that activation: a bias per row, as adapters compute it. A row has the same
         bits whatever its neighbours are.
         """
 
@@ -175,7 +175,7 @@ class PlainLinear(PreparedLinear):
 
 
 class PlainFormat(ReferenceFormat):
-    """Keeps weights as they are. The reference: plain torch, which says what is right."""
+    """Keeps weights as they are: the reference in plain torch, which defines the right result."""
 
     layout = "plain/1"
     linear_class = PlainLinear

@@ -17,7 +17,7 @@ from octavo.ops.registry import Operator
 
 
 def rotary_table(inverse_frequencies: Tensor, num_positions: int, attention_factor: float = 1.0) -> Tensor:
-    """float32 [num_positions, 2 · frequencies]: the cosines of position · frequency, then the sines.
+    """Return float32 [num_positions, 2 · frequencies]: the cosines of position · frequency, then the sines.
 
     `attention_factor` scales both, and so the scores by its square.
     """
@@ -40,14 +40,14 @@ def rotary(
     """Rotate q [tokens, heads, dim] and k [tokens, kv_heads, dim] by their positions, int64 [tokens].
 
     `table` is that of `rotary_table`; where it is narrower than the heads, their last elements stay. With `q_weight`
-    and `k_weight` [dim], each head goes through `rms_norm` first. Computed in float32 and rounded once.
+    and `k_weight` [dim], `rms_norm` is applied to each head first. Computed in float32 and rounded once.
     """
     cos, sin = table[positions].unsqueeze(1).chunk(2, dim=-1)
     return _turn(q, cos, sin, q_weight, eps, interleaved), _turn(k, cos, sin, k_weight, eps, interleaved)
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float, interleaved: bool) -> Tensor:
-    """x [tokens, heads, dim] by cos and sin [tokens, 1, rotated / 2]."""
+    """Rotate x [tokens, heads, dim] by cos and sin [tokens, 1, rotated / 2]."""
     values = x.float() if weight is None else rms_norm(x.float(), weight.float(), eps)
     half = cos.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -62,7 +62,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float
 
 
 def examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    """Near and far positions; heads that are slices of a wider tensor; with and without norms; both kinds of pairs."""
+    """Yield near and far positions, with and without norms, both kinds of pairs; heads are slices of a wider tensor."""
     generator = torch.Generator().manual_seed(0)
     for positions, heads, kv_heads, dim, rotated in (([0], 4, 2, 16, 16), ([5, 0, 4000, 131_071], 3, 1, 64, 24)):
         table = rotary_table(10_000.0 ** -(torch.arange(0, rotated, 2) / rotated), max(positions) + 1)
@@ -75,7 +75,7 @@ def examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
 
 
 def table_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, int, float]]:
-    """Few positions and many, fast and slow frequencies. A table is float32 whatever the model's type is."""
+    """Yield few positions and many, fast and slow frequencies. A table is float32 for every type of model."""
     for pairs, num_positions, attention_factor in ((1, 3, 1.0), (20, 140_000, 1.25)):
         yield 10_000.0 ** -(torch.arange(pairs) / pairs), num_positions, attention_factor
 

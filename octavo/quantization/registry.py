@@ -1,4 +1,4 @@
-"""The weight formats by the names that people give them."""
+"""The weight formats by their names in `--quantization`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 // The two products of attention for a few rows at once, in float32 or with dot products of bfloat16 pairs.
 //
 // Both operands come in units of 32 bits: one float32, or two bfloat16 that are multiplied and added in one go. A lane
-// holds one (row, key) or one (row, element of the answer) and adds its products in one order, whatever the blocking.
+// holds one (row, key) or one (row, element of the result) and adds its products in one order, whatever the blocking.
 #pragma once
 
 #include "../vector.h"
@@ -46,7 +46,7 @@ struct Plain {
   static Floats get(const std::uint8_t* p) { return load(reinterpret_cast<const float*>(p)); }
 };
 
-// Asks for the line at `p` to come into the second cache: blocks lie apart, and the processor foresees only neighbours.
+// Prefetches the line at `p` into the second-level cache: blocks lie apart, and the processor foresees only neighbours.
 [[gnu::always_inline]] inline void bring(const std::uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
 template <int N>
@@ -141,7 +141,7 @@ struct Segment {
   int units;
 };
 
-// sums[r] = sums[r] * factors[r] + sum over units of weights[r] * values, for `Vectors` vectors of the answer.
+// sums[r] = sums[r] * factors[r] + sum over units of weights[r] * values, for `Vectors` vectors of the result.
 template <class Products, class Source, int Rows, int Vectors>
 [[gnu::always_inline]] inline void add_vectors(const Segment* segments, int count, const float* weights, const float* factors, float* sums,
                         int dim, int first) {

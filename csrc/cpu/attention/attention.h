@@ -1,6 +1,6 @@
 // Paged attention: writes a step's keys and values to their slots, then attends reading the cache alone.
 //
-// How the work is cut, all of it by absolute positions, so that a token's answer never depends on what else is computed:
+// How the work is cut, all of it by absolute positions, so that a token's result never depends on what else is computed:
 //   split  1,024 keys  summed up from nothing; splits are merged in the order of their positions
 //   chunk     64 keys  between two updates of the running maximum inside a split
 //   tile      16 keys  what the cache is made of
@@ -76,7 +76,7 @@ struct AttentionKernels {
                  std::uint8_t* scratch);
   // Adds a later split to the sum of earlier ones.
   void (*merge)(const Attention&, const AttentionItem&, const AttentionPartial& total, const AttentionPartial& part);
-  // Divides by the weights and stores the answer.
+  // Divides by the weights and stores the result.
   void (*finish)(const Attention&, const AttentionItem&, const AttentionPartial&);
 };
 

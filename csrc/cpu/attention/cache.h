@@ -135,7 +135,7 @@ inline void widen_tile(const std::uint8_t* keys, const std::uint8_t* values, std
 #endif
 
 // 8-bit codes of a row, and the scale that undoes them: x is about code * scale. The scale of a row that is not finite
-// is NaN, so that whoever reads it gets NaN.
+// is NaN, so that every product with it is NaN.
 inline float quantize_row(const float* x, int dim, bool is_integer, std::uint8_t* codes) {
   Floats largest = zero(), nothing = zero();
   for (int i = 0; i < dim; i += kLanes) {

@@ -29,7 +29,7 @@ int padded_rows(const Attention& a) {
   return ((group > kItemRows ? group : kItemRows) + 15) / 16 * 16;
 }
 
-// Answers the bytes; with a base also where everything lies.
+// Returns the bytes; with a base also where everything lies.
 std::int64_t lay_out(const Attention& a, std::uint8_t* base, Scratch* scratch) {
   const std::int64_t rows = padded_rows(a), dim = a.layout.padded_dim;
   std::int64_t bytes = 0;

@@ -73,7 +73,7 @@ struct Bend {
   float distance;  // of the chunk's first key from the query
 };
 
-// Turns raw products of one row into base-2 exponents, -inf where a key is hidden, and answers the largest. `factors`
+// Turns raw products of one row into base-2 exponents, -inf where a key is hidden, and returns the largest. `factors`
 // holds the scale of each key, with log2 e unless a cap comes in between.
 template <bool IsBent>
 inline float weigh(float* scores, const float* factors, int begin, int end, const Bend& bend) {

@@ -11,10 +11,10 @@ template <class Out, bool kHasAddend>
 void finish_row(const LinearProduct& a, int row, int panel, const float* sums) {
   const PanelColumns columns = a.weight.columns();
   const float* bias = a.weight.bias ? a.weight.bias + panel * kPanelColumns : nullptr;
-  const int first = panel * columns.answers_per_panel();
+  const int first = panel * columns.results_per_panel();
   Out* out = static_cast<Out*>(a.out) + row * a.out_stride + first;
-  for (int i = 0; i < columns.answers_per_panel(); i += kLanes) {
-    const int left = columns.answers() - first - i;
+  for (int i = 0; i < columns.results_per_panel(); i += kLanes) {
+    const int left = columns.results() - first - i;
     if (left <= 0) break;
     const auto value_at = [&](int column) {
       const Floats value = bias ? add(load(sums + column), load(bias + column)) : load(sums + column);

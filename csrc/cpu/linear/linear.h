@@ -30,7 +30,7 @@ struct LinearWeight {
   }
 };
 
-// out [rows, answers] = x [rows, inputs] times the weight; rows of both may lie apart. x has the weight's type.
+// out [rows, results] = x [rows, inputs] times the weight; rows of both may lie apart. x has the weight's type.
 struct LinearProduct {
   LinearWeight weight;
   const void* x;

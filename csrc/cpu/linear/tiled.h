@@ -13,7 +13,7 @@ namespace octavo {
 namespace {
 
 constexpr int kStepInputs = 32;
-// How far ahead weights are asked for: where they are read once, and where rows go by, for the next turn.
+// How far ahead weights are prefetched: where they are read once, and where rows go by, for the next turn.
 constexpr int kStreamAhead = 4096, kTurnAhead = kStepsTogether * kStepBytes;
 
 inline RowBlocks tile_blocks(const LinearProduct& a) { return {a.rows, kTileRows, false}; }

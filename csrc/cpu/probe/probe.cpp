@@ -21,7 +21,7 @@ void bind_probe(nb::class_<Cpu>& cpu) {
   cpu.def(
       "probe_read",
       [](Cpu& cpu, Address from, std::int64_t bytes, int repeats, int parts) {
-        // what the loads found goes where the compiler cannot see that nobody wants it
+        // what the loads read is stored where the compiler cannot see that it is not used
         std::vector<std::int64_t> found(parts);
         cpu.pool.run(parts, [&](int part, int) {
           const std::int64_t share = bytes / parts / 1024 * 1024;
@@ -43,7 +43,7 @@ void bind_probe(nb::class_<Cpu>& cpu) {
         return sum;
       },
       nb::call_guard<nb::gil_scoped_release>(),
-      "Do at least `count` operations between registers on each of `parts` threads; answers how many it were.");
+      "Do at least `count` operations between registers on each of `parts` threads; returns how many it were.");
 }
 
 }  // namespace octavo

@@ -28,11 +28,11 @@ template <class Sum, class Out, bool kHasAddend>
 void write_row(const QuantizedLinear& a, int panel, int row, const Sum* sums) {
   const QuantizedWeight& weight = a.weight;
   const PanelColumns columns = weight.columns();
-  const int first_column = panel * columns.answers_per_panel(), column = panel * kPanelColumns;
+  const int first_column = panel * columns.results_per_panel(), column = panel * kPanelColumns;
   const Floats row_scale = all(a.row_scales[row]);
   Out* out = static_cast<Out*>(a.out) + row * a.out_stride + first_column;
-  for (int i = 0; i < columns.answers_per_panel(); i += kLanes) {
-    const int left = columns.answers() - first_column - i;
+  for (int i = 0; i < columns.results_per_panel(); i += kLanes) {
+    const int left = columns.results() - first_column - i;
     if (left <= 0) break;
     const auto finished_at = [&](int in_panel) {
       const Floats value = value_at(weight, sums, column, in_panel, row_scale);
@@ -49,7 +49,7 @@ void write_row(const QuantizedLinear& a, int panel, int row, const Sum* sums) {
   }
 }
 
-// Rows [start, start + rows) of the answer in one panel's columns; sums is [rows][32].
+// Rows [start, start + rows) of the result in one panel's columns; sums is [rows][32].
 template <class Sum>
 void write_rows(const QuantizedLinear& a, int panel, int start, int rows, const Sum* sums) {
   const bool is_single = a.out_type == Type::float32;

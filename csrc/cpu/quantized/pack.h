@@ -76,7 +76,7 @@ inline void place_column(std::uint8_t* tile, int lane, const std::uint8_t* bytes
   for (int quad = 0; quad < kStepDepth / 4; ++quad) std::memcpy(tile + quad * 64 + lane * 4, bytes + quad * 4, 4);
 }
 
-// Answers whether the row is finite.
+// Returns whether the row is finite.
 template <class Element>
 bool pack_column_int8(const QuantizedWeight& weight, const Element* x, std::uint8_t* panel, int column, float* scale) {
   const std::int32_t bits = x ? largest_bits(x, weight.inputs) : 0;
@@ -96,7 +96,7 @@ bool pack_column_int8(const QuantizedWeight& weight, const Element* x, std::uint
   return is_finite;
 }
 
-// One group of a row as float32, zeros after its end; answers whether all is finite.
+// One group of a row as float32, zeros after its end; returns whether all is finite.
 template <class Element>
 bool load_group(const Element* x, int count, int group, float* values, float* most, float* least) {
   Floats highest = zero(), lowest = zero();

@@ -110,7 +110,7 @@ void bind_quantized(nb::class_<Cpu>& cpu) {
         return -1;
       },
       nb::call_guard<nb::gil_scoped_release>(),
-      "Quantise a plain weight into panels; answers a row of it that is not finite, or -1.");
+      "Quantise a plain weight into panels; returns a row of it that is not finite, or -1.");
   cpu.def(
       "quantized_linear",
       [](Cpu& cpu, Address x, std::int64_t x_stride, int rows, int type, Address out, std::int64_t out_stride, int out_type,

@@ -39,7 +39,7 @@ struct QuantizedWeight {
   }
 };
 
-// One product. x is [rows, inputs] of `type`, out [rows, answers] of `out_type`; rows of both may lie apart.
+// One product. x is [rows, inputs] of `type`, out [rows, results] of `out_type`; rows of both may lie apart.
 struct QuantizedLinear {
   QuantizedWeight weight;
   const void* x;
@@ -62,7 +62,7 @@ struct QuantizedKernels {
   // Blocks [first_block, last_block) times panels [first_panel, last_panel). `sums` has room for 32 floats per row of
   // these blocks.
   void (*multiply)(const QuantizedLinear&, float* sums, int first_block, int last_block, int first_panel, int last_panel);
-  // Quantises a plain weight [outputs, inputs] of `type`, whose rows lie `stride` elements apart, into a panel. Answers a
+  // Quantises a plain weight [outputs, inputs] of `type`, whose rows lie `stride` elements apart, into a panel. Returns a
   // row of it with a value that is not finite, or -1.
   int (*pack)(const QuantizedWeight&, const void* plain, std::int64_t stride, Type type, int panel);
   // Rows of the plain weight into out [count, inputs] of `type`, by numbers that are in range.

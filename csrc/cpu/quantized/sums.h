@@ -9,7 +9,7 @@
 namespace octavo {
 namespace {
 
-// How far ahead a block of so many rows asks for the panel, which streams from memory when few rows use it. The best
+// How far ahead a block of so many rows prefetches the panel, which streams from memory when few rows use it. The best
 // distance grows with the time that a line is worked on; found by measuring.
 constexpr int ahead_int8(int rows) { return rows <= 3 ? 2048 : rows == 4 ? 4096 : rows <= 6 ? 6144 : 8192; }
 constexpr int ahead_int4(int rows) { return rows <= 2 ? 2048 : 8192; }

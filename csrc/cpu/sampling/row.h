@@ -134,7 +134,7 @@ class SampledRow {
     return total;
   }
 
-  // A logit that `count` tokens reach; -FLT_MAX where the maxima of the blocks do not tell.
+  // A logit that `count` tokens reach; -FLT_MAX where the maxima of the blocks do not determine one.
   float reached_by(int count) {
     const int blocks = blocks_of(vocab_);
     if (count > blocks) return -FLT_MAX;
@@ -187,7 +187,7 @@ class SampledRow {
            are_known(request.penalized, request.num_penalized) && are_known(request.allowed, request.num_allowed);
   }
 
-  // Bias, barred tokens, penalties; answers what was there, in the order of the changes.
+  // Bias, barred tokens, penalties; returns what was there, in the order of the changes.
   std::vector<Change> change_logits(const SamplingRequest& request) {
     std::vector<Change> changes;
     changes.reserve(request.num_biased + request.num_barred + request.num_penalized);
@@ -345,7 +345,7 @@ class SampledRow {
   int race_of_all(Scaling scaling, DrawKey key) {
     const float all = -FLT_MAX;
     const int likeliest = first_largest();
-    // a start that rules most others out at once
+    // a start that excludes most others at once
     const Winner start = kernels_.race(logits_ + likeliest, nullptr, likeliest, 1, scaling, all, key, Winner{});
     for_slices([&](int slice, int first, int count) {
       s_.winners[slice] = kernels_.race(logits_ + first, nullptr, first, count, scaling, all, key, start);

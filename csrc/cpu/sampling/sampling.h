@@ -1,4 +1,4 @@
-// Sampling without sorting the vocabulary: what the parts of a row go through, and what a row is asked for.
+// Sampling without sorting the vocabulary: what the parts of a row go through, and what a row requests.
 //
 // A row of logits is worked on in blocks of kBlock tokens, whose maxima are kept to skip what cannot matter, and in
 // slices of kSlice tokens, which may run on different threads. Both are fixed: no result depends on the threads.
@@ -77,7 +77,7 @@ struct SamplingKernels {
 
 const SamplingKernels& sampling_kernels(Level level);
 
-// What one row of logits is asked for. Python packs it, field by field in this order.
+// What one row of logits requests. Python packs it, field by field in this order.
 struct SamplingRequest {
   float temperature;     // 0: the likeliest token, the first of equals
   float min_p_boundary;  // smallest scaled logit that min-p keeps, -FLT_MAX without
