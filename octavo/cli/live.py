@@ -20,10 +20,10 @@ from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.core.step import SchedulerOutput
 from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
-from octavo.simulate.cluster import Outcome, RequestRecord
 from octavo.simulate.comparison import Comparison, Measured
 from octavo.simulate.cost_model import CostModel
 from octavo.simulate.executor import TokenGaps
+from octavo.simulate.outcome import Outcome, RequestRecord, Totals
 from octavo.simulate.report import summarize
 from octavo.simulate.settings import served_settings
 from octavo.simulate.simulation import Simulation, simulate
@@ -165,12 +165,12 @@ class Live:
             records=sorted(self._records.values(), key=lambda record: record.number),
             samples=[],
             num_replicas=1,
-            num_steps=stats.num_steps - steps_before,
-            busy_s=busy_s,
-            num_preemptions=stats.num_preemptions - preemptions_before,
-            num_swapped_blocks=0,
-            num_recomputed_tokens=0,
-            gaps=dict(gaps.counts),
+            totals=Totals(
+                num_steps=stats.num_steps - steps_before,
+                busy_s=busy_s,
+                num_preemptions=stats.num_preemptions - preemptions_before,
+                gaps=dict(gaps.counts),
+            ),
         )
         if isinstance(clock, ProcessorClock):
             return Measured(summarize(outcome))

@@ -7,7 +7,8 @@ time that arithmetic takes. Both kinds are read from JSON, told apart by `type`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import mul
 from typing import Final, NamedTuple
 
 import msgspec
@@ -47,18 +48,31 @@ def num_pairs_of(start: int, num_tokens: int, sliding_window: int | None) -> int
     return num_pairs
 
 
-def work_of(step: SchedulerOutput, sliding_window: int | None = None) -> StepWork:
-    """The work of a step that the engine carries out. `sliding_window`: tokens that a query sees in every layer."""
-    num_prefill = num_context = num_pairs = 0
+_NOTHING: Final[Mapping[int, int]] = {}
+
+
+def work_of(
+    step: SchedulerOutput, sliding_window: int | None = None, transferred: Mapping[int, int] = _NOTHING
+) -> StepWork:
+    """Return the work of a step.
+
+    sliding_window: tokens that a query sees in every layer. transferred: of sequences by id, the number of leading
+    tokens that cost nothing, since their keys and values came from elsewhere.
+    """
+    num_tokens = num_prefill = num_context = num_pairs = 0
     for row in step.rows:
-        if row.num_tokens > 1:
-            num_prefill += row.num_tokens
-            num_pairs += num_pairs_of(row.start, row.num_tokens, sliding_window)
-        else:
-            num_context += num_pairs_of(row.start, 1, sliding_window)
+        end = row.start + row.num_tokens
+        start = max(row.start, min(end, transferred.get(row.seq_id, 0))) if transferred else row.start
+        count = end - start
+        num_tokens += count
+        if count == 1:
+            num_context += end if sliding_window is None or end < sliding_window else sliding_window
+        elif count:
+            num_prefill += count
+            num_pairs += num_pairs_of(start, count, sliding_window)
     ops = step.block_ops
     num_swapped = len(ops.swap_outs) + len(ops.swap_ins)
-    return StepWork(len(step.rows), step.num_tokens, num_prefill, num_context, num_pairs, num_swapped, len(ops.copies))
+    return StepWork(len(step.rows), num_tokens, num_prefill, num_context, num_pairs, num_swapped, len(ops.copies))
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -307,8 +321,5 @@ def non_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequenc
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    return sum(map(_product, a, b))
-
-
-def _product(a: float, b: float) -> float:
-    return a * b
+    total: float = sum(map(mul, a, b))
+    return total

@@ -5,24 +5,23 @@ Its time is a cost model's. Steps run one after the other, as on a device; waiti
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from hashlib import blake2b
 from math import exp, log
 from typing import Any, Final
 
 from octavo.core.step import (
     ModelRunnerOutput,
-    NewSequence,
     RowOutput,
     ScheduledSequence,
     SchedulerOutput,
     TokenLogprobs,
 )
 from octavo.errors import ConfigError
-from octavo.simulate.cost_model import CostModel, StepWork, num_pairs_of
+from octavo.simulate.cost_model import CostModel, StepWork, work_of
 
 END_TOKEN: Final = 1 << 40
 """Ends a sequence. Larger than any real token id; streams are numbered from here on."""
@@ -63,65 +62,57 @@ class TokenGaps:
 
 
 def gap_seconds(key: int) -> float:
-    """The time that `TokenGaps` counts under this key."""
+    """Return the time that `TokenGaps` counts under this key."""
     return exp(key / 100)
 
 
+@dataclass(frozen=True, slots=True)
 class Script:
-    """What the executor knows of a request besides what steps tell.
+    """What the executor knows of a request besides its steps.
 
-    output_lens: tokens of its sequences, the ending one included; one number stands for all. token: the id of all its
-    output tokens but the last: prefixes differ by stream and length, so one id per stream is enough. output_token_ids:
-    the tokens themselves instead, of each sequence. num_transferred: leading tokens whose keys and values came from
-    elsewhere.
+    output_lens: tokens of its sequences, the ending one included; a single number stands for all of them.
+    token: the id of all its output tokens but the last: prefixes differ by stream and length, so one id per stream is
+    enough. output_token_ids: the tokens themselves instead, of each sequence.
+    num_transferred: leading tokens whose keys and values came from elsewhere.
     """
 
-    __slots__ = ("num_transferred", "output_lens", "output_token_ids", "token")
-
-    def __init__(
-        self,
-        output_lens: int | Sequence[int],
-        token: int,
-        num_transferred: int = 0,
-        output_token_ids: Sequence[Sequence[int]] = (),
-    ) -> None:
-        self.output_lens = (output_lens,) if isinstance(output_lens, int) else tuple(output_lens)
-        self.token = token
-        self.num_transferred = num_transferred
-        self.output_token_ids = output_token_ids
+    output_lens: Sequence[int]
+    token: int
+    num_transferred: int = 0
+    output_token_ids: Sequence[Sequence[int]] = ()
 
     def output_token(self, index: int, place: int) -> int:
-        """The token at this place of an output; END_TOKEN at its end. Siblings differ, so that no block of theirs is
-        taken for the other's."""
+        """Return the token at this place of an output; END_TOKEN at its end.
+
+        Siblings differ, so that the prefix cache takes no block of one for the other's.
+        """
         if place + 1 >= self.output_len(index):
             return END_TOKEN
         return self.output_token_ids[index][place] if self.output_token_ids else self.token + index
 
     def output_len(self, index: int) -> int:
-        """Tokens of the sequence with this index."""
-        return self.output_lens[index] if len(self.output_lens) > 1 else self.output_lens[0]
+        """Return the tokens of the sequence with this index. Beams may have more indexes than the script."""
+        return self.output_lens[min(index, len(self.output_lens) - 1)]
 
 
+@dataclass(slots=True)
 class _State:
-    """A sequence that the executor holds. `end`: tokens that are computed when the last one is drawn. `result`: of a
-    row that draws one more token like the last; None where each is another."""
+    """A sequence that the executor holds.
 
-    __slots__ = ("end", "free_until", "index", "num_prompt_tokens", "path", "result", "script")
+    end: tokens that are computed when the last one is drawn. usual: the result of a row that draws any token but the
+    last; None where each is another. path: the tokens of a beam.
+    """
 
-    def __init__(self, new: NewSequence, script: Script) -> None:
-        self.script = script
-        self.index = new.index
-        # beams have no length of their own, and more indexes than the script has
-        self.end = new.num_prompt_tokens + script.output_len(min(new.index, len(script.output_lens) - 1)) - 1
-        # what was transferred is lost when the sequence is preempted
-        self.free_until = script.num_transferred if new.epoch == 0 else 0
-        self.num_prompt_tokens = new.num_prompt_tokens
-        self.result = None if script.output_token_ids else _result(new.seq_id, new.epoch, script.token + new.index)
-        self.path: list[int] = []
+    script: Script
+    index: int
+    num_prompt_tokens: int
+    end: int
+    usual: RowOutput | None
+    path: list[int]
 
 
 class SimulatedExecutor:
-    """`Executor` over a cost model. Requests are known by their `params.seed`, which `expect` is told before."""
+    """`Executor` over a cost model. `expect` gives it the script of a request, which `params.seed` identifies."""
 
     def __init__(self, cost_model: CostModel, block_size: int, clock: Clock, candidate_spread: float = 0.5) -> None:
         self.busy_s = 0.0
@@ -133,13 +124,15 @@ class SimulatedExecutor:
         self._free_at = 0.0
         self._states: dict[int, _State] = {}
         self._scripts: dict[int, Script] = {}
+        self._transferred: dict[int, int] = {}
+        """Sequence → its leading tokens that cost nothing."""
 
     def expect(self, seed: int, script: Script) -> None:
-        """Say what becomes of the request with this seed."""
+        """Set what becomes of the request with this seed."""
         self._scripts[seed] = script
 
     def forget(self, seed: int) -> None:
-        """The request has ended."""
+        """Drop the script of a request that has ended."""
         del self._scripts[seed]
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
@@ -155,78 +148,64 @@ class SimulatedExecutor:
         raise ConfigError(f"{method} is not a call of a simulated worker; there are none")
 
     def check_health(self) -> None:
-        """It is always well."""
+        """Do nothing: there is no worker that could fail."""
 
     def shutdown(self) -> None:
         self._states.clear()
         self._scripts.clear()
 
     def _execute(self, step: SchedulerOutput) -> tuple[ModelRunnerOutput, StepWork]:
+        self._update_states(step)
         states = self._states
-        for new in step.new_sequences:
-            self._add(new)
-        if step.finished_ids:
-            added = {new.seq_id for new in step.new_sequences}
-            for seq_id in step.finished_ids:
-                if seq_id not in added:
-                    del states[seq_id]
-        results: list[RowOutput] = []
-        window = self._cost_model.sliding_window
-        most_context = sys.maxsize if window is None else window
-        num_tokens = num_prefill = num_context = num_pairs = 0
+        results = []
         for row in step.rows:
             state = states[row.seq_id]
-            count, start = row.num_tokens, row.start
-            end = start + count
-            if count == 1 and row.num_samples == 1 and end != state.end and start >= state.free_until:
-                num_tokens += 1
-                num_context += end if end < most_context else most_context
-                results.append(state.result or self._answer(row, state, end))
-                continue
-            if row.token_ids:
-                state.path += row.token_ids
-            results.append(self._answer(row, state, end))
-            if start < state.free_until:
-                start = min(end, state.free_until)
-                count = end - start
-            num_tokens += count
-            if count > 1:
-                num_prefill += count
-                num_pairs += num_pairs_of(start, count, window)
-            elif count:
-                num_context += min(end, most_context)
-        ops = step.block_ops
-        num_swapped = len(ops.swap_outs) + len(ops.swap_ins)
-        work = StepWork(len(results), num_tokens, num_prefill, num_context, num_pairs, num_swapped, len(ops.copies))
+            if row.num_samples == 1 and row.start + row.num_tokens < state.end and state.usual is not None:
+                results.append(state.usual)
+            else:
+                results.append(self._result(row, state))
+        work = work_of(step, self._cost_model.sliding_window, self._transferred)
+        num_swapped = work.num_swapped_blocks
         swap_s = self._cost_model.swap_seconds(num_swapped, self._block_size) if num_swapped else 0.0
         return ModelRunnerOutput(step_id=step.step_id, rows=results, swap_s=swap_s), work
 
-    def _add(self, new: NewSequence) -> None:
-        seed = new.params.seed
-        assert seed is not None, "seeds are resolved before a request is accepted"
-        state = self._states[new.seq_id] = _State(new, self._scripts[seed])
-        if new.params.use_beam_search:
-            num_own = new.num_prompt_tokens - new.num_shared_tokens
-            parent = self._states[new.parent_id].path if new.parent_id is not None else []
-            state.path = parent[: max(0, -num_own)] + new.token_ids[max(0, num_own) :]
+    def _update_states(self, step: SchedulerOutput) -> None:
+        for new in step.new_sequences:
+            seed = new.params.seed
+            assert seed is not None, "seeds are resolved before a request is accepted"
+            script, index = self._scripts[seed], new.index
+            usual = None if script.output_token_ids else _drawn(new.seq_id, new.epoch, script.token + index)
+            end = new.num_prompt_tokens + script.output_len(index) - 1
+            path: list[int] = []
+            if new.params.use_beam_search:
+                num_own = new.num_prompt_tokens - new.num_shared_tokens
+                parent = self._states[new.parent_id].path if new.parent_id is not None else []
+                path = parent[: max(0, -num_own)] + new.token_ids[max(0, num_own) :]
+            self._states[new.seq_id] = _State(script, index, new.num_prompt_tokens, end, usual, path)
+            # a preemption frees what was transferred
+            self._transferred.pop(new.seq_id, None)
+            if script.num_transferred and new.epoch == 0:
+                self._transferred[new.seq_id] = script.num_transferred
+        if step.finished_ids:
+            for seq_id in {*step.finished_ids} - {new.seq_id for new in step.new_sequences}:
+                self._transferred.pop(seq_id, None)
+                del self._states[seq_id]
 
-    def _answer(self, row: ScheduledSequence, state: _State, end: int) -> RowOutput:
-        """A row that is not one more token like the last."""
+    def _result(self, row: ScheduledSequence, state: _State) -> RowOutput:
+        script = state.script
+        state.path += row.token_ids
         if row.num_candidates:
-            found = _candidates(state.script.token, state.path, row.num_candidates, self._candidate_spread)
+            found = _candidates(script.token, state.path, row.num_candidates, self._candidate_spread)
             return RowOutput(seq_id=row.seq_id, epoch=row.epoch, tokens=[], candidates=found)
-        if not row.num_samples:
-            return RowOutput(seq_id=row.seq_id, epoch=row.epoch, tokens=[])
-        script, place = state.script, end - state.num_prompt_tokens
         if row.num_samples == 1:
-            return _result(row.seq_id, row.epoch, script.output_token(state.index, place))
-        # the prompt is computed: each sequence gets its first token
-        tokens = [_drawn(script.output_token(index, 0)) for index in range(row.num_samples)]
-        return RowOutput(seq_id=row.seq_id, epoch=row.epoch, tokens=tokens)
+            place = row.start + row.num_tokens - state.num_prompt_tokens
+            return _drawn(row.seq_id, row.epoch, script.output_token(state.index, place))
+        # when the prompt is computed, each sequence gets its first token
+        return _drawn(row.seq_id, row.epoch, *(script.output_token(index, 0) for index in range(row.num_samples)))
 
 
 class _Finished(Future[ModelRunnerOutput]):
-    """A result that is there, at a time to come."""
+    """A result that is known already; asking for it moves the clock to the time at which it is ready."""
 
     def __init__(self, output: ModelRunnerOutput, finished_at: float, clock: Clock) -> None:
         super().__init__()
@@ -239,18 +218,18 @@ class _Finished(Future[ModelRunnerOutput]):
         return self._output
 
 
-def _drawn(token: int) -> TokenLogprobs:
-    return TokenLogprobs(token_id=token, logprob=-1.0)
-
-
-def _result(seq_id: int, epoch: int, token: int) -> RowOutput:
-    return RowOutput(seq_id=seq_id, epoch=epoch, tokens=[_drawn(token)])
+def _drawn(seq_id: int, epoch: int, *token_ids: int) -> RowOutput:
+    return RowOutput(
+        seq_id=seq_id, epoch=epoch, tokens=[TokenLogprobs(token_id=each, logprob=-1.0) for each in token_ids]
+    )
 
 
 def _candidates(token: int, path: list[int], count: int, spread: float) -> TokenLogprobs:
-    """What may follow a beam. The likeliest token has probability u ** spread, and each further one half of what is
-    left; u is uniform, and drawn for the place and the 16 tokens before it. With a spread of 0.5 the likeliest has 2/3
-    on average."""
+    """Return what may follow a beam.
+
+    The likeliest token has probability u ** spread, and each further one half of what is left; u is uniform, and drawn
+    for the place and the 16 tokens before it. With a spread of 0.5 the likeliest has 2/3 on average.
+    """
     digest = blake2b(repr((token, len(path), path[-16:])).encode(), digest_size=8).digest()
     uniform = (int.from_bytes(digest, "little") + 1) / 2**64
     best = min(uniform**spread, 1 - 1e-9)

@@ -19,7 +19,6 @@ from octavo.core.step import SchedulerOutput
 from octavo.engine.recorder import Aborted, Added, CacheReset, Planned, Stopped, Updated
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
-from octavo.simulate.cluster import Outcome, RequestRecord
 from octavo.simulate.cost_model import (
     COPIED_BLOCK,
     FEATURES,
@@ -31,6 +30,7 @@ from octavo.simulate.cost_model import (
     work_of,
 )
 from octavo.simulate.executor import TokenGaps
+from octavo.simulate.outcome import Outcome, RequestRecord, Totals
 from octavo.simulate.replay import Replay, ReplayedStep
 from octavo.simulate.traces import TraceRequest
 
@@ -98,12 +98,14 @@ def read_recorded(path: str | Path, progress: Callable[[float], None] | None = N
             records=[_record(number, *each, began) for number, each in enumerate(served)],
             samples=[],
             num_replicas=1,
-            num_steps=stats.num_steps,
-            busy_s=sum(step.seconds for step in clock.steps),
-            num_preemptions=stats.num_preemptions,
-            num_swapped_blocks=stats.num_swapped_blocks,
-            num_recomputed_tokens=stats.num_recomputed_tokens,
-            gaps=dict(gaps.counts),
+            totals=Totals(
+                num_steps=stats.num_steps,
+                busy_s=sum(step.seconds for step in clock.steps),
+                num_preemptions=stats.num_preemptions,
+                num_swapped_blocks=stats.num_swapped_blocks,
+                num_recomputed_tokens=stats.num_recomputed_tokens,
+                gaps=dict(gaps.counts),
+            ),
         ),
         num_swapped * settings.limits.block_bytes / swap_s if swap_s > 0 else None,
     )

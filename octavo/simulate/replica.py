@@ -7,6 +7,7 @@ from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.simulate.cost_model import CostModel
 from octavo.simulate.executor import Clock, Script, SimulatedExecutor
+from octavo.simulate.outcome import Totals
 
 
 class Replica:
@@ -37,7 +38,7 @@ class Replica:
         self._outputs: list[EngineCoreOutput] = []
 
     def submit(self, request: EngineCoreRequest, script: Script) -> None:
-        """A request arrives; it runs from the next step on."""
+        """Add a request, which runs from the next step on."""
         seed = request.params.seed
         assert seed is not None, "requests of a trace have seeds"
         self.num_open += 1
@@ -46,7 +47,7 @@ class Replica:
         self._inbox.append(request)
 
     def begin_step(self, now: float) -> float | None:
-        """Start a step at `now`; answers when it ends. None when there is nothing to do."""
+        """Start a step at `now` and return when it ends; None when there is nothing to do."""
         assert not self.is_stepping, "one step at a time"
         self.clock.now = now
         for request in self._inbox:
@@ -59,7 +60,7 @@ class Replica:
         return self.clock.now
 
     def end_step(self) -> list[EngineCoreOutput]:
-        """The step ends: what it brought to an end."""
+        """End the step and return the outputs of requests that have ended with it."""
         self.is_stepping = False
         finished = [output for output in self._outputs if output.finished]
         for output in finished:
@@ -69,18 +70,30 @@ class Replica:
 
     # ---- looking in ----
 
+    def totals(self) -> Totals:
+        """Return the counts since the begin."""
+        stats = self.scheduler.stats()
+        return Totals(
+            num_steps=stats.num_steps,
+            busy_s=self.executor.busy_s,
+            num_preemptions=stats.num_preemptions,
+            num_swapped_blocks=stats.num_swapped_blocks,
+            num_recomputed_tokens=stats.num_recomputed_tokens,
+            gaps=dict(self.executor.gaps.counts),
+        )
+
     @property
     def num_running(self) -> int:
         return len(self.scheduler.running)
 
     @property
     def num_waiting(self) -> int:
-        """Those that wait for blocks or for their first step."""
+        """Requests that wait for blocks or for their first step."""
         return len(self._inbox) + len(self.scheduler.waiting)
 
     @property
     def num_swapped(self) -> int:
-        """Those that wait on the host."""
+        """Requests that wait on the host."""
         return len(self.scheduler.swapped)
 
     @property

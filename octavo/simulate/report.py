@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import msgspec
 
-from octavo.simulate.cluster import Outcome, RequestRecord
 from octavo.simulate.executor import gap_seconds
+from octavo.simulate.outcome import Outcome, RequestRecord
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class Spread(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_gaps(cls, counts: Mapping[int, int]) -> Spread:
-        """Of the times between tokens that `TokenGaps` has counted."""
+        """Return the spread of the times between tokens that `TokenGaps` has counted."""
         if not counts:
             return cls.of(())
         ordered, total = sorted(counts), sum(counts.values())
@@ -78,7 +78,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(NamedTuple):
-    """A simulation and what is said about it. `offered`: requests a second that were asked for, if a rate was."""
+    """A simulation and its summary. `offered`: the given requests a second; None without a rate."""
 
     summary: Summary
     outcome: Outcome
@@ -86,52 +86,53 @@ class Run(NamedTuple):
 
 
 def summarize(outcome: Outcome) -> Summary:
-    """The numbers of an outcome."""
-    served = [record for record in outcome.records if record.error is None]
-    duration = max((record.finished_s for record in outcome.records), default=0.0) or 1e-9
-    last_arrival = max((record.arrival_s for record in outcome.records), default=0.0)
+    """Return the figures of an outcome."""
+    records, totals, num_replicas = outcome.records, outcome.totals, outcome.num_replicas
+    served = [record for record in records if record.error is None]
+    errors = [record.error for record in records if record.error is not None]
+    duration = max((record.finished_s for record in records), default=0.0) or 1e-9
+    last_arrival = max((record.arrival_s for record in records), default=0.0)
     num_prompt = sum(record.num_prompt_tokens for record in served)
     num_output = sum(record.num_output_tokens for record in served)
     samples = [sample for sample in outcome.samples if sample.time_s <= duration]
+    times = _times(served)
     return Summary(
-        num_requests=len(outcome.records),
-        num_failed=len(outcome.records) - len(served),
-        first_error=next((record.error for record in outcome.records if record.error is not None), None),
-        num_replicas=outcome.num_replicas,
+        num_requests=len(records),
+        num_failed=len(errors),
+        first_error=errors[0] if errors else None,
+        num_replicas=num_replicas,
         duration_s=duration,
-        offered_requests_per_s=len(outcome.records) / (last_arrival or duration),
+        offered_requests_per_s=len(records) / (last_arrival or duration),
         requests_per_s=len(served) / duration,
         output_tokens_per_s=num_output / duration,
         total_tokens_per_s=(num_prompt + num_output) / duration,
-        time_in_queue_s=Spread.of(first - r.arrival_s for r in served if (first := r.first_scheduled_s) is not None),
-        time_to_first_token_s=Spread.of(_first_token_seconds(served)),
-        time_per_output_token_s=Spread.of(_token_seconds(served)),
-        time_between_tokens_s=Spread.of_gaps(outcome.gaps),
-        latency_s=Spread.of(record.finished_s - record.arrival_s for record in served),
+        **{name: Spread.of(values) for name, values in times.items()},
+        time_between_tokens_s=Spread.of_gaps(totals.gaps),
         cached_share=sum(record.num_cached_tokens for record in served) / max(num_prompt, 1),
-        mean_kv_usage=math.fsum(s.kv_usage for s in samples) / max(len(samples) * outcome.num_replicas, 1),
+        mean_kv_usage=math.fsum(s.kv_usage for s in samples) / max(len(samples) * num_replicas, 1),
         max_kv_usage=max((sample.max_kv_usage for sample in samples), default=0.0),
         max_waiting=max((sample.num_waiting + sample.num_swapped for sample in samples), default=0),
-        utilization=outcome.busy_s / (duration * outcome.num_replicas),
-        num_steps=outcome.num_steps,
-        num_preemptions=outcome.num_preemptions,
-        num_swapped_blocks=outcome.num_swapped_blocks,
-        num_recomputed_tokens=outcome.num_recomputed_tokens,
+        utilization=totals.busy_s / (duration * num_replicas),
+        num_steps=totals.num_steps,
+        num_preemptions=totals.num_preemptions,
+        num_swapped_blocks=totals.num_swapped_blocks,
+        num_recomputed_tokens=totals.num_recomputed_tokens,
     )
 
 
-def _first_token_seconds(records: Iterable[RequestRecord]) -> list[float]:
-    return [first - record.arrival_s for record in records if (first := record.first_token_s) is not None]
-
-
-def _token_seconds(records: Iterable[RequestRecord]) -> list[float]:
-    """Seconds between tokens of a sequence, for each request with more than one."""
-    found = []
-    for record in records:
-        num_more = record.num_output_tokens // record.num_sequences - 1
-        if num_more > 0 and record.first_token_s is not None:
-            found.append((record.finished_s - record.first_token_s) / num_more)
-    return found
+def _times(served: Sequence[RequestRecord]) -> dict[str, list[float]]:
+    """Return seconds of each request, by the field of `Summary` that has their spread."""
+    token_times = []
+    for each in served:
+        num_more = each.num_output_tokens // each.num_sequences - 1
+        if num_more > 0 and each.first_token_s is not None:
+            token_times.append((each.finished_s - each.first_token_s) / num_more)
+    return {
+        "time_in_queue_s": [t - each.arrival_s for each in served if (t := each.first_scheduled_s) is not None],
+        "time_to_first_token_s": [t - each.arrival_s for each in served if (t := each.first_token_s) is not None],
+        "time_per_output_token_s": token_times,
+        "latency_s": [each.finished_s - each.arrival_s for each in served],
+    }
 
 
 _SPREADS = {
@@ -144,57 +145,41 @@ _SPREADS = {
 
 
 def table(run: Run) -> str:
-    """The summary for people."""
-    s, has_samples = run.summary, bool(run.outcome.samples)
-    lines = [
-        f"{s.num_requests:,} requests on {_replicas(s.num_replicas)}, {s.offered_requests_per_s:,.4g} a second offered"
-        f"{f', {s.num_failed:,} refused' if s.num_failed else ''}",
-        *([f"  the first was refused because {s.first_error}"] if s.first_error is not None else []),
-        "",
-        f"  {'throughput':22}{s.requests_per_s:,.4g} requests/s, {s.output_tokens_per_s:,.0f} tokens/s out, "
+    """Return the summary as lines of text."""
+    s = run.summary
+    replicas = "1 replica" if s.num_replicas == 1 else f"{s.num_replicas:,} replicas"
+    refused = f", {s.num_failed:,} refused" if s.num_failed else ""
+    rows = {
+        "throughput": f"{s.requests_per_s:,.4g} requests/s, {s.output_tokens_per_s:,.0f} tokens/s out, "
         f"{s.total_tokens_per_s:,.0f} in all",
-        f"  {'duration':22}{s.duration_s:,.4g} s in {s.num_steps:,} steps, replicas busy {s.utilization:.0%}",
-        *(
-            [f"  {'KV cache in use':22}{s.mean_kv_usage:.1%} on average, at most {s.max_kv_usage:.1%}"]
-            if has_samples
-            else []
-        ),
-        f"  {'found in cache':22}{s.cached_share:.1%} of prompt tokens",
-        f"  {'preemptions':22}{s.num_preemptions:,}; {s.num_recomputed_tokens:,} tokens computed again, "
+        "duration": f"{s.duration_s:,.4g} s in {s.num_steps:,} steps, replicas busy {s.utilization:.0%}",
+        "KV cache in use": f"{s.mean_kv_usage:.1%} on average, at most {s.max_kv_usage:.1%}",
+        "found in cache": f"{s.cached_share:.1%} of prompt tokens",
+        "preemptions": f"{s.num_preemptions:,}; {s.num_recomputed_tokens:,} tokens computed again, "
         f"{s.num_swapped_blocks:,} blocks moved",
-        *([f"  {'waiting':22}at most {s.max_waiting:,}"] if has_samples else []),
-        "",
-        f"  {'seconds':22}" + "".join(f"{name:>10}" for name in ("mean", "p50", "p90", "p99")),
-    ]
+        "waiting": f"at most {s.max_waiting:,}",
+    }
+    if not run.outcome.samples:
+        del rows["KV cache in use"], rows["waiting"]
+    lines = [f"{s.num_requests:,} requests on {replicas}, {s.offered_requests_per_s:,.4g} a second offered{refused}"]
+    if s.first_error is not None:
+        lines.append(f"  the first was refused because {s.first_error}")
+    lines += ["", *(f"  {name:22}{figures}" for name, figures in rows.items()), ""]
+    lines.append(f"  {'seconds':22}" + "".join(f"{name:>10}" for name in Spread.__struct_fields__))
     for name, label in _SPREADS.items():
-        spread = getattr(s, name)
-        lines.append(f"  {label:22}" + "".join(f"{value:10.4g}" for value in msgspec.structs.astuple(spread)))
+        values = msgspec.structs.astuple(getattr(s, name))
+        lines.append(f"  {label:22}" + "".join(f"{value:10.4g}" for value in values))
     return "\n".join(lines)
-
-
-def _replicas(count: int) -> str:
-    return "1 replica" if count == 1 else f"{count:,} replicas"
 
 
 def to_json(run: Run) -> dict[str, Any]:
     """Return the summary, the state over time, and the 0th to 100th percentile of each request's times."""
+    num_replicas = run.outcome.num_replicas
     samples = [
-        {
-            "time_s": sample.time_s,
-            "num_running": sample.num_running,
-            "num_waiting": sample.num_waiting,
-            "num_swapped": sample.num_swapped,
-            "kv_usage": sample.kv_usage / run.outcome.num_replicas,
-            "max_kv_usage": sample.max_kv_usage,
-        }
-        for sample in run.outcome.samples
+        msgspec.structs.asdict(each) | {"kv_usage": each.kv_usage / num_replicas} for each in run.outcome.samples
     ]
-    served = [record for record in run.outcome.records if record.error is None]
-    percentiles = {
-        "time_to_first_token_s": _percentiles(_first_token_seconds(served)),
-        "time_per_output_token_s": _percentiles(_token_seconds(served)),
-        "latency_s": _percentiles([record.finished_s - record.arrival_s for record in served]),
-    }
+    times = _times([record for record in run.outcome.records if record.error is None])
+    percentiles = {name: _percentiles(values) for name, values in times.items()}
     values: dict[str, Any] = msgspec.to_builtins(run.summary)
     return values | {"request_rate": run.offered, "over_time": samples, "percentiles": percentiles}
 

@@ -179,7 +179,7 @@ class Trace:
             ),
         )
         output_len = traced.final_len
-        lengths = [min(each, output_len) for each in traced.output_lens] or output_len
+        lengths = [min(each, output_len) for each in traced.output_lens] or [output_len]
         return request, Script(lengths, token, output_token_ids=traced.output_token_ids)
 
     def _params(self, number: int) -> SamplingParams:

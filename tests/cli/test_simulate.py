@@ -29,7 +29,7 @@ def test_a_report_goes_to_the_terminal_and_to_json(tmp_path: Path, capsys: pytes
     assert "30 requests on 2 replicas" in shown
     (run,) = json.loads(report.read_text())["runs"]
     assert (run["num_requests"], run["num_failed"], run["num_replicas"]) == (30, 0, 2)
-    assert [len(values) for values in run["percentiles"].values()] == [101] * 3
+    assert [len(values) for values in run["percentiles"].values()] == [101] * 4
     # the trace that was saved is simulated to the same figures
     assert len(read_trace(trace)) == 30
     again = tmp_path / "again.json"

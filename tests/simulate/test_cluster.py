@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from octavo.errors import ConfigError
-from octavo.simulate.cluster import Disaggregation, Outcome
+from octavo.simulate.cluster import Disaggregation
 from octavo.simulate.cost_model import Fitted
+from octavo.simulate.outcome import Outcome
 from octavo.simulate.replica import Replica
 from octavo.simulate.router import LeastLoaded, PrefixAware, RoundRobin, Router
 from octavo.simulate.simulation import Simulation, simulate
@@ -162,7 +163,7 @@ def test_separate_pools_pay_for_prompt_transfer_and_output_once() -> None:
     assert (short.finished_s, short.replica) == (11.0, 0)
     assert (long.first_token_s, long.finished_s, long.replica) == (11.0, 19.0, 1)
     assert long.num_output_tokens == 4
-    assert outcome.num_steps == 1 + 3
+    assert outcome.totals.num_steps == 1 + 3
 
 
 def test_what_a_replica_sends_goes_one_after_the_other() -> None:
@@ -232,7 +233,7 @@ def test_processes_change_nothing() -> None:
     simulation = Simulation(settings=make_settings(), cost_model=make_costs(), num_replicas=5)
     alone, shared = simulate(trace, simulation), simulate(trace, simulation, num_processes=2)
     assert shared.records == alone.records
-    assert (shared.num_steps, shared.num_replicas) == (alone.num_steps, alone.num_replicas)
+    assert (shared.totals.num_steps, shared.num_replicas) == (alone.totals.num_steps, alone.num_replicas)
     by_time = {sample.time_s: sample for sample in alone.samples}
     for sample in shared.samples:
         other = by_time[sample.time_s]

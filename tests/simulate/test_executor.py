@@ -77,7 +77,7 @@ def test_work_is_that_of_the_step(window: int | None, num_blocks: int) -> None:
     )
     core, executor = make_core(settings, make_costs(sliding_window=window))
     for seed in range(5):
-        executor.expect(seed, Script(11, STREAM + 100 * seed))
+        executor.expect(seed, Script([11], STREAM + 100 * seed))
     run(core, [make_request(f"{seed}", range(9), n=1 + seed % 2, max_tokens=11, seed=seed) for seed in range(5)])
     assert core.stats().num_preemptions_by_swap > 0
     assert executor.works == [work_of(step, window) for step in executor.steps]
@@ -86,7 +86,7 @@ def test_work_is_that_of_the_step(window: int | None, num_blocks: int) -> None:
 def test_a_step_takes_what_the_model_says_and_steps_do_not_overlap() -> None:
     for depth in (1, 2):
         core, executor = make_core(make_settings(depth=depth), make_costs(step_s=2.0, prefill_token_s=0.5))
-        executor.expect(0, Script(3, STREAM))
+        executor.expect(0, Script([3], STREAM))
         core.add_request(make_request("a", range(6), max_tokens=3, seed=0, end_token_ids=(END_TOKEN,)))
         times = []
         while core.has_unfinished():
@@ -98,7 +98,7 @@ def test_a_step_takes_what_the_model_says_and_steps_do_not_overlap() -> None:
 
 def test_what_was_transferred_costs_nothing_until_it_is_lost() -> None:
     core, executor = make_core(make_settings(), make_costs(step_s=0.0, prefill_token_s=1.0, sequence_s=0.25))
-    executor.expect(0, Script(2, STREAM, num_transferred=9))
+    executor.expect(0, Script([2], STREAM, num_transferred=9))
     run(core, [make_request("a", range(10), max_tokens=2, seed=0)])
     # its own last token is the one that is computed
     assert executor.works[0] == StepWork(1, 1, 0, 10, 0, 0)
@@ -107,7 +107,7 @@ def test_what_was_transferred_costs_nothing_until_it_is_lost() -> None:
 def test_beams_fork_and_have_falling_probabilities() -> None:
     core, executor = make_core(make_settings(max_num_seqs=8, num_blocks=128))
     for seed in range(4):
-        executor.expect(seed, Script(12, STREAM + 100 * seed))
+        executor.expect(seed, Script([12], STREAM + 100 * seed))
     requests = [
         make_request(f"{seed}", range(7), n=4, use_beam_search=True, max_tokens=12, seed=seed) for seed in range(4)
     ]

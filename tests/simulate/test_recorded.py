@@ -115,9 +115,9 @@ def test_under_the_recorded_settings_a_simulation_is_the_recorded_run(tmp_path: 
     record(tmp_path / "run", settings, small_trace(n=n), COSTS)
     recorded = read_recorded(tmp_path / "run")
     outcome = simulate(Trace(recorded.requests), Simulation(settings=recorded.settings, cost_model=COSTS))
-    assert outcome.num_preemptions > 0
-    assert outcome.num_steps == recorded.outcome.num_steps
-    assert outcome.num_swapped_blocks == recorded.outcome.num_swapped_blocks
+    assert outcome.totals.num_preemptions > 0
+    assert outcome.totals.num_steps == recorded.outcome.totals.num_steps
+    assert outcome.totals.num_swapped_blocks == recorded.outcome.totals.num_swapped_blocks
     for simulated, real in zip(outcome.records, recorded.outcome.records, strict=True):
         assert simulated.num_output_tokens == real.num_output_tokens
         assert simulated.num_cached_tokens == real.num_cached_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.simulate.cluster import Outcome, RequestRecord, Sample
+from octavo.simulate.outcome import Outcome, RequestRecord, Sample, Totals
 from octavo.simulate.report import Run, Spread, summarize, table, to_json
 
 
@@ -29,12 +29,14 @@ def outcome() -> Outcome:
         records,
         samples,
         2,
-        num_steps=9,
-        busy_s=6.0,
-        num_preemptions=1,
-        num_swapped_blocks=2,
-        num_recomputed_tokens=3,
-        gaps={-230: 98, 0: 2},
+        Totals(
+            num_steps=9,
+            busy_s=6.0,
+            num_preemptions=1,
+            num_swapped_blocks=2,
+            num_recomputed_tokens=3,
+            gaps={-230: 98, 0: 2},
+        ),
     )
 
 

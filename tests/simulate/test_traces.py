@@ -113,7 +113,7 @@ def test_a_request_ends_by_itself_or_at_its_limit() -> None:
     )
     made = [trace.request(number, 4.0) for number in range(4)]
     assert [request.params.max_tokens for request, _ in made] == [9, 3, 7, 7]
-    assert [script.output_lens for _, script in made] == [(7,), (3,), (7,), (7,)]
+    assert [script.output_lens for _, script in made] == [[7], [3], [7], [7]]
     assert [request.end_token_ids for request, _ in made] == [(END_TOKEN,), (END_TOKEN,), (), (END_TOKEN,)]
     request = made[3][0]
     assert (request.prompt_token_ids, request.priority, request.tenant) == ([5, 6], 3, "t")
