@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -135,7 +136,7 @@ def test_a_recording_is_simulated_under_other_settings(tmp_path: Path, capsys: p
 def test_a_poor_fit_and_recorded_limits_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     costs = make_costs(step_s=0.1, prefill_token_s=0.01)
     settings = make_settings(max_num_batched_tokens=32, max_num_seqs=1)
-    limited = msgspec.structs.replace(settings.scheduler, max_queued_requests=1)
+    limited = dataclasses.replace(settings.scheduler, max_queued_requests=1)
     settings = msgspec.structs.replace(settings, scheduler=limited)
     # one by one: the door lets all of them in
     requests = [TraceRequest(arrival_s=9.0 * i, num_prompt_tokens=5 + i, output_len=4) for i in range(9)]
