@@ -108,7 +108,7 @@ class InputProcessor:
         prompt = Prompt.read(prompt)
         options = options or RequestOptions()
         options = msgspec.structs.replace(options, cache_salt=_one_salt(prompt, options.cache_salt))
-        token_ids = self._token_ids(prompt)
+        token_ids = self.tokenised(prompt)
         self._check_params(params)
         bad_words = self._bad_words(params.bad_words)
         self._check_something_is_left(params, bad_words)
@@ -141,13 +141,10 @@ class InputProcessor:
                 "prefixes cannot be pinned: the prefix cache is off; start the engine with enable_prefix_caching",
                 code="unsupported_parameter",
             )
-        return self._token_ids(prompt), _one_salt(prompt, cache_salt), _namespace(prompt)
+        return self.tokenised(prompt), _one_salt(prompt, cache_salt), _namespace(prompt)
 
     def tokenised(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt that fits the context. Raises InvalidRequest."""
-        return self._token_ids(prompt)
-
-    def _token_ids(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a prompt that fits the context. Raises InvalidRequest."""
         if prompt.token_ids is not None:
             token_ids, field = prompt.token_ids, "prompt_token_ids"
             self._check_ids(token_ids, field)
@@ -254,10 +251,7 @@ class InputProcessor:
             self._check_fits(num_prompt_tokens, wanted, params)
             return wanted
         self._check_fits(num_prompt_tokens, 1, params)
-        max_tokens = min(
-            context_left,
-            self.ready.cache.max_tokens_that_fit(num_prompt_tokens, params.width),
-        )
+        max_tokens = min(context_left, self.ready.cache.max_tokens_that_fit(num_prompt_tokens, params.width))
         if max_tokens < max(1, params.min_tokens):
             if params.min_tokens > context_left:
                 raise ContextTooLong(
