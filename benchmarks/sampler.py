@@ -20,9 +20,11 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.cli.report import report
+from octavo.config.schema import DeviceConfig
 from octavo.core.sampling_params import SamplingParams
-from octavo.devices.choice import make_sampler
-from octavo.ops.registry import open_runtime
+from octavo.devices.cpu.runtime import CpuRuntime
+from octavo.devices.cpu.sampler import NativeSampler
+from octavo.devices.device import open_device
 from octavo.platform import Platform
 from octavo.sampling.metadata import SamplingRow
 from octavo.sampling.sampler import Sampler
@@ -94,10 +96,11 @@ def main() -> None:
     parser.add_argument("--instruction-set", default="auto")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    runtime = open_runtime(Platform.detect(), arguments.threads, arguments.instruction_set)
-    samplers: dict[str, Sampler] = {"reference": make_sampler(None)}
-    if runtime is not None:
-        samplers["native"] = make_sampler(runtime)
+    runtime = CpuRuntime.open(arguments.threads, arguments.instruction_set)
+    samplers: dict[str, Sampler] = {
+        "reference": open_device(DeviceConfig(device="reference", threads=1), Platform.detect()).sampler()
+    }
+    samplers["native"] = NativeSampler(runtime.cpu)
     clock = time.process_time if arguments.threads == 1 else time.perf_counter
     figures: dict[str, dict[str, float]] = {}
     for kind, vocab_size, num_rows in product(KINDS, arguments.vocab_size, arguments.rows):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from octavo.cli.report import report
-from octavo.config.schema import SchedulerConfig
+from octavo.config.schema import DeviceConfig, SchedulerConfig
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
@@ -29,8 +29,8 @@ from octavo.core.step import (
     SchedulerOutput,
     TokenLogprobs,
 )
+from octavo.devices.device import open_device
 from octavo.kv_cache.block_manager import BlockManager
-from octavo.ops.registry import open_runtime
 from octavo.platform import Platform
 from octavo.scheduler.budget import TokenBudget
 from octavo.scheduler.plan import StepPlan
@@ -172,10 +172,9 @@ def measure_swaps(num_blocks: int, repetitions: int) -> dict[str, float]:
 
 def measure_cache_engine(num_blocks: int, threads: int, repetitions: int) -> dict[str, float]:
     """Medians in GB/s of keys and values that a cache engine moves out and in, `num_blocks` at a time."""
-    runtime = open_runtime(Platform.detect(), threads)
     shape = (2, num_blocks + 1, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
-    device = torch.device("cpu")
-    engine = CacheEngine(shape, NUM_LAYERS, num_blocks, num_blocks, torch.bfloat16, device, runtime)
+    device = open_device(DeviceConfig(threads=threads), Platform.detect())
+    engine = CacheEngine(shape, NUM_LAYERS, num_blocks, num_blocks, torch.bfloat16, device)
     moves = [BlockCopy(source, target) for source, target in enumerate(range(num_blocks, 0, -1), 1)]
     num_bytes = num_blocks * NUM_LAYERS * 2 * NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM * 2
 

@@ -27,7 +27,7 @@ ARROWS: dict[str, set[str]] = {
     "logging": set(),
     "platform": {"_native"},
     "core": {"errors"},
-    "config": EVERYBODY | {"builtin"},
+    "config": EVERYBODY | {"builtin", "devices"},
     "kv_cache": EVERYBODY,
     "scheduler": EVERYBODY | {"kv_cache"},
     "engine": EVERYBODY | {"config", "scheduler", "kv_cache", "executor"},
@@ -60,7 +60,7 @@ TORCH_FREE |= {"builtin", "simulate", "llm", "async_llm", "async_llm_engine", "_
 MAY_READ_ENVIRONMENT = {"config/sources.py"}
 MAY_SEE_WHOLE_CONFIG = {
     "octavo.engine.engine_core.EngineCore.build",
-    "octavo.worker.worker.Worker.build",
+    "octavo.worker.worker.Worker.__init__",
     "octavo.worker.ahead.read_ahead",
     "octavo.engine.llm_engine.LLMEngine.__init__",
     "octavo.async_llm.AsyncLLM.__init__",

@@ -23,8 +23,8 @@ from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.attention.metadata import AttentionMetadata
 from octavo.cli.report import report
 from octavo.devices.cpu.attention import CpuBackend
+from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.ops.memory import zeroed
-from octavo.ops.registry import open_runtime
 from octavo.platform import Platform
 
 BLOCK_SIZE: Final = 16
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="Cases whose name contains this.")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    runtime = open_runtime(platform, arguments.threads, arguments.instruction_set)
+    runtime = CpuRuntime.open(arguments.threads, arguments.instruction_set)
     ceilings = measure(runtime)
     shape = Shape(arguments.heads, arguments.kv_heads, arguments.head_dim)
     dtype, cache_dtype = CACHE_DTYPES[arguments.dtype], CACHE_DTYPES[arguments.kv_cache_dtype]

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 
 from octavo.cli.report import report
-from octavo.ops.registry import open_runtime
+from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.platform import Platform
 
 ARITHMETIC: Final[Mapping[str, int]] = {
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=platform.cores)
     parser.add_argument("--instruction-set", default="auto")
     arguments = parser.parse_args()
-    ceilings = measure(open_runtime(platform, arguments.threads, arguments.instruction_set))
+    ceilings = measure(CpuRuntime.open(arguments.threads, arguments.instruction_set))
     print(ceilings.table())
     report("kernels.ceilings", {"arguments": vars(arguments)}, dataclasses.asdict(ceilings))
 

@@ -18,9 +18,9 @@ import torch
 
 from benchmarks.kernels.ceilings import Ceilings, measure
 from octavo.cli.report import report
-from octavo.ops.registry import Ops, bind, open_runtime, operators
+from octavo.devices.cpu.runtime import CpuRuntime
+from octavo.ops.registry import Ops, operators
 from octavo.ops.rotary import rotary_table
-from octavo.platform import Platform
 
 HEADS, KV_HEADS, HEAD_DIM = 16, 8, 128
 MOST_REPETITIONS = 300
@@ -102,9 +102,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--instruction-set", default="auto")
     arguments = parser.parse_args()
-    platform = Platform.detect()
-    runtime = open_runtime(platform, arguments.threads, arguments.instruction_set)
-    ops, ceilings = bind(platform, runtime=runtime), measure(runtime)
+    runtime = CpuRuntime.open(arguments.threads, arguments.instruction_set)
+    ops, ceilings = runtime.bind(), measure(runtime)
     torch.set_num_threads(arguments.threads)
     print(ceilings.table())
     figures = {}

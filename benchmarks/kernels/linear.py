@@ -19,8 +19,8 @@ import torch.nn.functional as F
 
 from benchmarks.kernels.ceilings import Ceilings, clock, measure
 from octavo.cli.report import report
-from octavo.ops.registry import Ops, bind, open_runtime
-from octavo.platform import Platform
+from octavo.devices.cpu.runtime import CpuRuntime
+from octavo.ops.registry import Ops
 
 SHAPES: Final[dict[str, dict[str, tuple[int, int]]]] = {
     "qwen3-0.6b": {"qkv": (4096, 1024), "o": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)},
@@ -95,10 +95,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--instruction-set", default="auto")
     arguments = parser.parse_args()
-    platform = Platform.detect()
-    runtime = open_runtime(platform, arguments.threads, arguments.instruction_set)
+    runtime = CpuRuntime.open(arguments.threads, arguments.instruction_set)
     ceilings = measure(runtime)
-    ops, dtype = bind(platform, runtime=runtime), getattr(torch, arguments.dtype)
+    ops, dtype = runtime.bind(), getattr(torch, arguments.dtype)
     torch.set_num_threads(arguments.threads)
     print(ceilings.table())
     figures: dict[str, Any] = {}

@@ -18,10 +18,10 @@ import torch
 
 from benchmarks.kernels.ceilings import Ceilings, measure
 from octavo.cli.report import report
+from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.ops.memory import zeroed
 from octavo.ops.prepare_linear import PreparedLinear
-from octavo.ops.registry import Ops, bind, open_runtime
-from octavo.platform import Platform
+from octavo.ops.registry import Ops
 
 SHAPES: Final = {"qkv": (4096, 1024), "o": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)}
 """(outputs, inputs) of the layers of Qwen3-0.6B; gate_up is gated."""
@@ -104,9 +104,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--instruction-set", default="auto")
     arguments = parser.parse_args()
-    platform = Platform.detect()
-    runtime = open_runtime(platform, arguments.threads, arguments.instruction_set)
-    ops, ceilings = bind(platform, runtime=runtime), measure(runtime)
+    runtime = CpuRuntime.open(arguments.threads, arguments.instruction_set)
+    ops, ceilings = runtime.bind(), measure(runtime)
     reads = Reads(runtime)
     print(ceilings.table())
     print(f"{'':20} {'rows':>5} {'µs':>10} {'GB/s':>8} {'read':>8} {'TOP/s':>8} {'ceiling':>8}")

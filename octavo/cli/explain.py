@@ -23,31 +23,15 @@ def explain(*, given: Given) -> int:
 
     from octavo.config.checkpoint import Checkpoint
     from octavo.config.resolve import configure
-    from octavo.ops.registry import bind, open_runtime
-    from octavo.worker.attention_backend import attention_backend
-    from octavo.worker.memory import plan_memory
+    from octavo.worker.worker import Worker
 
-    platform = Platform.detect()
     config = configure(_without_weights(args))
-    checkpoint = Checkpoint.open(Path(config.model.path))
-    runtime = open_runtime(platform, instruction_set=config.device.instruction_set)
-    ops = bind(platform, config.device.op_overrides, runtime=runtime)
-    attention = attention_backend(checkpoint, runtime, model=config.model, cache=config.cache)
-    plan = plan_memory(
-        checkpoint,
-        platform,
-        ops,
-        attention.backend,
-        model=config.model,
-        cache=config.cache,
-        scheduler=config.scheduler,
-    )
-    choices = [(choice.operator, choice.implementation, choice.because) for choice in ops.choices]
-    choices.append(("attention", attention.backend.name, attention.because))
-    say(render_facts("model", model_facts(config, checkpoint)), end="\n\n")
-    say(render_facts("machine", platform_facts(platform)), end="\n\n")
+    worker = Worker(config)
+    plan = worker.prepare()
+    say(render_facts("model", model_facts(config, Checkpoint.open(Path(config.model.path)))), end="\n\n")
+    say(render_facts("machine", platform_facts(Platform.detect())), end="\n\n")
     say(plan.render(), end="\n\n")
-    say(render_operators(choices))
+    say(render_operators(worker.op_choices()))
     return 0
 
 

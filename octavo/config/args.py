@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from octavo.config.fields import Arg, check_values, names_its_arguments
+from octavo.devices import DEVICES
 
 BUILTIN_MODEL = "octavo-tiny"
 """The demonstration model that ships with the package."""
@@ -269,10 +270,11 @@ class DeviceArgs:
     device: Annotated[
         str,
         Arg(
-            "Where the model runs.",
-            choices=("auto", "cpu", "cuda"),
-            only=("auto", "cpu"),
-            otherwise="this version runs on the CPU; CUDA is not there yet",
+            "Where the model runs: cpu has compiled kernels, reference is plain torch, auto is the best that can run "
+            "here.",
+            choices=("auto", *DEVICES, "cuda"),
+            only=("auto", *DEVICES),
+            otherwise=f"CUDA is not there yet; choose auto, {', '.join(DEVICES)}",
         ),
     ] = "auto"
     threads: Annotated[
@@ -287,8 +289,8 @@ class DeviceArgs:
     instruction_set: Annotated[
         str,
         Arg(
-            "What compiled CPU kernels run at; by default the best that the processor has. reference is plain torch, "
-            "amx_emulated a slow software model of AMX for checking.",
+            "What compiled CPU kernels run at; by default the best that the processor has. reference is "
+            "another name for the device reference, amx_emulated a slow software model of AMX for checking.",
             choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "reference", "amx_emulated"),
         ),
     ] = "auto"

@@ -68,6 +68,25 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Swap space. It is counted against `limit` where host and device share the memory."""
     max_model_len: int
 
+    def limited_to(self, num_blocks: list[int], num_host_blocks: list[int]) -> MemoryPlan:
+        """Return the plan with so many blocks of each cache group, where another rank has no room for more."""
+        groups = self.cache.groups
+        if num_blocks == [each.num_blocks for each in groups] and num_host_blocks == [
+            each.num_host_blocks for each in groups
+        ]:
+            return self
+        groups = tuple(
+            msgspec.structs.replace(group, num_blocks=blocks, num_host_blocks=host_blocks)
+            for group, blocks, host_blocks in zip(groups, num_blocks, num_host_blocks, strict=True)
+        )
+        return msgspec.structs.replace(
+            self,
+            cache=msgspec.structs.replace(self.cache, groups=groups),
+            num_blocks_because="what every rank has room for",
+            kv_bytes=sum((each.num_blocks + 1) * each.block_bytes for each in groups),
+            host_bytes=sum((each.num_host_blocks + 1) * each.block_bytes for each in groups if each.num_host_blocks),
+        )
+
     @property
     def kv_tokens(self) -> int:
         """Tokens that the device blocks hold."""

@@ -107,7 +107,7 @@ def resolve(
         device=DeviceConfig(
             **_values(args, DeviceArgs)
             | {
-                "device": "cpu",
+                "device": "reference" if args.instruction_set == "reference" else args.device,
                 "threads": args.threads or platform.cores,
                 "user_set_threads": args.threads is not None,
             }

@@ -2,8 +2,8 @@
 
 A section is what a person wrote in that group of arguments, with what follows from it for a checkpoint and a machine: a
 new argument is in it without being stated again. A component takes the section, or the single values, that it needs;
-only `EngineCore.build` and `Worker.build` see the whole. All sections cross process borders as msgpack or JSON. Values
-that are measured at start (the number of blocks) are not here.
+only `EngineCore.build` and `Worker.__init__` see the whole. All sections cross process borders as msgpack or JSON.
+Values that are measured at start (the number of blocks) are not here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from octavo.config.args import PreemptionMode as PreemptionMode
 
 DType = Literal["float32", "bfloat16", "float16"]
 CacheDType = Literal["float32", "bfloat16", "float16", "int8", "fp8"]
-Device = Literal["cpu", "cuda"]
 
 GenerationDefault = int | float | str | bool | list[int] | None
 
@@ -94,7 +93,6 @@ class SchedulerConfig(SchedulerArgs):
 class DeviceConfig(DeviceArgs):
     """Where and how the model runs."""
 
-    device: Device = "cpu"
     threads: int
     user_set_threads: bool = False
     """Whether the number of threads was given: then short steps use all of them too."""

@@ -1,6 +1,15 @@
-"""One folder per kind of device: its operators, attention backend, sampler and recording of steps.
+"""The devices that a model can run on: one folder each, and one line each in `DEVICES`.
 
-May import torch, octavo.ops, octavo.attention, octavo.sampling and the compiled library. Used by the worker; operators
-are found by `ops.registry.bind()`, which lists the `ops` folder of its device and takes the `IMPLEMENTATIONS` of each
-file.
+This file imports no torch, because the configuration reads the names. The folders may import torch, octavo.ops,
+octavo.attention, octavo.sampling and the compiled library. Used by config (names), worker and cli.
 """
+
+from __future__ import annotations
+
+from typing import Final
+
+DEVICES: Final[dict[str, str]] = {
+    "cpu": "octavo.devices.cpu.device.CpuDevice",
+    "reference": "octavo.devices.reference.device.ReferenceDevice",
+}
+"""Name of a device → the class that implements `octavo.devices.device.Device`. `auto` takes the first that can run."""

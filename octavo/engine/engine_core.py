@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from octavo.config.explain import MemoryPlan
 from octavo.core.cache_key import CacheKey
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest, SchedulerStats, StepOutputs
@@ -62,8 +63,13 @@ class EngineCore:
         """
         executor = make_executor(config)
         try:
-            plan = executor.call("memory_plan")
+            plan = _agreed(executor.call("prepare"))
             limits = plan.cache
+            executor.call(
+                "allocate",
+                [group.num_blocks for group in limits.groups],
+                [group.num_host_blocks for group in limits.groups],
+            )
             ready = CoreReady(
                 cache=limits,
                 max_model_len=_fitting_max_model_len(config.model, limits),
@@ -226,6 +232,15 @@ class EngineCore:
         self.executor.shutdown()
         if self._on_shutdown is not None:
             self._on_shutdown()
+
+
+def _agreed(plans: list[MemoryPlan]) -> MemoryPlan:
+    """Return the plan of the first rank, with as many blocks of each group as every rank has room for."""
+    groups = list(zip(*(each.cache.groups for each in plans), strict=True))
+    return plans[0].limited_to(
+        [min(each.num_blocks for each in group) for group in groups],
+        [min(each.num_host_blocks for each in group) for group in groups],
+    )
 
 
 def _fitting_max_model_len(model: ModelConfig, limits: CacheLimits) -> int:

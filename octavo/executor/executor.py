@@ -1,4 +1,4 @@
-"""The seam between the control plane and the device plane."""
+"""The protocol between the control plane and the device plane."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ class Executor(Protocol):
         """Start a step. Its result is ready at once (in-process) or later; `result()` raises what the worker raised."""
         ...
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """A named control call on every worker; answers the first one's value. `memory_plan` is one."""
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """Make a named control call on every worker and return their values, one per rank.
+
+        `prepare` and `allocate` come first, once each.
+        """
         ...
 
     def check_health(self) -> None:
@@ -35,7 +38,7 @@ class Executor(Protocol):
 
 
 def make_executor(config: EngineConfig) -> Executor:
-    """The executor that the configuration asks for. Loads the model; takes seconds and imports torch."""
+    """Return the executor that the configuration asks for, its model opened but not loaded. Imports torch."""
     from octavo.executor.inproc import InprocExecutor
 
     return InprocExecutor.build(config)

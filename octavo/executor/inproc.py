@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
     from octavo.worker.worker import Worker
 
-CALLS = ("memory_plan", "op_choices", "check_health", "run_dummy", "time_steps", "release_memory")
+CALLS = ("prepare", "allocate", "op_choices", "check_health", "run_dummy", "time_steps", "release_memory")
 """Methods of the worker that may be called by name."""
+
+_START = ("prepare", "allocate")
 
 
 class InprocExecutor:
@@ -28,14 +30,14 @@ class InprocExecutor:
 
     @classmethod
     def build(cls, config: EngineConfig) -> InprocExecutor:
-        """Load the model. Raises ConfigError or CheckpointError."""
+        """Open the model. Raises ConfigError or CheckpointError."""
         from octavo.worker.ahead import read_ahead
 
         with collector_paused():
             ahead = read_ahead(config)
             from octavo.worker.worker import Worker
 
-            return cls(Worker.build(config, ahead))
+            return cls(Worker(config, ahead))
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run the step; the future is done, with the result or with what the worker raised."""
@@ -48,11 +50,14 @@ class InprocExecutor:
             future.set_exception(error)
         return future
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """A method of the worker by name, one of `CALLS`."""
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of the worker by name, one of `CALLS`, and return its value in a list."""
         if method not in CALLS:
             raise ConfigError(f"{method} is not a call of the worker; there are: {', '.join(CALLS)}")
-        return getattr(self._living(), method)(*arguments)
+        call = getattr(self._living(), method)
+        # what is loaded stays: looking for garbage among it costs a tenth of a start
+        with collector_paused() if method in _START else nullcontext():
+            return [call(*arguments)]
 
     def check_health(self) -> None:
         """Raise EngineDeadError after a step has failed or `shutdown`."""

@@ -72,7 +72,7 @@ class ColumnLinear(PreparedLayer):
 
     def _fill(self, name: str, group: list[tuple[int, int, int]], stored: Tensor) -> None:
         rows = stored.t() if self.transposed else stored
-        if self.mesh.size == 1 and rows.shape == self.get_parameter(name).shape:
+        if self.mesh.tensor.size == 1 and rows.shape == self.get_parameter(name).shape:
             self.hold(name, rows)
             return
         room = self.room(name, stored.device)
@@ -133,7 +133,7 @@ class RowLinear(PreparedLayer):
         transposed: bool = False,
     ) -> None:
         # one rank adds the bias, for all are summed
-        super().__init__(mesh.share(inputs)[1], outputs, bias=bias and mesh.rank == 0)
+        super().__init__(mesh.share(inputs)[1], outputs, bias=bias and mesh.tensor.rank == 0)
         self.inputs = inputs
         self.outputs = outputs
         self.mesh = mesh
@@ -156,5 +156,5 @@ class RowLinear(PreparedLayer):
         self.hold("weight", (stored.t() if self.transposed else stored).narrow(1, start, length))
 
     def _fill_bias(self, stored: Tensor) -> None:
-        if self.mesh.rank == 0:
+        if self.mesh.tensor.rank == 0:
             self.hold("bias", stored)

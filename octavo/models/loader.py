@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
+import msgspec
 import torch
 from torch import Tensor
 
 from octavo.attention.backend import AttentionBackend
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.safetensors_header import TensorInfo
+from octavo.core.model_shape import ModelShape
 from octavo.distributed.mesh import Mesh
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, ConfigError
 from octavo.layers.layer import Binding, Layer, TensorSlot
 from octavo.models.causal_lm import CausalLM
 from octavo.models.content import WeightContent
@@ -41,88 +43,127 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 
 
-def load_model(
-    checkpoint: Checkpoint,
-    *,
-    dtype: torch.dtype,
-    mesh: Mesh,
-    backend: AttentionBackend,
-    ops: Ops,
-    method: WeightMethod | None = None,
-    device: torch.device | str = "cpu",
-    progress: bool = False,
-    load_format: LoadFormat = "auto",
-    seed: int = 0,
-    packed: PackedFolder | None = None,
-    max_positions: int | None = None,
-) -> CausalLM:
-    """A model ready to run, in `dtype` on `device`, its weights kept by `method`.
+class LoadedModel:
+    """A checkpoint's model as one rank of a mesh has it: first opened without memory, then loaded."""
 
-    `load_format` "dummy" draws random weights from `seed` instead of reading any. A layer is brought into the form that
-    computes best as soon as its tensors have arrived: there is no second copy of more than the layers in between.
-    `packed` keeps the result for the next start. `max_positions` bounds the tables that are made per position. Raises
-    CheckpointError for whatever does not fit, ConfigError for a folder that cannot be made.
-    """
-    model = make_model(checkpoint, mesh, dtype=dtype, method=method)
-    slots = tensor_slots(model)
-    if load_format == "auto":
-        check_tensors(checkpoint, model, slots)
-    longest = model.config.max_positions
-    binding = Binding(ops, backend, longest if max_positions is None else min(max_positions, longest), device)
-    for _, layer in model.layers_by_path():
-        layer.bind(binding)
-    cache = None
-    if packed is not None and load_format == "auto":
-        cache = open_packed_cache(packed, checkpoint, mesh, dtype, method or UNQUANTIZED, ops)
-        state = cache.read(model.state_specs(ops))
-        if state is not None:
-            model.restore(state, ops)
-            return model
-        cache.prepare()
-    with torch.no_grad():
-        if load_format == "dummy":
-            for _, layer in model.layers_by_path():
-                seed = randomize(layer, seed, device)
-                layer.finish(ops)
-        else:
-            _fill(checkpoint, model, ops, device, progress)
-    binding.scratch.clear()
-    if cache is not None:
-        cache.keep(model.state())
-    return model
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        mesh: Mesh,
+        dtype: torch.dtype,
+        method: WeightMethod,
+        model: CausalLM,
+        shape: ModelShape,
+    ) -> None:
+        """shape: the sizes of this rank's part, its layers and its heads."""
+        self.dtype = dtype
+        self.model = model
+        self.shape = shape
+        self.plain_bytes = model.plain_bytes()
+        """What the parameters take before any layer is finished."""
+        self._checkpoint = checkpoint
+        self._mesh = mesh
+        self._method = method
 
+    @classmethod
+    def open(
+        cls, checkpoint: Checkpoint, mesh: Mesh, dtype: torch.dtype = torch.float32, method: WeightMethod | None = None
+    ) -> LoadedModel:
+        """Build the model on the meta device: shapes and names in `dtype`, no memory, and no weight is read.
 
-def open_packed_cache(
-    packed: PackedFolder, checkpoint: Checkpoint, mesh: Mesh, dtype: torch.dtype, method: WeightMethod, ops: Ops
-) -> PackedCache:
-    """Where the packed weights of one model are kept. Raises ConfigError for a folder that cannot be made."""
-    made = made_of(
-        checkpoint,
-        dtype=dtype,
-        method=method.name,
-        layout=method.format(ops).layout,
-        ranks=f"{mesh.rank} of {mesh.size}",
-    )
-    content = WeightContent((file.path for file in checkpoint.weight_files()), packed.threads)
-    packed.make()
-    return PackedCache(packed, checkpoint.path.name, content, made)
-
-
-def make_model(
-    checkpoint: Checkpoint, mesh: Mesh, *, dtype: torch.dtype = torch.float32, method: WeightMethod | None = None
-) -> CausalLM:
-    """The checkpoint's model on the meta device: shapes and names in `dtype`, no memory.
-
-    `method` keeps the weights that are multiplied; by default they are not quantised.
-    """
-    model_class = resolve_model(checkpoint)
-    config = model_class.Config.read(checkpoint)
-    with torch.device("meta"):
-        model = model_class(config, mesh)  # type: ignore[arg-type]
-        if method is not None:
+        `method` keeps the weights that are multiplied; by default they are not quantised. Raises CheckpointError, or
+        ConfigError where the model cannot be shared by the ranks of the mesh.
+        """
+        method = method or UNQUANTIZED
+        model_class = resolve_model(checkpoint)
+        config = model_class.Config.read(checkpoint)
+        shape = _shape_of_rank(config.shape(), mesh)  # type: ignore[attr-defined]
+        with torch.device("meta"):
+            model = model_class(config, mesh)  # type: ignore[arg-type]
             for _, layer in model.layers_by_path():
                 layer.use(method)
-    return model.to(dtype)
+        return cls(checkpoint, mesh, dtype, method, model.to(dtype), shape)
+
+    def position_bytes(self) -> int:
+        """Return the bytes that tables with a row for each position take per position."""
+        rope = self.model.config.rope
+        return 0 if rope is None else rope.table_bytes(1)
+
+    def load(
+        self,
+        ops: Ops,
+        backend: AttentionBackend,
+        *,
+        device: torch.device | str = "cpu",
+        load_format: LoadFormat = "auto",
+        seed: int = 0,
+        packed: PackedFolder | None = None,
+        max_positions: int | None = None,
+        progress: bool = False,
+    ) -> CausalLM:
+        """Return the model ready to run on `device`.
+
+        `load_format` "dummy" draws random weights from `seed` instead of reading any. A layer is brought into the form
+        that computes best as soon as its tensors have arrived: there is no second copy of more than the layers in
+        between. `packed` keeps the result for the next start. `max_positions` bounds the tables that are made per
+        position. Raises CheckpointError for whatever does not fit, ConfigError for a folder that cannot be made.
+        """
+        model = self.model
+        if load_format == "auto":
+            check_tensors(self._checkpoint, model, tensor_slots(model))
+        longest = model.config.max_positions
+        binding = Binding(ops, backend, longest if max_positions is None else min(max_positions, longest), device)
+        for _, layer in model.layers_by_path():
+            layer.bind(binding)
+        cache = None
+        if packed is not None and load_format == "auto":
+            cache = self._packed_cache(packed, ops)
+            state = cache.read(model.state_specs(ops))
+            if state is not None:
+                model.restore(state, ops)
+                return model
+            cache.prepare()
+        with torch.no_grad():
+            if load_format == "dummy":
+                for _, layer in model.layers_by_path():
+                    seed = randomize(layer, seed, device)
+                    layer.finish(ops)
+            else:
+                _fill(self._checkpoint, model, ops, device, progress)
+        binding.scratch.clear()
+        if cache is not None:
+            cache.keep(model.state())
+        return model
+
+    def _packed_cache(self, packed: PackedFolder, ops: Ops) -> PackedCache:
+        """Where the packed weights are kept. Raises ConfigError for a folder that cannot be made."""
+        checkpoint, method = self._checkpoint, self._method
+        made = made_of(
+            checkpoint,
+            dtype=self.dtype,
+            method=method.name,
+            layout=method.format(ops).layout,
+            ranks=self._mesh.description,
+        )
+        content = WeightContent((file.path for file in checkpoint.weight_files()), packed.threads)
+        packed.make()
+        return PackedCache(packed, checkpoint.path.name, content, made)
+
+
+def _shape_of_rank(shape: ModelShape, mesh: Mesh) -> ModelShape:
+    """Return the sizes of one rank's part. Raises ConfigError for heads that cannot be shared evenly."""
+    size = mesh.tensor.size
+    for name, count in (("attention heads", shape.num_heads), ("key and value heads", shape.num_kv_heads)):
+        if count % size:
+            raise ConfigError(
+                f"tensor_parallel_size is {size}, must divide the {count} {name} of this model; choose another"
+            )
+    return msgspec.structs.replace(
+        shape,
+        num_layers=len(mesh.layer_range(shape.num_layers)),
+        num_heads=shape.num_heads // size,
+        num_kv_heads=shape.num_kv_heads // size,
+    )
 
 
 def tensor_slots(model: CausalLM) -> dict[str, TensorSlot]:

@@ -16,9 +16,12 @@ from typing import Any
 import torch
 
 from octavo.errors import ConfigError, suggestion
-from octavo.platform import Platform
 
 REFERENCE = "reference"
+
+
+def _no_obstacle(runtime: Any) -> None:
+    return None
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -43,22 +46,15 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class Availability:
-    """Whether an implementation can run here, and why."""
-
-    usable: bool
-    because: str
-
-
-@dataclass(frozen=True)
 class Implementation:
     """Device code for one operator. Among the usable ones the highest rank is taken; the reference has rank 0."""
 
     operator: str
     name: str
     make: Callable[[Any], Callable[..., Any]]
-    """Answers the function, given the device's runtime: what its kernels run with (see `open_runtime`)."""
-    available: Callable[[Platform], Availability]
+    """Returns the function, given the device's runtime: what its kernels run with."""
+    obstacle: Callable[[Any], str | None] = _no_obstacle
+    """Returns why it cannot run with that runtime; None where it can."""
     rank: int = 1
 
 
@@ -89,43 +85,30 @@ def operators() -> dict[str, Operator]:
     return {operator.name: operator for module in modules for operator in getattr(module, "OPERATORS", ())}
 
 
-def implementations(device: str) -> list[Implementation]:
-    """All implementations in `octavo/devices/<device>/ops/`."""
-    modules = (import_module(name) for name in _files_of(f"octavo.devices.{device}.ops"))
+def implementations(package: str) -> list[Implementation]:
+    """Return all implementations in the files of a package, such as `octavo.devices.cpu.ops`."""
+    modules = (import_module(name) for name in _files_of(package))
     return [implementation for module in modules for implementation in getattr(module, "IMPLEMENTATIONS", ())]
 
 
-def open_runtime(platform: Platform, threads: int = 1, instruction_set: str = "auto") -> Any:
-    """What the device's kernels run with, one per worker; None where plain torch does all the work.
-
-    Raises ConfigError for an instruction set that this machine cannot run.
-    """
-    if platform.is_cuda:
-        return None
-    runtime = import_module("octavo.devices.cpu.runtime")
-    return runtime.open_runtime(platform, threads, instruction_set)
-
-
 def bind(
-    platform: Platform,
+    candidates: Iterable[Implementation] = (),
     overrides: Mapping[str, str] | None = None,
-    candidates: Iterable[Implementation] | None = None,
+    *,
     runtime: Any = None,
+    because: str = "",
 ) -> Ops:
-    """Choose one implementation per operator.
+    """Choose one implementation per operator: the best of `candidates`, else the reference.
 
     `overrides` maps operator to implementation name and wins over rank (`{"rms_norm": "reference"}` bisects a wrong
-    result). `candidates` replaces what the device's folder holds. `runtime` is that of `open_runtime`; without one only
-    references are bound. Raises ConfigError for an override that names an operator or implementation that is not there,
-    or one that cannot run on `platform`.
+    result). `runtime` is what the candidates run with, `because` the reason why they can. Raises ConfigError for an
+    override that names an operator or implementation that is not there, or one that cannot run.
     """
     known = operators()
     wanted = dict(overrides or {})
     for name in wanted:
         if name not in known:
             raise ConfigError(f"op override {name}={wanted[name]}: no such operator{suggestion(name, known)}")
-    if candidates is None:
-        candidates = implementations("cuda" if platform.is_cuda else "cpu") if runtime is not None else ()
     by_operator: dict[str, list[Implementation]] = {name: [] for name in known}
     for candidate in candidates:
         by_operator[candidate.operator].append(candidate)
@@ -133,14 +116,14 @@ def bind(
     functions: dict[str, Callable[..., Any]] = {}
     choices: list[Choice] = []
     for name, operator in known.items():
-        function, choice = _choose(operator, by_operator[name], platform, runtime, wanted.get(name))
+        function, choice = _choose(operator, by_operator[name], runtime, wanted.get(name), because)
         functions[name] = function
         choices.append(choice)
     return Ops(functions, tuple(choices))
 
 
 def _choose(
-    operator: Operator, candidates: list[Implementation], platform: Platform, runtime: Any, wanted: str | None
+    operator: Operator, candidates: list[Implementation], runtime: Any, wanted: str | None, because: str
 ) -> tuple[Callable[..., Any], Choice]:
     if wanted == REFERENCE:
         return operator.reference, Choice(operator.name, REFERENCE, "override")
@@ -149,16 +132,16 @@ def _choose(
         if found is None:
             names = ", ".join([REFERENCE, *(candidate.name for candidate in candidates)])
             raise ConfigError(f"op override {operator.name}={wanted}: no such implementation; there are: {names}")
-        state = found.available(platform)
-        if not state.usable:
-            raise ConfigError(f"op override {operator.name}={wanted}: cannot run here: {state.because}")
+        obstacle = found.obstacle(runtime)
+        if obstacle is not None:
+            raise ConfigError(f"op override {operator.name}={wanted}: cannot run here: {obstacle}")
         return found.make(runtime), Choice(operator.name, wanted, "override")
     refused = []
     for candidate in sorted(candidates, key=lambda candidate: -candidate.rank):
-        state = candidate.available(platform)
-        if state.usable:
-            return candidate.make(runtime), Choice(operator.name, candidate.name, state.because)
-        refused.append(f"{candidate.name}: {state.because}")
+        obstacle = candidate.obstacle(runtime)
+        if obstacle is None:
+            return candidate.make(runtime), Choice(operator.name, candidate.name, because)
+        refused.append(f"{candidate.name}: {obstacle}")
     return operator.reference, Choice(operator.name, REFERENCE, "; ".join(refused) or "the only implementation")
 
 

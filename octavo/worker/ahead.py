@@ -51,7 +51,7 @@ def read_ahead(config: EngineConfig) -> Ahead:
         if packed.read_ahead({**wanted, "method": model.quantization or "unquantized"}):
             return Ahead(packed)
     checkpoint.fetch_ahead()
-    if config.device.instruction_set == "reference" or config.device.op_overrides:
+    if config.device.device == "reference" or config.device.op_overrides:
         return Ahead(packed)  # other operators keep their weights elsewhere
     tensors = checkpoint.tensors().values()
     num_weights = sum(prod(tensor.shape) for tensor in tensors)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from octavo.core.step import BlockCopy, BlockOps
-from octavo.devices.cpu.attention import Runtime
+from octavo.core.step import BlockOps
+from octavo.devices.device import CacheTier, Device
 from octavo.ops.memory import zeroed
 from octavo.ops.pages import release
 
@@ -30,15 +29,14 @@ class CacheEngine:
         num_blocks: int,
         num_host_blocks: int,
         dtype: torch.dtype,
-        device: torch.device,
-        runtime: Runtime | None = None,
+        device: Device,
     ) -> None:
         assert shape[1] == num_blocks + 1
-        self._runtime = runtime
+        self._copy_blocks = device.copy_blocks
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
-        self._device = _tier(shape, num_layers, dtype, device)
-        self._host: _Tier | None = None
+        self._device = _tier(shape, num_layers, dtype, device.torch_device)
+        self._host: CacheTier | None = None
 
     @property
     def caches(self) -> Sequence[Tensor]:
@@ -46,10 +44,11 @@ class CacheEngine:
         return self._device.caches
 
     def apply(self, ops: BlockOps) -> float:
-        """Swap out, swap in, copy: in this order, and within a list in the list's order. Answers the swaps' seconds."""
+        """Swap out, swap in, copy: in this order, and within a list in the list's order. Returns the seconds of the
+        swaps."""
         swap_s = self._swap(ops) if ops.swap_outs or ops.swap_ins else 0.0
         if ops.copies:
-            self._move(self._device, self._device, ops.copies)
+            self._copy_blocks(self._device, self._device, ops.copies)
         return swap_s
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -66,32 +65,18 @@ class CacheEngine:
         host = self._host_tier()  # making it is no part of moving
         began = time.perf_counter()
         if ops.swap_outs:
-            self._move(self._device, host, ops.swap_outs)
+            self._copy_blocks(self._device, host, ops.swap_outs)
         if ops.swap_ins:
-            self._move(host, self._device, ops.swap_ins)
+            self._copy_blocks(host, self._device, ops.swap_ins)
         return time.perf_counter() - began
 
-    def _move(self, sources: _Tier, targets: _Tier, copies: Sequence[BlockCopy]) -> None:
-        """Copy blocks in all layers: in one call where there are compiled kernels."""
-        if self._runtime is None:
-            _move_by_torch(sources.caches, targets.caches, copies)
-        else:
-            _move_by_kernel(self._runtime, sources, targets, copies)
-
-    def _host_tier(self) -> _Tier:
+    def _host_tier(self) -> CacheTier:
         if self._host is None:
             assert self.num_host_blocks > 0, "a step swaps, but there is no swap space"
             first = self.caches[0]
             shape = (first.shape[0], self.num_host_blocks + 1, *first.shape[2:])
             self._host = _tier(shape, len(self.caches), first.dtype)
         return self._host
-
-
-class _Tier(NamedTuple):
-    """The caches of all layers in one kind of memory. `planes`, int64: where blocks lie one after the other."""
-
-    caches: Sequence[Tensor]
-    planes: Tensor
 
 
 def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
@@ -101,40 +86,7 @@ def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
         yield members[0], len(members)
 
 
-def _tier(shape: tuple[int, ...], num_layers: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> _Tier:
+def _tier(shape: tuple[int, ...], num_layers: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> CacheTier:
     caches = tuple(zeroed(shape, dtype, device) for _ in range(num_layers))
     assert all(cache.is_contiguous() for cache in caches)
-    return _Tier(caches, torch.tensor([plane.data_ptr() for cache in caches for plane in cache]))
-
-
-def _move_by_kernel(runtime: Runtime, sources: _Tier, targets: _Tier, copies: Sequence[BlockCopy]) -> None:
-    first = sources.caches[0]
-    block_bytes = first.stride(1) * first.element_size()
-    pairs = torch.tensor([(copy.source, copy.target) for copy in copies])
-    from_planes, to_planes = sources.planes, targets.planes
-    runtime.cpu.copy_blocks(
-        from_planes.data_ptr(), to_planes.data_ptr(), pairs.data_ptr(), len(from_planes), len(copies), block_bytes
-    )
-
-
-def _move_by_torch(sources: Sequence[Tensor], targets: Sequence[Tensor], copies: Sequence[BlockCopy]) -> None:
-    for group in _independent(copies):
-        source_ids = torch.tensor([copy.source for copy in group])
-        target_ids = torch.tensor([copy.target for copy in group])
-        for source, target in zip(sources, targets, strict=True):
-            moved = source.index_select(1, source_ids.to(source.device)).to(target.device)
-            target.index_copy_(1, target_ids.to(target.device), moved)
-
-
-def _independent(copies: Sequence[BlockCopy]) -> Iterator[list[BlockCopy]]:
-    """Cut a list where a copy reads or overwrites what an earlier one of the same group has written."""
-    group: list[BlockCopy] = []
-    written: set[int] = set()
-    for copy in copies:
-        if copy.source in written or copy.target in written:
-            yield group
-            group, written = [], set()
-        group.append(copy)
-        written.add(copy.target)
-    if group:
-        yield group
+    return CacheTier(caches, torch.tensor([plane.data_ptr() for cache in caches for plane in cache]))

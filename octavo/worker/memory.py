@@ -8,27 +8,18 @@ from typing import Protocol
 
 import torch
 
-from octavo.attention.backend import AttentionBackend
-from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import MemoryPlan, render_bytes
-from octavo.config.schema import CacheConfig, ModelConfig, SchedulerConfig
+from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.arithmetic import max_blocks_of_group, num_blocks_for
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.model_shape import ModelShape
-from octavo.devices.choice import sampling_bytes
 from octavo.devices.cpu.recorded_model import MAX_RECORDINGS, MAX_ROWS
-from octavo.distributed.mesh import Mesh
+from octavo.devices.device import Device, DeviceMemory
 from octavo.errors import ConfigError
-from octavo.models.loader import DTYPES, make_model
+from octavo.models.loader import LoadedModel
 from octavo.ops.registry import Ops
-from octavo.platform import Memory, Platform
-from octavo.quantization.method import WeightMethod
-from octavo.quantization.registry import method_named
 from octavo.sampling.chunks import rows_per_chunk
 from octavo.worker.model_runner import LOGITS_BYTES
-
-KV_BYTES_ON_CPU = 4 << 30
-"""Most KV cache on a CPU unless someone asks for more: the machine has other things to do."""
 
 
 class Workspace(Protocol):
@@ -59,40 +50,14 @@ class ModelSizes:
     """Bytes of the tables that have a row for each position, per position."""
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, dtype: torch.dtype, ops: Ops, method: WeightMethod | None = None) -> ModelSizes:
-        """Read config.json and build the model without memory. Raises CheckpointError."""
-        model = make_model(checkpoint, Mesh.single(), dtype=dtype, method=method)
-        rope = model.config.rope
-        position_bytes = 0 if rope is None else rope.table_bytes(1)
-        return cls(model.config.shape(), model.planned_bytes(ops), dtype.itemsize, position_bytes)
+    def of(cls, opened: LoadedModel, ops: Ops) -> ModelSizes:
+        """Ask a model that is opened."""
+        return cls(opened.shape, opened.model.planned_bytes(ops), opened.dtype.itemsize, opened.position_bytes())
 
     def with_tables(self, num_positions: int) -> ModelSizes:
         """Return these sizes with the tables of `num_positions` positions counted as weights."""
         tables = self.position_bytes * min(num_positions, self.shape.max_position_embeddings)
         return replace(self, weights_bytes=self.weights_bytes + tables)
-
-
-def plan_memory(
-    checkpoint: Checkpoint,
-    platform: Platform,
-    ops: Ops,
-    backend: AttentionBackend,
-    *,
-    model: ModelConfig,
-    cache: CacheConfig,
-    scheduler: SchedulerConfig,
-    device: str = "cpu",
-) -> MemoryPlan:
-    """The plan for a checkpoint on this machine. Raises CheckpointError, or ConfigError with a remedy."""
-    return divide_memory(
-        ModelSizes.of(checkpoint, DTYPES[model.dtype], ops, method_named(model.quantization)),
-        backend,
-        platform.memory,
-        cache=cache,
-        scheduler=scheduler,
-        user_set_max_model_len=model.user_set_max_model_len,
-        device=device,
-    )
 
 
 def longest_sequence(max_model_len: int, scheduler: SchedulerConfig) -> int:
@@ -103,24 +68,28 @@ def longest_sequence(max_model_len: int, scheduler: SchedulerConfig) -> int:
 def divide_memory(
     sizes: ModelSizes,
     attention: Workspace,
-    memory: Memory,
+    device: Device,
+    num_ranks: int = 1,
     *,
     cache: CacheConfig,
     scheduler: SchedulerConfig,
     user_set_max_model_len: bool = False,
-    device: str = "cpu",
 ) -> MemoryPlan:
-    """Divide what `memory` has available. Raises ConfigError, with a remedy, when it is too little."""
+    """Divide what the device has available, of which each of `num_ranks` has an equal share.
+
+    Raises ConfigError, with a remedy, when it is too little.
+    """
     shape = sizes.shape
+    memory = device.memory().share(num_ranks)
     one_block = attention.cache_shape(1, cache.block_size, shape.num_kv_heads, shape.head_dim)
     per_block = shape.num_layers * math.prod(one_block) * attention.element_type.itemsize
     limit = int(memory.available * cache.gpu_memory_utilization)
     limit_because = f"gpu_memory_utilization {cache.gpu_memory_utilization:g} of what the {memory.source} has available"
     if not user_set_max_model_len and shape.sliding_window is None:
-        fitting = _most_tokens(limit - sizes.weights_bytes, per_block, cache)
+        fitting = _most_tokens(limit - sizes.weights_bytes, per_block, cache, memory)
         scheduler = replace(scheduler, max_model_len=min(scheduler.max_model_len, fitting))
     sizes = sizes.with_tables(longest_sequence(scheduler.max_model_len, scheduler))
-    activations = activation_bytes(sizes, attention, scheduler, cache.block_size)
+    activations = activation_bytes(sizes, attention, device, scheduler, cache.block_size)
     left = limit - sizes.weights_bytes - activations
     # one block more than the usable ones: the null block
     most = left // per_block - 1
@@ -134,7 +103,7 @@ def divide_memory(
     needed = max_blocks_of_group(scheduler.max_model_len, 1, 1, cache.block_size, max_live_tokens)
     # what a sequence lets go of is worth keeping where others may find it
     filled = num_blocks_for(scheduler.max_model_len, cache.block_size) if cache.enable_prefix_caching else needed
-    num_blocks, because = _num_blocks(most, per_block, cache, scheduler, filled)
+    num_blocks, because = _num_blocks(most, per_block, cache, scheduler, filled, memory)
     if num_blocks < needed and user_set_max_model_len:
         shorter_steps = "" if max_live_tokens is None else "lower max_num_batched_tokens, "
         raise ConfigError(
@@ -143,10 +112,12 @@ def divide_memory(
             f"lower max_model_len to {num_blocks * cache.block_size:,}, {shorter_steps}or give the cache more memory"
         )
     kv_bytes = (num_blocks + 1) * per_block
-    # on a CPU swap space is the same memory, so it gets what is left at most
-    host_blocks = max(0, min(cache.swap_space_bytes, left - kv_bytes) // per_block - 1)
+    swap_bytes = cache.swap_space_bytes
+    if memory.is_host:
+        swap_bytes = min(swap_bytes, left - kv_bytes)
+    host_blocks = max(0, swap_bytes // per_block - 1)
     return MemoryPlan(
-        device=device,
+        device=device.name,
         total_memory=memory.total,
         available_memory=memory.available,
         limit=limit,
@@ -169,15 +140,15 @@ def divide_memory(
     )
 
 
-def _most_tokens(left: int, per_block: int, cache: CacheConfig) -> int:
+def _most_tokens(left: int, per_block: int, cache: CacheConfig, memory: DeviceMemory) -> int:
     """More tokens than this do not fit the KV cache, whatever else takes memory: tables need not be longer."""
-    kv_bytes = min(left, cache.kv_cache_memory or KV_BYTES_ON_CPU)
+    kv_bytes = min(left, cache.kv_cache_memory or memory.most_kv_bytes or left)
     blocks = cache.num_gpu_blocks_override or kv_bytes // per_block
     return max(1, blocks) * cache.block_size
 
 
 def _num_blocks(
-    most: int, per_block: int, cache: CacheConfig, scheduler: SchedulerConfig, blocks_each: int
+    most: int, per_block: int, cache: CacheConfig, scheduler: SchedulerConfig, blocks_each: int, memory: DeviceMemory
 ) -> tuple[int, str]:
     """Usable blocks and the reason for their number, where at most `most` fit the memory and a sequence of full length
     fills `blocks_each`."""
@@ -202,18 +173,23 @@ def _num_blocks(
                 f"{render_bytes((most + 1) * per_block)} that weights and activations leave; lower it, or leave it out"
             )
         return wanted, "kv_cache_memory"
-    choices = (
+    choices = [
         (most, "memory left"),
-        (KV_BYTES_ON_CPU // per_block - 1, f"at most {render_bytes(KV_BYTES_ON_CPU)} on a CPU"),
         (
             scheduler.max_num_seqs * blocks_each,
             f"room for max_num_seqs = {scheduler.max_num_seqs:,} sequences of full length",
         ),
-    )
+    ]
+    if memory.most_kv_bytes is not None:
+        choices.append(
+            (memory.most_kv_bytes // per_block - 1, f"at most {render_bytes(memory.most_kv_bytes)} on a CPU")
+        )
     return min(((max(1, blocks), because) for blocks, because in choices), key=lambda choice: choice[0])
 
 
-def activation_bytes(sizes: ModelSizes, attention: Workspace, scheduler: SchedulerConfig, block_size: int) -> int:
+def activation_bytes(
+    sizes: ModelSizes, attention: Workspace, device: Device, scheduler: SchedulerConfig, block_size: int
+) -> int:
     """Most bytes that one step allocates: in the forward pass, or in sampling while the hidden states are there."""
     shape, element = sizes.shape, sizes.element_size
     num_tokens = scheduler.max_num_batched_tokens
@@ -223,7 +199,7 @@ def activation_bytes(sizes: ModelSizes, attention: Workspace, scheduler: Schedul
     logits_rows = min(num_tokens, rows_per_chunk(shape.vocab_size, LOGITS_BYTES))
     # the head answers in the model's type, which is then widened
     logits = logits_rows * shape.vocab_size * (4 if element == 4 else 4 + element)
-    sampling = 2 * hidden + logits + sampling_bytes(logits_rows, shape.vocab_size)
+    sampling = 2 * hidden + logits + device.sampling_bytes(logits_rows, shape.vocab_size)
 
     workspace = attention.workspace_bytes(
         num_tokens, scheduler.max_model_len, shape.num_heads, shape.num_kv_heads, shape.head_dim, element

@@ -63,7 +63,7 @@ def test_a_wrong_value_is_refused_by_name_value_and_limit(keywords: dict[str, An
     ("keywords", "reason"),
     [
         ({"trust_remote_code": True}, "never runs code from a checkpoint"),
-        ({"device": "cuda"}, "runs on the CPU"),
+        ({"device": "cuda"}, "choose auto, cpu, reference"),
         ({"tensor_parallel_size": 2}, "one process on one device"),
         ({"pipeline_parallel_size": 2}, "one process on one device"),
     ],

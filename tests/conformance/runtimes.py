@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
-from octavo.ops.registry import Ops, bind, open_runtime
+from octavo.config.schema import DeviceConfig
+from octavo.devices.cpu.runtime import CpuRuntime
+from octavo.devices.device import Device, open_device
+from octavo.ops.registry import Ops
 from octavo.platform import Platform
 
 PLATFORM = Platform.detect()
@@ -20,13 +23,16 @@ if PLATFORM.native_module is not None:
 TYPES = (torch.float32, torch.bfloat16)
 
 
+REFERENCE: Device = open_device(DeviceConfig(device="reference", threads=1), PLATFORM)
+
+
 @cache
 def runtime(level: str, threads: int = 1) -> Any:
     """One runtime per level and number of threads, for all tests."""
-    return open_runtime(PLATFORM, threads, level)
+    return CpuRuntime.open(threads, level)
 
 
 @cache
 def ops(level: str, threads: int = 1) -> Ops:
     """The operators bound to it."""
-    return bind(PLATFORM, runtime=runtime(level, threads))
+    return runtime(level, threads).bind()

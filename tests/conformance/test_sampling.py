@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from octavo.core.step import TokenLogprobs
-from octavo.devices.choice import make_sampler
 from octavo.devices.cpu.sampler import NativeSampler
 from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.sampling.metadata import RowSamples, SamplingRow
@@ -53,9 +52,7 @@ KINDS: list[dict[str, Any]] = [
 
 @cache
 def native(level: str, threads: int = 1) -> NativeSampler:
-    sampler = make_sampler(runtime(level, threads))
-    assert isinstance(sampler, NativeSampler)
-    return sampler
+    return NativeSampler(runtime(level, threads).cpu)
 
 
 def rows_of(kinds: Sequence[dict[str, Any]]) -> list[SamplingRow]:

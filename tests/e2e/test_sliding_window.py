@@ -98,7 +98,7 @@ def windowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     with load(path, block_size, num_gpu_blocks_override=512, enable_prefix_caching=False) as llm:
         core_of(llm).scheduler.block_manager.releases_unseen = False
         answers = [llm.generate(prompt, params, use_tqdm=False)[0].outputs for prompt, params in requests()]
-        backend = {each[0]: each[1] for each in core_of(llm).executor.call("op_choices")}["attention"]
+        backend = {each[0]: each[1] for each in core_of(llm).executor.call("op_choices")[0]}["attention"]
     assert backend == ("native" if block_size == 16 else "reference")
     return path, window, block_size, answers
 

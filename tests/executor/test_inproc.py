@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.config.schema import EngineConfig
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.executor import make_executor
@@ -33,13 +34,21 @@ class FailingWorker:
         pass
 
 
+def started(config: EngineConfig) -> InprocExecutor:
+    executor = make_executor(config)
+    assert isinstance(executor, InprocExecutor)
+    (plan,) = executor.call("prepare")
+    assert executor.call("allocate", [plan.cache.num_blocks], [plan.cache.num_host_blocks]) == [None]
+    return executor
+
+
 def test_a_built_executor_runs_steps_and_answers_calls(tmp_path: Path) -> None:
     config = make_config(make_checkpoint("llama", tmp_path / "model"), num_gpu_blocks_override=30)
-    executor = make_executor(config)
+    executor = started(config)
     future = executor.submit(step([new_sequence(1, [5, 6], [1])], [row(1, 0, 2)]))
     assert future.done()
     assert len(future.result().rows[0].tokens) == 1
-    assert executor.call("memory_plan").num_blocks == 30
+    assert executor.call("check_health") == [None]
     executor.check_health()
     executor.shutdown()
     executor.shutdown()
@@ -52,10 +61,10 @@ def test_the_second_start_maps_packed_weights(tmp_path: Path, caplog: pytest.Log
     config = make_config(path, num_gpu_blocks_override=30, packed_cache=str(tmp_path / "packed"))
     with caplog.at_level(logging.INFO, "octavo"):
         for _ in range(2):
-            executor = InprocExecutor.build(config)
+            executor = started(config)
             assert executor._worker is not None
-            assert executor._worker._packed is not None
-            executor._worker._packed.close(60.0)
+            assert executor._worker._ahead.packed is not None
+            executor._worker._ahead.packed.close(60.0)
             executor.shutdown()
     assert [message.partition(" in ")[0].partition(" from ")[0] for message in caplog.messages] == [
         "packed weights kept",
@@ -87,11 +96,11 @@ def test_only_the_named_methods_can_be_called() -> None:
 
 def test_the_collector_is_as_it_was_after_a_start(tmp_path: Path) -> None:
     config = make_config(make_checkpoint("llama", tmp_path / "model"))
-    make_executor(config)
+    started(config)
     assert gc.isenabled()
     gc.disable()
     try:
-        make_executor(config)
+        started(config)
         assert not gc.isenabled()
     finally:
         gc.enable()

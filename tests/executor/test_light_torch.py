@@ -20,7 +20,10 @@ with without_meta_registrations():
     from octavo.worker.worker import Worker
 assert "torch._meta_registrations" not in sys.modules
 for config in msgspec.json.decode(sys.stdin.buffer.read(), type=list[EngineConfig]):
-    Worker.build(config).run_dummy(num_seqs=2, num_tokens=9)
+    worker = Worker(config)
+    plan = worker.prepare()
+    worker.allocate([plan.cache.num_blocks], [plan.cache.num_host_blocks])
+    worker.run_dummy(num_seqs=2, num_tokens=9)
 import torch._meta_registrations
 assert torch._meta_registrations.meta_index_Tensor
 """

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from octavo.ops.prepare_linear import LinearShape, PlainLinear, PreparedLinear, TensorSpec
 from octavo.ops.registry import Ops, bind
-from octavo.platform import Platform
 
 _ROWS = 32
 
@@ -55,6 +54,6 @@ class PaddedFormat:
 
 def padded_ops() -> Ops:
     """The references, but for weights in this format."""
-    references = bind(Platform.detect(), candidates=())
+    references = bind()
     functions = {name: value for name, value in vars(references).items() if name != "choices"}
     return Ops({**functions, "prepare_linear": PaddedFormat()}, references.choices)

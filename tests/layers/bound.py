@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from octavo.devices.reference.attention import ReferenceBackend
-from octavo.distributed.mesh import Mesh
+from octavo.distributed.mesh import Axis, Mesh
 from octavo.layers.layer import Binding, Layer
 from octavo.ops.registry import bind
-from octavo.platform import Platform
 
 L = TypeVar("L", bound=Layer)
 
@@ -26,6 +25,11 @@ class Apart(Mesh):
         return share
 
 
+def apart(rank: int, size: int) -> Apart:
+    """Return the place of a rank that shares each layer with `size - 1` others."""
+    return Apart(Axis(rank, size))
+
+
 def fill(layer: L, stored: dict[str, Tensor], path: str = "layers.0.part") -> L:
     """Fill `layer` from tensors by name, bind it to the references and finish it."""
     for slot in layer.tensor_slots(path):
@@ -37,7 +41,7 @@ def fill(layer: L, stored: dict[str, Tensor], path: str = "layers.0.part") -> L:
 
 def finish(layer: L) -> L:
     """Bind a filled layer to the references and finish it."""
-    ops = bind(Platform.detect(), candidates=())
+    ops = bind()
     layer.bind(Binding(ops, ReferenceBackend()))
     layer.finish(ops)
     return layer

@@ -11,7 +11,6 @@ from octavo.layers.attention import PagedAttention
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Binding
 from octavo.ops.registry import bind
-from octavo.platform import Platform
 from tests.layers.bound import random
 from tests.layers.test_rotary import make_batch
 
@@ -39,7 +38,7 @@ def test_a_layer_uses_its_own_cache_and_flattens_heads() -> None:
     backend, caches = Recorder(), [object(), object()]
     layer = PagedAttention(Heads(4, 2, 16), sliding_window=7, soft_cap=3.0)
     layer.cache_index = 1
-    layer.bind(Binding(bind(Platform.detect(), candidates=()), backend))
+    layer.bind(Binding(bind(), backend))
     batch: Any = make_batch(0, 1)
     object.__setattr__(batch, "kv_caches", caches)
     q = random(2, 4, 16)

@@ -8,7 +8,7 @@ import torch
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.layers.embedding import Embedding, LMHead, TiedEmbedding, TiedHead
-from tests.layers.bound import Apart, fill, finish, random
+from tests.layers.bound import apart, fill, finish, random
 
 ONE = Mesh.single()
 
@@ -44,5 +44,5 @@ def test_a_tied_head_shares_the_table_and_needs_none_of_its_own() -> None:
 def test_ranks_share_the_vocabulary() -> None:
     stored = {"lm_head.weight": random(10, 4)}
     hidden = random(3, 4)
-    shares = [fill(LMHead(4, 10, Apart(rank, 2)), stored, "lm_head")(hidden) for rank in (0, 1)]
+    shares = [fill(LMHead(4, 10, apart(rank, 2)), stored, "lm_head")(hidden) for rank in (0, 1)]
     torch.testing.assert_close(torch.cat(shares, dim=1), hidden @ random(10, 4).T)

@@ -9,7 +9,6 @@ import torch
 
 from octavo.layers.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
 from octavo.ops.registry import bind
-from octavo.platform import Platform
 
 
 def test_frequencies_fall_geometrically() -> None:
@@ -50,7 +49,7 @@ def test_yarn_keeps_what_turns_often_and_slows_what_turns_less_than_once(truncat
     torch.testing.assert_close(steps, steps[:1].expand_as(steps), atol=1e-5, rtol=1e-4)
     assert scaling.attention_factor == pytest.approx(0.1 * math.log(4.0) + 1.0)
     assert torch.equal(
-        Rope(64, 10_000.0, scaling).table(bind(Platform.detect()), 3)[0, :32],
+        Rope(64, 10_000.0, scaling).table(bind(), 3)[0, :32],
         torch.full((32,), scaling.attention_factor),
     )
 

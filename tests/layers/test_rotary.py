@@ -15,7 +15,6 @@ from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import Rope
 from octavo.layers.rotary import Rotary
 from octavo.ops.registry import bind
-from octavo.platform import Platform
 from tests.layers.bound import fill, random
 
 
@@ -46,7 +45,7 @@ def test_scores_depend_on_the_distance_alone() -> None:
 
 
 def test_layers_with_the_same_frequencies_share_one_table() -> None:
-    binding = Binding(bind(Platform.detect(), candidates=()), ReferenceBackend(), max_positions=10)
+    binding = Binding(bind(), ReferenceBackend(), max_positions=10)
     layers = [Rotary(Rope(16, 10_000.0)), Rotary(Rope(16, 10_000.0)), Rotary(Rope(16, 500.0))]
     for layer in layers:
         layer.bind(binding)

@@ -15,9 +15,8 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.models.causal_lm import CausalLM
-from octavo.models.loader import load_model
 from octavo.ops.registry import bind
-from octavo.platform import Platform
+from tests.models.loading import load_model
 
 BLOCK_SIZE = 4
 
@@ -50,7 +49,7 @@ def load(path: Path, dtype: torch.dtype = torch.float32, mesh: Mesh | None = Non
         dtype=dtype,
         mesh=mesh or Mesh.single(),
         backend=ReferenceBackend(),
-        ops=bind(Platform.detect()),
+        ops=bind(),
     )
 
 

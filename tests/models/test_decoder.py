@@ -17,7 +17,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.models.decoder import DecoderStack
 from tests.fakes.checkpoints import edit_tensors, make_checkpoint
-from tests.layers.bound import Apart, random
+from tests.layers.bound import apart, random
 from tests.models.paged_run import BLOCK_SIZE, Batch, PagedRun, Stream, load
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -141,7 +141,7 @@ def test_narrow_embeddings_are_projected_whole_on_each_of_two_ranks(tmp_path: Pa
     narrow, wide = random(3, 16), random(3, 32)
     alone: Any = load(path)
     for rank in range(2):
-        model: Any = load(path, mesh=Apart(rank, 2))
+        model: Any = load(path, mesh=apart(rank, 2))
         assert torch.equal(model.project_in(narrow), alone.project_in(narrow))
         assert torch.equal(model.project_out(wide), alone.project_out(wide))
         assert model.layers["0"].fc1(wide).shape == (3, 24)

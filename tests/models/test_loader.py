@@ -16,10 +16,10 @@ from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models.causal_lm import CausalLM
-from octavo.models.loader import DTYPES, load_model, make_model, tensor_slots
+from octavo.models.loader import DTYPES, tensor_slots
 from octavo.ops.registry import bind
-from octavo.platform import Platform
 from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint, to_pytorch_archive
+from tests.models.loading import load_model, open_model
 from tests.models.paged_run import PagedRun, Stream
 
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -37,7 +37,7 @@ def load(path: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
         dtype=dtype,
         mesh=Mesh.single(),
         backend=ReferenceBackend(),
-        ops=bind(Platform.detect(), candidates=()),
+        ops=bind(),
     )
 
 
@@ -47,7 +47,7 @@ def load_dummy(path: Path, seed: int = 0) -> CausalLM:
         dtype=torch.bfloat16,
         mesh=Mesh.single(),
         backend=ReferenceBackend(),
-        ops=bind(Platform.detect(), candidates=()),
+        ops=bind(),
         load_format="dummy",
         seed=seed,
     )
@@ -75,14 +75,14 @@ def test_auto_is_the_checkpoints_own_type(tmp_path: Path) -> None:
 
 
 def test_the_shape_for_memory_arithmetic_is_the_configs(tmp_path: Path) -> None:
-    shape = make_model(Checkpoint.open(make_checkpoint("mistral", tmp_path)), Mesh.single()).config.shape()
+    shape = open_model(Checkpoint.open(make_checkpoint("mistral", tmp_path)), Mesh.single()).config.shape()
     assert (shape.num_layers, shape.hidden_size, shape.intermediate_size) == (2, 32, 56)
     assert (shape.num_heads, shape.num_kv_heads, shape.head_dim) == (4, 2, 8)
     assert (shape.vocab_size, shape.max_position_embeddings, shape.sliding_window) == (130, 256, 7)
 
 
 def test_a_model_can_be_made_without_memory(llama: Path) -> None:
-    model = make_model(Checkpoint.open(llama), Mesh.single())
+    model = open_model(Checkpoint.open(llama), Mesh.single())
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     assert set(tensor_slots(model)) == {name.removeprefix("model.") for name in load_file(llama / "model.safetensors")}
 
@@ -309,7 +309,7 @@ def test_loading_with_progress_is_quiet_without_a_terminal(llama: Path, capfd: p
         dtype=torch.float32,
         mesh=Mesh.single(),
         backend=ReferenceBackend(),
-        ops=bind(Platform.detect()),
+        ops=bind(),
         progress=True,
     )
     assert capfd.readouterr() == ("", "")

@@ -21,21 +21,21 @@ import torch
 from torch import Tensor
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
 from octavo.models import content, packed_file
 from octavo.models.causal_lm import CausalLM
 from octavo.models.content import WeightContent
-from octavo.models.loader import load_model
 from octavo.models.packed_cache import PackedCache, made_of
 from octavo.models.packed_folder import PackedFolder
 from octavo.ops.prepare_linear import TensorSpec
-from octavo.ops.registry import Ops, bind, open_runtime
-from octavo.platform import Platform
+from octavo.ops.registry import Ops
 from octavo.quantization.registry import method_named
 from tests.fakes.checkpoints import edit_tensors, make_checkpoint
 from tests.fakes.padded_format import padded_ops
+from tests.models.loading import load_model
 from tests.models.paged_run import PagedRun, Stream
 
 MADE = {"checkpoint": "/models/one", "dtype": "float32"}
@@ -112,8 +112,7 @@ def test_every_format_of_this_machine_is_restored_to_the_same_bits(
 ) -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32, "tie_word_embeddings": True}
     path = make_checkpoint("qwen2", tmp_path / "model", **sizes)
-    platform = Platform.detect()
-    ops = bind(platform, runtime=open_runtime(platform, threads=2))
+    ops = CpuRuntime.open(threads=2).bind()
     options: dict[str, Any] = {"dtype": torch.bfloat16, "method": method_named(name)}
     with caplog.at_level(logging.INFO, "octavo"):
         first, second = (load(path, tmp_path / "cache", ops, **options) for _ in range(2))

@@ -12,24 +12,25 @@ import pytest
 import torch
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.models.causal_lm import CausalLM
-from octavo.models.loader import load_model, make_model
-from octavo.ops.registry import Ops, bind, open_runtime
+from octavo.ops.registry import Ops, bind
 from octavo.platform import Platform
 from octavo.quantization.registry import method_named
 from tests.fakes.checkpoints import edit_tensors, make_checkpoint
+from tests.models.loading import load_model, open_model
 from tests.models.paged_run import PagedRun, Stream
 
 PLATFORM = Platform.detect()
-REFERENCE = bind(PLATFORM, candidates=())
+REFERENCE = bind()
 
 
 @cache
 def bound() -> Ops:
-    return bind(PLATFORM, runtime=open_runtime(PLATFORM))
+    return CpuRuntime.open().bind()
 
 
 def load(path: Path, quantization: str | None, ops: Ops, **options: Any) -> CausalLM:
@@ -63,7 +64,7 @@ def test_every_family_answers_nearly_as_before(family: str, quantization: str, e
 @pytest.mark.parametrize("quantization", ["int8", "int4", "int4-g128"])
 def test_a_model_takes_what_was_planned(quantization: str, tmp_path: Path) -> None:
     path = make_checkpoint("qwen3", tmp_path)
-    skeleton = make_model(Checkpoint.open(path), Mesh.single(), method=method_named(quantization))
+    skeleton = open_model(Checkpoint.open(path), Mesh.single(), method=method_named(quantization))
     for ops in (REFERENCE, bound()):
         state = load(path, quantization, ops).state()
         assert skeleton.planned_bytes(ops) == sum(tensor.nbytes for tensor in state.values())

@@ -17,15 +17,14 @@ from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.models.causal_lm import CausalLM
-from octavo.models.loader import load_model, make_model
 from octavo.ops.registry import Ops, bind
-from octavo.platform import Platform
 from tests.fakes.checkpoints import edit_tensors, make_checkpoint, to_pytorch_archive
 from tests.fakes.padded_format import padded_ops
+from tests.models.loading import load_model, open_model
 from tests.models.paged_run import PagedRun, Stream
 
 FAMILIES = ("llama", "qwen3", "mistral", "opt", "gpt2")
-PLAIN = bind(Platform.detect(), candidates=())
+PLAIN = bind()
 
 
 def load(path: Path, ops: Ops, **options: Any) -> CausalLM:
@@ -49,7 +48,7 @@ def test_a_packed_model_answers_as_the_plain_one_and_takes_what_was_planned(
     path = make_checkpoint(family, tmp_path)
     plain, packed = (load(path, ops, load_format=load_format) for ops in (PLAIN, padded_ops()))
     assert torch.equal(logits(packed), logits(plain))
-    skeleton = make_model(Checkpoint.open(path), Mesh.single())
+    skeleton = open_model(Checkpoint.open(path), Mesh.single())
     for ops, model in ((PLAIN, plain), (padded_ops(), packed)):
         assert skeleton.planned_bytes(ops) == sum(tensor.nbytes for tensor in model.state().values())
     assert skeleton.planned_bytes(padded_ops()) > skeleton.planned_bytes(PLAIN) == skeleton.plain_bytes()

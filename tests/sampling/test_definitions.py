@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from octavo.core.sampling_params import OF_DRAWING, SamplingParams
-from octavo.devices.choice import make_sampler
+from octavo.devices.cpu.sampler import NativeSampler
 from octavo.sampling.filters import Filter, default_filters, scale
 from octavo.sampling.metadata import SamplingRow
 from octavo.sampling.processors import LogitsProcessor, Penalties, ProcessedRow, default_processors
 from octavo.sampling.sampler import Sampler
-from tests.conformance.runtimes import LEVELS, runtime
+from tests.conformance.runtimes import LEVELS, REFERENCE, runtime
 from tests.sampling.sequences import FakeSequence
 
 VOCAB = 300
@@ -58,8 +58,17 @@ class DropsTheLikeliest:
         scaled.masked_fill_(scaled == 0.0, -math.inf)
 
 
+def sampler_at(
+    level: str | None, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()
+) -> Sampler:
+    """The reference where there is no level."""
+    if level is None:
+        return REFERENCE.sampler(processors, filters)
+    return NativeSampler(runtime(level).cpu, processors, filters)
+
+
 def samplers(filters: Sequence[Filter] = ()) -> list[Sampler]:
-    return [make_sampler(None, (), filters), *(make_sampler(runtime(level), (), filters) for level in LEVELS)]
+    return [sampler_at(level, (), filters) for level in (None, *LEVELS)]
 
 
 def make_logits(rows: int = 1) -> Tensor:
@@ -161,7 +170,7 @@ def sequences_with_history(num_output: int) -> list[FakeSequence]:
 def test_rows_behind_drafts_are_drawn_as_if_the_drafts_had_been_decoded(processors: int) -> None:
     own = [Penalties() for _ in range(processors)]  # before the built-in ones: tokens are penalised twice
     for level in (None, *LEVELS):
-        ahead, behind = (make_sampler(None if level is None else runtime(level), own) for _ in range(2))
+        ahead, behind = (sampler_at(level, own) for _ in range(2))
         drafted, decoded = sequences_with_history(1), sequences_with_history(1)
         for step in range(4):
             # partly right in a later step: what rejected drafts were must leave no trace

@@ -10,9 +10,19 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.resolve import resolve
 from octavo.config.schema import EngineConfig
 from octavo.platform import Platform
+from octavo.worker.ahead import Ahead
+from octavo.worker.worker import Worker
 
 
 def make_config(path: Path, **arguments: Any) -> EngineConfig:
     """`arguments` are those of `EngineArgs`."""
     args = EngineArgs(model=str(path), **{"max_num_seqs": 8, "max_num_batched_tokens": 64, **arguments})
     return resolve(args, Checkpoint.open(path), Platform.detect(), tokenizer_path=path)
+
+
+def start_worker(config: EngineConfig, ahead: Ahead | None = None) -> Worker:
+    """Return a worker that is ready for steps."""
+    worker = Worker(config, ahead)
+    plan = worker.prepare()
+    worker.allocate([plan.cache.num_blocks], [plan.cache.num_host_blocks])
+    return worker

@@ -17,6 +17,7 @@ from octavo.core.step import BlockOps, ModelRunnerOutput, NewSequence, Scheduled
 from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.model_runner import ModelRunner
+from tests.conformance.runtimes import REFERENCE
 
 VOCAB = 101
 BLOCK_SIZE = 4
@@ -63,7 +64,7 @@ def make_runner(
 ) -> tuple[ModelRunner, PrefixModel]:
     model = PrefixModel(bad)
     device = torch.device("cpu")
-    cache = CacheEngine((2, num_blocks + 1, 1, BLOCK_SIZE, 1), 1, num_blocks, num_host_blocks, torch.float32, device)
+    cache = CacheEngine((2, num_blocks + 1, 1, BLOCK_SIZE, 1), 1, num_blocks, num_host_blocks, torch.float32, REFERENCE)
     runner = ModelRunner(
         model,
         cache,

@@ -10,9 +10,8 @@ import torch
 
 from octavo.worker import ahead
 from octavo.worker.ahead import Ahead, read_ahead
-from octavo.worker.worker import Worker
 from tests.fakes.checkpoints import make_checkpoint
-from tests.worker.engine_config import make_config
+from tests.worker.engine_config import make_config, start_worker
 
 
 @pytest.fixture
@@ -31,8 +30,8 @@ def test_weights_that_are_packed_into_pages_fetched_ahead_are_the_same(
     begun = read_ahead(config)
     assert begun.pages is not None
     states = []
-    for worker in (Worker.build(config, begun), Worker.build(config)):
-        model: Any = worker._runner._model
+    for worker in (start_worker(config, begun), start_worker(config)):
+        model: Any = worker._runner.model
         states.append(getattr(model, "_model", model).state())
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

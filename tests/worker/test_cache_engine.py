@@ -5,20 +5,25 @@ import sys
 import pytest
 import torch
 
+from octavo.config.schema import DeviceConfig
 from octavo.core.step import BlockCopy, BlockOps
+from octavo.devices.device import Device, open_device
 from octavo.ops.pages import LARGE_PAGE_BYTES
 from octavo.worker.cache_engine import CacheEngine
-from tests.conformance.runtimes import LEVELS, runtime
+from tests.conformance.runtimes import LEVELS, PLATFORM, REFERENCE
 from tests.fakes.resident import resident_bytes
 
 KERNELS = [False, True] if LEVELS else [False]
 pytestmark = pytest.mark.parametrize("kernels", KERNELS, ids=["torch", "kernels"][: len(KERNELS)])
 
 
+def device(kernels: bool) -> Device:
+    return open_device(DeviceConfig(threads=1), PLATFORM) if kernels else REFERENCE
+
+
 def make_engine(kernels: bool, num_host_blocks: int = 4) -> CacheEngine:
     """Two layers; every value of block `i` is `i`, plus 100 in the second layer."""
-    used = runtime(LEVELS[0]) if kernels else None
-    engine = CacheEngine((2, 9, 2, 4, 3), 2, 8, num_host_blocks, torch.float32, torch.device("cpu"), used)
+    engine = CacheEngine((2, 9, 2, 4, 3), 2, 8, num_host_blocks, torch.float32, device(kernels))
     for layer, cache in enumerate(engine.caches):
         cache += torch.arange(9).view(1, 9, 1, 1, 1) + 100 * layer
     return engine
@@ -67,8 +72,7 @@ def test_swap_outs_come_before_swap_ins_and_copies(kernels: bool) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems keep memory until the process ends")
 def test_memory_of_blocks_that_nobody_needs_goes_back(kernels: bool) -> None:
     block_bytes = LARGE_PAGE_BYTES // 4
-    used = runtime(LEVELS[0]) if kernels else None
-    engine = CacheEngine((1, 65, block_bytes), 2, 64, 0, torch.uint8, torch.device("cpu"), used)
+    engine = CacheEngine((1, 65, block_bytes), 2, 64, 0, torch.uint8, device(kernels))
     for cache in engine.caches:
         cache.fill_(1)
     engine.release([*range(4, 13), *range(60, 65), 2])

@@ -18,7 +18,7 @@ from octavo.core.step import ModelRunnerOutput
 from octavo.worker.worker import Worker
 from tests.conformance.runtimes import LEVELS
 from tests.fakes.checkpoints import FAMILIES, make_checkpoint
-from tests.worker.engine_config import make_config
+from tests.worker.engine_config import make_config, start_worker
 from tests.worker.prefix_model import new_sequence, row, step
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
@@ -69,7 +69,7 @@ def test_operators_that_compute_are_noticed() -> None:
 @contextmanager
 def watched(worker: Worker) -> Iterator[Computed]:
     """The operators that the model runs from here on, and those of its head."""
-    recorded = worker._runner._model
+    recorded = worker._runner.model
     seen = Computed()
     original = recorded._model, recorded.compute_logits
 
@@ -99,7 +99,7 @@ def decode(worker: Worker, count: int) -> list[ModelRunnerOutput]:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_decode_step_runs_no_operator_of_torch(variant: str, dtype: str, tmp_path: Path) -> None:
     path = make_checkpoint(variant.split()[0], tmp_path / "model", **VARIANTS[variant])
-    worker = Worker.build(make_config(path, dtype=dtype, enforce_eager=False))
+    worker = start_worker(make_config(path, dtype=dtype, enforce_eager=False))
     with watched(worker) as seen:
         decode(worker, 1)
     assert seen.names == []
@@ -109,10 +109,10 @@ def test_a_decode_step_runs_no_operator_of_torch(variant: str, dtype: str, tmp_p
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_recorded_steps_give_the_same_bits(variant: str, dtype: str, tmp_path: Path) -> None:
     path = make_checkpoint(variant.split()[0], tmp_path / "model", **VARIANTS[variant])
-    recorded = Worker.build(make_config(path, dtype=dtype, enforce_eager=False))
+    recorded = start_worker(make_config(path, dtype=dtype, enforce_eager=False))
     found = decode(recorded, 12)
-    assert any(each is not None for each in recorded._runner._model._recordings.values())
-    eager = Worker.build(make_config(path, dtype=dtype, enforce_eager=True))
+    assert any(each is not None for each in recorded._runner.model._recordings.values())
+    eager = start_worker(make_config(path, dtype=dtype, enforce_eager=True))
     assert found == decode(eager, 12)
 
 
@@ -129,10 +129,10 @@ def test_recorded_steps_give_the_same_bits(variant: str, dtype: str, tmp_path: P
 )
 def test_quantised_weights_and_caches_need_no_operator_of_torch_either(options: dict[str, str], tmp_path: Path) -> None:
     path = make_checkpoint("qwen3", tmp_path / "model", hidden_size=128, intermediate_size=256, head_dim=32)
-    worker = Worker.build(make_config(path, dtype="bfloat16", enforce_eager=False, **options))
+    worker = start_worker(make_config(path, dtype="bfloat16", enforce_eager=False, **options))
     with watched(worker) as seen:
         eager = decode(worker, 1)
     assert seen.names == []
-    recorded = Worker.build(make_config(path, dtype="bfloat16", enforce_eager=False, **options))
+    recorded = start_worker(make_config(path, dtype="bfloat16", enforce_eager=False, **options))
     assert decode(recorded, 12)[: len(eager)] == eager
-    assert any(each is not None for each in recorded._runner._model._recordings.values())
+    assert any(each is not None for each in recorded._runner.model._recordings.values())

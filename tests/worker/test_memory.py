@@ -9,9 +9,10 @@ import torch
 from octavo.config.explain import MemoryPlan
 from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.model_shape import ModelShape
+from octavo.devices.cpu.sampler import native_bytes
+from octavo.devices.device import KV_BYTES_ON_HOST, DeviceMemory
 from octavo.errors import ConfigError
-from octavo.platform import Memory
-from octavo.worker.memory import KV_BYTES_ON_CPU, ModelSizes, divide_memory
+from octavo.worker.memory import ModelSizes, divide_memory
 
 GIB = 1 << 30
 QWEN3_06B = ModelShape(
@@ -37,6 +38,19 @@ class NoWorkspace:
         return 0
 
 
+class FakeDevice:
+    name = "cpu"
+
+    def __init__(self, available: int) -> None:
+        self.available = available
+
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(total=64 * GIB, available=self.available, source="cgroup")
+
+    def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:
+        return native_bytes(num_rows, vocab_size)
+
+
 def make_plan(
     available: int = 64 * GIB,
     *,
@@ -56,7 +70,7 @@ def make_plan(
             position_bytes=512,
         ),
         NoWorkspace(),
-        Memory(total=64 * GIB, available=available, source="cgroup"),
+        FakeDevice(available),  # type: ignore[arg-type]
         cache=CacheConfig(dtype="bfloat16", **cache),
         scheduler=SchedulerConfig(
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
@@ -69,7 +83,7 @@ def test_a_cpu_gets_at_most_four_gib_of_cache() -> None:
     plan = make_plan()
     assert plan.cache.block_bytes == BLOCK_BYTES
     assert plan.kv_bytes == (plan.cache.num_blocks + 1) * BLOCK_BYTES
-    assert KV_BYTES_ON_CPU - BLOCK_BYTES < plan.kv_bytes <= KV_BYTES_ON_CPU
+    assert KV_BYTES_ON_HOST - BLOCK_BYTES < plan.kv_bytes <= KV_BYTES_ON_HOST
     assert "4.00 GiB" in plan.num_blocks_because
 
 
@@ -134,7 +148,7 @@ def test_a_context_that_was_asked_for_and_does_not_fit_is_refused() -> None:
 
 def test_a_context_that_nobody_asked_for_takes_no_memory_beyond_the_cache() -> None:
     absurd = make_plan(max_model_len=2**31 - 1)
-    assert absurd.max_model_len <= KV_BYTES_ON_CPU // BLOCK_BYTES * 16
+    assert absurd.max_model_len <= KV_BYTES_ON_HOST // BLOCK_BYTES * 16
     assert absurd.weights_bytes < 2_000_000_000
 
 

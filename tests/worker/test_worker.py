@@ -8,11 +8,10 @@ import torch
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.worker.dummy import FULLEST
-from octavo.worker.worker import Worker
 from tests.conformance.runtimes import LEVELS
 from tests.fakes.allocations import peak_bytes
 from tests.fakes.checkpoints import load_oracle, make_checkpoint
-from tests.worker.engine_config import make_config
+from tests.worker.engine_config import make_config, start_worker
 from tests.worker.prefix_model import new_sequence, row, step, tokens_of
 
 
@@ -22,7 +21,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_greedy_steps_agree_with_transformers(checkpoint: Path) -> None:
-    worker = Worker.build(make_config(checkpoint))
+    worker = start_worker(make_config(checkpoint))
     prompt = [5, 17, 99, 3, 64]
     params = SamplingParams(temperature=0.0, max_tokens=12)
     drawn = tokens_of(worker.execute(step([new_sequence(1, prompt, [1, 2], params=params)], [row(1, 0, 5)])))
@@ -56,27 +55,27 @@ LARGE_VOCABULARY = {"vocab_size": 60_000}
 def test_the_fullest_step_stays_within_the_plan(
     family: str, model: dict[str, Any], options: dict[str, Any], params: SamplingParams, tmp_path: Path
 ) -> None:
-    worker = Worker.build(make_config(make_checkpoint(family, tmp_path / "model", **model), **options))
+    worker = start_worker(make_config(make_checkpoint(family, tmp_path / "model", **model), **options))
     worker.run_dummy(1, 2)  # whatever is made once
     fullest = worker.dummy_step(options.get("max_num_seqs", 8), options.get("max_num_batched_tokens", 64), params)
     peak = peak_bytes(lambda: worker.execute(fullest))
-    assert peak <= worker.memory_plan().activation_bytes
+    assert peak <= worker.plan.activation_bytes
 
 
 @pytest.mark.parametrize("queries", [1, 4])
 def test_long_contexts_stay_within_the_plan(queries: int, tmp_path: Path) -> None:
     path = make_checkpoint("qwen3", tmp_path / "model", max_position_embeddings=2048)
-    worker = Worker.build(make_config(path, max_num_seqs=16))
+    worker = start_worker(make_config(path, max_num_seqs=16))
     worker.run_dummy(1, 2)
     table = range(1, 129)
     full = step(
         [new_sequence(i, [7] * 2048, table) for i in range(16)], [row(i, 2048 - queries, queries) for i in range(16)]
     )
-    assert peak_bytes(lambda: worker.execute(full)) <= worker.memory_plan().activation_bytes
+    assert peak_bytes(lambda: worker.execute(full)) <= worker.plan.activation_bytes
 
 
 def test_dummy_steps_fill_what_they_are_told_to(checkpoint: Path) -> None:
-    worker = Worker.build(make_config(checkpoint))
+    worker = start_worker(make_config(checkpoint))
     made = worker.dummy_step(5, 64)
     assert [each.num_tokens for each in made.rows] == [16, 12, 12, 12, 12]
     assert made.num_tokens == 64
@@ -87,44 +86,44 @@ def test_dummy_steps_fill_what_they_are_told_to(checkpoint: Path) -> None:
 
 def test_prompt_logprobs_of_a_full_step_stay_within_the_plan(tmp_path: Path) -> None:
     path = make_checkpoint("qwen3", tmp_path / "model", vocab_size=20_000)
-    worker = Worker.build(make_config(path, max_num_batched_tokens=256))
+    worker = start_worker(make_config(path, max_num_batched_tokens=256))
     params = SamplingParams(temperature=0.0, prompt_logprobs=20)
     worker.run_dummy(1, 2)
     full = step([new_sequence(1, [7] * 256, range(1, 17), params=params)], [row(1, 0, 256, num_prompt_logprobs=255)])
-    assert peak_bytes(lambda: worker.execute(full)) <= worker.memory_plan().activation_bytes
+    assert peak_bytes(lambda: worker.execute(full)) <= worker.plan.activation_bytes
 
 
 def test_many_samples_of_one_prompt_stay_within_the_plan(tmp_path: Path) -> None:
     path = make_checkpoint("qwen3", tmp_path / "model", vocab_size=50_000)
-    worker = Worker.build(make_config(path, max_num_seqs=64))
+    worker = start_worker(make_config(path, max_num_seqs=64))
     params = SamplingParams(seed=0, n=64, top_p=0.99)
     worker.run_dummy(1, 2)
     full = step([new_sequence(1, [7] * 4, [1], params=params)], [row(1, 0, 4, 64)])
-    assert peak_bytes(lambda: worker.execute(full)) <= worker.memory_plan().activation_bytes
+    assert peak_bytes(lambda: worker.execute(full)) <= worker.plan.activation_bytes
 
 
 @pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 def test_short_steps_run_on_one_thread_unless_somebody_asked_for_more(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo.worker.worker._ALONE_BYTES", 5 * load_oracle(checkpoint).num_parameters() * 4)
-    worker = Worker.build(make_config(checkpoint, dtype="float32"))
+    monkeypatch.setattr("octavo.devices.cpu.device._ALONE_BYTES", 5 * load_oracle(checkpoint).num_parameters() * 4)
+    worker = start_worker(make_config(checkpoint, dtype="float32"))
     alone = []
     for num_tokens in (4, 8, 4):
         worker.run_dummy(1, num_tokens)
-        alone.append(worker._cpu.is_alone)  # type: ignore[union-attr]
+        alone.append(worker._device.kernel_clock.is_alone)  # type: ignore[union-attr]
     assert alone == [True, False, True]
-    asked = Worker.build(make_config(checkpoint, dtype="float32", threads=1))
+    asked = start_worker(make_config(checkpoint, dtype="float32", threads=1))
     asked.run_dummy(1, 4)
-    assert not asked._cpu.is_alone  # type: ignore[union-attr]
+    assert not asked._device.kernel_clock.is_alone  # type: ignore[union-attr]
 
 
 def test_swap_space_takes_no_memory_until_it_is_used(checkpoint: Path) -> None:
-    plan = Worker.build(make_config(checkpoint, swap_space=1)).memory_plan()
+    plan = start_worker(make_config(checkpoint, swap_space=1)).plan
     assert plan.cache.num_host_blocks > 0
 
 
 def test_every_operator_has_an_implementation_and_a_reason(checkpoint: Path) -> None:
-    choices = Worker.build(make_config(checkpoint)).op_choices()
+    choices = start_worker(make_config(checkpoint)).op_choices()
     assert {"rms_norm", "prepare_linear"} <= {operator for operator, _, _ in choices}
     assert all(implementation and because for _, implementation, because in choices)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping
 from sys import getrefcount
@@ -13,13 +12,11 @@ from torch import Tensor
 
 from octavo.errors import ConfigError
 from octavo.ops.memory import Arena
-from octavo.ops.registry import Availability
+from octavo.ops.registry import Ops, bind, implementations
 from octavo.platform import Platform
 
 if TYPE_CHECKING:
     from octavo import _native
-
-_log = logging.getLogger(__name__)
 
 TYPE_CODES: Final[Mapping[torch.dtype, int]] = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 """How the library numbers element types."""
@@ -48,6 +45,25 @@ class CpuRuntime:
         self._ready_bytes_left = _ALL_READY_BYTES
         self._buffers: dict[tuple[int, torch.dtype], list[tuple[Tensor, int]]] = {}
         self._memory_of_recordings: tuple[Any, int, Any] = ({}, _ALL_READY_BYTES, {})
+
+    @classmethod
+    def open(cls, threads: int = 1, instruction_set: str = "auto") -> CpuRuntime:
+        """Return a runtime. Raises ConfigError for an instruction set that this machine cannot run."""
+        from octavo import _native
+
+        try:
+            return cls(_native.Cpu(instruction_set, threads))
+        except ValueError as error:
+            raise ConfigError(f"instruction_set: {error}") from None
+
+    def bind(self, overrides: Mapping[str, str] | None = None) -> Ops:
+        """Return the operators that run with this runtime; see `octavo.ops.registry.bind`."""
+        return bind(implementations("octavo.devices.cpu.ops"), overrides, runtime=self, because=self.because)
+
+    @property
+    def because(self) -> str:
+        """Why its kernels are chosen."""
+        return f"compiled; runs at {self.instruction_set}"
 
     @property
     def instruction_set(self) -> str:
@@ -140,39 +156,13 @@ def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
 
 
-def open_runtime(platform: Platform, threads: int = 1, instruction_set: str = "auto") -> CpuRuntime | None:
-    """The compiled kernels, or None where the reference operators do all the work.
-
-    Raises ConfigError for an instruction set that this machine cannot run.
-    """
-    if not availability(platform).usable:
-        if instruction_set == "auto":
-            _log.warning("%s; PyTorch computes instead, several times slower", availability(platform).because)
-        if instruction_set in ("auto", "reference"):
-            return None
-        raise ConfigError(
-            f"instruction_set is {instruction_set}, but {availability(platform).because}; leave it at auto"
-        )
-    if instruction_set == "reference":
-        return None
-    from octavo import _native
-
-    try:
-        return CpuRuntime(_native.Cpu(instruction_set, threads))
-    except ValueError as error:
-        raise ConfigError(f"instruction_set: {error}") from None
-
-
-def availability(platform: Platform) -> Availability:
-    """Whether the compiled kernels can run here."""
+def obstacle(platform: Platform) -> str | None:
+    """Return why the compiled kernels cannot run here; None where they can."""
     if platform.native_module is None:
-        return Availability(False, _ABSENT)
+        return _ABSENT
     from octavo import _native
 
-    levels = _native.instruction_sets()
-    if not levels:
-        return Availability(False, "this processor has no AVX2")
-    return Availability(True, f"compiled; this processor runs up to {levels[0]}")
+    return None if _native.instruction_sets() else "this processor has no AVX2"
 
 
 def rows_of(x: Tensor) -> tuple[int, int, int]:

@@ -12,10 +12,11 @@ from torch import Tensor
 from octavo.attention.metadata import EmbeddingOverride, ModelInput
 from octavo.devices.cpu import recorded_model
 from octavo.devices.cpu.recorded_model import RecordedModel
-from octavo.ops.registry import Ops, bind, open_runtime
+from octavo.devices.cpu.runtime import CpuRuntime
+from octavo.ops.registry import Ops
 from octavo.worker.input_batch import BatchRow, InputBatch, InputBatchBuilder
 from octavo.worker.sequence_state import Sequences
-from tests.conformance.runtimes import LEVELS, PLATFORM
+from tests.conformance.runtimes import LEVELS
 from tests.worker.prefix_model import new_sequence, row
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
@@ -66,14 +67,14 @@ class Steps:
 
 
 def make_model() -> tuple[RecordedModel, NormModel, Steps]:
-    runtime = open_runtime(PLATFORM)
-    model = NormModel(bind(PLATFORM, runtime=runtime))
+    runtime = CpuRuntime.open()
+    model = NormModel(runtime.bind())
     return RecordedModel(model, runtime), model, Steps()
 
 
 def test_steps_from_a_recording_have_the_bits_of_steps_that_python_runs() -> None:
     recorded, model, steps = make_model()
-    eager = NormModel(bind(PLATFORM, runtime=open_runtime(PLATFORM)))
+    eager = NormModel(CpuRuntime.open().bind())
     eager.weight = model.weight
     source = torch.Generator().manual_seed(1)
     for number in range(60):
@@ -164,8 +165,8 @@ class WritingModel(NormModel):
 def test_a_model_that_does_more_than_call_kernels_is_not_recorded_and_the_log_says_why(
     kind: type[NormModel], obstacle: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    runtime = open_runtime(PLATFORM)
-    model = kind(bind(PLATFORM, runtime=runtime))
+    runtime = CpuRuntime.open()
+    model = kind(runtime.bind())
     recorded, steps = RecordedModel(model, runtime), Steps()
     with caplog.at_level(logging.INFO), torch.inference_mode():
         for number in range(5):

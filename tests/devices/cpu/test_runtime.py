@@ -8,43 +8,25 @@ import time
 import pytest
 import torch
 
+from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.errors import ConfigError
-from octavo.ops.registry import bind, open_runtime
-from octavo.platform import Platform
-from tests.conformance.runtimes import LEVELS, PLATFORM
+from tests.conformance.runtimes import LEVELS
 
 need_kernels = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 
 
-def test_without_the_compiled_library_there_is_no_runtime_and_references_are_bound(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    bare = Platform(**{**{name: getattr(PLATFORM, name) for name in PLATFORM.__struct_fields__}, "native_module": None})
-    assert open_runtime(bare, instruction_set="reference") is None
-    assert caplog.messages == []
-    assert open_runtime(bare) is None
-    (warning,) = caplog.messages
-    assert warning.startswith("the compiled library is absent: install a C++20 compiler")
-    assert warning.endswith("PyTorch computes instead, several times slower")
-    with pytest.raises(ConfigError, match="the compiled library is absent"):
-        open_runtime(bare, instruction_set="avx2")
-    ops = bind(bare, runtime=open_runtime(bare))
-    assert {choice.implementation for choice in ops.choices} == {"reference"}
-
-
 @need_kernels
 def test_the_best_level_is_taken_unless_one_is_named() -> None:
-    assert open_runtime(PLATFORM).instruction_set == LEVELS[0]
+    assert CpuRuntime.open().instruction_set == LEVELS[0]
     for level in LEVELS:
-        assert open_runtime(PLATFORM, instruction_set=level).instruction_set == level
-    assert open_runtime(PLATFORM, instruction_set="reference") is None
+        assert CpuRuntime.open(instruction_set=level).instruction_set == level
     with pytest.raises(ConfigError, match="avx9 cannot run here; this machine has: .*avx2"):
-        open_runtime(PLATFORM, instruction_set="avx9")
+        CpuRuntime.open(instruction_set="avx9")
 
 
 @need_kernels
 def test_memory_is_used_again_only_when_nobody_holds_it() -> None:
-    runtime = open_runtime(PLATFORM)
+    runtime = CpuRuntime.open()
     first = runtime.empty((3, 5), torch.float32)
     view, address = first[1], first.data_ptr()
     second = runtime.empty((3, 5), torch.float32)
@@ -58,7 +40,7 @@ def test_memory_is_used_again_only_when_nobody_holds_it() -> None:
 @need_kernels
 @pytest.mark.parametrize("shape", [(1, 8), (0, 8), (70, 1000), (3, 40, 1000), (5,)])
 def test_tensors_of_any_size_are_dense_and_keep_apart(shape: tuple[int, ...]) -> None:
-    runtime = open_runtime(PLATFORM)
+    runtime = CpuRuntime.open()
     held = [runtime.empty(shape, torch.bfloat16) for _ in range(40)]  # more than are kept in their shape
     for value, tensor in enumerate(held):
         assert tensor.shape == shape
@@ -74,7 +56,7 @@ def test_tensors_of_any_size_are_dense_and_keep_apart(shape: tuple[int, ...]) ->
 
 @need_kernels
 def test_small_tensors_take_bounded_memory_in_their_shapes() -> None:
-    runtime = open_runtime(PLATFORM)
+    runtime = CpuRuntime.open()
     for width in range(1, 3000):
         runtime.empty((5, width), torch.float32)
     assert runtime._ready_bytes_left >= 0
@@ -83,8 +65,8 @@ def test_small_tensors_take_bounded_memory_in_their_shapes() -> None:
 
 @need_kernels
 def test_many_regions_from_more_threads_than_processors_all_end() -> None:
-    ops = bind(PLATFORM, runtime=open_runtime(PLATFORM, threads=5))
-    alone = bind(PLATFORM, runtime=open_runtime(PLATFORM))
+    ops = CpuRuntime.open(threads=5).bind()
+    alone = CpuRuntime.open().bind()
     x, weight = torch.randn(200, 64), torch.rand(64)
     expected = alone.rms_norm(x, weight, 1e-6)
     for repeat in range(300):
@@ -96,11 +78,11 @@ def test_many_regions_from_more_threads_than_processors_all_end() -> None:
 @need_kernels
 def test_two_runtimes_compute_at_the_same_time() -> None:
     x, weight = torch.randn(100, 64), torch.rand(64)
-    expected = bind(PLATFORM, runtime=open_runtime(PLATFORM)).rms_norm(x, weight, 1e-6)
+    expected = CpuRuntime.open().bind().rms_norm(x, weight, 1e-6)
     wrong = []
 
     def work() -> None:
-        ops = bind(PLATFORM, runtime=open_runtime(PLATFORM, threads=2))
+        ops = CpuRuntime.open(threads=2).bind()
         for _ in range(50):
             if not torch.equal(ops.rms_norm(x, weight, 1e-6), expected):
                 wrong.append(1)
@@ -115,8 +97,8 @@ def test_two_runtimes_compute_at_the_same_time() -> None:
 
 @need_kernels
 def test_a_recording_computes_again_on_what_lies_at_its_addresses() -> None:
-    runtime = open_runtime(PLATFORM)
-    ops = bind(PLATFORM, runtime=runtime)
+    runtime = CpuRuntime.open()
+    ops = runtime.bind()
     x, weight = torch.randn(4, 32), torch.rand(32)
     runtime.cpu.begin_recording()
     out = ops.rms_norm(x, weight, 1e-6)
@@ -130,12 +112,12 @@ def test_a_recording_computes_again_on_what_lies_at_its_addresses() -> None:
 @need_kernels
 def test_threads_below_one_are_refused() -> None:
     with pytest.raises(ConfigError, match="threads must be at least 1"):
-        open_runtime(PLATFORM, threads=0)
+        CpuRuntime.open(threads=0)
 
 
 @need_kernels
 def test_threads_that_have_nothing_to_do_use_no_processor() -> None:
-    ops = bind(PLATFORM, runtime=open_runtime(PLATFORM, threads=3))
+    ops = CpuRuntime.open(threads=3).bind()
     ops.rms_norm(torch.randn(200, 64), torch.rand(64), 1e-6)
     time.sleep(0.01)  # they spin for a moment
     before = time.process_time()
@@ -145,7 +127,7 @@ def test_threads_that_have_nothing_to_do_use_no_processor() -> None:
 
 @need_kernels
 def test_buffers_that_no_tensor_uses_are_given_back_but_not_those_of_recordings() -> None:
-    runtime = open_runtime(PLATFORM)
+    runtime = CpuRuntime.open()
     in_use = runtime.empty((1 << 20,), torch.float32).fill_(3.0)
     unused = runtime.empty((1 << 20,), torch.float32).untyped_storage()
     recorded, _ = runtime.record(lambda: runtime.empty((1 << 20,), torch.float32))

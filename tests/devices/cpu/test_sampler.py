@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.devices.choice import make_sampler
 from octavo.devices.cpu.sampler import NativeSampler, native_bytes
 from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.sampling.metadata import RowSamples
 from octavo.sampling.processors import ProcessedRow, default_processors
-from tests.conformance.runtimes import LEVELS, runtime
+from tests.conformance.runtimes import LEVELS, REFERENCE, runtime
 from tests.sampling.sequences import FakeSequence, sampling_row
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
@@ -50,20 +49,14 @@ def make_logits(rows: int, vocab_size: int = 257) -> Tensor:
 
 
 def native(*processors: Any) -> NativeSampler:
-    sampler = make_sampler(runtime(LEVELS[0]), processors)
-    assert isinstance(sampler, NativeSampler)
-    return sampler
-
-
-def test_without_a_runtime_the_reference_samples() -> None:
-    assert isinstance(make_sampler(None), ReferenceSampler)
+    return NativeSampler(runtime(LEVELS[0]).cpu, processors)
 
 
 def test_processors_of_ones_own_act_before_the_compiled_sampler() -> None:
     logits = make_logits(6)
     rows = [sampling_row(seed=seed, logprobs=2, num_samples=3, temperature=1.5) for seed in range(6)]
     found = native(OnlyEven()).sample(logits.clone(), rows)
-    expected = make_sampler(None, [OnlyEven()]).sample(logits.clone(), rows)
+    expected = REFERENCE.sampler([OnlyEven()]).sample(logits.clone(), rows)
     for row, (one, other) in enumerate(zip(found, expected, strict=True)):
         drawn = [token.token_id for token in one.tokens]
         assert drawn == [token.token_id for token in other.tokens]
@@ -238,7 +231,7 @@ def test_beams_are_ranked_as_the_reference_ranks_them(level: str, vocab_size: in
         sequence.output += source.choices(some, k=source.choice([0, 5, 90]))
         rows.append(sequence.row(0))
     counts = [source.choice([1, 4, 30]) for _ in rows]
-    sampler = make_sampler(runtime(level))
+    sampler = NativeSampler(runtime(level).cpu)
     found = sampler.rank(logits.clone(), rows, counts)
     expected = ReferenceSampler().rank(logits.clone(), rows, counts)
     for place, (one, other) in enumerate(zip(found, expected, strict=True)):
@@ -256,7 +249,7 @@ def test_ranking_says_what_is_wrong_with_a_row() -> None:
         sampling_row(seed=100),
     ]
     found = native(OnlyEven()).rank(logits.clone(), rows, [3, 3, 3])
-    expected = make_sampler(None, [OnlyEven()]).rank(logits.clone(), rows, [3, 3, 3])
+    expected = REFERENCE.sampler([OnlyEven()]).rank(logits.clone(), rows, [3, 3, 3])
     for one, other in zip(found, expected, strict=True):
         check_equal(one, other)
     with pytest.raises(IndexError, match="outside the vocabulary"):

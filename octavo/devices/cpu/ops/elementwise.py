@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, availability, dense, rows_of
+from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, dense, rows_of
 from octavo.ops import elementwise
 from octavo.ops.registry import Implementation
 
@@ -69,9 +69,9 @@ def make_add(runtime: CpuRuntime) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 IMPLEMENTATIONS = (
-    Implementation("relu", "native", partial(make_activation, _RELU, elementwise.relu), availability),
-    Implementation("gelu", "native", partial(make_activation, _GELU, elementwise.gelu), availability),
-    Implementation("gelu_tanh", "native", partial(make_activation, _GELU_TANH, elementwise.gelu_tanh), availability),
-    Implementation("silu_and_mul", "native", make_silu_and_mul, availability),
-    Implementation("add", "native", make_add, availability),
+    Implementation("relu", "native", partial(make_activation, _RELU, elementwise.relu)),
+    Implementation("gelu", "native", partial(make_activation, _GELU, elementwise.gelu)),
+    Implementation("gelu_tanh", "native", partial(make_activation, _GELU_TANH, elementwise.gelu_tanh)),
+    Implementation("silu_and_mul", "native", make_silu_and_mul),
+    Implementation("add", "native", make_add),
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from octavo.devices.cpu.runtime import CpuRuntime, availability, dense
+from octavo.devices.cpu.runtime import CpuRuntime, dense
 from octavo.ops.registry import Implementation
 
 
@@ -28,4 +28,4 @@ def make_embedding(runtime: CpuRuntime) -> Callable[..., Tensor]:
     return embedding
 
 
-IMPLEMENTATIONS = (Implementation("embedding", "native", make_embedding, availability),)
+IMPLEMENTATIONS = (Implementation("embedding", "native", make_embedding),)

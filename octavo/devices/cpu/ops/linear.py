@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, availability, dense, rows_of
+from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, dense, rows_of
 from octavo.ops.prepare_linear import LinearShape, PlainFormat, PreparedLinear, TensorSpec
 from octavo.ops.registry import Implementation
 
@@ -127,4 +127,4 @@ class PanelFormat:
         return PanelLinear(self._runtime, shape, state)
 
 
-IMPLEMENTATIONS = (Implementation("prepare_linear", "native", PanelFormat, availability),)
+IMPLEMENTATIONS = (Implementation("prepare_linear", "native", PanelFormat),)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, availability, dense, rows_of
+from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, dense, rows_of
 from octavo.ops import norm as reference
 from octavo.ops.registry import Implementation
 
@@ -100,8 +100,8 @@ def _address(tensor: Tensor | None) -> int:
 
 
 IMPLEMENTATIONS = (
-    Implementation("rms_norm", "native", make_rms_norm, availability),
-    Implementation("add_rms_norm", "native", make_add_rms_norm, availability),
-    Implementation("layer_norm", "native", make_layer_norm, availability),
-    Implementation("add_layer_norm", "native", make_add_layer_norm, availability),
+    Implementation("rms_norm", "native", make_rms_norm),
+    Implementation("add_rms_norm", "native", make_add_rms_norm),
+    Implementation("layer_norm", "native", make_layer_norm),
+    Implementation("add_layer_norm", "native", make_add_layer_norm),
 )

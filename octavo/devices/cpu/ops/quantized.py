@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.devices.cpu.ops.linear import PANEL_COLUMNS, addend, bias_spec, num_panels, panel_order
-from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, availability, dense, rows_of
+from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, dense, rows_of
 from octavo.ops.codes import NotFinite, check_inputs
 from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec
 from octavo.ops.registry import Implementation
@@ -109,6 +109,6 @@ class QuantizedFormat:
 
 
 IMPLEMENTATIONS = tuple(
-    Implementation(operator, "native", partial(QuantizedFormat, group), availability)
+    Implementation(operator, "native", partial(QuantizedFormat, group))
     for operator, group in (("prepare_int8", 0), ("prepare_int4", 64), ("prepare_int4_g128", 128))
 )

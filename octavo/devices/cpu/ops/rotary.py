@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, availability, dense
+from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, dense
 from octavo.ops import rotary as reference
 from octavo.ops.memory import zeroed
 from octavo.ops.registry import Implementation
@@ -94,6 +94,6 @@ def _address(weight: Tensor | None, dtype: torch.dtype) -> int:
 
 
 IMPLEMENTATIONS = (
-    Implementation("rotary", "native", make_rotary, availability),
-    Implementation("rotary_table", "native", make_rotary_table, availability),
+    Implementation("rotary", "native", make_rotary),
+    Implementation("rotary_table", "native", make_rotary_table),
 )

@@ -1,0 +1,101 @@
+"""The CPU with compiled kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from octavo.config.schema import DeviceConfig
+from octavo.core.step import BlockCopy
+from octavo.core.step_times import KernelClock
+from octavo.devices.cpu.attention import CpuBackend
+from octavo.devices.cpu.recorded_model import RecordedModel
+from octavo.devices.cpu.runtime import CpuRuntime, obstacle
+from octavo.devices.cpu.sampler import NativeSampler, native_bytes
+from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel
+from octavo.devices.reference.attention import ReferenceBackend
+from octavo.devices.reference.sampler import reference_bytes
+from octavo.ops.pages import Pages
+from octavo.platform import Platform
+from octavo.sampling.filters import Filter
+from octavo.sampling.processors import LogitsProcessor
+from octavo.sampling.sampler import Sampler
+
+_ALONE_BYTES = 64 << 20
+"""Weights times tokens up to which a step runs on one thread: its kernels are too short to gather others."""
+
+
+class CpuDevice:
+    """`Device` on the compiled library."""
+
+    name = "cpu"
+
+    def __init__(self, config: DeviceConfig, platform: Platform, because: str) -> None:
+        self.because = because
+        self.torch_device = torch.device("cpu")
+        self.runtime = CpuRuntime.open(config.threads, config.instruction_set)
+        self.kernel_clock: KernelClock = self.runtime.cpu
+        self.ops = self.runtime.bind(config.op_overrides)
+        self._config = config
+        self._memory = platform.memory
+        self._most_tokens_alone = 0
+
+    @staticmethod
+    def obstacle(platform: Platform) -> str | None:
+        """See `Device.obstacle`."""
+        return obstacle(platform)
+
+    def memory(self) -> DeviceMemory:
+        """See `Device.memory`."""
+        return DeviceMemory.of_host(self._memory)
+
+    def attention(
+        self, dtype: torch.dtype, cache_dtype: torch.dtype, *, head_dim: int, block_size: int
+    ) -> AttentionChoice:
+        """See `Device.attention`."""
+        reason = CpuBackend.obstacle(dtype, cache_dtype, head_dim, block_size)
+        if reason is not None:
+            return AttentionChoice(ReferenceBackend(cache_dtype), reason)
+        return AttentionChoice(CpuBackend(self.runtime, cache_dtype), self.runtime.because)
+
+    def sampler(self, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> Sampler:
+        """See `Device.sampler`."""
+        return NativeSampler(self.runtime.cpu, processors, filters)
+
+    def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:
+        """See `Device.sampling_bytes`."""
+        return max(native_bytes(num_rows, vocab_size), reference_bytes(num_rows, vocab_size))
+
+    def recorded(self, model: LanguageModel) -> LanguageModel:
+        """See `Device.recorded`."""
+        return model if self._config.enforce_eager else RecordedModel(model, self.runtime)
+
+    @contextmanager
+    def loading(self, plain_bytes: int, pages: Pages | None) -> Iterator[None]:
+        """See `Device.loading`. Torch gets one thread: two pools would wait for each other's processors."""
+        torch.set_num_threads(1)
+        self._most_tokens_alone = 0 if self._config.user_set_threads else _ALONE_BYTES // plain_bytes
+        if pages is not None:
+            self.runtime.weights.begin_with(pages)
+        yield
+        self.runtime.weights.trim()
+
+    def begin_step(self, num_tokens: int) -> None:
+        """See `Device.begin_step`: short steps run on one thread."""
+        self.runtime.cpu.is_alone = num_tokens <= self._most_tokens_alone
+
+    def copy_blocks(self, sources: CacheTier, targets: CacheTier, copies: Sequence[BlockCopy]) -> None:
+        """See `Device.copy_blocks`."""
+        first = sources.caches[0]
+        block_bytes = first.stride(1) * first.element_size()
+        pairs = torch.tensor([(copy.source, copy.target) for copy in copies])
+        from_planes, to_planes = sources.planes, targets.planes
+        self.runtime.cpu.copy_blocks(
+            from_planes.data_ptr(), to_planes.data_ptr(), pairs.data_ptr(), len(from_planes), len(copies), block_bytes
+        )
+
+    def release_idle(self) -> None:
+        """See `Device.release_idle`."""
+        self.runtime.release_idle()

@@ -1,0 +1,173 @@
+"""The protocol of a device, and the choice of one at start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Final, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.attention.backend import AttentionBackend
+from octavo.attention.metadata import ModelInput
+from octavo.config.schema import DeviceConfig
+from octavo.core.step import BlockCopy
+from octavo.core.step_times import KernelClock
+from octavo.devices import DEVICES
+from octavo.errors import ConfigError
+from octavo.ops.pages import Pages
+from octavo.ops.registry import Ops
+from octavo.platform import Memory, Platform
+from octavo.sampling.filters import Filter
+from octavo.sampling.processors import LogitsProcessor
+from octavo.sampling.sampler import Sampler
+
+_log = logging.getLogger(__name__)
+
+KV_BYTES_ON_HOST: Final = 4 << 30
+"""Most KV cache in the host's memory unless the user asks for more: the machine has other things to do."""
+
+
+class AttentionChoice(NamedTuple):
+    """An attention backend and the reason for it."""
+
+    backend: AttentionBackend
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """The memory that the plan divides. `source` says who limits it: "machine" or "cgroup"."""
+
+    total: int
+    available: int
+    source: str
+    is_host: bool = True
+    """Swap space is taken from the same memory."""
+    most_kv_bytes: int | None = KV_BYTES_ON_HOST
+    """Most KV cache unless the user asks for more; None for all that is left."""
+
+    @classmethod
+    def of_host(cls, memory: Memory) -> DeviceMemory:
+        """Return the memory of the machine."""
+        return cls(memory.total, memory.available, memory.source)
+
+    def share(self, num_ranks: int) -> DeviceMemory:
+        """Return what each of `num_ranks` ranks has that share this memory."""
+        most_kv_bytes = None if self.most_kv_bytes is None else self.most_kv_bytes // num_ranks
+        return replace(self, available=self.available // num_ranks, most_kv_bytes=most_kv_bytes)
+
+
+class CacheTier(NamedTuple):
+    """The KV caches of some layers in one kind of memory."""
+
+    caches: Sequence[Tensor]
+    """One per layer, blocks in dimension 1."""
+    planes: Tensor
+    """int64: the addresses at which block 0 of each cache, and of each of its planes in dimension 0, begins."""
+
+
+class LanguageModel(Protocol):
+    """The part of a model that the model runner calls."""
+
+    def __call__(self, batch: ModelInput) -> Tensor:
+        """Return the last hidden states [tokens, hidden]."""
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Return logits, float32 [rows, vocab]."""
+        ...
+
+
+class Device(Protocol):
+    """What a worker computes with. One object per worker, made at start from the configuration by `open_device`."""
+
+    name: str
+    because: str
+    """Why this device was chosen."""
+    torch_device: torch.device
+    """Where weights, caches and activations are."""
+    ops: Ops
+    """The operators, bound once."""
+    kernel_clock: KernelClock | None
+    """Counts the time of the device's own kernels; None where torch computes."""
+
+    def __init__(self, config: DeviceConfig, platform: Platform, because: str) -> None:
+        """Raise ConfigError for settings that the device does not have."""
+        ...
+
+    @staticmethod
+    def obstacle(platform: Platform) -> str | None:
+        """Return why the device cannot be used on this machine; None where it can."""
+        ...
+
+    def memory(self) -> DeviceMemory:
+        """Return what there is to divide between weights, activations and KV cache."""
+        ...
+
+    def attention(
+        self, dtype: torch.dtype, cache_dtype: torch.dtype, *, head_dim: int, block_size: int
+    ) -> AttentionChoice:
+        """Return the best attention backend for a model in `dtype` with a cache in `cache_dtype`."""
+        ...
+
+    def sampler(self, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> Sampler:
+        """Return a sampler. `processors` act before those that sampling parameters ask for, `filters` after them."""
+        ...
+
+    def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:
+        """Return the most bytes that the sampler holds for that many rows of logits, the logits not included."""
+        ...
+
+    def recorded(self, model: LanguageModel) -> LanguageModel:
+        """Return `model` with its decode steps recorded and repeated where the device can, else `model` itself."""
+        ...
+
+    def loading(self, plain_bytes: int, pages: Pages | None) -> AbstractContextManager[None]:
+        """Enclose the loading of a model whose plain weights take `plain_bytes`, and adapt the threads to its size.
+
+        `pages` is memory for weights that was fetched ahead; what is not used of it is given back at the end.
+        """
+        ...
+
+    def begin_step(self, num_tokens: int) -> None:
+        """Prepare for a step that computes `num_tokens`."""
+        ...
+
+    def copy_blocks(self, sources: CacheTier, targets: CacheTier, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks of all layers from one tier to another or within one, in the order of `copies`."""
+        ...
+
+    def release_idle(self) -> None:
+        """Give back memory of activations that no tensor uses."""
+        ...
+
+
+def open_device(config: DeviceConfig, platform: Platform) -> Device:
+    """Return the device of `config.device`; for auto, the first of `DEVICES` that can be used on this machine.
+
+    Raises ConfigError for a device that cannot be used here, and for settings that it does not have.
+    """
+    obstacles: dict[str, str] = {}
+    for name in DEVICES if config.device == "auto" else (config.device,):
+        device = _device_class(name)
+        obstacle = device.obstacle(platform)
+        if obstacle is None:
+            for other, reason in obstacles.items():
+                if config.instruction_set == "auto":
+                    _log.warning("%s; PyTorch computes instead of the device %s, several times slower", reason, other)
+            reasons = [f"{other} cannot run: {reason}" for other, reason in obstacles.items()]
+            chosen = "the best that can run here" if config.device == "auto" else "asked for"
+            return device(config, platform, "; ".join(reasons) or chosen)
+        obstacles[name] = obstacle
+    raise ConfigError(f"device is {config.device}, but {obstacles[config.device]}; leave it at auto")
+
+
+def _device_class(name: str) -> type[Device]:
+    module, _, class_name = DEVICES[name].rpartition(".")
+    found: type[Device] = getattr(import_module(module), class_name)
+    return found

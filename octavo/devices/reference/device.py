@@ -1,0 +1,91 @@
+"""The reference device: plain torch on the CPU. It runs everywhere and defines the results of the other devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from octavo.config.schema import DeviceConfig
+from octavo.core.step import BlockCopy
+from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel
+from octavo.devices.reference.attention import ReferenceBackend
+from octavo.devices.reference.blocks import copy_blocks
+from octavo.devices.reference.sampler import ReferenceSampler, reference_bytes
+from octavo.errors import ConfigError
+from octavo.ops.pages import Pages
+from octavo.ops.registry import bind
+from octavo.platform import Platform
+from octavo.sampling.filters import Filter, default_filters
+from octavo.sampling.processors import LogitsProcessor, default_processors
+from octavo.sampling.sampler import Sampler
+
+_THREADS_FROM_BYTES = 32 << 20
+"""Smaller models run on one thread: where other processes want the cores too, waiting for a preempted thread of torch's
+pool costs a hundred times the work."""
+
+
+class ReferenceDevice:
+    """`Device` on torch's operators."""
+
+    name = "reference"
+    kernel_clock = None
+
+    def __init__(self, config: DeviceConfig, platform: Platform, because: str) -> None:
+        if config.instruction_set not in ("auto", "reference"):
+            raise ConfigError(
+                f"instruction_set is {config.instruction_set}, but the device {self.name} runs no compiled kernels "
+                f"({because}); leave it at auto"
+            )
+        self.because = because
+        self.torch_device = torch.device("cpu")
+        self.ops = bind(overrides=config.op_overrides)
+        self._config = config
+        self._memory = platform.memory
+
+    @staticmethod
+    def obstacle(platform: Platform) -> str | None:
+        """See `Device.obstacle`."""
+        return None
+
+    def memory(self) -> DeviceMemory:
+        """See `Device.memory`."""
+        return DeviceMemory.of_host(self._memory)
+
+    def attention(
+        self, dtype: torch.dtype, cache_dtype: torch.dtype, *, head_dim: int, block_size: int
+    ) -> AttentionChoice:
+        """See `Device.attention`."""
+        return AttentionChoice(ReferenceBackend(cache_dtype), f"the only one of the device {self.name}")
+
+    def sampler(self, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> Sampler:
+        """See `Device.sampler`."""
+        return ReferenceSampler((*processors, *default_processors()), (*default_filters(), *filters))
+
+    def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:
+        """See `Device.sampling_bytes`."""
+        return reference_bytes(num_rows, vocab_size)
+
+    def recorded(self, model: LanguageModel) -> LanguageModel:
+        """See `Device.recorded`: torch's operators are not recorded."""
+        return model
+
+    @contextmanager
+    def loading(self, plain_bytes: int, pages: Pages | None) -> Iterator[None]:
+        """See `Device.loading`. The number of threads of torch is a setting of the process."""
+        is_worth_it = self._config.user_set_threads or plain_bytes >= _THREADS_FROM_BYTES
+        torch.set_num_threads(self._config.threads if is_worth_it else 1)
+        yield
+        if pages is not None:
+            pages.release_from(0)
+
+    def begin_step(self, num_tokens: int) -> None:
+        """See `Device.begin_step`."""
+
+    def copy_blocks(self, sources: CacheTier, targets: CacheTier, copies: Sequence[BlockCopy]) -> None:
+        """See `Device.copy_blocks`."""
+        copy_blocks(sources.caches, targets.caches, copies)
+
+    def release_idle(self) -> None:
+        """See `Device.release_idle`: torch frees at once."""

@@ -1,0 +1,90 @@
+"""The choice of a device at start, and what a new device takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo.config.schema import DeviceConfig
+from octavo.devices import DEVICES
+from octavo.devices.device import open_device
+from octavo.devices.reference.device import ReferenceDevice
+from octavo.errors import ConfigError
+from tests.conformance.runtimes import LEVELS, PLATFORM
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import make_checkpoint
+
+BARE = msgspec.structs.replace(PLATFORM, native_module=None)
+
+
+def config(**settings: Any) -> DeviceConfig:
+    return DeviceConfig(threads=1, **settings)
+
+
+class ToyDevice(ReferenceDevice):
+    """The reference under another name, which counts the steps."""
+
+    name = "toy"
+    steps = 0
+
+    def begin_step(self, num_tokens: int) -> None:
+        type(self).steps += 1
+
+
+@pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
+def test_auto_takes_the_best_device_and_a_name_the_one_it_says() -> None:
+    best, named = open_device(config(), PLATFORM), open_device(config(device="reference"), PLATFORM)
+    assert (best.name, best.because) == ("cpu", "the best that can run here")
+    assert (named.name, named.because) == ("reference", "asked for")
+    assert best.kernel_clock is not None
+    assert named.kernel_clock is None
+
+
+def test_without_the_compiled_library_the_reference_runs_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    open_device(config(device="reference"), BARE)
+    assert caplog.messages == []
+    device = open_device(config(), BARE)
+    assert device.name == "reference"
+    assert "cpu cannot run: the compiled library is absent: install a C++20 compiler" in device.because
+    (warning,) = caplog.messages
+    assert warning.startswith("the compiled library is absent")
+    assert warning.endswith("several times slower")
+    assert {choice.implementation for choice in device.ops.choices} == {"reference"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"device": "cpu"}, "device is cpu, but the compiled library is absent: .*; leave it at auto"),
+        ({"instruction_set": "avx2"}, "instruction_set is avx2, but the device reference runs no compiled kernels"),
+    ],
+)
+def test_what_cannot_run_here_is_refused_with_the_reason(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_device(config(**settings), BARE)
+
+
+def test_cuda_is_refused_with_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="device='cuda' is refused: CUDA is not there yet; choose auto, cpu, referenc"
+    ):
+        LLM(str(tmp_path), device="cuda")
+
+
+def test_a_new_device_is_one_line_and_generates_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_checkpoint("llama", tmp_path / "model", vocab_size=300, eos_token_id=257)
+    tiny_model = str(write_byte_tokenizer(path))
+    monkeypatch.setitem(DEVICES, "toy", f"{__name__}.ToyDevice")
+    params = SamplingParams(max_tokens=6, seed=3, ignore_eos=True)
+    texts = []
+    for name in ("toy", "reference"):
+        with LLM(tiny_model, device=name, num_gpu_blocks_override=20) as llm:
+            (output,) = llm.generate([{"prompt_token_ids": [5, 6, 7]}], params)
+        texts.append(output.outputs[0].token_ids)
+    assert len(texts[0]) == 6
+    assert texts[0] == texts[1]
+    assert ToyDevice.steps == 6
