@@ -51,8 +51,12 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     num_samples: tokens to draw from the logits of the last position: 0 in the middle of a prompt, 1, or n at its end.
     With n samples, sample i is drawn for the child with index i.
     num_prompt_logprobs: positions of this row, from its first, whose successor's log-probability is wanted (0: none).
-    num_candidates: instead of drawing, answer this many likeliest tokens after the last position (beam search).
-    token_ids: tokens that the control plane chose since the last row of the sequence: appended before the row.
+    num_candidates: instead of drawing, return this many likeliest tokens after the last position (beam search).
+    token_ids: the last known tokens of the sequence, which were chosen or drawn since its previous row. They are sent
+    for groups that wait for results, to workers that do not draw them.
+    drafts: the last of the row's tokens when they are guesses that follow the known ones (`num_tokens` counts them). A
+    token is drawn after the last known token and after each draft. The result is the drawn tokens up to and with the
+    first that differs from the draft in its place, so it does not depend on the drafts.
     """
 
     seq_id: int
@@ -64,6 +68,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     num_prompt_logprobs: int = 0
     num_candidates: int = 0
     token_ids: list[int] = []
+    drafts: list[int] = []
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
@@ -129,7 +134,8 @@ class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class RowOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Results of one row, in the order of the step's rows. A row with an `error` ends its request; others go on.
 
-    tokens: what was drawn. Of a row with several samples, token i is the first one of the child with index i.
+    tokens: what was drawn: one token, or several after drafts. Of a row with several samples, token i is the first one
+    of the child with index i.
     candidates: of a row with `num_candidates`: the likeliest tokens; its own `token_id` is the first.
     """
 

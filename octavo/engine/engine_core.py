@@ -81,6 +81,7 @@ class EngineCore:
                 cache=config.cache,
                 scheduler=config.scheduler,
                 limits=limits,
+                sends_tokens=executor.sends_tokens,
             )
             scheduler = build_scheduler(settings)
             depth, record_to = config.scheduler.max_steps_in_flight, config.observability.record_trace

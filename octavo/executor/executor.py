@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 class Executor(Protocol):
     """Carries steps to the workers and their results back. Steps take effect in the order of submission."""
 
+    @property
+    def sends_tokens(self) -> bool:
+        """True when a worker computes rows whose tokens it does not draw: the scheduler sends them with the steps."""
+        ...
+
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Start a step. Its result is ready at once (in-process) or later; `result()` raises what the worker raised."""
         ...

@@ -24,6 +24,9 @@ _START = ("prepare", "allocate")
 class InprocExecutor:
     """`Executor` around one worker. Used by one thread at a time, like the worker itself."""
 
+    sends_tokens = False
+    """The worker draws all tokens itself."""
+
     def __init__(self, worker: Worker) -> None:
         self._worker: Worker | None = worker
         self._last_words: str | None = None

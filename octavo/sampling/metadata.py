@@ -69,3 +69,21 @@ class RowSamples(msgspec.Struct, frozen=True, gc=False):
     error: RequestError | None = None
     candidates: TokenLogprobs | None = None
     """What may follow, for a row of a beam search."""
+
+
+def verified(drafts: Sequence[int], drawn: Sequence[RowSamples]) -> RowSamples:
+    """Return the tokens up to and with the first that differs from the draft in its place, as one result.
+
+    `drawn` are the results after the last known token and after each draft. An error behind the first token is left to
+    a later row, which draws at that position as its first.
+    """
+    if not drafts or drawn[0].error is not None:
+        return drawn[0]
+    tokens: list[TokenLogprobs] = []
+    for result, draft in zip(drawn, (*drafts, None), strict=True):
+        if result.error is not None:
+            break
+        tokens += result.tokens
+        if result.tokens[0].token_id != draft:
+            break
+    return RowSamples(tokens)

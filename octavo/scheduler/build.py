@@ -7,22 +7,27 @@ import msgspec
 from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.cache_limits import CacheLimits
 from octavo.kv_cache.block_manager import BlockManager
+from octavo.scheduler.drafts import Proposer
 from octavo.scheduler.policies import make_policy
 from octavo.scheduler.rates import PreemptionCosts, Rates
 from octavo.scheduler.scheduler import Scheduler
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a scheduler's decisions depend on besides requests, results and the time."""
+    """Everything that a scheduler's decisions depend on besides requests, results and the time.
+
+    sends_tokens: some workers do not draw, so that steps carry the tokens which were drawn.
+    """
 
     cache: CacheConfig
     scheduler: SchedulerConfig
     limits: CacheLimits
     preemption_costs: PreemptionCosts = PreemptionCosts()
+    sends_tokens: bool = False
 
 
-def build_scheduler(settings: SchedulerSettings) -> Scheduler:
-    """A scheduler and its block manager, without requests."""
+def build_scheduler(settings: SchedulerSettings, proposer: Proposer | None = None) -> Scheduler:
+    """Build a scheduler and its block manager, without requests. `proposer` guesses tokens that steps verify."""
     cache, scheduler = settings.cache, settings.scheduler
     block_manager = BlockManager(
         settings.limits,
@@ -34,4 +39,11 @@ def build_scheduler(settings: SchedulerSettings) -> Scheduler:
     rates = Rates(
         settings.preemption_costs, scheduler.prefill_tokens_per_s, scheduler.swap_bytes_per_s, scheduler.target_step_s
     )
-    return Scheduler(block_manager, scheduler, make_policy(scheduler, block_manager, rates), rates)
+    return Scheduler(
+        block_manager,
+        scheduler,
+        make_policy(scheduler, block_manager, rates),
+        rates,
+        sends_tokens=settings.sends_tokens,
+        proposer=proposer,
+    )

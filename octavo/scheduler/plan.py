@@ -92,10 +92,12 @@ class StepPlan:
         row = self.rows.pop(sequence.seq_id, None)
         if row is None:
             return None
+        num_known = row.num_tokens - len(row.drafts)
         for budget in self.row_budgets:
-            budget.refund(group, row.start, row.num_tokens)
-        if row.num_tokens > 1:
-            self.num_prompt_tokens -= row.num_tokens
+            budget.refund(group, row.start, num_known)
+        self.tokens.remaining += len(row.drafts)
+        if num_known > 1:
+            self.num_prompt_tokens -= num_known
         self.filling.pop(sequence.seq_id, None)
         return PlannedRow(row, self.new.pop(sequence.seq_id, None), self.copies.pop(sequence.seq_id, []))
 
@@ -165,29 +167,34 @@ def num_prompt_logprobs(group: SequenceGroup, sequence: Sequence, start: int, en
 
 
 def scheduled_row(
-    group: SequenceGroup, sequence: Sequence, num_tokens: int, growth: SlotGrowth, *, is_new: bool
+    group: SequenceGroup, sequence: Sequence, num_tokens: int, growth: SlotGrowth, drafts: list[int], *, is_new: bool
 ) -> ScheduledSequence:
-    """The row that computes the next `num_tokens` tokens of a sequence; it draws when it reaches the last one."""
+    """Return the row that computes the next `num_tokens` known tokens of a sequence and the drafts behind them.
+
+    It draws when it reaches the last known token.
+    """
     start = sequence.num_computed_tokens
     end = start + num_tokens
     num_samples = num_candidates = 0
-    told: list[int] = []
+    sent: list[int] = []
     if end == len(sequence.token_ids) + sequence.num_pending:
         if group.beams is not None:
             num_candidates = group.beams.num_listed
         else:
             num_samples = 1 if group.is_forked else group.width
-    if group.beams is not None and sequence.num_sent_tokens < len(sequence.token_ids):
-        told = sequence.token_ids[sequence.num_sent_tokens :]
+    if group.waits_for_results and sequence.num_sent_tokens < len(sequence.token_ids):
+        assert end == len(sequence.token_ids), "tokens are sent with the row that computes the last of them"
+        sent = sequence.token_ids[sequence.num_sent_tokens :]
         sequence.num_sent_tokens = len(sequence.token_ids)
     return ScheduledSequence(
         seq_id=sequence.seq_id,
         epoch=sequence.epoch,
         start=start,
-        num_tokens=num_tokens,
+        num_tokens=num_tokens + len(drafts),
         num_samples=num_samples,
         table_changes=[] if is_new else growth.changes,
         num_prompt_logprobs=num_prompt_logprobs(group, sequence, start, end) if start < group.num_prompt_tokens else 0,
         num_candidates=num_candidates,
-        token_ids=told,
+        token_ids=sent,
+        drafts=drafts,
     )

@@ -37,10 +37,12 @@ class Registry:
     num_departures: how often a group has left the running ones.
     num_queued_tokens: prompt tokens of the groups that have never run.
     released: sequences whose state the worker drops with the next step.
+    waits_for_results: every group waits for results.
     """
 
-    def __init__(self, block_manager: BlockManager, policy: Policy) -> None:
+    def __init__(self, block_manager: BlockManager, policy: Policy, *, waits_for_results: bool = False) -> None:
         self.block_manager = block_manager
+        self._waits_for_results = waits_for_results
         self.groups: dict[str, SequenceGroup] = {}
         self._policy = policy
         self.waiting = policy.make_queue()
@@ -71,6 +73,7 @@ class Registry:
 
     def add(self, group: SequenceGroup) -> None:
         """Put a new group into the waiting queue."""
+        group.waits_for_results |= self._waits_for_results
         self.groups[group.request_id] = group
         self._by_sequence[group.sequences[0].seq_id] = group, group.sequences[0]
         self.num_queued_tokens += group.num_prompt_tokens

@@ -43,7 +43,7 @@ class Results:
             if is_late:
                 continue
             if row.tokens:
-                self._note_tokens(group, len(row.tokens), now)
+                self._note_tokens(group, now)
                 if len(group.metrics.timeline) != group.num_sent_events:
                     # the front may end the request by a stop string before we do
                     group.num_sent_events = len(group.metrics.timeline)
@@ -51,7 +51,7 @@ class Results:
                     result.cache_miss_reason = group.cache_miss_reason
                 sequence.num_pending -= 1
                 if group.is_forked:
-                    result.deltas.append(self._append(group, sequence, row.tokens[0]))
+                    result.deltas.append(self._append(group, sequence, row.tokens))
                 else:
                     result.deltas += self._fork(group, sequence, row.tokens)
             elif row.candidates is not None:
@@ -71,15 +71,22 @@ class Results:
         for index in range(1, group.width):
             self._registry.fork(group, sequence, index)
         group.is_forked = True
-        return [self._append(group, group.sequences[index], token) for index, token in enumerate(tokens)]
+        return [self._append(group, group.sequences[index], [token]) for index, token in enumerate(tokens)]
 
-    def _append(self, group: SequenceGroup, sequence: Sequence, token: TokenLogprobs) -> SequenceDelta:
-        sequence.token_ids.append(token.token_id)
-        delta = SequenceDelta(index=sequence.index, token_ids=[token.token_id], logprobs=[token])
-        finish = finish_after(group, sequence, token.token_id)
-        if finish is not None:
-            delta.finish_reason, delta.stop_reason = finish.status.value, finish.stop_reason
-            self._registry.end_sequence(group, sequence, finish.status)
+    def _append(self, group: SequenceGroup, sequence: Sequence, tokens: list[TokenLogprobs]) -> SequenceDelta:
+        """Append tokens up to the one that ends the sequence. All but the last were drafts: they are in the blocks."""
+        delta = SequenceDelta(index=sequence.index, token_ids=[], logprobs=[])
+        sequence.num_computed_tokens += len(tokens) - 1
+        for token in tokens:
+            sequence.token_ids.append(token.token_id)
+            delta.token_ids.append(token.token_id)
+            delta.logprobs.append(token)
+            finish = finish_after(group, sequence, token.token_id)
+            if finish is not None:
+                delta.finish_reason, delta.stop_reason = finish.status.value, finish.stop_reason
+                self._registry.end_sequence(group, sequence, finish.status)
+                break
+        self._registry.stats.num_generated_tokens += len(delta.token_ids)
         return delta
 
     def _take_candidates(
@@ -87,16 +94,16 @@ class Results:
     ) -> list[SequenceDelta]:
         if not take_candidates(group, sequence, candidates):
             return []  # other beams of the group were computed in another step
-        self._note_tokens(group, len(group.live), now)
+        self._note_tokens(group, now)
+        self._registry.stats.num_generated_tokens += len(group.live)
         return extend_beams(self._registry, group)
 
-    def _note_tokens(self, group: SequenceGroup, count: int, now: float) -> None:
+    def _note_tokens(self, group: SequenceGroup, now: float) -> None:
         metrics = group.metrics
         if metrics.first_token_time is None:
             metrics.first_token_time = now
             metrics.note(now, "first token")
         metrics.last_token_time = now
-        self._registry.stats.num_generated_tokens += count
 
     def _fail(self, group: SequenceGroup, error: RequestError, now: float) -> EngineCoreOutput:
         for sequence in group.live:

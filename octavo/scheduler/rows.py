@@ -6,6 +6,7 @@ from bisect import bisect_right
 
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import ScheduledSequence
+from octavo.scheduler.drafts import Proposer
 from octavo.scheduler.plan import StepPlan, new_sequence, scheduled_row
 from octavo.scheduler.policy import Policy
 from octavo.scheduler.preemption import Preemption
@@ -15,7 +16,9 @@ from octavo.scheduler.registry import Registry
 class RowPlanner:
     """Plans rows and makes their tokens writable; when blocks run out, groups give way."""
 
-    def __init__(self, registry: Registry, preemption: Preemption, policy: Policy) -> None:
+    def __init__(
+        self, registry: Registry, preemption: Preemption, policy: Policy, proposer: Proposer | None = None
+    ) -> None:
         self._registry = registry
         self._block_manager = registry.block_manager
         self._block_size = registry.block_manager.block_size
@@ -23,6 +26,7 @@ class RowPlanner:
         self._policy = policy
         self._tables = registry.block_manager.tables
         self._num_slots = 1 + registry.block_manager.limits.num_lookahead
+        self._proposer = proposer
 
     def plan_running(self, plan: StepPlan) -> list[SequenceGroup]:
         """Plan rows for all running groups, in order of arrival, as far as the tokens go; returns those that could use
@@ -95,26 +99,45 @@ class RowPlanner:
         num_tokens = plan.grant(group, start, want)
         if num_tokens <= 0:
             return True
+        end = start + num_tokens
+        drafts: list[int] = []
+        if self._proposer is not None and end == len(sequence.token_ids):
+            drafts = self._drafts(group, sequence, len(plan.rows), plan.tokens.remaining - num_tokens)
         append_slots = self._block_manager.append_slots
-        growth = append_slots(sequence, start, start + num_tokens)
+        growth = append_slots(sequence, start, end + len(drafts))
         while growth is None:
-            if not self._make_room(group, plan):
+            if drafts:
+                drafts = []  # guesses are not worth another group's blocks
+            elif not self._make_room(group, plan):
                 return False
-            growth = append_slots(sequence, start, start + num_tokens)
+            growth = append_slots(sequence, start, end + len(drafts))
         plan.take(group, start, num_tokens, want)
+        plan.tokens.remaining -= len(drafts)
         seq_id, is_new = sequence.seq_id, not sequence.is_resident
         if is_new:
             plan.new[seq_id] = new_sequence(group, sequence, self._block_manager.block_ids(sequence))
         copies = plan.prefix_copies.pop(seq_id, []) + growth.copies
         if copies:
             plan.copies[seq_id] = copies
-        row = plan.rows[seq_id] = scheduled_row(group, sequence, num_tokens, growth, is_new=is_new)
+        row = plan.rows[seq_id] = scheduled_row(group, sequence, num_tokens, growth, drafts, is_new=is_new)
         sequence.is_resident = True
-        sequence.num_computed_tokens = start + num_tokens
+        sequence.num_computed_tokens = end  # drafts count once they have turned out to be right
         self._note_filled(group, sequence, plan)
         if row.num_samples or row.num_candidates:
             sequence.num_pending = pending + 1
         return True
+
+    def _drafts(self, group: SequenceGroup, sequence: Sequence, num_rows: int, num_left: int) -> list[int]:
+        """Return guesses that the next row of the sequence verifies.
+
+        Of the step's `num_left` tokens one is kept for each sequence that may still get a row.
+        """
+        assert self._proposer is not None
+        if not group.is_forked or group.beams is not None:
+            return []
+        num_spare = num_left - max(0, self._registry.num_running_sequences - num_rows - 1)
+        max_drafts = min(num_spare, group.max_tokens - sequence.num_output_tokens - 1)
+        return self._proposer.propose(group, sequence, max_drafts)[:max_drafts] if max_drafts > 0 else []
 
     def _note_filled(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> None:
         """Whether its newest row fills a block that the prefix index does not know."""

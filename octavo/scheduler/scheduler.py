@@ -26,6 +26,7 @@ from octavo.scheduler.admission_control import AdmissionControl
 from octavo.scheduler.classic import ClassicPlanner
 from octavo.scheduler.continuous import ContinuousPlanner
 from octavo.scheduler.decisions import DecisionLog
+from octavo.scheduler.drafts import Proposer
 from octavo.scheduler.policies.first_come import FirstComeFirstServed
 from octavo.scheduler.policy import GroupQueue, Policy
 from octavo.scheduler.preemption import Preemption
@@ -45,17 +46,25 @@ class Scheduler:
         config: SchedulerConfig,
         policy: Policy | None = None,
         rates: Rates | None = None,
+        *,
+        sends_tokens: bool = False,
+        proposer: Proposer | None = None,
     ) -> None:
+        """sends_tokens: a step carries the tokens that were drawn since, for workers that do not draw.
+
+        proposer: guesses tokens that the next rows verify.
+        """
         self.block_manager = block_manager
         self.config = config
         self.policy = policy = policy or FirstComeFirstServed()
         self.log = log = DecisionLog()
         self.rates = rates = rates or Rates()
-        self._registry = registry = Registry(block_manager, policy)
+        all_wait = sends_tokens or proposer is not None
+        self._registry = registry = Registry(block_manager, policy, waits_for_results=all_wait)
         self._admission_control = AdmissionControl(config, registry, rates)
         self._results = Results(registry)
         self._preemption = Preemption(registry, log, policy, config.preemption_mode, rates)
-        self._rows = RowPlanner(registry, self._preemption, policy)
+        self._rows = RowPlanner(registry, self._preemption, policy, proposer)
         self._admission = Admission(registry, self._rows, self._preemption, policy, log, config)
         self._planner: ContinuousPlanner | ClassicPlanner
         if config.enable_chunked_prefill:

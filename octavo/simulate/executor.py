@@ -135,6 +135,8 @@ class SimulatedExecutor:
         """Drop the script of a request that has ended."""
         del self._scripts[seed]
 
+    sends_tokens = False
+
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run the step after those that were submitted before; `result()` moves the clock to its end."""
         output, work = self._execute(step)

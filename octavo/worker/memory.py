@@ -19,7 +19,7 @@ from octavo.errors import ConfigError
 from octavo.models.loader import LoadedModel
 from octavo.ops.registry import Ops
 from octavo.sampling.chunks import rows_per_chunk
-from octavo.worker.model_runner import LOGITS_BYTES
+from octavo.worker.drawing import LOGITS_BYTES
 
 
 class Workspace(Protocol):

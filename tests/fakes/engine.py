@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from octavo.engine.engine_core import EngineCore
 from octavo.engine.recorder import RecordedScheduler, Recorder
 from octavo.engine.tokenizer import Tokenizer
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
+from octavo.scheduler.drafts import Proposer
 from octavo.scheduler.rates import PreemptionCosts
 from tests.fakes.executor import HashExecutor
 
@@ -41,6 +43,7 @@ def make_settings(
     costs: PreemptionCosts | None = None,
     sliding_window: int | None = None,
     policy: str = "fcfs",
+    sends_tokens: bool = False,
     **scheduling: Any,
 ) -> SchedulerSettings:
     """A small scheduler; `scheduling` are fields of SchedulerConfig."""
@@ -73,31 +76,38 @@ def make_settings(
             num_lookahead=scheduler.num_lookahead_slots,
         ),
         preemption_costs=costs or PreemptionCosts(prefill_tokens_per_s=10.0, swap_bytes_per_s=8.0),
+        sends_tokens=sends_tokens,
     )
 
 
 def make_core(
     *, depth: int = 1, fail_token: int | None = None, swap_block_s: float = 0.0, record_to: Path | None = None,
     clock: Clock | None = None, sliding_window: int | None = None, keeps_unseen: bool = False,
-    open_tokenizer: Callable[[], Tokenizer] | None = None, **settings: Any,
+    open_tokenizer: Callable[[], Tokenizer] | None = None, proposer: Proposer | None = None,
+    sends_tokens: bool = False, **settings: Any,
 ) -> EngineCore:  # fmt: skip
     """A core over the hash executor; `settings` are those of `make_settings`. `keeps_unseen`: blocks that left the
-    window are not released."""
+    window are not released. `sends_tokens`: a second worker that never draws follows the first."""
     chosen = make_settings(
-        sliding_window=None if keeps_unseen else sliding_window, max_steps_in_flight=depth, **settings
+        sliding_window=None if keeps_unseen else sliding_window, max_steps_in_flight=depth, sends_tokens=sends_tokens,
+        **settings,
     )  # fmt: skip
-    block_size, num_lookahead_slots = chosen.cache.block_size, chosen.scheduler.num_lookahead_slots
+    block_size = chosen.cache.block_size
+    make_executor = partial(
+        HashExecutor,
+        block_size,
+        fail_token=fail_token,
+        num_lookahead_slots=chosen.scheduler.num_lookahead_slots,
+        swap_block_s=swap_block_s,
+        sliding_window=sliding_window,
+        max_num_batched_tokens=chosen.scheduler.max_num_batched_tokens,
+    )
+    executor = make_executor(follower=make_executor(draws=False) if sends_tokens else None)
     recorder = Recorder(str(record_to), chosen, depth) if record_to is not None else None
+    scheduler = build_scheduler(chosen, proposer)
     return EngineCore(
-        HashExecutor(
-            block_size,
-            fail_token=fail_token,
-            num_lookahead_slots=num_lookahead_slots,
-            swap_block_s=swap_block_s,
-            sliding_window=sliding_window,
-            max_num_batched_tokens=chosen.scheduler.max_num_batched_tokens,
-        ),
-        build_scheduler(chosen) if recorder is None else RecordedScheduler.around(build_scheduler(chosen), recorder),
+        executor,
+        scheduler if recorder is None else RecordedScheduler.around(scheduler, recorder),
         CoreReady(cache=chosen.limits, max_model_len=512, vocab_size=50, plan=""),
         max_steps_in_flight=depth,
         clock=clock or Clock(),

@@ -59,6 +59,8 @@ class HashExecutor:
     sliding_window: what attention reads is the last tokens only. Each of them must be there, and right.
     num_lookahead_slots: every row must have so many slots beyond its tokens.
     swap_block_s: what moving a block to or from the host is said to take.
+    draws: without it nothing is drawn: what a stage without a head does, which needs tokens to be sent.
+    follower: another executor, which gets the same steps and must come to hold the same.
     """
 
     block_size: int
@@ -68,12 +70,18 @@ class HashExecutor:
     max_num_batched_tokens: int | None = None
     num_lookahead_slots: int = 0
     swap_block_s: float = 0.0
+    draws: bool = True
+    follower: HashExecutor | None = None
     slots: Slots = field(default_factory=dict)
     host_slots: Slots = field(default_factory=dict)
     states: dict[int, State] = field(default_factory=dict)
     steps: list[SchedulerOutput] = field(default_factory=list)
     num_computed_tokens: int = 0
     is_shut_down: bool = False
+
+    @property
+    def sends_tokens(self) -> bool:
+        return self.follower is not None
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         future: Future[ModelRunnerOutput] = Future()
@@ -104,11 +112,21 @@ class HashExecutor:
         written: dict[tuple[int, int], int] = {}
         for row in step.rows:
             self._write(row, written)
+        if self.follower is not None:
+            self.follower.execute(step)
+            self._check_follower(self.follower, step.rows)
         return ModelRunnerOutput(
             step_id=step.step_id,
             rows=[self._read(row, written) for row in step.rows],
             swap_s=self.swap_block_s * (len(step.block_ops.swap_outs) + len(step.block_ops.swap_ins)),
         )
+
+    def _check_follower(self, follower: HashExecutor, rows: list[ScheduledSequence]) -> None:
+        assert (follower.slots, follower.host_slots) == (self.slots, self.host_slots)
+        assert follower.states.keys() == self.states.keys()
+        for row in rows:
+            known = row.start + row.num_tokens - len(row.drafts)
+            assert follower.states[row.seq_id].token_ids[:known] == self.states[row.seq_id].token_ids[:known]
 
     def _move(self, copies: list[BlockCopy], source: Slots, target: Slots) -> None:
         for copy in copies:
@@ -148,7 +166,12 @@ class HashExecutor:
     def _write(self, row: ScheduledSequence, written: dict[tuple[int, int], int]) -> None:
         state = self.states[row.seq_id]
         assert state.epoch == row.epoch
-        state.token_ids += row.token_ids
+        known = row.start + row.num_tokens - len(row.drafts)
+        if row.token_ids:
+            state.token_ids[known - len(row.token_ids) :] = row.token_ids
+        if row.drafts:
+            assert len(state.token_ids) == known, "drafts do not follow the last known token"
+            state.token_ids += row.drafts
         for change in row.table_changes:
             state.table[change.first_index :] = change.block_ids
         self.num_computed_tokens += row.num_tokens
@@ -166,9 +189,13 @@ class HashExecutor:
 
     def _read(self, row: ScheduledSequence, written: dict[tuple[int, int], int]) -> RowOutput:
         state = self.states[row.seq_id]
-        end = row.start + row.num_tokens
+        end = row.start + row.num_tokens - len(row.drafts)
         self._check_window(state, row, written)
-        if self.fail_token is not None and self.fail_token in state.token_ids[row.start : end]:
+        if row.drafts:
+            del state.token_ids[end:], state.hashes[end:]
+        if not self.draws:
+            return RowOutput(row.seq_id, row.epoch, [])
+        if self._fails(state, row.start, end):
             state.token_ids += [0] * bool(row.num_samples)  # steps that are on their way go on after it
             return RowOutput(seq_id=row.seq_id, epoch=row.epoch, tokens=[], error=RequestError("the logits hold NaN"))
         read = self._seen(state, end - 1)
@@ -178,6 +205,11 @@ class HashExecutor:
             tokens.append(self._draw(read, state.params, index, end))
         if tokens:
             state.token_ids.append(tokens[0].token_id)
+        for position, draft in enumerate(row.drafts, start=end + 1):
+            if tokens[-1].token_id != draft or self._fails(state, row.start, position):
+                break
+            tokens.append(self._draw(self._seen(state, position - 1), state.params, state.index, position))
+            state.token_ids.append(tokens[-1].token_id)
         candidates = self._candidates(read, row.num_candidates, state.params) if row.num_candidates else None
         prompt = None
         if row.num_prompt_logprobs:
@@ -189,6 +221,9 @@ class HashExecutor:
         return RowOutput(
             seq_id=row.seq_id, epoch=row.epoch, tokens=tokens, prompt_logprobs=prompt, candidates=candidates
         )
+
+    def _fails(self, state: State, start: int, end: int) -> bool:
+        return self.fail_token is not None and self.fail_token in state.token_ids[start:end]
 
     def _candidates(self, read: list[int], count: int, params: SamplingParams) -> TokenLogprobs:
         """The likeliest tokens. `allowed_token_ids` bar others, and `bad_words`, whatever they are, two of three."""

@@ -18,6 +18,7 @@ from octavo.core.sequence import SequenceGroup
 from octavo.simulate.replay import Replay
 from tests.fakes.engine import Clock, Collected, make_core, make_request, run_alone
 from tests.fakes.executor import HashExecutor
+from tests.fakes.proposer import ToyProposer
 
 KINDS: list[dict[str, object]] = [
     {}, {}, {"n": 2}, {"n": 3}, {"n": 1, "best_of": 3}, {"n": 2, "best_of": 2, "use_beam_search": True},
@@ -112,32 +113,45 @@ class Schedules(RuleBasedStateMachine):
         sliding_window=st.sampled_from([None, None, 1, 2, 4, 5, 11]),
         target_step_ms=st.sampled_from([None, None, 0.0, 1500.0]),
         may_fail=st.sampled_from([False, False, False, True]),
+        rightness=st.sampled_from([None, None, None, 0.0, 0.6, 1.0]),
+        sends_tokens=st.sampled_from([False, False, False, True]),
         is_recorded=st.sampled_from([False, False, True]),
     )
     def build(
         self, first: list[EngineCoreRequest], block_size: int, num_slots: int, may_fail: bool, is_recorded: bool,
-        **options: object,
+        rightness: float | None, **options: object,
     ) -> MultipleResults[EngineCoreRequest]:  # fmt: skip
         self.folder = TemporaryDirectory() if is_recorded else None
         self.recording = Path(self.folder.name) / "run" if self.folder is not None else None
         self.clock = Clock()
         # what is found in the cache is not computed, so it cannot fail: with both, a failure would depend on others
         self.fail_token = FAIL_TOKEN if may_fail and not options["enable_prefix_caching"] else None
+        self.expected: dict[str, EngineCoreRequest] = {}
+        # a recording holds no drafts
+        has_drafts = rightness is not None and not is_recorded
         self.core = make_core(
             num_blocks=num_slots // block_size, block_size=block_size, clock=self.clock,
-            fail_token=self.fail_token, record_to=self.recording, **options,
+            fail_token=self.fail_token, record_to=self.recording,
+            proposer=ToyProposer(self._alone, rightness) if has_drafts else None, **options,
         )  # fmt: skip
         assert isinstance(self.core.executor, HashExecutor)
         self.executor = self.core.executor
         self.options = options
         self.seen = Collected()
-        self.expected: dict[str, EngineCoreRequest] = {}
         self.cut: dict[str, set[int]] = {}
+        self.alone: dict[str, dict[int, list[int]]] = {}
         self.companions: dict[str, list[EngineCoreRequest]] = {}
         self.count = self.num_repeated = 0
         self.passes = PassCounter()
         self._listen()
         return self.arrive(first, together=False)
+
+    def _alone(self, group: SequenceGroup) -> dict[int, list[int]]:
+        """The tokens of a request that runs by itself."""
+        if group.request_id not in self.alone:
+            collected = run_alone(group.request, self.options["sliding_window"], self.fail_token)
+            self.alone[group.request_id] = collected.token_ids.get(group.request_id, {})
+        return self.alone[group.request_id]
 
     def _listen(self) -> None:
         log, passes = self.core.scheduler.log, self.passes

@@ -60,7 +60,12 @@ class PrefixModel:
 
 
 def make_runner(
-    *, num_blocks: int = 32, num_host_blocks: int = 0, max_num_tokens: int = 64, bad: int | None = None
+    *,
+    num_blocks: int = 32,
+    num_host_blocks: int = 0,
+    max_num_tokens: int = 64,
+    bad: int | None = None,
+    draws: bool = True,
 ) -> tuple[ModelRunner, PrefixModel]:
     model = PrefixModel(bad)
     device = torch.device("cpu")
@@ -72,7 +77,7 @@ def make_runner(
         block_size=BLOCK_SIZE,
         max_num_tokens=max_num_tokens,
         device=device,
-        sampler=ReferenceSampler(),
+        sampler=ReferenceSampler() if draws else None,
     )
     return runner, model
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import BlockCopy, BlockOps, TableChange
-from octavo.worker import model_runner
+from octavo.core.step import BlockCopy, BlockOps, ModelRunnerOutput, TableChange
+from octavo.worker import drawing
 from tests.worker.prefix_model import VOCAB, make_runner, new_sequence, next_token, row, step, tokens_of
 
 
@@ -127,13 +127,13 @@ def test_a_row_with_nan_ends_alone_even_when_its_next_step_is_planned() -> None:
     assert tokens_of(step_rows(later, 1)) == [continued([4], 2)[1:]]
 
 
-def step_rows(output: model_runner.ModelRunnerOutput, start: int) -> model_runner.ModelRunnerOutput:
-    return model_runner.ModelRunnerOutput(step_id=output.step_id, rows=output.rows[start:])
+def step_rows(output: ModelRunnerOutput, start: int) -> ModelRunnerOutput:
+    return ModelRunnerOutput(step_id=output.step_id, rows=output.rows[start:])
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 2, 100])
 def test_prompt_logprobs_describe_each_following_token(monkeypatch: pytest.MonkeyPatch, rows_at_once: int) -> None:
-    monkeypatch.setattr(model_runner, "LOGITS_BYTES", rows_at_once * 4 * VOCAB)
+    monkeypatch.setattr(drawing, "LOGITS_BYTES", rows_at_once * 4 * VOCAB)
     runner, model = make_runner()
     prompt = [3, 1, 4, 1, 5, 9, 2, 6]
     params = SamplingParams(temperature=0.0, prompt_logprobs=2)
@@ -170,7 +170,7 @@ def test_prompt_logprobs_that_are_no_numbers_are_an_error_of_the_row() -> None:
 
 
 def test_logits_are_computed_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_runner, "LOGITS_BYTES", 2 * 4 * VOCAB)
+    monkeypatch.setattr(drawing, "LOGITS_BYTES", 2 * 4 * VOCAB)
     runner, model = make_runner()
     shapes: list[int] = []
     compute = model.compute_logits
@@ -201,3 +201,64 @@ def test_penalties_see_what_the_worker_has_drawn_itself() -> None:
         scores = [-0.5 * abs(t - target) - 2.0 * expected.count(t) - 2.0 * (t in expected) for t in range(VOCAB)]
         expected.append(max(range(VOCAB), key=lambda t: scores[t]))
     assert drawn == expected
+
+
+@pytest.mark.parametrize("params", [{}, {"presence_penalty": 2.0, "frequency_penalty": 2.0}, {"logprobs": 2}])
+@pytest.mark.parametrize("num_right", [0, 2, 3])
+def test_the_result_of_drafts_is_what_decoding_draws(num_right: int, params: dict[str, float]) -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=50, **params)  # type: ignore[arg-type]
+    plain, drafting = (make_runner()[0] for _ in range(2))
+    first = [
+        each.execute(step([new_sequence(1, [5, 6], [1, 2, 3], params=sampling)], [row(1, 0, 2)]))
+        for each in (plain, drafting)
+    ]
+    assert first[0] == first[1]
+    tokens = [plain.execute(step(rows=[row(1, position, 1)])).rows[0].tokens[0] for position in range(2, 10)]
+    right = [token.token_id for token in tokens]
+    drafts = [*right[:num_right], *((token + 1) % VOCAB for token in right[num_right:3])]
+    found = drafting.execute(step(rows=[row(1, 2, 4, drafts=drafts)])).rows[0].tokens
+    assert found == tokens[: num_right + 1]
+    # what was rejected leaves no trace, neither in the cache nor in the counts
+    for position in range(3 + num_right, 10):
+        found += drafting.execute(step(rows=[row(1, position, 1)])).rows[0].tokens
+    assert found == tokens
+
+
+def test_rows_with_drafts_stand_beside_others() -> None:
+    runner, _ = make_runner()
+    prompts = [[1, 2, 3], [4, 5], [6]]
+    new = [new_sequence(i, prompt, [1 + 2 * i, 2 + 2 * i]) for i, prompt in enumerate(prompts)]
+    runner.execute(step(new, [row(i, 0, len(prompt)) for i, prompt in enumerate(prompts)]))
+    expected = [continued(prompt, 4)[1:] for prompt in prompts]
+    output = runner.execute(
+        step(
+            [new_sequence(3, [9, 9], [9])],
+            [row(0, 3, 1), row(1, 2, 3, drafts=expected[1][:2]), row(3, 0, 1, 0), row(2, 1, 2, drafts=[0])],
+        )
+    )
+    assert tokens_of(output) == [expected[0][:1], expected[1], [], expected[2][:1]]
+
+
+def test_an_error_behind_a_draft_is_left_to_the_row_that_comes_to_it() -> None:
+    prompt = [3, 4]
+    bad = continued(prompt, 2)[1]
+    runner, _ = make_runner(bad=bad)
+    runner.execute(step([new_sequence(1, prompt, [1, 2])], [row(1, 0, 2)]))
+    assert tokens_of(runner.execute(step(rows=[row(1, 2, 2, drafts=[bad])]))) == [[bad]]
+    assert runner.execute(step(rows=[row(1, 3, 1)])).rows[0].error is not None
+
+
+def test_a_runner_that_draws_nothing_computes_the_tokens_that_are_sent() -> None:
+    drawing, model = make_runner()
+    stage, same = make_runner(draws=False)
+    steps = [step([new_sequence(1, [3, 1, 4], [2, 5])], [row(1, 0, 3)])]
+    drawn = tokens_of(drawing.execute(steps[0]))[0]
+    assert tokens_of(stage.execute(steps[0])) == [[]]
+    for position in range(3, 8):
+        drafts = [0] if position == 5 else []
+        later = step(rows=[row(1, position, 1 + len(drafts), token_ids=drawn[-1:], drafts=drafts)])
+        drawn += tokens_of(drawing.execute(later))[0]
+        stage.execute(later)
+    assert drawn == continued([3, 1, 4], 6)
+    assert model.batches == same.batches
+    assert stage.sequences[1].first_tokens(8).tolist() == [3, 1, 4, *drawn[:-1]]

@@ -1,0 +1,132 @@
+"""From the hidden states of a step to the results of its rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+
+import torch
+from torch import Tensor
+
+from octavo.core.outputs import RequestError
+from octavo.core.step import PromptLogprobs, RowOutput, TokenLogprobs
+from octavo.sampling.chunks import chunks, rows_per_chunk
+from octavo.sampling.metadata import RowSamples, SamplingRow, verified
+from octavo.sampling.refusals import not_finite
+from octavo.sampling.sampler import Sampler
+from octavo.worker.input_batch import BatchRow
+
+LOGITS_BYTES = 64 << 20
+"""Most float32 logits that are computed at once; a single row may exceed it."""
+
+
+class Drawing:
+    """Computes logits where they are needed, and draws or describes tokens.
+
+    `compute_logits` maps hidden states to float32 [rows, vocab].
+    """
+
+    def __init__(self, compute_logits: Callable[[Tensor], Tensor], sampler: Sampler, vocab_size: int) -> None:
+        self._compute_logits = compute_logits
+        self._sampler = sampler
+        self._vocab_size = vocab_size
+
+    def results(self, hidden: Tensor, rows: Sequence[BatchRow]) -> list[RowOutput]:
+        """Return the results of the rows whose last hidden states are `hidden`, [tokens, hidden], in their order."""
+        prompt_logprobs = self._prompt_logprobs(hidden, rows)
+        samples = self._sample(hidden, rows)
+        return [_output(row, samples.get(i), prompt_logprobs.get(i)) for i, row in enumerate(rows)]
+
+    def _sample(self, hidden: Tensor, rows: Sequence[BatchRow]) -> dict[int, RowSamples]:
+        """Return what is drawn by place in `rows`."""
+        sampled: list[int] = []
+        last_tokens: list[int] = []
+        sampling_rows: list[SamplingRow] = []
+        end = 0
+        for place, row in enumerate(rows):
+            scheduled, state = row
+            end += scheduled.num_tokens
+            if scheduled.num_samples or scheduled.num_candidates:
+                first = row.end - len(scheduled.drafts)
+                assert first == state.num_tokens, "a row samples before all known tokens are computed"
+                for position in range(first, row.end + 1):
+                    sampled.append(place)
+                    last_tokens.append(end - 1 + position - row.end)
+                    sampling_rows.append(SamplingRow(state, position, scheduled.num_samples, position - first))
+        if not sampled:
+            return {}
+        if len(sampled) < len(hidden):
+            hidden = hidden[torch.tensor(last_tokens, device=hidden.device)]
+        results: list[RowSamples] = []
+        for start, stop in chunks(len(sampled), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
+            logits = self._compute_logits(hidden[start:stop])
+            counts = [rows[place].scheduled.num_candidates for place in sampled[start:stop]]
+            results += self._choose(logits, sampling_rows[start:stop], counts)
+        if not any(row.num_drafts for row in sampling_rows):
+            return dict(zip(sampled, results, strict=True))
+        by_row = groupby(zip(sampled, results, strict=True), key=itemgetter(0))
+        return {place: verified(rows[place].scheduled.drafts, [each for _, each in group]) for place, group in by_row}
+
+    def _choose(self, logits: Tensor, rows: list[SamplingRow], counts: list[int]) -> list[RowSamples]:
+        """Draw for the rows; those with a count, which belong to beams, get their likeliest tokens instead."""
+        if not any(counts):
+            return self._sampler.sample(logits, rows)
+        if all(counts):
+            return self._sampler.rank(logits, rows, counts)
+        beams = [i for i, count in enumerate(counts) if count]
+        others = [i for i, count in enumerate(counts) if not count]
+        ranked = self._sampler.rank(logits[beams], [rows[i] for i in beams], [counts[i] for i in beams])
+        results = dict(zip(beams, ranked, strict=True))
+        if others:
+            results.update(zip(others, self._sampler.sample(logits[others], [rows[i] for i in others]), strict=True))
+        return [results[i] for i in range(len(rows))]
+
+    def _prompt_logprobs(self, hidden: Tensor, rows: Sequence[BatchRow]) -> dict[int, _PromptResult]:
+        """What the rows that ask for it get, by place in `rows`."""
+        results = {}
+        end = 0
+        for place, row in enumerate(rows):
+            first, end = end, end + row.scheduled.num_tokens
+            count = row.scheduled.num_prompt_logprobs
+            if count:
+                results[place] = self._describe_prompt(hidden[first : first + count], row)
+        return results
+
+    def _describe_prompt(self, hidden: Tensor, row: BatchRow) -> _PromptResult:
+        """The tokens that follow the positions whose hidden states [positions, hidden] these are."""
+        first = row.scheduled.start + 1
+        following: list[int] = row.state.first_tokens(first + len(hidden))[first:].tolist()
+        assert first + len(hidden) <= row.state.num_tokens, "prompt log-probabilities end with the known tokens"
+        tokens: list[TokenLogprobs] = []
+        for start, stop in chunks(len(hidden), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
+            logits = self._compute_logits(hidden[start:stop])
+            tokens += self._sampler.describe(logits, following[start:stop], row.state.params.prompt_logprobs or 0)
+        unsound = next((i for i, token in enumerate(tokens) if math.isnan(token.logprob or 0)), None)
+        if unsound is not None:
+            return _PromptResult(None, not_finite(first + unsound))
+        return _PromptResult(PromptLogprobs(first_position=first, tokens=tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptResult:
+    logprobs: PromptLogprobs | None
+    error: RequestError | None = None
+
+
+def _output(row: BatchRow, sampled: RowSamples | None, prompt: _PromptResult | None) -> RowOutput:
+    """Return the row's results for the control plane; an error stays with its sequence."""
+    state = row.state
+    error = state.error or (prompt and prompt.error) or (sampled and sampled.error) or None
+    if error is not None:
+        state.error = error
+        return RowOutput(state.seq_id, state.epoch, [], error=error)
+    return RowOutput(
+        state.seq_id,
+        state.epoch,
+        sampled.tokens if sampled is not None else [],
+        prompt.logprobs if prompt is not None else None,
+        candidates=sampled.candidates if sampled is not None else None,
+    )
