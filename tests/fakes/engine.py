@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.config.schema import CacheConfig, SchedulerConfig
-from octavo.core.cache_limits import CacheLimits
+from octavo.core.cache_limits import CacheLimits, GroupLimits
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.engine_core import EngineCore
@@ -34,19 +34,20 @@ class Clock:
 
 def make_settings(
     *,
-    num_blocks: int = 64,
+    num_blocks: int | tuple[int, ...] = 64,
     block_size: int = 4,
     watermark: float = 0.0,
     enable_prefix_caching: bool = True,
     prefix_cache_eviction: str = "lru",
     num_host_blocks: int = 0,
     costs: PreemptionCosts | None = None,
-    sliding_window: int | None = None,
+    sliding_window: int | tuple[int | None, ...] | None = None,
     policy: str = "fcfs",
     sends_tokens: bool = False,
     **scheduling: Any,
 ) -> SchedulerSettings:
-    """A small scheduler; `scheduling` are fields of SchedulerConfig."""
+    """A small scheduler; `scheduling` are fields of SchedulerConfig. `sliding_window`, and `num_blocks` too, may have a
+    value for each cache group."""
     # the clock counts its readings: steps take no time that says anything, unless a test is about that
     values = {
         "target_step_ms": 0.0,
@@ -66,13 +67,18 @@ def make_settings(
             prefix_cache_eviction=prefix_cache_eviction,
         ),
         scheduler=scheduler,
-        limits=CacheLimits.of_one_group(
-            num_blocks,
-            block_size,
-            num_host_blocks=num_host_blocks,
-            block_bytes=10,
-            window=sliding_window,
-            max_live_tokens=scheduler.max_live_tokens(sliding_window),
+        limits=CacheLimits(
+            block_size=block_size,
+            groups=tuple(
+                GroupLimits(
+                    num_blocks=num_blocks if isinstance(num_blocks, int) else num_blocks[index],
+                    num_host_blocks=num_host_blocks,
+                    block_bytes=10,
+                    window=window,
+                    max_live_tokens=scheduler.max_live_tokens(window),
+                )
+                for index, window in enumerate(_each(sliding_window))
+            ),
             num_lookahead=scheduler.num_lookahead_slots,
         ),
         preemption_costs=costs or PreemptionCosts(prefill_tokens_per_s=10.0, swap_bytes_per_s=8.0),
@@ -80,18 +86,20 @@ def make_settings(
     )
 
 
+def _each(sliding_window: int | tuple[int | None, ...] | None) -> tuple[int | None, ...]:
+    return sliding_window if isinstance(sliding_window, tuple) else (sliding_window,)
+
+
 def make_core(
     *, depth: int = 1, fail_token: int | None = None, swap_block_s: float = 0.0, record_to: Path | None = None,
-    clock: Clock | None = None, sliding_window: int | None = None, keeps_unseen: bool = False,
+    clock: Clock | None = None, sliding_window: int | tuple[int | None, ...] | None = None, keeps_unseen: bool = False,
     open_tokenizer: Callable[[], Tokenizer] | None = None, proposer: Proposer | None = None,
     sends_tokens: bool = False, **settings: Any,
 ) -> EngineCore:  # fmt: skip
     """A core over the hash executor; `settings` are those of `make_settings`. `keeps_unseen`: blocks that left the
     window are not released. `sends_tokens`: a second worker that never draws follows the first."""
-    chosen = make_settings(
-        sliding_window=None if keeps_unseen else sliding_window, max_steps_in_flight=depth, sends_tokens=sends_tokens,
-        **settings,
-    )  # fmt: skip
+    kept = tuple(None for _ in _each(sliding_window)) if keeps_unseen else sliding_window
+    chosen = make_settings(sliding_window=kept, max_steps_in_flight=depth, sends_tokens=sends_tokens, **settings)
     block_size = chosen.cache.block_size
     make_executor = partial(
         HashExecutor,
@@ -99,7 +107,7 @@ def make_core(
         fail_token=fail_token,
         num_lookahead_slots=chosen.scheduler.num_lookahead_slots,
         swap_block_s=swap_block_s,
-        sliding_window=sliding_window,
+        windows=_each(sliding_window),
         max_num_batched_tokens=chosen.scheduler.max_num_batched_tokens,
     )
     executor = make_executor(follower=make_executor(draws=False) if sends_tokens else None)
@@ -180,7 +188,9 @@ def run(
 
 
 def run_alone(
-    request: EngineCoreRequest, sliding_window: int | None = None, fail_token: int | None = None
+    request: EngineCoreRequest,
+    sliding_window: int | tuple[int | None, ...] | None = None,
+    fail_token: int | None = None,
 ) -> Collected:
     """What the request gives by itself: a roomy core, no prefix cache, one step at a time, every block kept, nothing
     refused."""

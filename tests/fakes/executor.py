@@ -26,7 +26,9 @@ from octavo.core.step import (
     TokenLogprobs,
 )
 
-Slots = dict[tuple[int, int], int]
+Slot = tuple[int, int, int]
+"""Cache group, block, place in the block."""
+Slots = dict[Slot, int]
 
 
 def digest(*parts: object) -> int:
@@ -37,17 +39,22 @@ def digest(*parts: object) -> int:
 class State:
     index: int
     token_ids: list[int]
-    table: list[int]
+    tables: list[list[int]]
     params: SamplingParams
     epoch: int
-    hashes: list[int] = field(default_factory=list)
+    hashes: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
 
-    def chain(self, position: int, sliding_window: int) -> int:
+    def chain(self, position: int, window: int) -> int:
         """What the slot of a token holds: with a window of one, a hash of the token; else one of all tokens so far."""
-        for token_id in self.token_ids[len(self.hashes) : position + 1]:
-            before = self.hashes[-1] if self.hashes and sliding_window > 1 else 0
-            self.hashes.append(digest(before, token_id))
-        return self.hashes[position]
+        hashes = self.hashes[window > 1]
+        for token_id in self.token_ids[len(hashes) : position + 1]:
+            before = hashes[-1] if hashes and window > 1 else 0
+            hashes.append(digest(before, token_id))
+        return hashes[position]
+
+    def drop_tokens(self, end: int) -> None:
+        """Forget the tokens from `end` on."""
+        del self.token_ids[end:], self.hashes[0][end:], self.hashes[1][end:]
 
 
 @dataclass
@@ -56,7 +63,8 @@ class HashExecutor:
 
     fail_token: a row that computes this token answers with an error, as a row with NaN logits would.
     max_num_batched_tokens: no step may have more.
-    sliding_window: what attention reads is the last tokens only. Each of them must be there, and right.
+    windows: for each cache group, how many of the last tokens attention reads there; None for all. Each of those of a
+        window must be there, and right.
     num_lookahead_slots: every row must have so many slots beyond its tokens.
     swap_block_s: what moving a block to or from the host is said to take.
     draws: without it nothing is drawn: what a stage without a head does, which needs tokens to be sent.
@@ -66,7 +74,7 @@ class HashExecutor:
     block_size: int
     vocab_size: int = 50
     fail_token: int | None = None
-    sliding_window: int | None = None
+    windows: tuple[int | None, ...] = (None,)
     max_num_batched_tokens: int | None = None
     num_lookahead_slots: int = 0
     swap_block_s: float = 0.0
@@ -109,7 +117,7 @@ class HashExecutor:
         self._move(step.block_ops.swap_outs, self.slots, self.host_slots)
         self._move(step.block_ops.swap_ins, self.host_slots, self.slots)
         self._move(step.block_ops.copies, self.slots, self.slots)
-        written: dict[tuple[int, int], int] = {}
+        written: dict[Slot, int] = {}
         for row in step.rows:
             self._write(row, written)
         if self.follower is not None:
@@ -131,7 +139,7 @@ class HashExecutor:
     def _move(self, copies: list[BlockCopy], source: Slots, target: Slots) -> None:
         for copy in copies:
             for offset in range(self.block_size):
-                target[copy.target, offset] = source.get((copy.source, offset), -1)
+                target[copy.group, copy.target, offset] = source.get((copy.group, copy.source, offset), -1)
 
     def _add(self, new: NewSequence) -> None:
         shared: list[int] = []
@@ -139,31 +147,37 @@ class HashExecutor:
             parent = self.states[new.parent_id]
             assert len(parent.token_ids) >= new.num_shared_tokens
             shared = parent.token_ids[: new.num_shared_tokens]
-        table = list(new.block_tables[0])
-        self.states[new.seq_id] = State(new.index, shared + new.token_ids, table, new.params, new.epoch)
+        tables = [list(table) for table in new.block_tables]
+        self.states[new.seq_id] = State(new.index, shared + new.token_ids, tables, new.params, new.epoch)
 
-    def _slot(self, state: State, position: int) -> tuple[int, int]:
-        return state.table[position // self.block_size], position % self.block_size
+    def _slot(self, state: State, group: int, position: int) -> Slot:
+        return group, state.tables[group][position // self.block_size], position % self.block_size
 
-    def _first_seen(self, position: int) -> int:
-        return 0 if self.sliding_window is None else max(0, position - self.sliding_window + 1)
+    def _first_seen(self, group: int, position: int) -> int:
+        window = self.windows[group]
+        return 0 if window is None else max(0, position - window + 1)
 
     def _seen(self, state: State, position: int) -> list[int]:
         """What the query at `position` reads."""
-        return [self.slots.get(self._slot(state, p), -1) for p in range(self._first_seen(position), position + 1)]
+        return [
+            self.slots.get(self._slot(state, group, p), -1)
+            for group in range(len(self.windows))
+            for p in range(self._first_seen(group, position), position + 1)
+        ]
 
-    def _check_window(self, state: State, row: ScheduledSequence, written: dict[tuple[int, int], int]) -> None:
+    def _check_windows(self, state: State, row: ScheduledSequence, written: dict[Slot, int]) -> None:
         """The row reads nothing that another row of its step writes, and under a window all that it should."""
-        for position in range(self._first_seen(row.start), row.start + row.num_tokens):
-            slot = self._slot(state, position)
-            assert written.get(slot, row.seq_id) == row.seq_id, "a row reads what another row of its step writes"
-            assert slot[0] != 0, f"a row from {row.start} on reads the null block at {position}"
-            if self.sliding_window is not None:
-                assert self.slots.get(slot, -1) == state.chain(position, self.sliding_window), (
-                    f"a row from {row.start} on reads something else than its token {position}"
-                )
+        for group, window in enumerate(self.windows):
+            for position in range(self._first_seen(group, row.start), row.start + row.num_tokens):
+                slot = self._slot(state, group, position)
+                assert written.get(slot, row.seq_id) == row.seq_id, "a row reads what another row of its step writes"
+                assert slot[1] != 0, f"a row from {row.start} on reads the null block at {position}"
+                if window is not None:
+                    assert self.slots.get(slot, -1) == state.chain(position, window), (
+                        f"a row from {row.start} on reads something else than its token {position}"
+                    )
 
-    def _write(self, row: ScheduledSequence, written: dict[tuple[int, int], int]) -> None:
+    def _write(self, row: ScheduledSequence, written: dict[Slot, int]) -> None:
         state = self.states[row.seq_id]
         assert state.epoch == row.epoch
         known = row.start + row.num_tokens - len(row.drafts)
@@ -173,26 +187,26 @@ class HashExecutor:
             assert len(state.token_ids) == known, "drafts do not follow the last known token"
             state.token_ids += row.drafts
         for change in row.table_changes:
-            state.table[change.first_index :] = change.block_ids
+            state.tables[change.group][change.first_index :] = change.block_ids
         self.num_computed_tokens += row.num_tokens
-        num_slots = len(state.table) * self.block_size
-        assert num_slots >= row.start + row.num_tokens + self.num_lookahead_slots, "lookahead slots are missing"
-        for position in range(row.start, row.start + row.num_tokens):
-            before = (
-                0 if self._first_seen(position) == position else self.slots.get(self._slot(state, position - 1), -1)
-            )
-            slot = self._slot(state, position)
-            assert slot[0] != 0, "the null block is written"
-            assert slot not in written, "two rows write one slot"
-            self.slots[slot] = digest(before, state.token_ids[position])
-            written[slot] = row.seq_id
+        for group in range(len(self.windows)):
+            num_slots = len(state.tables[group]) * self.block_size
+            assert num_slots >= row.start + row.num_tokens + self.num_lookahead_slots, "lookahead slots are missing"
+            for position in range(row.start, row.start + row.num_tokens):
+                is_first = self._first_seen(group, position) == position
+                before = 0 if is_first else self.slots.get(self._slot(state, group, position - 1), -1)
+                slot = self._slot(state, group, position)
+                assert slot[1] != 0, "the null block is written"
+                assert slot not in written, "two rows write one slot"
+                self.slots[slot] = digest(before, state.token_ids[position])
+                written[slot] = row.seq_id
 
-    def _read(self, row: ScheduledSequence, written: dict[tuple[int, int], int]) -> RowOutput:
+    def _read(self, row: ScheduledSequence, written: dict[Slot, int]) -> RowOutput:
         state = self.states[row.seq_id]
         end = row.start + row.num_tokens - len(row.drafts)
-        self._check_window(state, row, written)
+        self._check_windows(state, row, written)
         if row.drafts:
-            del state.token_ids[end:], state.hashes[end:]
+            state.drop_tokens(end)
         if not self.draws:
             return RowOutput(row.seq_id, row.epoch, [])
         if self._fails(state, row.start, end):

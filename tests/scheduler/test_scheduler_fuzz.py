@@ -110,7 +110,8 @@ class Schedules(RuleBasedStateMachine):
         max_queued_requests=st.sampled_from([None, None, None, None, None, 3]),
         max_queued_tokens=st.sampled_from([None, None, None, None, 30]),
         prefill_tokens_per_s=st.sampled_from([None, 2.0, 50.0]),
-        sliding_window=st.sampled_from([None, None, 1, 2, 4, 5, 11]),
+        sliding_window=st.sampled_from([None, None, 1, 2, 4, 5, 11, (None, 4), (None, 4), (5, None), (2, 11, None)]),
+        later_share=st.sampled_from([1.0, 0.6]),
         target_step_ms=st.sampled_from([None, None, 0.0, 1500.0]),
         may_fail=st.sampled_from([False, False, False, True]),
         rightness=st.sampled_from([None, None, None, 0.0, 0.6, 1.0]),
@@ -118,8 +119,8 @@ class Schedules(RuleBasedStateMachine):
         is_recorded=st.sampled_from([False, False, True]),
     )
     def build(
-        self, first: list[EngineCoreRequest], block_size: int, num_slots: int, may_fail: bool, is_recorded: bool,
-        rightness: float | None, **options: object,
+        self, first: list[EngineCoreRequest], block_size: int, num_slots: int, later_share: float, may_fail: bool,
+        is_recorded: bool, rightness: float | None, **options: object,
     ) -> MultipleResults[EngineCoreRequest]:  # fmt: skip
         self.folder = TemporaryDirectory() if is_recorded else None
         self.recording = Path(self.folder.name) / "run" if self.folder is not None else None
@@ -129,8 +130,10 @@ class Schedules(RuleBasedStateMachine):
         self.expected: dict[str, EngineCoreRequest] = {}
         # a recording holds no drafts
         has_drafts = rightness is not None and not is_recorded
+        # of several cache groups, the later ones may have fewer blocks
+        num_blocks = tuple(int(num_slots * share) // block_size for share in (1.0, later_share, later_share))
         self.core = make_core(
-            num_blocks=num_slots // block_size, block_size=block_size, clock=self.clock,
+            num_blocks=num_blocks, block_size=block_size, clock=self.clock,
             fail_token=self.fail_token, record_to=self.recording,
             proposer=ToyProposer(self._alone, rightness) if has_drafts else None, **options,
         )  # fmt: skip
