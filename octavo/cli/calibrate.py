@@ -30,7 +30,14 @@ from octavo.engine.block_moves import BlockMoveRates
 from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
 from octavo.simulate.comparison import check_of, table
-from octavo.simulate.cost_model import FEATURES, Fitted, MeasuredStep, StepWork, fit, num_pairs_of, work_of
+from octavo.simulate.cost_model import (
+    COPIED_BLOCK,
+    FEATURES,
+    Fitted,
+    MeasuredStep,
+    fit,
+    work_of,
+)
 from octavo.simulate.traces import Workload, generate
 
 if TYPE_CHECKING:
@@ -120,6 +127,7 @@ def fitted(
     timed = measure(llm, [*at_once, _one_by_one(longest)], repetitions, clock)
     steps = [MeasuredStep(each[0].step.work, _typical_seconds(each)) for each in timed]
     coefficients, fit_error = fit(steps)
+    del coefficients[COPIED_BLOCK]  # measured below
     moves = msgspec.convert(llm.engine.call("measure_block_moves"), BlockMoveRates)
     model = Fitted(
         name=f"{config.model.name} on this machine",
@@ -132,18 +140,10 @@ def fitted(
         fit_error=fit_error,
         interrupted_share=statistics.mean(step.was_interrupted for each in timed for step in each),
         repetition_spread=statistics.median(_spread(each) for each in timed),
-        step_s=coefficients["step_s"],
-        prefill_step_s=coefficients["prefill_step_s"],
-        sequence_s=coefficients["sequence_s"],
-        further_sequence_s=coefficients["further_sequence_s"],
-        prefill_token_s=coefficients["prefill_token_s"],
-        context_token_s=coefficients["context_token_s"],
-        pair_s=coefficients["pair_s"],
+        **coefficients,
     )
     num_tokens = min(max(input_lens), longest, config.scheduler.max_num_batched_tokens)
-    prompt = StepWork(1, num_tokens, num_tokens, 0, num_pairs_of(0, num_tokens, ready.cache.window))
-    rate = num_tokens / model.step_seconds(prompt, ready.cache.block_size)
-    return msgspec.structs.replace(model, prefill_tokens_per_s=rate), len(steps)
+    return model.with_prefill_rate(num_tokens, ready.cache.block_size), len(steps)
 
 
 class Batch(NamedTuple):

@@ -25,7 +25,6 @@ from octavo.simulate.cost_model import CostModel
 from octavo.simulate.executor import TokenGaps
 from octavo.simulate.outcome import Outcome, RequestRecord, Totals
 from octavo.simulate.report import summarize
-from octavo.simulate.settings import served_settings
 from octavo.simulate.simulation import Simulation, simulate
 from octavo.simulate.traces import Trace, TraceRequest, Workload, generate
 
@@ -67,8 +66,7 @@ def standard_loads(llm: LLM, simulation: Simulation, num_requests: int) -> Itera
 
 def simulation_of(llm: LLM, model: CostModel) -> Simulation:
     """Return this engine in simulated time."""
-    settings = served_settings(llm.config.cache, llm.config.scheduler, llm.engine.ready)
-    return Simulation(settings=settings, cost_model=model)
+    return Simulation.of_engine(llm.config.cache, llm.config.scheduler, llm.engine.ready.cache, model)
 
 
 def compare(

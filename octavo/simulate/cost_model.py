@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from operator import mul
-from typing import Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,11 @@ from octavo.errors import ConfigError
 
 STEP_S: Final = 2e-3
 """What a step costs besides bytes and arithmetic, where nothing else is known: planning, and starting kernels."""
+
+
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+Rate = Annotated[float, msgspec.Meta(gt=0)]
+Window = Annotated[int, msgspec.Meta(ge=1)] | None
 
 
 class StepWork(NamedTuple):
@@ -104,20 +109,20 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     name: str
-    weight_bytes: float
-    kv_bytes_per_token: float
-    flops_per_token: float
-    flops_per_pair: float
-    device_bytes: float
-    bytes_per_s: float
-    flops_per_s: float
-    swap_bytes_per_s: float = 20e9
-    step_s: float = STEP_S
-    sequence_s: float = 10e-6
-    token_s: float = 0.0
-    sliding_window: int | None = None
-    expert_bytes: float = 0.0
-    expert_share: float = 1.0
+    weight_bytes: Amount
+    kv_bytes_per_token: Rate
+    flops_per_token: Amount
+    flops_per_pair: Amount
+    device_bytes: Amount
+    bytes_per_s: Rate
+    flops_per_s: Rate
+    swap_bytes_per_s: Rate = 20e9
+    step_s: Amount = STEP_S
+    sequence_s: Amount = 10e-6
+    token_s: Amount = 0.0
+    sliding_window: Window = None
+    expert_bytes: Amount = 0.0
+    expert_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
 
     def step_seconds(self, work: StepWork, block_size: int) -> float:
         bytes_read = self.weight_bytes + self.kv_bytes_per_token * work.num_context_tokens
@@ -189,23 +194,23 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     name: str
-    step_s: float
-    prefill_step_s: float = 0.0
-    sequence_s: float
-    further_sequence_s: float = 0.0
-    prefill_token_s: float
-    context_token_s: float
-    pair_s: float
-    kv_bytes_per_token: float
-    num_kv_tokens: int
-    swap_bytes_per_s: float = 4e9
-    copy_bytes_per_s: float = 4e9
-    prefill_tokens_per_s: float = 2000.0
-    sliding_window: int | None = None
-    fit_error: float = 0.0
+    step_s: Amount
+    prefill_step_s: Amount = 0.0
+    sequence_s: Amount
+    further_sequence_s: Amount = 0.0
+    prefill_token_s: Amount
+    context_token_s: Amount
+    pair_s: Amount
+    kv_bytes_per_token: Rate
+    num_kv_tokens: Annotated[int, msgspec.Meta(ge=0)]
+    swap_bytes_per_s: Rate = 4e9
+    copy_bytes_per_s: Rate = 4e9
+    prefill_tokens_per_s: Rate = 2000.0
+    sliding_window: Window = None
+    fit_error: Amount = 0.0
     checks: tuple[Check, ...] = ()
-    interrupted_share: float = 0.0
-    repetition_spread: float = 0.0
+    interrupted_share: Amount = 0.0
+    repetition_spread: Amount = 0.0
 
     def step_seconds(self, work: StepWork, block_size: int) -> float:
         seconds = (
@@ -228,8 +233,14 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """What moving blocks between device and host takes."""
         return num_blocks * block_size * self.kv_bytes_per_token / self.swap_bytes_per_s
 
+    def with_prefill_rate(self, prompt_len: int, block_size: int) -> Fitted:
+        """Return the model with the rate at which it computes a prompt of this length in one step."""
+        num_pairs = num_pairs_of(0, prompt_len, self.sliding_window)
+        seconds = self.step_seconds(StepWork(1, prompt_len, prompt_len, 0, num_pairs), block_size)
+        return msgspec.structs.replace(self, prefill_tokens_per_s=prompt_len / seconds)
+
     def kv_tokens(self, memory_utilization: float) -> int:
-        """Tokens that the measured engine's cache holds."""
+        """Return the tokens that the measured engine's cache holds."""
         return self.num_kv_tokens
 
     def describe(self) -> str:
@@ -259,7 +270,7 @@ class MeasuredStep(NamedTuple):
     seconds: float
 
 
-def fit(steps: Sequence[MeasuredStep]) -> tuple[dict[str, float], float]:
+def fit(steps: Sequence[MeasuredStep]) -> tuple[dict[str, Any], float]:
     """Non-negative coefficients by `FEATURES` and `COPIED_BLOCK`, and the median of |predicted - measured| / measured.
 
     Errors count relative to what is predicted, which is found in rounds: relative to what is measured, steps that were

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+
+from octavo.core.messages import SchedulerStats
 
 
 class RequestRecord(msgspec.Struct, gc=False):
@@ -49,6 +51,18 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     num_swapped_blocks: int = 0
     num_recomputed_tokens: int = 0
     gaps: dict[int, int] = {}
+
+    @classmethod
+    def of(cls, stats: SchedulerStats, busy_s: float, gaps: Mapping[int, int]) -> Totals:
+        """Return the counts of one engine since its begin."""
+        return cls(
+            num_steps=stats.num_steps,
+            busy_s=busy_s,
+            num_preemptions=stats.num_preemptions,
+            num_swapped_blocks=stats.num_swapped_blocks,
+            num_recomputed_tokens=stats.num_recomputed_tokens,
+            gaps=dict(gaps),
+        )
 
     @classmethod
     def sum(cls, parts: Sequence[Totals]) -> Totals:

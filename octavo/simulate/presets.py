@@ -116,26 +116,4 @@ def load_cost_model(source: str) -> CostModel:
         model: CostModel = msgspec.json.decode(path.read_bytes(), type=CostModel)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{source} is not a cost model: {error}") from error
-    _check_numbers(source, model)
     return model
-
-
-_POSITIVE: Final = frozenset(
-    {
-        "bytes_per_s",
-        "flops_per_s",
-        "swap_bytes_per_s",
-        "copy_bytes_per_s",
-        "prefill_tokens_per_s",
-        "kv_bytes_per_token",
-        "sliding_window",
-    }
-)
-
-
-def _check_numbers(source: str, model: CostModel) -> None:
-    for name, value in msgspec.structs.asdict(model).items():
-        if isinstance(value, int | float) and (value < 0 or (name in _POSITIVE and value == 0)):
-            raise ConfigError(
-                f"{source}: {name} is {value}, must be {'positive' if name in _POSITIVE else '0 or more'}"
-            )

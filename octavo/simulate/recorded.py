@@ -26,7 +26,6 @@ from octavo.simulate.cost_model import (
     MeasuredStep,
     StepWork,
     fit,
-    num_pairs_of,
     work_of,
 )
 from octavo.simulate.executor import TokenGaps
@@ -87,7 +86,7 @@ def read_recorded(path: str | Path, progress: Callable[[float], None] | None = N
     if not served:
         raise ConfigError(f"{path} has no request that produced a token")
     began = min(request.arrival_time for request, _ in served)
-    stats, settings = replay.scheduler.stats(), replay.settings
+    settings = replay.settings
     num_swapped = sum(step.work.num_swapped_blocks for step in clock.steps)
     return Recorded(
         settings,
@@ -98,14 +97,7 @@ def read_recorded(path: str | Path, progress: Callable[[float], None] | None = N
             records=[_record(number, *each, began) for number, each in enumerate(served)],
             samples=[],
             num_replicas=1,
-            totals=Totals(
-                num_steps=stats.num_steps,
-                busy_s=sum(step.seconds for step in clock.steps),
-                num_preemptions=stats.num_preemptions,
-                num_swapped_blocks=stats.num_swapped_blocks,
-                num_recomputed_tokens=stats.num_recomputed_tokens,
-                gaps=dict(gaps.counts),
-            ),
+            totals=Totals.of(replay.scheduler.stats(), sum(step.seconds for step in clock.steps), gaps.counts),
         ),
         num_swapped * settings.limits.block_bytes / swap_s if swap_s > 0 else None,
     )
@@ -139,16 +131,10 @@ def recorded_costs(name: str, recorded: Recorded) -> Fitted:
             f"{len(FEATURES)}; give cost_model, or record more"
         )
     coefficients, error = fit(steps)
-    block_bytes, copied_block_s = settings.limits.block_bytes, coefficients[COPIED_BLOCK]
+    block_bytes, copied_block_s = settings.limits.block_bytes, coefficients.pop(COPIED_BLOCK)
     model = Fitted(
         name=name,
-        step_s=coefficients["step_s"],
-        prefill_step_s=coefficients["prefill_step_s"],
-        sequence_s=coefficients["sequence_s"],
-        further_sequence_s=coefficients["further_sequence_s"],
-        prefill_token_s=coefficients["prefill_token_s"],
-        context_token_s=coefficients["context_token_s"],
-        pair_s=coefficients["pair_s"],
+        **coefficients,
         kv_bytes_per_token=block_bytes / settings.cache.block_size,
         num_kv_tokens=settings.limits.num_tokens,
         sliding_window=settings.limits.window,
@@ -162,10 +148,7 @@ def recorded_costs(name: str, recorded: Recorded) -> Fitted:
     measured_s = sum(step.seconds for step in recorded.steps)
     scale = measured_s / sum(model.step_seconds(step.work, block_size) for step in recorded.steps)
     model = msgspec.structs.replace(model, **{name: scale * getattr(model, name) for name in FEATURES})
-    num_pairs = num_pairs_of(0, _PROMPT_LEN, settings.limits.window)
-    prompt = StepWork(1, _PROMPT_LEN, _PROMPT_LEN, 0, num_pairs)
-    rate = _PROMPT_LEN / model.step_seconds(prompt, block_size)
-    return msgspec.structs.replace(model, prefill_tokens_per_s=rate)
+    return model.with_prefill_rate(_PROMPT_LEN, block_size)
 
 
 class _StepClock:

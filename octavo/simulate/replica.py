@@ -72,15 +72,7 @@ class Replica:
 
     def totals(self) -> Totals:
         """Return the counts since the begin."""
-        stats = self.scheduler.stats()
-        return Totals(
-            num_steps=stats.num_steps,
-            busy_s=self.executor.busy_s,
-            num_preemptions=stats.num_preemptions,
-            num_swapped_blocks=stats.num_swapped_blocks,
-            num_recomputed_tokens=stats.num_recomputed_tokens,
-            gaps=dict(self.executor.gaps.counts),
-        )
+        return Totals.of(self.scheduler.stats(), self.executor.busy_s, self.executor.gaps.counts)
 
     @property
     def num_running(self) -> int:

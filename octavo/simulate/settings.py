@@ -1,4 +1,4 @@
-"""What simulated schedulers are made of: engine arguments, on a device that a cost model describes."""
+"""The settings of simulated schedulers: engine arguments, on a device that a cost model describes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from typing import Final
 
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import cache_config, scheduler_config
-from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.cache_limits import CacheLimits
-from octavo.core.messages import CoreReady
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.scheduler.rates import PreemptionCosts
@@ -42,13 +40,4 @@ def engine_settings(args: EngineArgs, model: CostModel, *, max_model_len: int) -
         preemption_costs=PreemptionCosts(
             prefill_tokens_per_s=model.prefill_tokens_per_s, swap_bytes_per_s=model.swap_bytes_per_s
         ),
-    )
-
-
-def served_settings(cache: CacheConfig, scheduler: SchedulerConfig, ready: CoreReady) -> SchedulerSettings:
-    """Settings of an engine that is there."""
-    return SchedulerSettings(
-        cache=cache,
-        scheduler=scheduler,
-        limits=ready.cache,
     )

@@ -11,6 +11,8 @@ from multiprocessing import get_context
 
 import msgspec
 
+from octavo.config.schema import CacheConfig, SchedulerConfig
+from octavo.core.cache_limits import CacheLimits
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.simulate.cluster import Cluster, Disaggregation
@@ -33,6 +35,14 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     router: str = "round-robin"
     disaggregation: Disaggregation | None = None
     candidate_spread: float = 0.5
+
+    @classmethod
+    def of_engine(
+        cls, cache: CacheConfig, scheduler: SchedulerConfig, limits: CacheLimits, cost_model: CostModel
+    ) -> Simulation:
+        """Return the simulation of a running engine."""
+        settings = SchedulerSettings(cache=cache, scheduler=scheduler, limits=limits)
+        return cls(settings=settings, cost_model=cost_model)
 
     def replica(self, number: int, settings: SchedulerSettings | None = None) -> Replica:
         """Return a new replica."""

@@ -104,8 +104,11 @@ def test_a_cost_model_is_read_from_its_file(tmp_path: Path, model: Roofline | Fi
     [
         ('{"type": "guess"}', "is not a cost model: Invalid value 'guess'"),
         ('{"type": "fitted", "step": 1}', "is not a cost model: Object contains unknown field `step`"),
-        (msgspec.json.encode(make_costs(step_s=-1.0)).decode(), "step_s is -1.0, must be 0 or more"),
-        (msgspec.json.encode(make_costs(kv_bytes_per_token=0.0)).decode(), "kv_bytes_per_token is 0.0, must be pos"),
+        (msgspec.json.encode(make_costs(step_s=-1.0)).decode(), r"Expected `float` >= 0.0 - at `\$.step_s`"),
+        (
+            msgspec.json.encode(make_costs(kv_bytes_per_token=0.0)).decode(),
+            r"Expected `float` > 0.0 - at `\$.kv_bytes_per_token`",
+        ),
     ],
 )
 def test_what_is_no_cost_model_is_refused(tmp_path: Path, text: str, message: str) -> None:
