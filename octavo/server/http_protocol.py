@@ -13,7 +13,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from octavo.server.connections import LAST_WORDS_S, Connections
+from octavo.server.connections import CLOSING_S, Connections
 from octavo.server.errors import ApiError, raw_response, shutting_down
 from octavo.server.sockets import CAN_SEE_RESETS, drop_dead_peers, has_unread_bytes, is_reset
 
@@ -77,7 +77,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(config=config, server_state=server_state, app_state={}, _loop=loop)
         self.logger = logger
         self._open = connections
-        self._limits = connections.limits
+        self._args = connections.args
         self._phase = _Phase.IDLE
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -86,15 +86,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_silent_bytes = 0
         self._num_chunks = self._num_body_bytes = 0
         self._num_discarded_bytes = 0
-        self._refusal: ApiError | None = None
         self._over_limit: ApiError | None = None
         self._is_counted = False
         self._is_half_closed = self._is_lingering = False
         self._forwarded: deque[str | None] = deque()
-
-    @property
-    def _address(self) -> str:
-        return self.client[0] if self.client else ""
 
     @property
     def _is_answering(self) -> bool:
@@ -103,13 +98,15 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._open.add(self)
+        self._response_transport = _ClosesGently(self)
+        self._address = self.client[0] if self.client else ""
         drop_dead_peers(transport.get_extra_info("socket"))
         if not self._open.is_proxy(self._address):
             self._over_limit = self._open.refusal(self._address)
             self._is_counted = self._over_limit is None
         if self._over_limit is not None:
             self._open.add_uncounted(self)
-        self._arm(self._limits.header_timeout_s if self._over_limit is None else LAST_WORDS_S)
+        self._arm(self._args.header_timeout_s if self._over_limit is None else CLOSING_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
@@ -139,9 +136,9 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._phase is _Phase.BODY:
             # no more of it is read before the application asks, which it does after it has checked the key
             self.flow.pause_reading()
-            self._arm(self._limits.body_timeout_s)
+            self._arm(self._args.body_timeout_s)
         elif self._phase is _Phase.HEADERS:
-            self._arm(self._limits.header_timeout_s)
+            self._arm(self._args.header_timeout_s)
         elif not self._is_answering:
             self._arm(self.timeout_keep_alive)
 
@@ -151,11 +148,14 @@ class HttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             return  # no other protocol is spoken: the request is answered as it is
         except httptools.HttpParserError as error:
-            self._refuse(self._refusal or ApiError(400, f"this is not HTTP/1.1: {error}", code="invalid_http"))
+            refusal = error.__context__  # what a callback has raised
+            if not isinstance(refusal, ApiError):
+                refusal = ApiError(400, f"this is not HTTP/1.1: {error}", code="invalid_http")
+            self._refuse(refusal)
             return
         # what is unfinished, a header or what stands between the chunks of a body, was in no callback yet
         self._num_silent_bytes += len(data)
-        if self._num_silent_bytes > self._limits.max_header_bytes + _SLICE_BYTES:
+        if self._num_silent_bytes > self._args.max_header_size + _SLICE_BYTES:
             self._refuse(self._too_large())
 
     # Callbacks of the parser. What they raise ends the parsing.
@@ -171,28 +171,28 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_url(url)
         self._num_header_bytes += len(url)
         if len(self.url) > _MOST_URL_BYTES:
-            raise self._stop(ApiError(414, f"the URL has more than {_MOST_URL_BYTES:,} bytes", code="url_too_long"))
+            raise ApiError(414, f"the URL has more than {_MOST_URL_BYTES:,} bytes", code="url_too_long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._num_silent_bytes = 0
         self._num_header_bytes += len(name) + len(value)
-        if self._num_header_bytes > self._limits.max_header_bytes:
-            raise self._stop(self._too_large())
+        if self._num_header_bytes > self._args.max_header_size:
+            raise self._too_large()
         if self._phase is not _Phase.HEADERS:
             return  # a trailer: nobody has asked for it, and it comes after all checks of headers
         super().on_header(name, value)
         if len(self.headers) > _MOST_HEADERS:
-            raise self._stop(ApiError(431, f"there are more than {_MOST_HEADERS} headers", code="headers_too_large"))
+            raise ApiError(431, f"there are more than {_MOST_HEADERS} headers", code="headers_too_large")
 
     def on_headers_complete(self) -> None:
         self._disarm()
         if len(self.pipeline) >= _MOST_PIPELINED:
             message = f"more than {_MOST_PIPELINED} requests were sent ahead of their answers"
-            raise self._stop(ApiError(429, message, code="too_many_requests_ahead"))
+            raise ApiError(429, message, code="too_many_requests_ahead")
         if (refusal := self._over_limit or self._count_forwarded()) is not None and not self._asks_for_health():
-            raise self._stop(refusal)
+            raise refusal
         super().on_headers_complete()
-        self.cycle.transport = _ClosesGently(self)  # type: ignore[assignment]
+        self.cycle.transport = self._response_transport  # type: ignore[assignment]
         self._phase = _Phase.BODY
         if self._over_limit is not None or self._open.is_draining:
             self.cycle.keep_alive = False
@@ -201,7 +201,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_chunks += 1
         if self._num_chunks > _MOST_SMALL_CHUNKS + self._num_body_bytes // _SMALL_CHUNK_BYTES:
             message = f"the body comes in chunks of less than {_SMALL_CHUNK_BYTES} bytes; send larger ones"
-            raise self._stop(ApiError(400, message, code="chunks_too_small"))
+            raise ApiError(400, message, code="chunks_too_small")
 
     def on_body(self, body: bytes) -> None:
         self._num_silent_bytes = 0
@@ -252,7 +252,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _arm(self, seconds: float) -> None:
         self._disarm()
         if self._open.is_draining:
-            seconds = min(seconds, _SHORT_LINGER_S if self._phase is _Phase.DISCARD else LAST_WORDS_S)
+            seconds = min(seconds, _SHORT_LINGER_S if self._phase is _Phase.DISCARD else CLOSING_S)
         self._timer = self.loop.call_later(seconds, self._miss_deadline)
 
     def _disarm(self) -> None:
@@ -269,7 +269,7 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._phase is _Phase.BODY and not self._is_answering:
             self.transport.abort()  # the answer came before the end of the body
         elif self.flow.read_paused and not self._open.is_draining:
-            self._arm(self._limits.body_timeout_s)  # it is us who do not read
+            self._arm(self._args.body_timeout_s)  # it is us who do not read
         elif self._open.is_draining:
             self._refuse(shutting_down())
         else:
@@ -278,7 +278,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._write_timer = self.loop.call_later(_UNREAD_ANSWER_S, self.abort)
+        self._write_timer = self.loop.call_later(_UNREAD_ANSWER_S, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -288,13 +288,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     # Refusals.
 
-    def _stop(self, refusal: ApiError) -> ApiError:
-        self._refusal = refusal
-        return refusal
-
     def _too_large(self) -> ApiError:
         message = (
-            f"URL and headers have more than {self._limits.max_header_bytes:,} bytes; send less, or start the server "
+            f"URL and headers have more than {self._args.max_header_size:,} bytes; send less, or start the server "
             "with a larger --max-header-size"
         )
         return ApiError(431, message, code="headers_too_large")
@@ -382,14 +378,10 @@ class HttpProtocol(HttpToolsProtocol):
         if self._is_answering:
             self.cycle.keep_alive = False
         if self._phase is _Phase.BODY:
-            self._arm(LAST_WORDS_S)
+            self._arm(CLOSING_S)
         elif self._phase is _Phase.HEADERS:
             self._refuse(shutting_down())
         elif self._is_lingering:
             self.transport.abort()
         elif not self._is_answering and not has_unread_bytes(self.transport.get_extra_info("socket")):
             self.transport.close()
-
-    def abort(self) -> None:
-        """Close at once, whatever is open."""
-        self.transport.abort()

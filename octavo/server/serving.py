@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import ipaddress
 import logging
 import resource
 import signal
@@ -22,12 +21,12 @@ from octavo import logging as octavo_logging
 from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
 from octavo.engine.core_spawn import SpawnedCore
-from octavo.server.connections import LAST_WORDS_S, ConnectionLimits, Connections
+from octavo.server.connections import CLOSING_S, Connections
 from octavo.server.errors import shutting_down
 from octavo.server.http_protocol import HttpProtocol
-from octavo.server.listener import bind, stop_listening, url_of
 from octavo.server.load_log import log_load
 from octavo.server.open_requests import OpenRequests
+from octavo.server.sockets import bind, stop_listening, url_of
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -132,7 +131,7 @@ async def serve_until_stopped(
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if dead.done():
             logger.error("the engine has stopped: %s", dead.result())
-            await server.close(open_requests, signals, grace_s=LAST_WORDS_S)
+            await server.close(open_requests, signals, grace_s=CLOSING_S)
             return EXIT_ENGINE_DEAD
         if open_requests:
             logger.info(
@@ -147,21 +146,6 @@ async def serve_until_stopped(
         for task in (asked, dead, loads):
             if task is not None:
                 task.cancel()
-
-
-def _connections(args: ServerArgs) -> Connections:
-    """The limits of connections, from what was asked for and what the system allows."""
-    most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return Connections(
-        ConnectionLimits(
-            max_header_bytes=args.max_header_size,
-            header_timeout_s=args.header_timeout_s,
-            body_timeout_s=args.body_timeout_s,
-            max_per_address=args.max_connections_per_address,
-            max_connections=max(1, most_files - _RESERVED_FILES),
-            trusted_proxies=tuple(ipaddress.ip_network(proxy) for proxy in args.trusted_proxies),
-        )
-    )
 
 
 def _raise_open_files() -> None:
@@ -197,7 +181,8 @@ class HttpServer:
         self._config = _http_config(app, args)
         self._listener = listener
         self._state = uvicorn.server.ServerState()
-        self._connections = _connections(args)
+        most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._connections = Connections(args, max(1, most_files - _RESERVED_FILES))
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -210,7 +195,7 @@ class HttpServer:
     async def close(self, open_requests: OpenRequests, signals: StopSignals, *, grace_s: float) -> None:
         """Accept nothing more, let open requests finish within `grace_s` or until a second signal, end the rest."""
         connections = self._connections
-        connections.drain()
+        connections.is_draining = True
         await stop_listening(self._server, self._listener)
         connections.finish_all()
         closing = asyncio.create_task(self._wait_closed())
@@ -219,11 +204,11 @@ class HttpServer:
         insisted.cancel()
         if not closing.done():
             open_requests.end_all(shutting_down())
-            await asyncio.wait({closing}, timeout=LAST_WORDS_S)
+            await asyncio.wait({closing}, timeout=CLOSING_S)
         if not closing.done():
             # clients that do not read their answer, or have not sent all of their request
             connections.abort_all()
-            await asyncio.wait({closing}, timeout=LAST_WORDS_S)
+            await asyncio.wait({closing}, timeout=CLOSING_S)
         if closing.done():
             closing.result()
         else:

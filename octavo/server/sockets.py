@@ -1,24 +1,100 @@
-"""What the system knows of a connection and the event loop does not. A `connection` may be that of uvloop."""
+"""What the system does for sockets and the event loop does not: for the one that the server listens on, from before its
+model is loaded until its last connection is accepted, and for connections, which may be those of uvloop."""
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
+import errno
 import fcntl
+import os
 import socket
+import struct
 import sys
 import termios
 from typing import Any, Final
+
+from octavo.errors import ConfigError
 
 CAN_SEE_RESETS: Final = sys.platform == "linux"
 """Whether `is_reset` works on this system."""
 
 _DEAD_PEER_S: Final = 120
-"""How long a machine that has gone may leave packets unanswered."""
+"""How long a machine may leave packets unanswered."""
 _TCP_CLOSE: Final = 7
 """The state of a connection that its peer has reset, in the first byte of Linux's TCP_INFO."""
+_HANDSHAKE_S: Final = 0.1
+"""How long handshakes that have begun, and first requests of new connections, may take until the listener closes."""
+
+_SO_ATTACH_FILTER: Final = 26
+_BIND_PROBLEMS: Final = {
+    errno.EADDRINUSE: "another program uses this port; choose another with --port, or --port 0 for a free one",
+    errno.EACCES: "ports below 1024 need more rights; choose another with --port",
+    errno.EADDRNOTAVAIL: "this machine does not have that address; choose another with --host",
+}
+_REFUSE_NEW: Final = (
+    # code, jump if true, jump if false, operand: a classic BPF program over the TCP header of each incoming packet
+    (0x30, 0, 0, 13),  # load the flags
+    (0x54, 0, 0, 0x12),  # keep SYN and ACK
+    (0x15, 0, 1, 0x02),  # SYN alone begins a connection:
+    (0x06, 0, 0, 0),  # drop
+    (0x06, 0, 0, 0xFFFFFFFF),  # pass
+)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that holds an address, which no other program gets while the model loads. Raises ConfigError."""
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"host {host!r} is not an address of this machine ({error}); give one, such as 127.0.0.1"
+        ) from error
+    # a name such as localhost may have an address of each family; clients try the older one in any case
+    family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # without this, others could still bind the port until we listen, which we do when the model is loaded
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    except OSError as error:
+        listener.close()
+        problem = _BIND_PROBLEMS.get(error.errno or 0) or os.strerror(error.errno or 0)
+        raise ConfigError(f"cannot listen on {host}:{port}: {problem}") from error
+    listener.setblocking(False)
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return the address as a URL."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+async def stop_listening(server: asyncio.Server, listener: socket.socket) -> None:
+    """Close a listening socket without a reset for any client that is connected.
+
+    The system takes connections that the event loop has not accepted yet, and would reset them. So beginnings of
+    connections are dropped first; the others are accepted, and what they ask is read. A client whose beginning was
+    dropped repeats it, and is refused.
+    """
+    _drop_beginnings(listener)
+    await asyncio.sleep(_HANDSHAKE_S)
+    server.close()
+    listener.close()
+
+
+def _drop_beginnings(listener: socket.socket) -> None:
+    if sys.platform != "linux":
+        return  # there, a connection of the last moment may be reset
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in _REFUSE_NEW))
+    filter_ = struct.pack("HP", len(_REFUSE_NEW), ctypes.addressof(program))
+    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
 
 
 def drop_dead_peers(connection: Any) -> None:
-    """Have the system end a connection whose other machine has gone without a word."""
+    """Let the system end a connection whose other machine no longer responds."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_PEER_S // 2)
@@ -28,13 +104,13 @@ def drop_dead_peers(connection: Any) -> None:
 
 
 def is_reset(connection: Any) -> bool:
-    """Has the other end refused what was sent, because nobody has the connection there any more?"""
+    """Return whether the other end has refused what was sent, because it has closed the connection."""
     state: bytes = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
     return state[0] == _TCP_CLOSE
 
 
 def has_unread_bytes(connection: Any) -> bool:
-    """Have bytes arrived that the event loop has not come to yet?"""
+    """Return whether bytes have arrived that the event loop has not read yet."""
     if connection.fileno() < 0:
         return False
     waiting: bytes = fcntl.ioctl(connection.fileno(), termios.FIONREAD, bytes(4))

@@ -16,8 +16,8 @@ from octavo import logging as octavo_logging
 from octavo.async_llm import AsyncLLM
 from octavo.config.server_args import ServerArgs
 from octavo.server.app import build_app
-from octavo.server.listener import bind, url_of
 from octavo.server.serving import StopSignals, serve_until_stopped
+from octavo.server.sockets import bind, url_of
 from tests.server.fake_llm import FakeAsyncLLM
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_network
-
 import pytest
 
 from octavo.config.server_args import ServerArgs
 from octavo.errors import ConfigError
-from octavo.server.connections import ConnectionLimits, Connections, counted_address
+from octavo.server.connections import Connections, counted_address
 
 
 @pytest.mark.parametrize(
@@ -28,7 +26,7 @@ def test_addresses_count_together_when_they_are_one_clients(first: str, second: 
 
 
 def test_limits_hold_per_address_and_over_all_until_a_release() -> None:
-    connections = Connections(ConnectionLimits(max_per_address=2, max_connections=3))
+    connections = Connections(ServerArgs(max_connections_per_address=2), max_connections=3)
     assert [connections.refusal("1.1.1.1") is None for _ in range(3)] == [True, True, False]
     assert connections.refusal("2.2.2.2") is None
     full = connections.refusal("3.3.3.3")
@@ -52,7 +50,7 @@ def test_limits_hold_per_address_and_over_all_until_a_release() -> None:
     ],
 )
 def test_client_behind_proxies_is_the_last_address_that_is_none_of_them(values: list[str], client: str) -> None:
-    connections = Connections(ConnectionLimits(trusted_proxies=(ip_network("10.0.0.0/8"),)))
+    connections = Connections(ServerArgs(trusted_proxies=("10.0.0.0/8",)))
     assert connections.is_proxy("10.0.0.2")
     assert not connections.is_proxy("9.9.9.9")
     headers = [(b"x-forwarded-for", value.encode("latin-1")) for value in values]
@@ -60,7 +58,7 @@ def test_client_behind_proxies_is_the_last_address_that_is_none_of_them(values: 
 
 
 def test_what_is_thrown_away_is_read_at_one_pace_for_all_connections() -> None:
-    connections = Connections(ConnectionLimits())
+    connections = Connections(ServerArgs())
     first, second, third = (connections.next_discard_s(now=100.0) for _ in range(3))
     assert 0 < first < second < third
     assert connections.next_discard_s(now=200.0) == first
