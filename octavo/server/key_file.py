@@ -19,10 +19,22 @@ from octavo.config.sources import yaml_problem
 from octavo.errors import ConfigError, suggestion
 from octavo.server.keys import ALL_RIGHTS, Caller, Right, key_digest
 
+_NAME: Final = (
+    re.compile(r"[A-Za-z0-9._@+:/-]{1,64}"),
+    "1 to 64 letters, digits and characters of ._@+:/- (a number stands in quotes)",
+)
+_TEXTS: Final = {
+    "name": _NAME,
+    "group": _NAME,
+    "key": (re.compile(r"[!-~]+"), "text of visible ASCII characters without spaces (a number stands in quotes)"),
+    "sha256": (
+        re.compile(r"[0-9a-fA-F]{64}"),
+        '64 hexadecimal digits in quotes; make them with printf %s "$KEY" | sha256sum',
+    ),
+}
+"""What the texts of an entry have to be."""
+
 _FIELDS: Final = ("name", "key", "sha256", "group", "rights")
-_KEY: Final = re.compile(r"[!-~]+")
-_NAME: Final = re.compile(r"[A-Za-z0-9._@+:/-]{1,64}")
-_SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
 _MOST_NAMED: Final = 20
 
 logger = logging.getLogger(__name__)
@@ -130,34 +142,23 @@ def _read_entry(where: str, fields: Any) -> _Entry:
             meant = suggestion(str(field), _FIELDS)
             shown = str(field) if meant else "a field"
             raise ConfigError(f"{where} has {shown}, which is none of {', '.join(_FIELDS)}{meant}")
-    name, group = (_name(where, field, fields.get(field)) for field in ("name", "group"))
+    _check_texts(where, fields, "name", "group")
+    given: dict[str, Any] = {field: fields.get(field) for field in _FIELDS}
+    name, key, sha256 = given["name"], given["key"], given["sha256"]
     where = f"{where} ({name})" if name else where
-    return _Entry(where, _digest(where, fields), _rights(where, fields.get("rights") or []), name, group)
-
-
-def _name(where: str, field: str, value: Any) -> str | None:
-    if value is not None and not (isinstance(value, str) and _NAME.fullmatch(value)):
-        raise ConfigError(
-            f"{where}: {field} must be 1 to 64 letters, digits and characters of ._@+:/- (a number stands in quotes)"
-        )
-    return value
-
-
-def _digest(where: str, fields: Mapping[str, Any]) -> bytes:
-    key, sha256 = fields.get("key"), fields.get("sha256")
     if (key is None) == (sha256 is None):
         raise ConfigError(f"{where} has {'neither' if key is None else 'both of'} key and sha256; give one of them")
-    if sha256 is not None:
-        if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-            raise ConfigError(
-                f'{where}: sha256 must be 64 hexadecimal digits in quotes; make them with printf %s "$KEY" | sha256sum'
-            )
-        return bytes.fromhex(sha256)
-    if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise ConfigError(
-            f"{where}: key must be text of visible ASCII characters without spaces (a number stands in quotes)"
-        )
-    return key_digest(key.encode())
+    _check_texts(where, fields, "key", "sha256")
+    digest = bytes.fromhex(sha256) if key is None else key_digest(key.encode())
+    return _Entry(where, digest, _rights(where, given["rights"] or []), name, given["group"])
+
+
+def _check_texts(where: str, fields: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        pattern, expected = _TEXTS[name]
+        value = fields.get(name)
+        if value is not None and not (isinstance(value, str) and pattern.fullmatch(value)):
+            raise ConfigError(f"{where}: {name} must be {expected}")
 
 
 def _rights(where: str, value: Any) -> frozenset[Right]:

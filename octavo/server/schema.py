@@ -8,9 +8,11 @@ core/request_limits.py.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+import functools
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, get_args, get_type_hints
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, defstruct
 
 from octavo.core.request_limits import (
     MAX_REQUEST_TOKENS,
@@ -22,7 +24,7 @@ from octavo.core.request_limits import (
     check_texts,
 )
 from octavo.core.request_options import RequestOptions
-from octavo.core.sampling_params import OutputKind
+from octavo.core.sampling_params import OutputKind, SamplingParams, documented_fields
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, RequestBody, refuse_unsupported
 
@@ -42,14 +44,54 @@ class Limited(RequestBody):
 
     def check(self) -> None:
         """Raise InvalidRequest for a field that is too long."""
-        for name in self.__struct_fields__:
+        for name in _limited_fields(type(self)):
+            value = getattr(self, name)
             # prompts and messages are measured piece by piece; token ids are limited by the context
-            if name in REQUEST_LIMITS and (name not in ("prompt", "messages") or isinstance(getattr(self, name), str)):
-                check_field(name, getattr(self, name))
+            if value is not None and (name not in ("prompt", "messages") or isinstance(value, str)):
+                check_field(name, value)
         messages: list[Message] = getattr(self, "messages", None) or []
         check_field("messages", messages)
         num_chars = sum(message.check(f"messages[{index}]") for index, message in enumerate(messages))
         check_chars("messages", num_chars, REQUEST_LIMITS["messages"].total_chars, " together")
+
+
+@functools.cache
+def _limited_fields(kind: type[Limited]) -> list[str]:
+    return [name for name in kind.__struct_fields__ if name in REQUEST_LIMITS]
+
+
+_SAMPLING_PARAMETERS: Final = {
+    name: param
+    for name, param in documented_fields().items()
+    # what requests do not have, or each API in a way of its own
+    if name not in ("logprobs", "max_tokens", "detokenize", "output_kind")
+}
+
+
+def _json_type(name: str, annotation: Any, description: str) -> Any:
+    """Return the type that a sampling parameter has in a request, where null stands for its default.
+
+    Limits of numbers are left to SamplingParams, whose messages are better.
+    """
+    members = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    kinds = {tuple[str, ...]: list[str], tuple[int, ...]: list[TokenId], dict[int, float]: dict[TokenId, float]}
+    given = [kinds.get(member, member) for member in members if member is not NoneType]
+    if name == "stop":
+        given.append(str)
+    bounds: dict[str, Any] = {"ge": -(2**63), "le": 2**63 - 1} if given == [int] else {}
+    return Annotated[Union[tuple(given)], Meta(description=description, **bounds)] | None  # noqa: UP007
+
+
+if TYPE_CHECKING:
+    _SamplingFields = Limited
+else:
+    _HINTS = get_type_hints(SamplingParams)
+    _SamplingFields = defstruct(
+        "_SamplingFields",
+        [(name, _json_type(name, _HINTS[name], param.doc), None) for name, param in _SAMPLING_PARAMETERS.items()],
+        bases=(Limited,),
+        kw_only=True,
+    )
 
 
 class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -64,32 +106,16 @@ class ResponseFormat(Struct, tag_field="type", tag="text", forbid_unknown_fields
     """`{"type": "text"}`, the only format so far."""
 
 
-class GenerationRequest(Limited, kw_only=True, forbid_unknown_fields=True):
-    """What completions and chat have in common."""
+class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """What completions and chat have in common: the sampling parameters, and the fields below."""
+
+    if TYPE_CHECKING:
+        n: int | None
+        best_of: int | None
+        prompt_logprobs: int | None
 
     model: str | None = None
-    n: Int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: Int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
     max_tokens: Int | None = None
-    min_tokens: Int | None = None
-    prompt_logprobs: Int | None = None
-    logit_bias: dict[TokenId, float] | None = None
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[str] | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
@@ -109,10 +135,6 @@ class GenerationRequest(Limited, kw_only=True, forbid_unknown_fields=True):
     guided_grammar: Annotated[Any, _STRUCTURED] = None
     guided_decoding_backend: Annotated[Any, _STRUCTURED] = None
     guided_whitespace_pattern: Annotated[Any, _STRUCTURED] = None
-    best_of: Int | None = None
-    use_beam_search: bool | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | str | None = None
     logits_processors: Annotated[Any, Refused("code from requests is never run")] = None
     truncate_prompt_tokens: Annotated[Any, Refused("shorten the prompt before sending it")] = None
     return_tokens_as_token_ids: Annotated[Any, Refused("ask for return_token_ids", harmless=(False,))] = None
@@ -120,17 +142,9 @@ class GenerationRequest(Limited, kw_only=True, forbid_unknown_fields=True):
     kv_transfer_params: Annotated[Any, Refused("moving KV between engines is not there yet")] = None
     vllm_xargs: Annotated[Any, Refused("octavo has no such extensions", harmless=({},))] = None
 
-    SAMPLING_FIELDS: ClassVar[tuple[str, ...]] = (
-        *("n", "best_of", "use_beam_search", "length_penalty", "early_stopping"),
-        *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-        *("seed", "stop", "stop_token_ids", "include_stop_str_in_output"),
-        *("ignore_eos", "min_tokens", "prompt_logprobs"),
-        *("logit_bias", "allowed_token_ids", "bad_words", "skip_special_tokens", "spaces_between_special_tokens"),
-    )
-
     def given_sampling(self, **others: Any) -> dict[str, Any]:
-        """The sampling parameters that the request sets, and `others`: what goes over the model's defaults."""
-        given = {name: value for name in self.SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        """Return the sampling parameters that the request sets, and `others`: what goes over the model's defaults."""
+        given = {name: value for name in _SAMPLING_PARAMETERS if (value := getattr(self, name)) is not None}
         return {**given, **others, "output_kind": OutputKind.DELTA if self.stream else OutputKind.FINAL_ONLY}
 
     def options(self, tenant: str | None) -> RequestOptions:
@@ -363,32 +377,30 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-class TokenizeRequest(Limited, kw_only=True, forbid_unknown_fields=True):
+class TextRequest(Limited, kw_only=True, forbid_unknown_fields=True):
+    """What requests about a text or a conversation have in common."""
+
+    model: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
     """`POST /tokenize`: text, or a conversation."""
 
-    model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
-    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
-class PrefixRequest(Limited, kw_only=True, forbid_unknown_fields=True):
+class PrefixRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
     """`POST /unpin_prefix`: text, token ids, or the first messages of conversations."""
 
-    model: str | None = None
     prompt: str | list[TokenId] | None = None
-    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     cache_salt: str | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class PinPrefixRequest(PrefixRequest, kw_only=True, forbid_unknown_fields=True):
