@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -31,6 +32,11 @@ class DecoderConfig:
     activation: str = "silu"
     sliding_window: int | None = None
     """Tokens that a query sees, itself included."""
+
+    @classmethod
+    @abstractmethod
+    def read(cls, c: Checkpoint) -> Self:
+        """Read the config of `c`. Raises CheckpointError or UnsupportedModel."""
 
     @classmethod
     def common(cls, c: Checkpoint, *, head_dim: int | None = None, **own: Any) -> Self:

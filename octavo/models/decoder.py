@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
@@ -11,9 +11,11 @@ from octavo.attention.metadata import ModelInput
 from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import PagedAttention
 from octavo.layers.embedding import embedding_and_head
+from octavo.layers.layer import Layer
 from octavo.layers.norm import Norm, RMSNorm
-from octavo.models.causal_lm import CausalLM
 from octavo.models.config import DecoderConfig
+from octavo.ops.prepare_linear import TensorSpec
+from octavo.ops.registry import Ops
 
 
 class IntermediateTensors(NamedTuple):
@@ -25,14 +27,22 @@ class IntermediateTensors(NamedTuple):
     """[tokens, hidden]; the residual stream is the sum of both, or `hidden` alone where this is None."""
 
 
-class DecoderStack(CausalLM):
+class DecoderStack(nn.Module):
     """The layers that this rank has of the decoder. The first stage also embeds, the last one has norm and head.
 
     `layer` makes the decoder layer of an index: a module (x, residual, batch) → (x, residual), each [tokens, hidden].
     A family that computes more between embedding and layers, or between norm and head, overrides `embed`, `normalize`
     or `compute_logits`.
+
+    The names of its modules are the checkpoint's names, except that a checkpoint may put one of `PREFIXES` before all
+    names of the decoder, and that `RENAMED` maps modules of the model itself to their names there. Tensors that match a
+    pattern of `IGNORED` (a regular expression for the whole name, without prefix) are known and not needed.
     """
 
+    Config: ClassVar[type[DecoderConfig]]
+    PREFIXES: ClassVar[tuple[str, ...]] = ("model.",)
+    RENAMED: ClassVar[Mapping[str, str]] = {}
+    IGNORED: ClassVar[tuple[str, ...]] = (r".*rotary_emb\.inv_freq",)
     FIRST_STAGE: ClassVar[tuple[str, ...]] = ("embed_tokens",)
     """The modules that only the first stage has."""
     LAST_STAGE: ClassVar[tuple[str, ...]] = ("norm", "lm_head")
@@ -48,7 +58,8 @@ class DecoderStack(CausalLM):
         embedding_size: int | None = None,
     ) -> None:
         """embedding_size: width of embedding and head, the layers' width unless given."""
-        super().__init__(c, mesh)
+        super().__init__()
+        self.config = c
         self.layer_range = mesh.layer_range(c.num_layers)
         self.is_first, self.is_last = self.layer_range.start == 0, self.layer_range.stop == c.num_layers
         embed_tokens, lm_head = embedding_and_head(c.vocab_size, embedding_size or c.hidden_size, mesh, tied=c.tied)
@@ -91,13 +102,46 @@ class DecoderStack(CausalLM):
         return logits
 
     def owns(self, name: str) -> bool:
-        """See `CausalLM.owns`."""
+        """Return whether a tensor with this name, without prefix, belongs to this rank's part of the model.
+
+        A tensor that does belong to it and that no layer reads is an error of the checkpoint.
+        """
         part, _, rest = name.partition(".")
         if part == self.RENAMED.get("layers", "layers"):
             index = rest.partition(".")[0]
             return not index.isdigit() or int(index) in self.layer_range or int(index) >= self.config.num_layers
         elsewhere = (() if self.is_first else self.FIRST_STAGE) + (() if self.is_last else self.LAST_STAGE)
         return part not in {self.RENAMED.get(each, each) for each in elsewhere}
+
+    def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
+        """Yield every layer with its path in the checkpoint."""
+        for path, module in self.named_modules():
+            if isinstance(module, Layer):
+                part, dot, rest = path.partition(".")
+                yield f"{self.RENAMED.get(part, part)}{dot}{rest}", module
+
+    def plain_bytes(self) -> int:
+        """Return the bytes of all parameters before any layer is finished."""
+        return sum(parameter.nbytes for parameter in self.parameters())
+
+    def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
+        """Return the specs of the tensors of `state`, before the model is loaded."""
+        layers = ((path, layer.state_specs(ops)) for path, layer in self.layers_by_path())
+        return {f"{path}.{name}": spec for path, specs in layers for name, spec in specs.items()}
+
+    def planned_bytes(self, ops: Ops) -> int:
+        """Return the bytes that `state` will take, before the model is loaded."""
+        return sum(spec.nbytes for spec in self.state_specs(ops).values())
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all tensors that the loaded model keeps, by layer and name."""
+        layers = ((path, layer.state()) for path, layer in self.layers_by_path())
+        return {f"{path}.{name}": tensor for path, tensors in layers for name, tensor in tensors.items()}
+
+    def restore(self, state: Mapping[str, Tensor], ops: Ops) -> None:
+        """Set what `state` returned instead of loading; the tensors meet `state_specs`."""
+        for path, layer in self.layers_by_path():
+            layer.restore({name: state[f"{path}.{name}"] for name in layer.state_specs(ops)}, ops)
 
     def _embed_tokens(self, batch: ModelInput) -> Tensor:
         assert self.embed_tokens is not None, "only the first stage embeds tokens"

@@ -30,7 +30,7 @@ class GPT2Config(DecoderConfig):
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
-        """See `ConfigReader.read`."""
+        """See `DecoderConfig.read`."""
         refuse_quantization(c)
         c.expect("scale_attn_weights", True)
         c.expect("scale_attn_by_inverse_layer_idx", False)

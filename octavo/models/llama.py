@@ -17,7 +17,7 @@ class LlamaConfig(DecoderConfig):
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
-        """See `ConfigReader.read`."""
+        """See `DecoderConfig.read`."""
         c.expect("hidden_act", "silu")
         return cls.common(c, attention_bias=c.bool("attention_bias", False), mlp_bias=c.bool("mlp_bias", False))
 

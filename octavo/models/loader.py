@@ -19,8 +19,8 @@ from octavo.core.model_shape import ModelShape
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, ConfigError
 from octavo.layers.layer import Binding, Layer, TensorSlot
-from octavo.models.causal_lm import CausalLM
 from octavo.models.content import WeightContent
+from octavo.models.decoder import DecoderStack
 from octavo.models.packed_cache import PackedCache, made_of
 from octavo.models.packed_folder import PackedFolder
 from octavo.models.registry import resolve_model
@@ -52,7 +52,7 @@ class LoadedModel:
         mesh: Mesh,
         dtype: torch.dtype,
         method: WeightMethod,
-        model: CausalLM,
+        model: DecoderStack,
         shape: ModelShape,
     ) -> None:
         """shape: the sizes of this rank's part, its layers and its heads."""
@@ -77,9 +77,9 @@ class LoadedModel:
         method = method or UNQUANTIZED
         model_class = resolve_model(checkpoint)
         config = model_class.Config.read(checkpoint)
-        shape = _shape_of_rank(config.shape(), mesh)  # type: ignore[attr-defined]
+        shape = _shape_of_rank(config.shape(), mesh)
         with torch.device("meta"):
-            model = model_class(config, mesh)  # type: ignore[arg-type]
+            model = model_class(config, mesh)
             for _, layer in model.layers_by_path():
                 layer.use(method)
         return cls(checkpoint, mesh, dtype, method, model.to(dtype), shape)
@@ -100,7 +100,7 @@ class LoadedModel:
         packed: PackedFolder | None = None,
         max_positions: int | None = None,
         progress: bool = False,
-    ) -> CausalLM:
+    ) -> DecoderStack:
         """Return the model ready to run on `device`.
 
         `load_format` "dummy" draws random weights from `seed` instead of reading any. A layer is brought into the form
@@ -166,7 +166,7 @@ def _shape_of_rank(shape: ModelShape, mesh: Mesh) -> ModelShape:
     )
 
 
-def tensor_slots(model: CausalLM) -> dict[str, TensorSlot]:
+def tensor_slots(model: DecoderStack) -> dict[str, TensorSlot]:
     """Everything that the model's layers read, by name without prefix."""
     slots: dict[str, TensorSlot] = {}
     for path, layer in model.layers_by_path():
@@ -176,7 +176,7 @@ def tensor_slots(model: CausalLM) -> dict[str, TensorSlot]:
     return slots
 
 
-def check_tensors(checkpoint: Checkpoint, model: CausalLM, slots: Mapping[str, TensorSlot]) -> None:
+def check_tensors(checkpoint: Checkpoint, model: DecoderStack, slots: Mapping[str, TensorSlot]) -> None:
     """Compare what the model reads with what the headers promise. Files without a header are compared when read."""
     stored = checkpoint.tensors()
     if not stored:
@@ -190,7 +190,7 @@ def check_tensors(checkpoint: Checkpoint, model: CausalLM, slots: Mapping[str, T
     _check_names(checkpoint, model, slots, stored)
 
 
-def strip_prefix(model: CausalLM, name: str) -> str:
+def strip_prefix(model: DecoderStack, name: str) -> str:
     """A checkpoint's name for a tensor, in the model's words."""
     for prefix in model.PREFIXES:
         if name.startswith(prefix):
@@ -218,7 +218,7 @@ def randomize(layer: Layer, seed: int, device: torch.device | str) -> int:
 class _Arrivals:
     """Hands tensors to their slots and finishes a layer as soon as it has all, which releases what it was made from."""
 
-    def __init__(self, model: CausalLM, ops: Ops) -> None:
+    def __init__(self, model: DecoderStack, ops: Ops) -> None:
         self._ops = ops
         self._owner: dict[str, Layer] = {}
         self._paths: dict[Layer, str] = {}
@@ -267,7 +267,7 @@ class _Arrivals:
         return slot.name
 
 
-def _fill(checkpoint: Checkpoint, model: CausalLM, ops: Ops, device: torch.device | str, progress: bool) -> None:
+def _fill(checkpoint: Checkpoint, model: DecoderStack, ops: Ops, device: torch.device | str, progress: bool) -> None:
     """Read every file once and hand each tensor to its slot."""
     slots = tensor_slots(model)
     arrivals = _Arrivals(model, ops)
@@ -306,7 +306,10 @@ def _fill(checkpoint: Checkpoint, model: CausalLM, ops: Ops, device: torch.devic
 
 
 def _check_names(
-    checkpoint: Checkpoint, model: CausalLM, slots: Mapping[str, TensorSlot], stored: Mapping[str, TensorInfo | None]
+    checkpoint: Checkpoint,
+    model: DecoderStack,
+    slots: Mapping[str, TensorSlot],
+    stored: Mapping[str, TensorInfo | None],
 ) -> None:
     plain = {strip_prefix(model, name): name for name in stored}
     missing = [slot.name for slot in slots.values() if slot.required and slot.name not in plain]
@@ -332,7 +335,7 @@ def _check_names(
         _log.warning("%s: %s no part of %s and ignored", checkpoint.path, _counted(surplus), architecture)
 
 
-def _is_inside(model: CausalLM, name: str) -> bool:
+def _is_inside(model: DecoderStack, name: str) -> bool:
     """Whether a tensor of the checkpoint lies in the decoder, where another model would compute with it."""
     parts = {path.partition(".")[0] for path, _ in model.layers_by_path()}
     short = strip_prefix(model, name)

@@ -17,7 +17,7 @@ class MistralConfig(DecoderConfig):
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
-        """See `ConfigReader.read`."""
+        """See `DecoderConfig.read`."""
         c.expect("hidden_act", "silu")
         window = None if "sliding_window" in c.values and c.values["sliding_window"] is None else 4096
         return cls.common(c, sliding_window=window and c.positive("sliding_window", window))

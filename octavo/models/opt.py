@@ -36,7 +36,7 @@ class OPTConfig(DecoderConfig):
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
-        """See `ConfigReader.read`."""
+        """See `DecoderConfig.read`."""
         refuse_quantization(c)
         c.expect("layer_norm_elementwise_affine", True)
         hidden_size, num_heads = c.positive("hidden_size"), c.positive("num_attention_heads")

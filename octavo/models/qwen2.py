@@ -17,7 +17,7 @@ class Qwen2Config(DecoderConfig):
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
-        """See `ConfigReader.read`."""
+        """See `DecoderConfig.read`."""
         c.expect("hidden_act", "silu")
         c.expect("use_sliding_window", False)
         return cls.common(c)

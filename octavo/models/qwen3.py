@@ -24,7 +24,7 @@ class Qwen3Config(DecoderConfig):
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
-        """See `ConfigReader.read`."""
+        """See `DecoderConfig.read`."""
         c.expect("hidden_act", "silu")
         c.expect("use_sliding_window", False)
         return cls.common(c, head_dim=c.positive("head_dim", 128), attention_bias=c.bool("attention_bias", False))

@@ -11,20 +11,33 @@ import re
 from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
+from typing import Any, Protocol
 
 import octavo.models
 from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
-from octavo.models.causal_lm import CausalLM
+from octavo.models.config import DecoderConfig
+from octavo.models.decoder import DecoderStack
 
 
-def resolve_model(checkpoint: Checkpoint) -> type[CausalLM]:
+class ModelClass(Protocol):
+    """The class of a family: a `DecoderStack` that is made from its config."""
+
+    Config: type[DecoderConfig]
+
+    def __call__(self, config: Any, mesh: Mesh) -> DecoderStack:
+        """Make the part of the model that the mesh's rank has."""
+        ...
+
+
+def resolve_model(checkpoint: Checkpoint) -> ModelClass:
     """Return the class for the checkpoint's architecture. Raises UnsupportedModel, which names the families that are
     there."""
     wanted = checkpoint.architecture
     for module in _model_files(wanted):
         if wanted in module.ARCHITECTURES or module.__name__.endswith(f".{wanted}"):
-            model: type[CausalLM] = module.MODEL
+            model: ModelClass = module.MODEL
             return model
     own_code = (
         "; its auto_map names code in its directory, which octavo does not run"

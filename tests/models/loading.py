@@ -9,7 +9,7 @@ import torch
 from octavo.attention.backend import AttentionBackend
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
-from octavo.models.causal_lm import CausalLM
+from octavo.models.decoder import DecoderStack
 from octavo.models.loader import LoadedModel
 from octavo.ops.registry import Ops
 from octavo.quantization.method import WeightMethod
@@ -19,7 +19,7 @@ ONE = Mesh.single()
 
 def open_model(
     checkpoint: Checkpoint, mesh: Mesh = ONE, *, dtype: torch.dtype = torch.float32, method: WeightMethod | None = None
-) -> CausalLM:
+) -> DecoderStack:
     """Return the model without memory."""
     return LoadedModel.open(checkpoint, mesh, dtype, method).model
 
@@ -33,6 +33,6 @@ def load_model(
     mesh: Mesh = ONE,
     method: WeightMethod | None = None,
     **options: Any,
-) -> CausalLM:
+) -> DecoderStack:
     """Return the model ready to run; `options` are those of `LoadedModel.load`."""
     return LoadedModel.open(checkpoint, mesh, dtype, method).load(ops, backend, **options)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride
 from octavo.config.checkpoint import Checkpoint
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
-from octavo.models.causal_lm import CausalLM
+from octavo.models.decoder import DecoderStack
 from octavo.ops.registry import bind
 from tests.models.loading import load_model
 
@@ -42,7 +43,7 @@ class Stream:
     logits: list[Tensor] = field(default_factory=list)
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32, mesh: Mesh | None = None) -> CausalLM:
+def load(path: Path, dtype: torch.dtype = torch.float32, mesh: Mesh | None = None) -> DecoderStack:
     """The checkpoint on the reference backend; `mesh` is that of one rank unless given."""
     return load_model(
         Checkpoint.open(path),
@@ -56,11 +57,12 @@ def load(path: Path, dtype: torch.dtype = torch.float32, mesh: Mesh | None = Non
 class PagedRun:
     """Steps streams over caches whose blocks are dealt in random order."""
 
-    def __init__(self, model: CausalLM, num_blocks: int = 300) -> None:
+    def __init__(self, model: Any, num_blocks: int = 300, dtype: torch.dtype | None = None) -> None:
+        """dtype: of the caches; that of the model's parameters unless given."""
         self.model = model
         shape = model.config.shape()
         layout = ReferenceBackend().cache_shape(num_blocks, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
-        dtype = next(model.parameters()).dtype
+        dtype = dtype or next(model.parameters()).dtype
         self.caches = [torch.zeros(layout, dtype=dtype) for _ in range(shape.num_layers)]
         self.free = list(range(1, num_blocks))
         random.Random(0).shuffle(self.free)

@@ -13,11 +13,15 @@ import torch
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride
+from octavo.config.checkpoint import Checkpoint
+from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.models.decoder import DecoderStack
+from tests.conformance.runtimes import LEVELS, ops
 from tests.fakes.checkpoints import edit_tensors, make_checkpoint
 from tests.layers.bound import apart, random
+from tests.models.loading import load_model
 from tests.models.paged_run import BLOCK_SIZE, Batch, PagedRun, Stream, load
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -48,7 +52,6 @@ class Stages:
     def __init__(self, stages: Sequence[DecoderStack]) -> None:
         self._stages = stages
         self.config = stages[0].config
-        self.parameters = stages[0].parameters
         self.compute_logits = stages[-1].compute_logits
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -63,14 +66,12 @@ class Stages:
 
 
 def load_stages(path: Path, *cuts: int) -> list[DecoderStack]:
-    stages = [load(path, mesh=Stage(first=first, last=last)) for first, last in pairwise(cuts)]
-    assert all(isinstance(stage, DecoderStack) for stage in stages)
-    return stages  # type: ignore[return-value]
+    return [load(path, mesh=Stage(first=first, last=last)) for first, last in pairwise(cuts)]
 
 
-def generated(model: Any) -> tuple[list[list[int]], Tensor]:
+def generated(model: Any, dtype: torch.dtype = torch.float32) -> tuple[list[list[int]], Tensor]:
     """Tokens and logits of two prompts, one computed in two chunks, and of ten decode steps."""
-    run, streams = PagedRun(model), [Stream([5, 9, 77]), Stream(list(range(3, 24)))]
+    run, streams = PagedRun(model, dtype=dtype), [Stream([5, 9, 77]), Stream(list(range(3, 24)))]
     run.step([(streams[0], 3), (streams[1], 9)])
     run.step([(streams[1], 12)])
     run.decode(streams, 10)
@@ -85,6 +86,21 @@ def test_stages_compute_what_one_stage_computes(
     path = make_checkpoint(family, tmp_path, num_hidden_layers=3, **overrides)
     tokens, logits = generated(load(path))
     found_tokens, found_logits = generated(Stages(load_stages(path, *cuts)))
+    assert found_tokens == tokens
+    assert torch.equal(found_logits, logits)
+
+
+@pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_stages_of_compiled_kernels_compute_what_one_stage_computes(family: str, tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(make_checkpoint(family, tmp_path, num_hidden_layers=3))
+    whole, first, last = (
+        load_model(checkpoint, mesh=mesh, dtype=torch.bfloat16, backend=ReferenceBackend(), ops=ops(LEVELS[0]))
+        for mesh in (Mesh.single(), Mesh.of_rank(0, pipeline=2), Mesh.of_rank(1, pipeline=2))
+    )
+    tokens, logits = generated(whole, torch.bfloat16)
+    found_tokens, found_logits = generated(Stages([first, last]), torch.bfloat16)
+    assert (len(first.layer_range), len(last.layer_range)) == (2, 1)
     assert found_tokens == tokens
     assert torch.equal(found_logits, logits)
 

@@ -15,7 +15,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
-from octavo.models.causal_lm import CausalLM
+from octavo.models.decoder import DecoderStack
 from octavo.models.loader import DTYPES, tensor_slots
 from octavo.ops.registry import bind
 from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint, to_pytorch_archive
@@ -30,7 +30,7 @@ def llama(tmp_path: Path) -> Path:
     return make_checkpoint("llama", tmp_path)
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
+def load(path: Path, dtype: torch.dtype = torch.float32) -> DecoderStack:
     """The checkpoint on the references, which keep weights as they are."""
     return load_model(
         Checkpoint.open(path),
@@ -41,7 +41,7 @@ def load(path: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
     )
 
 
-def load_dummy(path: Path, seed: int = 0) -> CausalLM:
+def load_dummy(path: Path, seed: int = 0) -> DecoderStack:
     return load_model(
         Checkpoint.open(path),
         dtype=torch.bfloat16,

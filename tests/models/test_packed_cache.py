@@ -26,8 +26,8 @@ from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError
 from octavo.models import content, packed_file
-from octavo.models.causal_lm import CausalLM
 from octavo.models.content import WeightContent
+from octavo.models.decoder import DecoderStack
 from octavo.models.packed_cache import PackedCache, made_of
 from octavo.models.packed_folder import PackedFolder
 from octavo.ops.prepare_linear import TensorSpec
@@ -77,7 +77,7 @@ def write(cache: PackedCache, state: dict[str, Tensor] | None = None) -> None:
     cache._folder.close(60.0)
 
 
-def load(path: Path, directory: Path, ops: Ops, packed: PackedFolder | None = None, **options: Any) -> CausalLM:
+def load(path: Path, directory: Path, ops: Ops, packed: PackedFolder | None = None, **options: Any) -> DecoderStack:
     """A loaded model, after what runs in the background has ended."""
     settings: dict[str, Any] = {"dtype": torch.float32, "mesh": Mesh.single(), "backend": ReferenceBackend(), **options}
     packed = packed or folder(directory)
@@ -86,7 +86,7 @@ def load(path: Path, directory: Path, ops: Ops, packed: PackedFolder | None = No
     return model
 
 
-def logits(model: CausalLM) -> Tensor:
+def logits(model: DecoderStack) -> Tensor:
     run, stream = PagedRun(model), Stream([5, 6, 7])
     run.step([(stream, 3)])
     run.decode([stream], 3)

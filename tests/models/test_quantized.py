@@ -16,7 +16,7 @@ from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
-from octavo.models.causal_lm import CausalLM
+from octavo.models.decoder import DecoderStack
 from octavo.ops.registry import Ops, bind
 from octavo.platform import Platform
 from octavo.quantization.registry import method_named
@@ -33,7 +33,7 @@ def bound() -> Ops:
     return CpuRuntime.open().bind()
 
 
-def load(path: Path, quantization: str | None, ops: Ops, **options: Any) -> CausalLM:
+def load(path: Path, quantization: str | None, ops: Ops, **options: Any) -> DecoderStack:
     return load_model(
         Checkpoint.open(path),
         dtype=torch.float32,
@@ -45,7 +45,7 @@ def load(path: Path, quantization: str | None, ops: Ops, **options: Any) -> Caus
     )
 
 
-def logits(model: CausalLM) -> torch.Tensor:
+def logits(model: DecoderStack) -> torch.Tensor:
     run, stream = PagedRun(model), Stream([5, 6, 7, 8, 9])
     run.step([(stream, 5)])
     return torch.stack(stream.logits)

@@ -16,7 +16,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
-from octavo.models.causal_lm import CausalLM
+from octavo.models.decoder import DecoderStack
 from octavo.ops.registry import Ops, bind
 from tests.fakes.checkpoints import edit_tensors, make_checkpoint, to_pytorch_archive
 from tests.fakes.padded_format import padded_ops
@@ -27,13 +27,13 @@ FAMILIES = ("llama", "qwen3", "mistral", "opt", "gpt2")
 PLAIN = bind()
 
 
-def load(path: Path, ops: Ops, **options: Any) -> CausalLM:
+def load(path: Path, ops: Ops, **options: Any) -> DecoderStack:
     return load_model(
         Checkpoint.open(path), dtype=torch.float32, mesh=Mesh.single(), backend=ReferenceBackend(), ops=ops, **options
     )
 
 
-def logits(model: CausalLM) -> torch.Tensor:
+def logits(model: DecoderStack) -> torch.Tensor:
     run, stream = PagedRun(model), Stream([5, 6, 7])
     run.step([(stream, 3)])
     run.decode([stream], 3)
