@@ -42,7 +42,9 @@ def flag_values(name: str) -> tuple[list[str], Any]:
     if argument.kind is tuple:
         return [flag, "a", flag, "b"], ("a", "b")
     if argument.kind is dict:
-        return [flag, "a=b", flag, "c=d"], {"a": "b", "c": "d"}
+        texts = {"a": "1", "b": "2.5"}
+        pairs = [word for key, text in texts.items() for word in (flag, f"{key}={text}")]
+        return pairs, {key: argument.of(text) for key, text in texts.items()}
     if arg.is_bytes:
         size = 3 << 40 if name == "max_bodies_size" else 3 << 20  # all bodies together have room for the largest
         return [flag, str(size)], size
