@@ -99,7 +99,7 @@ class AsyncLLM:
 
     @property
     def is_running(self) -> bool:
-        """False once the core has died or `shutdown` was called."""
+        """Return False once the core has died or `shutdown` was called."""
         return self._client.is_running
 
     async def check_health(self) -> None:
@@ -114,7 +114,7 @@ class AsyncLLM:
         return len(self._output)
 
     def default_sampling_params(self, **explicit: Any) -> SamplingParams:
-        """The model's sampling defaults, with `explicit` values over them."""
+        """Return the model's sampling defaults, with `explicit` values over them."""
         return self._input.default_sampling_params(**explicit)
 
     def render_chat(
@@ -132,8 +132,8 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of one request until the one with `finished`; a loop that is left early ends the request.
 
-        A slow reader gets several outputs in one. Raises InvalidRequest before the first output when the request is
-        refused, EngineDeadError when the core dies.
+        A slow reader gets the results of several steps in one output. Raises InvalidRequest before the first output
+        when the request is refused, EngineDeadError when the core dies.
         """
         request_ids = None if request_id is None else [request_id]
         outputs = self.generate_together([prompt], sampling_params, request_ids, RequestOptions(**options))
@@ -191,7 +191,7 @@ class AsyncLLM:
         self, process: Callable[[int], list[EngineCoreRequest]], start: int, prompts: Sequence[Prompt]
     ) -> list[EngineCoreRequest]:
         """Process some prompts: in a thread where it takes long to tokenise them, else one request after the other, so
-        that one with many prompts holds up no other."""
+        that one with many prompts does not block the others."""
         turn = prompts[start : start + _PROMPTS_OF_TURN]
         num_chars = sum(len(prompt.text or "") for prompt in turn if prompt.token_ids is None)
         if num_chars >= LONG_TEXT_CHARS:
@@ -212,7 +212,7 @@ class AsyncLLM:
             self._client.send(AbortRequests(aborted))
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes and end all pins. False, and nothing happens, while requests have KV blocks."""
+        """Drop all cached prefixes and pins. Returns False, without effect, while requests have KV blocks."""
         return bool(await self.call("reset_prefix_cache"))
 
     async def pin_prefix(self, prompt: PrefixLike, ttl_s: float, cache_salt: str | None = None) -> PinnedPrefix:
@@ -222,15 +222,15 @@ class AsyncLLM:
         return msgspec.convert(await self.call("pin_prefix", token_ids, ttl_s, *key), PinnedPrefix)
 
     async def unpin_prefix(self, prompt: PrefixLike, cache_salt: str | None = None) -> bool:
-        """End the pin of exactly this prefix before its time; False when there is none."""
+        """End the pin of exactly this prefix before its time. Returns False when there is none."""
         return bool(await self.call("unpin_prefix", *await self._prefix(prompt, cache_salt)))
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """A named control call to the core (`stats`, `reset_prefix_cache`, `check_health`); built-in types return."""
+        """Return the result of a control call to the core (`stats`, `reset_prefix_cache`, …), as built-in types."""
         return await self._client.call(method, *arguments)
 
     async def wait_dead(self) -> EngineDeadError:
-        """Wait until the core has died; the error says of what. Also ends when `shutdown` is called."""
+        """Wait until the core has died, or `shutdown` was called, and return the error with the reason."""
         return await asyncio.shield(self._dead)
 
     async def shutdown(self) -> None:
@@ -268,7 +268,7 @@ class AsyncLLM:
         return opened
 
     async def _receive(self) -> None:
-        """Take outputs from the core until it dies."""
+        """Process outputs of the core until it dies."""
         try:
             while True:
                 step = await self._client.receive()
@@ -289,7 +289,7 @@ class AsyncLLM:
 
 
 def _open_tokenizer(model: ModelConfig) -> tuple[Tokenizer, ChatTemplate | None]:
-    """The tokenizer and the chat template, compiled, so that the first chat does not hold up the loop."""
+    """Return the tokenizer and the chat template, compiled, so that the first chat does not block the event loop."""
     tokenizer, chat_template = open_tokenizer(model)
     if chat_template is not None:
         chat_template.compile()

@@ -16,7 +16,7 @@ from octavo.engine.tokenizer import Tokenizer
 
 
 class AsyncLLMEngine:
-    """The name and the constructor that users of vLLM know. Use one engine on one event loop only.
+    """`AsyncLLM` under the name and with the constructor of vLLM. Use one engine on one event loop only.
 
     A wrong argument is an error of the constructor; a wrong model is an error of the first call that needs it.
     """

@@ -4,7 +4,7 @@
     ├── ConfigError              an engine argument is wrong (name, value, limit, remedy)
     ├── CheckpointError          a model directory cannot be used as it is
     │   └── UnsupportedModel     its architecture, or an option of it, is not implemented
-    ├── InvalidRequest           a request is refused at the door; the server answers 400
+    ├── InvalidRequest           a request is refused before it is accepted; HTTP status 400
     │   ├── ContextTooLong       the prompt does not fit the model's context
     │   └── RequestTooLarge      the request can never fit the KV cache, even alone
     ├── RequestFailed            an accepted request ended with an error of its own
@@ -55,7 +55,7 @@ class InvalidRequest(OctavoError, ValueError):
 
 
 class ContextTooLong(InvalidRequest):
-    """Prompt (and the tokens asked for) exceed the model's context."""
+    """The prompt, or the prompt and max_tokens together, exceed the model's context."""
 
     code = "context_length_exceeded"
 
@@ -79,7 +79,7 @@ class EngineUnresponsiveError(OctavoError, RuntimeError):
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether `error`, or one that it was raised from, says that a disk or a quota is full."""
+    """Return whether `error`, or one that it was raised from, means that a disk or a quota is full."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.config.schema import EngineConfig
 from octavo.config.sources import engine_args
-from octavo.core.outputs import PinnedPrefix, RequestOutput
+from octavo.core.outputs import CompletionOutput, PinnedPrefix, RequestError, RequestOutput
 from octavo.core.prompt import Prompt, PromptLike, is_single_prompt
 from octavo.core.request_options import BatchKeywords, RequestOptions, options_of_each
 from octavo.core.sampling_params import OutputKind, SamplingParams, checked_number, documented_fields
@@ -21,7 +21,6 @@ from octavo.engine.chat_template import ChatKeywords, ChatOptions, Message
 from octavo.engine.input_processor import PrefixLike
 from octavo.engine.interrupt import deferred_interrupt
 from octavo.engine.llm_engine import LLMEngine
-from octavo.engine.output_processor import refused_output
 from octavo.engine.progress import ProgressBar
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest, RequestTooLarge
@@ -36,7 +35,7 @@ class LLM:
 
     `model` is a hub name or a directory; None takes OCTAVO_MODEL, else octavo-tiny, the demonstration model that ships
     with the package. Every other keyword is a field of EngineArgs; an unknown one is a ConfigError that names the
-    nearest. Use it as a context manager, or call `close`, to give the memory back. `target_step_ms` is 0 by default:
+    nearest. Use it as a context manager, or call `close`, to release the memory. `target_step_ms` is 0 by default:
     whole outputs are returned, so throughput counts and the time between tokens does not.
     """
 
@@ -51,7 +50,7 @@ class LLM:
 
     @classmethod
     def from_engine(cls, engine: LLMEngine) -> LLM:
-        """Over an engine that is there already."""
+        """Return an `LLM` over an existing engine."""
         llm = cls.__new__(cls)
         llm.engine = engine
         llm._request_numbers = itertools.count()
@@ -65,7 +64,7 @@ class LLM:
         return self.engine.tokenizer
 
     def get_default_sampling_params(self, **explicit: Any) -> SamplingParams:
-        """What `generate` uses when it is given none: the checkpoint's defaults, with `explicit` values over them."""
+        """Return the checkpoint's sampling defaults, which `generate` uses, with `explicit` values over them."""
         return self.engine.default_sampling_params(**explicit)
 
     def generate(
@@ -120,7 +119,7 @@ class LLM:
         use_tqdm: bool | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
-        """The `n` (by default `beam_width`) likeliest continuations of each prompt that a beam search finds, in order.
+        """Return the `n` (by default `beam_width`) likeliest continuations of each prompt that a beam search finds.
 
         Scores are `cumulative_logprob / len(token_ids) ** length_penalty`. A bias or a penalty changes them, but not
         the reported log-probabilities, which are the model's. `early_stopping`: True ends with `beam_width` finished
@@ -147,7 +146,7 @@ class LLM:
         return self._run(make_prompts, params, each, use_tqdm, width_name="beam_width")
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes and end all pins. False, and nothing happens, while requests run."""
+        """Drop all cached prefixes and pins. Returns False, without effect, while requests run."""
         return self.engine.reset_prefix_cache()
 
     def pin_prefix(self, prompt: PrefixLike, ttl_s: float, cache_salt: str | None = None) -> PinnedPrefix:
@@ -159,11 +158,11 @@ class LLM:
         return self.engine.pin_prefix(prompt, ttl_s, cache_salt)
 
     def unpin_prefix(self, prompt: PrefixLike, cache_salt: str | None = None) -> bool:
-        """End the pin of exactly this prefix before its time; False when there is none."""
+        """End the pin of exactly this prefix before its time. Returns False when there is none."""
         return self.engine.unpin_prefix(prompt, cache_salt)
 
     def close(self) -> None:
-        """Give the model's memory back. Idempotent."""
+        """Release the model's memory. Idempotent."""
         self.engine.shutdown()
 
     def __enter__(self) -> Self:
@@ -180,7 +179,9 @@ class LLM:
         use_tqdm: bool | None,
         width_name: str = "best_of",
     ) -> list[RequestOutput]:
-        """prompts: each makes its prompt, or raises what is wrong with it. width_name: what best_of is called."""
+        """Generate for all prompts, each of which is made by a call that may raise InvalidRequest.
+
+        width_name: the caller's name for best_of, for the messages of errors."""
         params = self._params_of_each(sampling_params, len(prompts))
         request_ids = [str(next(self._request_numbers)) for _ in prompts]
         mine, outputs = frozenset(request_ids), dict[str, RequestOutput]()
@@ -217,7 +218,7 @@ class LLM:
                 f"there are {num_prompts} prompts but {len(each)} sampling_params; give one for all, or one for each",
                 field="sampling_params",
             )
-        # nobody looks at what comes before the end
+        # no caller reads what comes before the end
         return [msgspec.structs.replace(one, output_kind=OutputKind.FINAL_ONLY) for one in each]
 
     def _add(
@@ -228,7 +229,7 @@ class LLM:
         options: RequestOptions,
         width_name: str,
     ) -> RequestOutput | None:
-        """Add a request; its final output when it is refused."""
+        """Add a request; return its final output when it is refused."""
         prompt: Prompt | None = None
         try:
             prompt = make_prompt()
@@ -236,7 +237,7 @@ class LLM:
         except InvalidRequest as found:
             error = _about_width(found, width_name)
             _log.warning("request %s is refused: %s", request_id, error)
-            return refused_output(request_id, prompt.text if prompt else None, params.n, error)
+            return _refused_output(request_id, prompt.text if prompt else None, params.n, error)
         return None
 
     def _abort_all(self, request_ids: Sequence[str]) -> None:
@@ -246,8 +247,20 @@ class LLM:
             self.engine.step()
 
 
+def _refused_output(request_id: str, prompt: str | None, n: int, error: InvalidRequest) -> RequestOutput:
+    """Return the final output of a request that never reached the core."""
+    return RequestOutput(
+        request_id=request_id,
+        prompt=prompt,
+        prompt_token_ids=[],
+        outputs=[CompletionOutput(index=index, text="", token_ids=[], finish_reason="error") for index in range(n)],
+        finished=True,
+        error=RequestError(str(error), field=error.field, code=error.code, is_client_error=True),
+    )
+
+
 def _about_width(error: InvalidRequest, width_name: str) -> InvalidRequest:
-    """The error in the words of a caller who knows best_of as `width_name`."""
+    """Return the error with `width_name` in place of best_of."""
     if error.field != "best_of" and not isinstance(error, RequestTooLarge):
         return error
     field = width_name if error.field == "best_of" else error.field

@@ -1,11 +1,10 @@
-"""Beam search: which continuations of the running beams live on, which are finished, and when the search ends.
+"""Beam search: which continuations of the running beams are kept, which are finished, and when the search ends.
 
-The rules are those of `transformers` (generation/utils.py of release 5), so that ids and scores agree:
-each step keeps the best candidates of all beams together; one that ends (by an end token, or the text of a stop string)
-among the best `width` joins the finished ones,
-which are kept sorted by `log-probability / length ** length_penalty`, the best `width` of them.
-One rule is ours: a token with the log-probability -inf is barred, and never part of a beam. Where fewer tokens may
-follow than there should be beams, the search goes on with fewer, and may end with fewer than `width` or none.
+The rules are those of `transformers` (generation/utils.py of release 5), so that ids and scores agree: each step keeps
+the best candidates of all beams together; one that ends (by an end token, or the text of a stop string) among the best
+`width` joins the finished ones, of which the best `width` by `log-probability / length ** length_penalty` are kept. One
+rule is added: a token with the log-probability -inf is barred, and never part of a beam. Where fewer tokens may follow
+than there should be beams, the search goes on with fewer, and may end with fewer than `width` or none.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from octavo.core.step import TokenLogprobs
 
 
 class Path(NamedTuple):
-    """Output tokens of a beam, as the last one and the path before it: beams that part share what they have in common,
-    and growing by a token costs the same at any length."""
+    """The output tokens of a beam, as the last one and the path before it: beams share what they have in common, and
+    growing by a token costs the same at any length."""
 
     before: Path | None
     token: TokenLogprobs
@@ -40,7 +39,7 @@ class FinishedBeam(NamedTuple):
 
     @property
     def logprobs(self) -> list[TokenLogprobs]:
-        """Output tokens with the log-probability at each."""
+        """Return the output tokens with the log-probability at each."""
         return _tokens_of(self.path)
 
     @property
@@ -65,7 +64,7 @@ class Beam(NamedTuple):
 
     @property
     def token_ids(self) -> list[int]:
-        """Output tokens."""
+        """Return the output tokens."""
         return [token.token_id for token in _tokens_of(self.path)]
 
 
@@ -75,9 +74,9 @@ class BeamSearch:
     def __init__(self, params: SamplingParams, max_tokens: int, end_token_ids: frozenset[int]) -> None:
         self.width = params.width
         self.num_candidates = max(2, 1 + len(end_token_ids)) * self.width
-        """Per beam and in all: so many that `width` of them do not end, whatever ends."""
+        """Per beam and in all; at least `width` of them do not end the sequence."""
         self.num_listed = max(self.num_candidates, params.logprobs or 0)
-        """Likeliest tokens to ask for after each beam: candidates, and alternatives that the request wants to see."""
+        """Likeliest tokens to compute after each beam: candidates, and alternatives that the request lists."""
         self.running = [Beam(0.0)]
         self.finished: list[FinishedBeam] = []
         self._num_logprobs = params.logprobs or 0
@@ -89,7 +88,7 @@ class BeamSearch:
         self._may_improve = True
 
     def step(self, candidates: Sequence[TokenLogprobs]) -> list[Survivor]:
-        """Extend the running beams by one token; `candidates[i]` are those of beam `i`. No survivors: it has ended."""
+        """Extend the running beams by one token; `candidates[i]` are those of beam `i`. No survivors mean the end."""
         candidates = [_possible(found) for found in candidates]
         ranked = sorted(
             (
@@ -139,7 +138,7 @@ class BeamSearch:
         return not self._may_improve
 
     def _described(self, found: TokenLogprobs, place: int) -> TokenLogprobs:
-        """The candidate at `place`, with as many alternatives as the request wants to see: the likeliest ones."""
+        """Return the candidate at `place`, with as many of the likeliest alternatives as the request lists."""
         order: Sequence[int] = range(len(found.top_ids))
         if found.scores:
             order = sorted(order, key=lambda each: -found.top_logprobs[each])
@@ -154,7 +153,7 @@ class BeamSearch:
 
 
 def _possible(found: TokenLogprobs) -> TokenLogprobs:
-    """Without the barred tokens, which are the last ones."""
+    """Return `found` without the barred tokens, which are the last ones."""
     scores = _scores(found)
     if not scores or scores[-1] > -math.inf:
         return found

@@ -1,4 +1,4 @@
-"""What decides about keys and values besides the tokens: requests share KV blocks only where it is the same."""
+"""The values besides tokens that decide about keys and values: requests share KV blocks only where they are equal."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Placeholder(msgspec.Struct, frozen=True):
 
 
 class CacheKey(msgspec.Struct, frozen=True):
-    """Namespace, salt and adapter concern the whole prompt; a placeholder only what comes after its first token.
+    """Namespace, salt and adapter hold for the whole prompt, a placeholder for what comes after its first token.
 
-    cache_namespace: the digest of a secret of who sends the request (`namespace_digest`). The sender chooses the salt,
-    but not the namespace that it composes with.
+    cache_namespace: the digest of a secret of the sender (`namespace_digest`). The sender chooses the salt, but not the
+    namespace that it is combined with.
     """
 
     cache_salt: str | None = None
@@ -36,7 +36,7 @@ class CacheKey(msgspec.Struct, frozen=True):
 
 
 PLAIN = CacheKey()
-"""Of a prompt that is text alone."""
+"""The key of a prompt that is text alone."""
 
 
 def namespace_digest(secret: str) -> str:

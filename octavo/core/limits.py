@@ -17,7 +17,7 @@ def check_runs_alone(
 ) -> None:
     """Raise RequestTooLarge when a group (a shared prompt and n tails) exceeds the engine by itself.
 
-    `width_field` is the parameter that asked for n sequences: "n" or "best_of".
+    `width_field` is the parameter that sets n: "n" or "best_of".
     """
     if n > max_num_seqs:
         raise RequestTooLarge(

@@ -1,7 +1,7 @@
-"""What travels between the front (text, HTTP) and the engine core (tokens, blocks).
+"""The messages between the front (text, HTTP) and the engine core (tokens, blocks).
 
-All are `msgspec` structs: in one process they are passed as they are, between processes as MessagePack.
-Those that come once per token leave out what has its default there: half the bytes, and a fifth less time.
+In one process the structs are passed as they are, between processes as MessagePack. Those that are sent once per token
+omit fields with default values: half the bytes, and a fifth less time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class EngineCoreRequest(RequestOptions, kw_only=True, tag="add"):
     bad_words_token_ids: the token sequences that `params.bad_words` stand for.
     arrival_time: seconds on the monotonic clock.
     placeholders: runs of prompt tokens that stand for other content, such as images, in order and without overlap.
-    cache_namespace, adapter: see `CacheKey`.
+    cache_namespace, adapter: as in `CacheKey`.
     """
 
     request_id: str
@@ -47,31 +47,31 @@ class EngineCoreRequest(RequestOptions, kw_only=True, tag="add"):
 
     @property
     def cache_key(self) -> CacheKey:
-        """What decides about sharing KV blocks besides the tokens."""
+        """Return what decides, besides the tokens, which requests share KV blocks."""
         return CacheKey(self.cache_salt, self.adapter, self.placeholders, self.cache_namespace)
 
 
 class AddRequests(msgspec.Struct, frozen=True, tag="add_together"):
-    """Requests that are taken in together, or refused together."""
+    """Requests of which the core accepts all or refuses all."""
 
     requests: list[EngineCoreRequest]
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
-    """The caller no longer wants these requests. No output follows for them."""
+    """Ends these requests. No output follows for them."""
 
     request_ids: list[str]
 
 
 class StopSequence(msgspec.Struct, frozen=True, tag="stop"):
-    """A stop string was found in the text of one sequence: it ends here, its siblings go on."""
+    """Ends one sequence, in whose text a stop string was found; its siblings go on."""
 
     request_id: str
     index: int
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
-    """A named control call (`stats`, `reset_prefix_cache`, …), answered by a `CallResult` with the same id."""
+    """A named control call (`stats`, `reset_prefix_cache`, …). Its `CallResult` has the same id."""
 
     call_id: int
     method: str
@@ -79,11 +79,11 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
 
 
 PING: Final = "ping"
-"""A call that the core answers with nothing as soon as it reads it, whatever it computes."""
+"""The call to which the core process responds as soon as it reads it, whatever the core computes."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
-    """End the core process; running requests are dropped."""
+    """Ends the core process; running requests are dropped."""
 
 
 ToCore = EngineCoreRequest | AddRequests | AbortRequests | StopSequence | Call | Shutdown
@@ -118,7 +118,7 @@ class EngineCoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=Fals
 
 
 class SchedulerStats(msgspec.Struct, kw_only=True):
-    """State of the engine after a step. Token counts add up since the start; the others are of the moment."""
+    """The state of the engine after a step. Token counts are totals since the start, the others are current values."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -145,7 +145,7 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
 
     @property
     def num_swapped_blocks(self) -> int:
-        """Blocks moved between device and host, both ways."""
+        """Return the number of blocks moved between device and host, both ways."""
         return self.num_swapped_out_blocks + self.num_swapped_in_blocks
 
     @property
@@ -173,7 +173,7 @@ class Decision(msgspec.Struct, kw_only=True):
 
 
 class RequestTimeline(msgspec.Struct, kw_only=True):
-    """What happened to a request that has ended: `RequestMetrics.timeline`, with the end and how it came."""
+    """The timeline of a request that has ended (`RequestMetrics.timeline`), with its end."""
 
     request_id: str
     num_prompt_tokens: int
@@ -197,7 +197,7 @@ class StepTimes(msgspec.Struct):
 
 
 class StepOutputs(msgspec.Struct, kw_only=True, omit_defaults=True, tag="outputs"):
-    """All outputs of one step, and the state after it. `times`: only while they are asked for."""
+    """All outputs of one step, and the state after it. `times` is set while `time_steps` is on."""
 
     outputs: list[EngineCoreOutput]
     stats: SchedulerStats
@@ -205,7 +205,7 @@ class StepOutputs(msgspec.Struct, kw_only=True, omit_defaults=True, tag="outputs
 
 
 class CallResult(msgspec.Struct, kw_only=True, tag="result"):
-    """Answer to a `Call`; `error` is None when it succeeded."""
+    """The result of a `Call`; `error` is None when it succeeded."""
 
     call_id: int
     value: msgspec.Raw = msgspec.Raw(b"\xc0")
@@ -213,7 +213,7 @@ class CallResult(msgspec.Struct, kw_only=True, tag="result"):
 
 
 class CoreReady(msgspec.Struct, kw_only=True, tag="ready"):
-    """The core can take requests. Limits that only the core knows: measured at start, so not configuration."""
+    """The core is ready for requests. Its limits were measured at the start, so they are not configuration."""
 
     cache: CacheLimits
     max_model_len: int

@@ -1,4 +1,4 @@
-"""What a caller gets back."""
+"""The outputs that callers receive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Logprob(msgspec.Struct, frozen=True):
-    """Log-probability of one token at one position, under the model's distribution before any filter.
+    """The log-probability of one token at one position, under the model's distribution before any filter.
 
     `rank` is 1 for the likeliest token of the vocabulary.
     """
@@ -57,15 +57,15 @@ class RequestMetrics(msgspec.Struct, kw_only=True):
 
     @classmethod
     def begin(cls, arrival_time: float) -> RequestMetrics:
-        """Of a request that has just come."""
+        """Return the times of a request that has just arrived."""
         return cls(arrival_time=arrival_time, timeline=[(arrival_time, "queued")])
 
     def copy(self) -> RequestMetrics:
-        """Another with what is known by now."""
+        """Return a copy with a timeline of its own."""
         return msgspec.structs.replace(self, timeline=list(self.timeline))
 
     def end(self, time: float, how: str) -> None:
-        """The request has ended: nothing is added behind this."""
+        """Add the end of the request, behind which nothing is added."""
         self.finished_time = time
         self.note(time, how)
 
@@ -83,11 +83,11 @@ class RequestMetrics(msgspec.Struct, kw_only=True):
 
 
 class RequestError(msgspec.Struct, frozen=True):
-    """Why a request ended with an error: one line for a person, the field it is about, a word for machines.
+    """Why a request ended with an error: one line for a person, the field in question, a word for machines.
 
-    `is_client_error` tells a mistake of the caller (HTTP 4xx) from a failure of ours (5xx). `retry_after_s`: it was
-    refused because of what waits before it; then is a good time to come back. `public_message`: the message for a
-    client that may not learn how much others have sent; empty where the message holds nothing of that.
+    `is_client_error`: True for a mistake of the caller (HTTP 4xx), False for a failure of the engine (5xx).
+    `retry_after_s`: set when the queue was the reason; the request may be sent again then. `public_message`: the
+    message for a client that may not learn how much others have sent; empty where the message holds nothing of that.
     """
 
     message: str
@@ -103,8 +103,8 @@ class RequestOutput(msgspec.Struct, kw_only=True):
 
     prompt_logprobs: None for the first position, then a mapping from token id to Logprob for each further one.
     num_cached_tokens: prompt tokens whose keys and values were found in the prefix cache.
-    cache_miss_reason: why it were not more, in words; None when it were all that can be: the last token of a prompt is
-        always computed.
+    cache_miss_reason: why not more of them were found; None when no more could be: the last token of a prompt is always
+        computed.
     num_generated_tokens: tokens of all its sequences so far, with those of best_of that are not returned. Of a beam
         search those of the returned beams.
     """
@@ -123,11 +123,11 @@ class RequestOutput(msgspec.Struct, kw_only=True):
 
 
 class PinnedPrefix(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a prefix a pin keeps in the cache.
+    """The part of a prefix that a pin keeps in the cache.
 
     num_tokens: leading tokens that are kept until the pin ends, in whole blocks.
     num_cached_tokens: those of them that are computed already; the others stay from when a request computes them.
-    because: why it is not all of the prefix, in words; empty when it is.
+    because: why it is not all of the prefix; empty when it is.
     """
 
     num_tokens: int = 0

@@ -1,4 +1,4 @@
-"""What a caller may hand in as a prompt, and its one normal form."""
+"""The forms in which callers give prompts, and the one normal form."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ PromptLike = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
 class Prompt(msgspec.Struct, frozen=True):
     """Text or token ids, exactly one of the two. `add_special_tokens`: BOS still has to be added to the text.
 
-    `cache_salt`: only prompts with the same salt share cached prefixes. `cache_namespace`: a secret of whoever the
-    prompt is of; only prompts with the same one share cached prefixes, whatever their salts. `cuts`: positions in the
-    text that no token spans, because a special token is spelt there that is meant as text.
+    `cache_salt`: only prompts with the same salt share cached prefixes. `cache_namespace`: a secret of the
+    sender; only prompts with the same one share cached prefixes, whatever their salts. `cuts`: positions in the text
+    that no token spans, because the spelling of a special token is meant as text there.
     """
 
     text: str | None = None
@@ -70,14 +70,14 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 def is_single_prompt(value: Any) -> bool:
-    """True for one prompt, False for a list of prompts. An empty list is an empty list of prompts."""
+    """Return True for one prompt, False for a list of prompts. An empty list is an empty list of prompts."""
     if isinstance(value, str | Mapping | Prompt):
         return True
     return isinstance(value, Sequence) and len(value) > 0 and all(_is_int(item) for item in value)
 
 
 def checked_cache_salt(value: Any) -> str | None:
-    """A salt, or None for none. Raises InvalidRequest for what is not text."""
+    """Return a salt, or None for none. Raises InvalidRequest for anything but text."""
     if value is not None and not isinstance(value, str):
         raise InvalidRequest(f"cache_salt is {value!r}; give text, or leave it out", field="cache_salt")
     check_field("cache_salt", value)
@@ -85,10 +85,10 @@ def checked_cache_salt(value: Any) -> str | None:
 
 
 def checked_text(text: str, field: str) -> str:
-    """`text`. Raises InvalidRequest where a lone surrogate is in it, which no UTF-8 stands for.
+    """Return `text`. Raises InvalidRequest for a lone surrogate, which UTF-8 cannot encode.
 
-    It comes from bytes that were decoded with `surrogateescape`, as Python does with the command line, or from half of
-    a pair.
+    A lone surrogate comes from bytes that were decoded with `surrogateescape`, as Python does with the command line, or
+    from half of a pair.
     """
     try:
         text.encode()

@@ -156,7 +156,7 @@ def check_logprob_entries(num_prompt_tokens: int, prompt_logprobs: int | None) -
 
 
 def request_limits_in_short() -> str:
-    """One sentence with the limits that users of other servers meet first, for the help of `octavo serve`."""
+    """Return one sentence with the limits that users of other servers meet first, for the help of `octavo serve`."""
     stop, bad_words = REQUEST_LIMITS["stop"], REQUEST_LIMITS["bad_words"]
     parts = [
         f"{REQUEST_LIMITS['messages'].entries:,} messages",

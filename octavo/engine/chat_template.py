@@ -1,4 +1,4 @@
-"""Chat messages to the text that a model was trained on, through the Jinja template of its checkpoint.
+"""Renders chat messages as the text that a model was trained on, with the Jinja template of its checkpoint.
 
 Templates come from the internet: they run in a sandbox, with a budget; what they raise is an error of the request.
 """
@@ -35,7 +35,7 @@ Message = Mapping[str, Any]
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a conversation becomes a prompt.
 
-    add_generation_prompt: end with what opens the assistant's answer. continue_final_message: end inside the last
+    add_generation_prompt: end with what opens the assistant's turn. continue_final_message: end inside the last
     message, so that the model goes on with it. chat_template: a template instead of the model's.
     chat_template_kwargs: further values that the template may use. allow_special_tokens_in_content: a special token
     that a message spells becomes that token; by default only those that the template writes do.
@@ -73,7 +73,7 @@ class ChatTemplate:
 
     @classmethod
     def find(cls, directory: str | Path, tokenizer: Tokenizer, override: str | None = None) -> ChatTemplate | None:
-        """The template to use: `override`, else the directory's chat_template.jinja, else tokenizer_config.json's."""
+        """Return `override`, else the directory's chat_template.jinja, else the template of tokenizer_config.json."""
         source = override
         name = "the chat template of the argument chat_template"
         directory = Path(directory)
@@ -176,13 +176,13 @@ class TemplateTooExpensive(InvalidRequest):
 
 
 def _short(message: object) -> str:
-    """What a template says, which may be long."""
+    """Return the beginning of a template's message."""
     text = str(message)
     return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
 
 
 def no_template() -> InvalidRequest:
-    """The complaint of a model that has no chat template."""
+    """Return the error of a model that has no chat template."""
     return InvalidRequest(
         "this model has no chat template, so messages cannot be turned into a prompt; start octavo with the argument "
         "chat_template, or send plain prompts (completions, LLM.generate)",
@@ -191,7 +191,7 @@ def no_template() -> InvalidRequest:
 
 
 def _configured_template(value: Any) -> str | None:
-    """tokenizer_config.json's `chat_template`: a template, or a list of named ones of which `default` is taken."""
+    """Return tokenizer_config.json's `chat_template`: a template, or the one named `default` of a list."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -212,7 +212,7 @@ def _some(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _normal_message(index: int, message: Any, wants_parts: bool) -> dict[str, Any]:
-    """A message whose content is as the template wants it; other keys are handed on."""
+    """Return a message whose content has the form that the template reads; other keys stay."""
     field = f"messages[{index}]"
     if not isinstance(message, Mapping):
         raise InvalidRequest(
@@ -255,7 +255,7 @@ def _text_parts(content: Any, field: str) -> list[str]:
 
 
 def _loops_over_parts(tree: Any) -> bool:
-    """Whether a template goes through the parts of a content without accepting plain text."""
+    """Return whether a template loops over the parts of a content without accepting plain text."""
     from jinja2 import nodes
 
     over_content = any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
@@ -274,7 +274,7 @@ def _is_content(node: Any) -> bool:
 
 
 def _cut_after_final(text: str, message: Message) -> str:
-    """The text up to the end of its last message, so without what closes it."""
+    """Return the text up to the end of its last message, without what closes it."""
     content = message.get("content")
     final = content[-1]["text"] if isinstance(content, list) and content else content
     if not isinstance(final, str) or not final.strip() or final.strip() not in text:

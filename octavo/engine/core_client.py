@@ -55,7 +55,7 @@ class Core(Protocol):
 
 
 class ProcessClient:
-    """A core in another process, or wherever the other end of the socket is served. One event loop, one receiver.
+    """The client of a core that is served at the other end of a socket. One event loop, one receiver.
 
     When the core dies, `receive` and every call raise EngineDeadError with its failure.
     """
@@ -127,7 +127,7 @@ class ProcessClient:
         self._writer.write(frames.pack(message))
 
     async def receive(self) -> StepOutputs:
-        """The next outputs; answers to calls go to their callers meanwhile. Raises EngineDeadError."""
+        """Return the next outputs, and pass results of calls to their callers meanwhile. Raises EngineDeadError."""
         while self._error is None:
             body = await frames.read_async(self._reader)
             if body is None:
@@ -137,7 +137,7 @@ class ProcessClient:
             if isinstance(message, StepOutputs):
                 return message
             if isinstance(message, CallResult):
-                self._answer_call(message)
+                self._resolve_call(message)
             elif isinstance(message, CoreFailed):
                 self._die(message.message)
                 self._writer.close()
@@ -145,14 +145,14 @@ class ProcessClient:
         raise self._error
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """The result of a control call, as built-in types. Raises RequestFailed with the reason of the core."""
+        """Return the result of a control call, as built-in types. Raises RequestFailed with the reason of the core."""
         self._num_calls += 1
         call_id = self._num_calls
         self.send(Call(call_id, method, list(arguments)))
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = answer
+        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = result
         try:
-            return await answer
+            return await result
         finally:
             self._calls.pop(call_id, None)
 
@@ -165,24 +165,24 @@ class ProcessClient:
             await asyncio.to_thread(self._core.end, timeout_s)
         self._writer.close()
 
-    def _answer_call(self, result: CallResult) -> None:
-        answer = self._calls.get(result.call_id)
-        if answer is None or answer.done():
+    def _resolve_call(self, result: CallResult) -> None:
+        call = self._calls.get(result.call_id)
+        if call is None or call.done():
             return
         if result.error is not None:
-            answer.set_exception(RequestFailed(result.error))
+            call.set_exception(RequestFailed(result.error))
         else:
-            answer.set_result(msgspec.msgpack.decode(result.value))
+            call.set_result(msgspec.msgpack.decode(result.value))
 
     def _die(self, message: str) -> None:
         self._error = EngineDeadError(message)
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(self._error)
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(self._error)
 
 
 def _error_of(failure: CoreFailed) -> OctavoError:
-    """The error that a core failed with at its start, in its own class."""
+    """Return the error that a core failed with at its start, in its own class."""
     kind = getattr(errors, failure.kind, EngineDeadError)
     is_ours = isinstance(kind, type) and issubclass(kind, OctavoError)
     return kind(failure.message) if is_ours else EngineDeadError(failure.message)

@@ -1,7 +1,7 @@
-"""Whether the core works, as its front finds out: stopped, hung, or busy with a step that takes long.
+"""The health of the core's process: whether it works, is stopped, or hangs.
 
-The front asks the system for the state of the process and pings it, only when somebody wants to know. A core that hangs
-in a step answers the ping with what it hangs in.
+The front reads the state of the process from the system and pings it, only when a caller checks its health. The
+response of a core that hangs in a step is an error with the reason.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ProcessState(NamedTuple):
 
 
 class CoreHealth:
-    """Finds out whether a core works. `ping` returns when it has answered; RequestFailed says what it hangs in."""
+    """Checks whether a core works. `ping` returns its response, or raises RequestFailed with what it hangs in."""
 
     def __init__(self, ping: Callable[[], Awaitable[object]], pid: int | None = None) -> None:
         self._ping = ping

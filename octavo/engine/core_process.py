@@ -1,7 +1,7 @@
 """The engine core in a process of its own: `python -m octavo.engine.core_process FD`, started by `core_spawn`.
 
-The inherited socket brings the EngineConfig first and messages after it. One thread reads them into a queue; the main
-thread takes them out, steps while there is work, and sleeps on the queue when there is none.
+The first message on the inherited socket is the EngineConfig. One thread reads messages into a queue; the main thread
+processes them, steps while there is work, and waits for the queue when there is none.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ STATS_INTERVAL_S: Final = 0.5
 """How often the state goes to the front while steps bring no output, as in a long prefill."""
 
 RELEASE_AFTER_S: Final = 60.0
-"""How long a core is idle before it gives back memory that it may want again."""
+"""How long a core is idle before it releases memory that later steps would use again."""
 
 LINGER_S: Final = 2.0
 """How long a core that has failed waits for its front to read why."""
@@ -141,7 +141,7 @@ class _Server:
         return True
 
     def read_messages(self) -> None:
-        """Put the messages of the front into the inbox, Shutdown when it has gone; answer pings at once."""
+        """Put the messages of the front into the inbox, Shutdown when it has gone. Pings get their result at once."""
         decoder = msgspec.msgpack.Decoder(ToCore)
         try:
             while (body := frames.read(self._connection)) is not None:
@@ -188,7 +188,7 @@ def longest_step_s(max_num_tokens: int, tokens_per_s: float | None) -> float:
 
 
 def main() -> int:
-    """The core process. Exit code 0 after Shutdown, SIGTERM or the end of the front, 1 after a failure."""
+    """Run the core process. Returns exit code 0 after Shutdown, SIGTERM or the end of the front, 1 after a failure."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both processes; the front decides what it means
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     import_ahead()
@@ -230,7 +230,7 @@ def report_failure(connection: socket.socket, failure: CoreFailed) -> None:
         connection.sendall(frames.pack(failure))
         connection.shutdown(socket.SHUT_WR)
     except OSError:
-        _log.error("%s", failure.message)  # nobody else is left to say it
+        _log.error("%s", failure.message)  # the front has gone
         return
     connection.settimeout(LINGER_S)
     while frames.read(connection) is not None:

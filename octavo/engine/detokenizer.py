@@ -48,7 +48,7 @@ class Detokenizer:
         self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:
-        """Text that this token completes; "" when there is none yet."""
+        """Return the text that this token completes; "" when there is none yet."""
         plain = self.plain_piece(token_id)
         if plain is not None:
             self._before, self._before_text = [token_id], plain
@@ -65,30 +65,30 @@ class Detokenizer:
         return piece
 
     def plain_piece(self, token_id: int) -> str | None:
-        """What `push` would answer, where that takes no look at the tokens before; None where it does."""
+        """Return what `push` would, where that does not depend on the tokens before; None where it does."""
         if not self._is_joined or self._pending:
             return None
         piece = self._tokenizer.first_text(token_id, self._skip)
         return piece if piece and REPLACEMENT not in piece else None
 
     def fork(self) -> Detokenizer:
-        """One that goes on from here by itself."""
+        """Return an independent copy."""
         other = copy.copy(self)
         other._pending = self._pending.copy()
         return other
 
     def flush(self) -> str:
-        """What is still held back, at the end of the sequence: an incomplete character shows as U+FFFD."""
+        """Return what is still held back at the end of the sequence: an incomplete character shows as U+FFFD."""
         piece = self._pending_text() if self._pending else ""
         self._advance()
         return piece
 
     def num_held_chars(self) -> int:
-        """Whole characters that are held back together with an incomplete one behind them."""
+        """Return the number of whole characters that are held back with an incomplete one behind them."""
         return len(self._pending_text().rstrip(REPLACEMENT)) if self._pending else 0
 
     def _joined_special(self, token_id: int) -> str | None:
-        """The text of a special token right behind another one, without the space that the decoder puts there."""
+        """Return the text of a special token right behind another one, without the space that the decoder writes."""
         follows, self._last_was_special = self._last_was_special, token_id in self._tokenizer.special_ids
         if not (follows and self._last_was_special):
             return None
@@ -117,7 +117,7 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Looks for stop strings in a text that grows."""
+    """Finds stop strings in a text that grows."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._by_last_char: dict[str, list[str]] = {}
@@ -128,7 +128,7 @@ class StopStrings:
         self._sorted = sorted(stops)
 
     def find(self, text: str, num_old_chars: int) -> tuple[int, str] | None:
-        """Start and text of the earliest match that ends behind the first `num_old_chars` characters."""
+        """Return start and text of the earliest match that ends behind the first `num_old_chars` characters."""
         matches: list[tuple[int, int, str]] = []
         # the last character of a match is new: most of many stop strings need no look
         last_chars = self._by_last_char.keys() & set(text[num_old_chars:])
@@ -142,12 +142,12 @@ class StopStrings:
         return start, stop
 
     def completes(self, text: str, piece: str) -> bool:
-        """Whether `piece`, behind `text`, completes a match."""
+        """Return whether `piece`, behind `text`, completes a match."""
         tail = text[max(0, len(text) - self._longest + 1) :]
         return self.find(tail + piece, len(tail)) is not None
 
     def num_held_chars(self, text: str) -> int:
-        """Length of the longest end of `text` that may be the start of a stop string."""
+        """Return the length of the longest end of `text` that may be the start of a stop string."""
         tail = text[len(text) - self._longest + 1 :] if len(text) >= self._longest else text
         for start, char in enumerate(tail):
             if char in self._first_chars and self._begins_with(tail[start:]):
@@ -155,7 +155,7 @@ class StopStrings:
         return 0
 
     def _begins_with(self, text: str) -> bool:
-        """Whether a stop string begins with `text` and goes on. All that do stand together in the sorted list."""
+        """Return whether a stop string begins with `text` and is longer. Those are neighbours in the sorted list."""
         place = bisect_right(self._sorted, text)
         return place < len(self._sorted) and self._sorted[place].startswith(text)
 
@@ -183,7 +183,7 @@ class SequenceText:
             )
 
     def push(self, token_id: int, *, is_end: bool = False) -> bool:
-        """Take one token; True when it completes a stop string, with which the text ends.
+        """Add one token. Returns True when it completes a stop string, with which the text ends.
 
         is_end: the token ended the sequence (end-of-sequence or stop id); it is shown only where stop strings are.
         """
@@ -193,32 +193,32 @@ class SequenceText:
         return self._append(self._detokenizer.push(token_id))
 
     def completes_stop(self, token_id: int) -> bool:
-        """Whether `push` of this token would answer True; nothing changes."""
+        """Return what `push` of this token would, without a change."""
         if self._stops is None or self._detokenizer is None or self._num_tokens + 1 < self._min_tokens:
             return False
         piece = self._detokenizer.plain_piece(token_id)
         return self.fork().push(token_id) if piece is None else self._stops.completes(self.text, piece)
 
     def fork(self) -> SequenceText:
-        """One that goes on from here by itself."""
+        """Return an independent copy."""
         other = copy.copy(self)
         other._detokenizer = self._detokenizer and self._detokenizer.fork()
         return other
 
     def finish(self) -> bool:
-        """Add what was held back; True when that completes a stop string."""
+        """Add what was held back. Returns True when that completes a stop string."""
         if self._detokenizer is None or self.stop_string is not None:
             return False
         return self._append(self._detokenizer.flush())
 
     def num_visible_chars(self) -> int:
-        """Characters that can be shown while the sequence goes on: none of them will be taken back."""
+        """Return the number of characters that can be shown while the sequence goes on: they are final."""
         if self._stops is None or self._include_stop or self.stop_string is not None:
             return len(self.text)
         return len(self.text) - self._stops.num_held_chars(self.text)
 
     def next_offset(self) -> int:
-        """Index of the character that the first byte of the next token is part of."""
+        """Return the index of the character that the first byte of the next token is part of."""
         return len(self.text) + (self._detokenizer.num_held_chars() if self._detokenizer else 0)
 
     def _append(self, piece: str) -> bool:
@@ -237,7 +237,7 @@ class SequenceText:
 
 
 def text_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
-    """For each of the tokens that stand for `text`, the index of the character that its first byte is part of.
+    """Return, for each of the tokens that stand for `text`, the index of the character that its first byte is part of.
 
     Tokens that the text does not have, such as a BOS that was added to it, start where their neighbours do.
     """
@@ -262,7 +262,7 @@ def _has_text(tokenizer: Tokenizer, token_id: int, skip_special_tokens: bool) ->
 
 
 def _context(tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
-    """The end of the prompt that the first output token is decoded behind, cut where a character starts."""
+    """Return the end of the prompt that the first output token is decoded behind, cut where a character starts."""
     nearest = prompt_token_ids[-4 * CONTEXT_TOKENS :]
     shown = [token_id for token_id in nearest if _has_text(tokenizer, token_id, skip_special_tokens)]
     context = shown[-CONTEXT_TOKENS:]

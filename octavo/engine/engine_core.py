@@ -1,4 +1,4 @@
-"""The engine core: scheduler and executor in one plain, synchronous loop body. Processes are wrappers around it."""
+"""The engine core: scheduler and executor in one synchronous step. Processes are wrappers around it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class EngineCore:
-    """Requests go in, each `step` answers what it produced. Not thread-safe: one caller at a time."""
+    """Accepts requests, and returns what each `step` produced. Not thread-safe: one caller at a time."""
 
     def __init__(
         self,
@@ -99,11 +99,11 @@ class EngineCore:
         )
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Take a request in. Whatever is wrong with it comes back as an output with an error, never as an exception."""
+        """Add one request, as `add_requests` does."""
         self.add_requests([request])
 
     def add_requests(self, requests: list[EngineCoreRequest]) -> None:
-        """Take requests in that came together: all of them, or each has an output with an error."""
+        """Add requests that arrived together: all of them, or each gets an output with an error. Raises nothing."""
         request_ids = [request.request_id for request in requests]
         in_use = [each for each, times in Counter(request_ids).items() if times > 1 or each in self.scheduler.groups]
         if in_use:
@@ -129,7 +129,7 @@ class EngineCore:
         ]
 
     def abort_requests(self, request_ids: list[str]) -> None:
-        """End requests; no output follows for them. Unknown ids are passed over."""
+        """End requests; no output follows for them. Unknown ids are ignored."""
         self.scheduler.abort(request_ids, self.clock())
 
     def stop_sequence(self, request_id: str, index: int) -> None:
@@ -140,7 +140,7 @@ class EngineCore:
         return self.scheduler.has_unfinished() or bool(self._refused) or bool(self._in_flight)
 
     def step(self) -> StepOutputs:
-        """Keep the executor busy up to the depth, then wait for the oldest step and take its results in.
+        """Keep the executor busy up to the depth, then wait for the oldest step and process its results.
 
         Raises what the executor raises; the core is of no use afterwards.
         """
@@ -168,31 +168,31 @@ class EngineCore:
         return self.scheduler.stats()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes. False, and nothing happens, while requests run."""
+        """Drop all cached prefixes and pins. Returns False, without effect, while requests run."""
         return self.scheduler.reset_prefix_cache()
 
     def pin_prefix(
         self, token_ids: list[int], ttl_s: float, cache_salt: str | None = None, cache_namespace: str | None = None
     ) -> PinnedPrefix:
-        """Keep a prefix in the cache for `ttl_s` seconds from now, whatever else wants blocks; it need not be there."""
+        """Keep a prefix in the cache for `ttl_s` seconds from now, also when it is computed later."""
         key = CacheKey(cache_salt, cache_namespace=cache_namespace)
         return self.scheduler.pin_prefix(token_ids, key, self.clock() + ttl_s)
 
     def unpin_prefix(
         self, token_ids: list[int], cache_salt: str | None = None, cache_namespace: str | None = None
     ) -> bool:
-        """End a pin before its time; False when there is none of exactly this prefix."""
+        """End the pin of exactly this prefix before its time. Returns False when there is none."""
         key = CacheKey(cache_salt, cache_namespace=cache_namespace)
         return self.scheduler.unpin_prefix(token_ids, key)
 
     def measure_block_moves(self) -> BlockMoveRates:
-        """How fast blocks are swapped and copied; cached prefixes are lost. Raises ConfigError while requests run."""
+        """Drop cached prefixes, and measure how fast blocks move. Raises ConfigError while requests run."""
         if not self.reset_prefix_cache():
             raise ConfigError("block moves cannot be measured while requests run")
         return measure_block_moves(self.executor, self.ready.cache)
 
     def release_memory(self) -> None:
-        """Give back memory that holds nothing: of empty KV blocks, and of activations. Nothing while requests run."""
+        """Release the memory of empty KV blocks and of activations. No effect while requests run."""
         if not self.has_unfinished():
             self.executor.call("release_memory", self.scheduler.block_manager.empty_blocks())
 
@@ -201,7 +201,7 @@ class EngineCore:
         self.executor.check_health()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """A named control call; ConfigError for a name that is none. Values can be encoded by msgspec."""
+        """Return the result of a control call, which msgspec can encode. Raises ConfigError for an unknown name."""
         calls: dict[str, Callable[..., Any]] = {
             "stats": lambda: msgspec.to_builtins(self.stats()),
             "decisions": lambda: msgspec.to_builtins(self.scheduler.log.entries),

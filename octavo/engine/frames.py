@@ -15,24 +15,24 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def pack(message: Any) -> bytes:
-    """The frame of a message."""
+    """Return the frame of a message."""
     body = encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 def head(num_bytes: int) -> bytes:
-    """What stands in a frame before a body of this size, for a body that is not copied into one."""
+    """Return what stands before a body of this size, for a body that is not copied into a frame."""
     return _LENGTH.pack(num_bytes)
 
 
 def read(connection: socket.socket) -> bytes | None:
-    """The body of the next frame, waited for; None when the connection is closed, by whomever."""
+    """Wait for the next frame and return its body; None when the connection is closed at either end."""
     head = _read_exactly(connection, _LENGTH.size)
     return None if head is None else _read_exactly(connection, _LENGTH.unpack(head)[0])
 
 
 async def read_async(reader: asyncio.StreamReader) -> bytes | None:
-    """The same from an asyncio stream."""
+    """Return the body of the next frame from an asyncio stream; None when the connection is closed."""
     try:
         head = await reader.readexactly(_LENGTH.size)
         return await reader.readexactly(_LENGTH.unpack(head)[0])

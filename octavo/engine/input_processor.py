@@ -1,4 +1,4 @@
-"""From what a caller wrote to a request that the core accepts; everything that can be wrong with it is said here."""
+"""Makes the request that the core accepts from what a caller wrote, and raises errors for all that is wrong with it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_TTL_S: Final = 365 * 86400
 
 
 class InputSetup(msgspec.Struct, frozen=True):
-    """What an input processor knows of the model and the engine."""
+    """The properties of the model and the engine that requests are checked with."""
 
     model: ModelConfig
     ready: CoreReady
@@ -44,7 +44,7 @@ class InputSetup(msgspec.Struct, frozen=True):
 class InputProcessor:
     """Turns prompts and sampling parameters into `EngineCoreRequest`s, or raises InvalidRequest with the remedy.
 
-    Safe to use from several threads: tokenising a long prompt need not hold up an event loop.
+    Safe to use from several threads, so that tokenising a long prompt does not block an event loop.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class InputProcessor:
         self._max_num_seqs = setup.max_num_seqs
         self._enable_prefix_caching = setup.enable_prefix_caching
         self._clock = clock
-        # counted by namespace, so that a seed tells nothing of how many requests others have sent
+        # counted by namespace, so that a seed does not depend on how many requests others have sent
         self._counters: defaultdict[str | None, Iterator[int]] = defaultdict(itertools.count)
         ends = setup.model.eos_token_ids or (() if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,))
         # an id without logits never comes; some checkpoints write -1 for none
         self._end_token_ids = tuple(token_id for token_id in ends if 0 <= token_id < setup.ready.vocab_size)
 
     def default_sampling_params(self, **explicit: Any) -> SamplingParams:
-        """The defaults of the checkpoint's generation_config.json, with `explicit` values over them."""
+        """Return the defaults of the checkpoint's generation_config.json, with `explicit` values over them."""
         return SamplingParams.over_defaults(self._model.generation_defaults, explicit)
 
     def render_chat(
@@ -128,14 +128,14 @@ class InputProcessor:
         )
 
     def read_prefix(self, prompt: PrefixLike) -> Prompt:
-        """A prefix of prompts: text, token ids, or messages, behind which no turn of the model is opened."""
+        """Return a prefix of prompts: text, token ids, or messages, behind which no turn of the model is opened."""
         given: Any = prompt
         if isinstance(given, list | tuple) and given and isinstance(given[0], Mapping):
             return self.render_chat(given, ChatOptions(add_generation_prompt=False))
         return Prompt.read(given)
 
     def process_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> tuple[list[int], str | None, str | None]:
-        """Token ids, salt and namespace digest of a prefix that is to be pinned or unpinned. Raises InvalidRequest."""
+        """Return token ids, salt and namespace digest of a prefix to pin or unpin. Raises InvalidRequest."""
         if not self._enable_prefix_caching:
             raise InvalidRequest(
                 "prefixes cannot be pinned: the prefix cache is off; start the engine with enable_prefix_caching",
@@ -174,7 +174,7 @@ class InputProcessor:
         return token_ids
 
     def _check_text_length(self, text: str) -> None:
-        """Refuse a text that is too long whatever its tokens are, before time is spent on making them."""
+        """Raise ContextTooLong for a text that is too long whatever its tokens are, before it is tokenised."""
         limit = self.ready.max_model_len
         # nearly every text has a token for 16 characters; only beyond that is it worth to look through the vocabulary
         if len(text) > 16 * limit and len(text) > limit * self.tokenizer.longest_token_chars:
@@ -217,8 +217,8 @@ class InputProcessor:
         self._check_ids(params.logit_bias or (), "logit_bias")
 
     def _check_something_is_left(self, params: SamplingParams, bad_words: Collection[tuple[int, ...]]) -> None:
-        """Refuse parameters that bar every token from the start on. Where longer bad words leave none later on, the
-        sampler ends the request with its reason, and a beam search ends by itself."""
+        """Raise InvalidRequest for parameters that bar every token from the start on. Where longer bad words leave none
+        later on, the sampler ends the request with its reason, and a beam search ends by itself."""
         if params.use_beam_search:
             return
         barred = {ids[0] for ids in bad_words if len(ids) == 1}
@@ -235,11 +235,11 @@ class InputProcessor:
             )
 
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
-        """Tokens that each sequence may produce; the rest of context and KV cache when the caller sets no number."""
+        """Return the tokens that each sequence may produce: by default the rest of context and KV cache."""
         context_left = self.ready.max_model_len - num_prompt_tokens
         wanted = params.max_tokens
         if wanted is not None and wanted > context_left and wanted == self._model.generation_defaults.get("max_tokens"):
-            wanted = None  # the checkpoint's default is a wish: where it does not fit, what fits is meant
+            wanted = None  # the checkpoint's default does not fit: what fits is meant
         if wanted is not None:
             if wanted > context_left:
                 raise ContextTooLong(
@@ -263,7 +263,7 @@ class InputProcessor:
         return max_tokens
 
     def _check_fits(self, num_prompt_tokens: int, max_tokens: int, params: SamplingParams) -> None:
-        """Refuse what cannot fit even when it runs alone."""
+        """Raise RequestTooLarge for what cannot fit even when it runs alone."""
         check_runs_alone(
             num_prompt_tokens,
             max_tokens,
@@ -287,7 +287,7 @@ class InputProcessor:
 
 
 def open_tokenizer(model: ModelConfig) -> tuple[Tokenizer, ChatTemplate | None]:
-    """The tokenizer of a model and its chat template, where it has one. Raises CheckpointError without a tokenizer."""
+    """Return the tokenizer of a model and its chat template, if it has one. Raises CheckpointError."""
     tokenizer = Tokenizer.open(model.tokenizer_path)
     template = ChatTemplate.find(model.tokenizer_path, tokenizer, model.chat_template)
     if template is None and model.path != model.tokenizer_path:
@@ -296,7 +296,7 @@ def open_tokenizer(model: ModelConfig) -> tuple[Tokenizer, ChatTemplate | None]:
 
 
 def checked_ttl_s(ttl_s: Any) -> float:
-    """How long a pin lives, in seconds. Raises InvalidRequest."""
+    """Return the lifetime of a pin in seconds. Raises InvalidRequest."""
     is_number = isinstance(ttl_s, int | float) and not isinstance(ttl_s, bool)
     if not is_number or not 0 < ttl_s <= MAX_TTL_S:
         raise InvalidRequest(
@@ -308,7 +308,7 @@ def checked_ttl_s(ttl_s: Any) -> float:
 
 
 def _one_salt(prompt: Prompt, cache_salt: str | None) -> str | None:
-    """The salt that a prompt brings, or the one given beside it."""
+    """Return the salt of a prompt, or the one given beside it. Raises InvalidRequest for two different ones."""
     checked_cache_salt(cache_salt)
     if None not in (prompt.cache_salt, cache_salt) and prompt.cache_salt != cache_salt:
         raise InvalidRequest(
@@ -322,6 +322,6 @@ def _namespace(prompt: Prompt) -> str | None:
 
 
 def request_seed(engine_seed: int, number: int) -> int:
-    """Seed of the request with this number among those that bring none: the same in every run of the engine."""
+    """Return the seed of the request with this number among those without one: the same in every run of the engine."""
     digest = hashlib.blake2b(f"{engine_seed}:{number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") & MAX_SEED

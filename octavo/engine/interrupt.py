@@ -16,14 +16,14 @@ class Interrupt:
         self.requested = False
 
     def check(self) -> None:
-        """Raise the KeyboardInterrupt that was put off."""
+        """Raise the KeyboardInterrupt that was deferred."""
         if self.requested:
             raise KeyboardInterrupt
 
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Interrupt]:
-    """Inside, the first Ctrl-C waits until the caller looks for it; a second one raises KeyboardInterrupt at once.
+    """Defer the first Ctrl-C until the caller checks for it; a second one raises KeyboardInterrupt at once.
 
     Leaves signals alone outside of the main thread, and where the program has a handler of its own.
     """

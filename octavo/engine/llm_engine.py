@@ -1,4 +1,4 @@
-"""The engine in one process: requests in, outputs out, a step at a time. `LLM` and the command line are built on it."""
+"""The engine in one process, a step at a time. `LLM` and the command line use it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LLMEngine:
     def from_args(cls, args: EngineArgs) -> LLMEngine:
         """Find and load the model. Raises ConfigError, CheckpointError or UnsupportedModel.
 
-        The queue has no limits here: whoever hands in a batch waits for all of it.
+        The queue has no limits here: a caller waits for all of its batch.
         """
         from octavo.engine.engine_core import EngineCore
 
@@ -68,12 +68,12 @@ class LLMEngine:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
-        """`from_args`, by the name that users of vLLM know."""
+        """Call `from_args`, under the name that vLLM has for it."""
         return cls.from_args(engine_args)
 
     @contextmanager
     def timed_steps(self) -> Iterator[list[StepTimes]]:
-        """Inside, the times of each step are appended to the list."""
+        """Yield a list to which the times of each step are appended inside the context."""
         self._step_times = []
         self.call("time_steps", True)
         try:
@@ -83,16 +83,16 @@ class LLMEngine:
 
     @property
     def ready(self) -> CoreReady:
-        """What was measured at start: the number of KV blocks, the memory plan."""
+        """Return what was measured at the start: the number of KV blocks, the memory plan."""
         return self.core.ready
 
     @property
     def generation_defaults(self) -> dict[str, GenerationDefault]:
-        """Sampling values that the checkpoint's generation_config.json states."""
+        """Return the sampling values of the checkpoint's generation_config.json."""
         return self.config.model.generation_defaults
 
     def default_sampling_params(self, **explicit: Any) -> SamplingParams:
-        """The model's sampling defaults, with `explicit` values over them."""
+        """Return the model's sampling defaults, with `explicit` values over them."""
         return self._input.default_sampling_params(**explicit)
 
     def render_chat(self, messages: Sequence[Message], options: ChatOptions | None = None) -> Prompt:
@@ -153,33 +153,33 @@ class LLMEngine:
         return outputs
 
     def get_num_unfinished_requests(self) -> int:
-        """The number of requests whose final output `step` has yet to return; 0 after a failure."""
+        """Return the number of requests whose final output `step` has yet to return; 0 after a failure."""
         return 0 if self._error is not None else len(self._aborted) + len(self._output)
 
     def has_unfinished_requests(self) -> bool:
-        """Whether `step` has something to do."""
+        """Return whether `step` has something to do."""
         return self._error is None and bool(self._aborted or len(self._output) or self.core.has_unfinished())
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes and end all pins. False, and nothing happens, while requests have KV blocks."""
+        """Drop all cached prefixes and pins. Returns False, without effect, while requests have KV blocks."""
         return bool(self.call("reset_prefix_cache"))
 
     def pin_prefix(self, prompt: PrefixLike, ttl_s: float, cache_salt: str | None = None) -> PinnedPrefix:
-        """Keep a prefix in the cache for `ttl_s` seconds from now, whatever else wants its blocks.
+        """Keep a prefix in the cache for `ttl_s` seconds from now: its blocks are not evicted.
 
-        It need not be there yet: what is not stays from when a request computes it. The same prefix again has its new
-        time. Pins hold at most half of the KV blocks, and end before their time when a request could not run otherwise,
-        even alone. Raises InvalidRequest.
+        Tokens that are not cached yet are kept from when a request computes them. Pinning the same prefix again sets a
+        new time. Pins hold at most half of the KV blocks, and end before their time when a request could not run
+        otherwise, even alone. Raises InvalidRequest.
         """
         token_ids, *key = self._input.process_prefix(self._input.read_prefix(prompt), cache_salt)
         return msgspec.convert(self.call("pin_prefix", token_ids, checked_ttl_s(ttl_s), *key), PinnedPrefix)
 
     def unpin_prefix(self, prompt: PrefixLike, cache_salt: str | None = None) -> bool:
-        """End the pin of exactly this prefix; False when there is none. It stays cached until its blocks are wanted."""
+        """End the pin of exactly this prefix, which stays cached until it is evicted; False when there is none."""
         return bool(self.call("unpin_prefix", *self._input.process_prefix(self._input.read_prefix(prompt), cache_salt)))
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """A named control call, such as `reset_prefix_cache`. Raises ConfigError for a name that is none."""
+        """Return the result of a control call, such as `reset_prefix_cache`. Raises ConfigError for an unknown name."""
         self._check_alive()
         return self.core.call(method, *arguments)
 

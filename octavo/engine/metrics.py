@@ -51,7 +51,7 @@ _COUNTERS: Final = {
     "prefix_cache_queries": _plain("Prompt tokens looked up in the prefix cache.", "num_queried_tokens"),
     "prefix_cache_hits": _plain("Prompt tokens found in the prefix cache.", "num_cached_tokens"),
     "num_preemptions": _Family(
-        "Times that a running request had to give its blocks back, by what becomes of them.",
+        "Times that a running request lost its blocks, by what becomes of them.",
         {"recompute": "num_preemptions_by_recompute", "swap": "num_preemptions_by_swap"},
         "mode",
     ),
@@ -63,10 +63,10 @@ _COUNTERS: Final = {
     "recomputed_tokens": _plain("Tokens computed once more after a preemption.", "num_recomputed_tokens"),
     "engine_steps": _plain("Steps of the engine.", "num_steps"),
 }
-"""Of what adds up since the start. Names are vLLM's where it has the same thing."""
+"""Totals since the start. Names are vLLM's where it has the same metric."""
 
 _REFUSAL_CODES: Final = ("queue_full", "deadline_unreachable")
-"""Refusals that are counted from 0; others appear when they come."""
+"""Refusals that are counted from 0; others appear with the first one."""
 
 
 class Metrics:
@@ -80,7 +80,7 @@ class Metrics:
         self._counters = self._children(Counter, _COUNTERS)
         self._refused = Counter(
             "octavo:requests_refused",
-            "Requests that the engine refused instead of taking them in, by error code.",
+            "Requests that the engine refused, by error code.",
             ["model_name", "code"],
             registry=self.registry,
         )
@@ -111,20 +111,20 @@ class Metrics:
         self._output_length = self._histogram("request_generation_tokens", "Tokens of a generated sequence.", _TOKENS)
 
     def observe_stats(self, stats: SchedulerStats) -> None:
-        """Take in the state after a step."""
+        """Add the state after a step."""
         for attribute, gauge in self._gauges.items():
             gauge.set(getattr(stats, attribute))
         for attribute, counter in self._counters.items():
-            # stats of a core add up; Prometheus wants the difference
+            # stats of a core are totals; Prometheus counts differences
             counter.inc(max(0, getattr(stats, attribute) - getattr(self._last, attribute)))
         self._last = stats
 
     def observe_refusal(self, code: str) -> None:
-        """Take in a request that was never taken in. It has no latency, and its prompt was not computed."""
+        """Count a request that was refused. It has no latency, and its prompt was not computed."""
         self._refused.labels(**self._labels, code=code).inc()
 
     def observe_inter_token_latency(self, seconds: float, num_sequences: int) -> None:
-        """Take in the time since the last token of a request, once for each of its sequences."""
+        """Add the time since the last token of a request, once for each of its sequences."""
         for _ in range(num_sequences):
             self._inter_token_latency.observe(seconds)
 
@@ -136,7 +136,7 @@ class Metrics:
         num_generated_tokens: Sequence[int],
         finish_reasons: Sequence[str],
     ) -> None:
-        """Take in a request that has ended; lengths and reasons are by sequence."""
+        """Add a request that has ended; lengths and reasons are by sequence."""
         for reason, number in Count(finish_reasons).items():
             self._finished.labels(**self._labels, finished_reason=reason).inc(number)
         self._prompt_length.observe(num_prompt_tokens)
@@ -153,11 +153,11 @@ class Metrics:
             self._time_per_output_token.observe((metrics.last_token_time - metrics.first_token_time) / (longest - 1))
 
     def render(self) -> bytes:
-        """All metrics in Prometheus' text format (`CONTENT_TYPE`)."""
+        """Return all metrics in Prometheus' text format (`CONTENT_TYPE`)."""
         return generate_latest(self.registry)
 
     def _children(self, kind: type[_Collector], families: Mapping[str, _Family]) -> dict[str, _Collector]:
-        """A collector for each attribute of SchedulerStats."""
+        """Return a collector for each attribute of SchedulerStats."""
         children: dict[str, _Collector] = {}
         for name, family in families.items():
             labels = ["model_name", family.label] if family.label else ["model_name"]

@@ -1,4 +1,4 @@
-"""From what the core produced to what callers read: text, log-probabilities by token, and exactly one final output."""
+"""Makes what callers read from what the core produced: text, log-probabilities by token, and one final output."""
 
 from __future__ import annotations
 
@@ -137,22 +137,22 @@ class OpenRequest:
 
     @property
     def finished(self) -> bool:
-        # a list, which is quicker than a generator: this is asked for every token
+        # a list, which is quicker than a generator: this is read for every token
         return self._error is not None or None not in [sequence.finish_reason for sequence in self._sequences]
 
     @property
     def num_generated_tokens(self) -> list[int]:
-        """By sequence."""
+        """Return the number of each sequence."""
         return [len(sequence.token_ids) for sequence in self._sequences]
 
     @property
     def finish_reasons(self) -> list[str]:
-        """By sequence; "error" for one that the engine's death ended."""
+        """Return the reason of each sequence; "error" for one that the engine's death ended."""
         return [sequence.finish_reason or "error" for sequence in self._sequences]
 
     @property
     def refused(self) -> RequestError | None:
-        """Why the core refused the request; None when it accepted it, or died before it could."""
+        """Return why the core refused the request; None when it accepted it, or died before it could."""
         error = self._error
         if error is None or self.metrics.first_scheduled_time is not None:
             return None
@@ -160,7 +160,7 @@ class OpenRequest:
 
     @property
     def how_ended(self) -> str:
-        """In the words of a timeline."""
+        """Return the last event of the timeline."""
         if self._error is not None or not self.finished:
             return "failed" if self.refused is None else "refused"
         return "aborted" if "abort" in self.finish_reasons else "finished"
@@ -236,7 +236,7 @@ class OpenRequest:
         return self._output([sequence.whole() for sequence in self._sequences], finished=finished)
 
     def _best(self) -> list[CompletionOutput]:
-        """The likeliest sequences, best first; of equal ones the earlier."""
+        """Return the likeliest sequences, best first; of equal ones the earlier first."""
         ranked = sorted(
             (sequence.whole() for sequence in self._sequences),
             key=lambda each: -math.inf if each.cumulative_logprob is None else each.cumulative_logprob,
@@ -349,25 +349,13 @@ class _Sequence:
 
 
 def logprobs_by_token(token: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
-    """The token at a position first, then the likeliest ones in falling order."""
-    assert token.logprob is not None, "asked for where nobody wants them"
+    """Return the token at a position first, then the likeliest ones in falling order."""
+    assert token.logprob is not None, "computed for a request without logprobs"
     found = {token.token_id: Logprob(token.logprob, token.rank or None, tokenizer.token_text(token.token_id))}
     for rank, (token_id, logprob) in enumerate(zip(token.top_ids, token.top_logprobs, strict=True), start=1):
         if token_id not in found:
             found[token_id] = Logprob(logprob, rank, tokenizer.token_text(token_id))
     return found
-
-
-def refused_output(request_id: str, prompt: str | None, n: int, error: InvalidRequest) -> RequestOutput:
-    """The final answer to a request that never reached the core."""
-    return RequestOutput(
-        request_id=request_id,
-        prompt=prompt,
-        prompt_token_ids=[],
-        outputs=[CompletionOutput(index=index, text="", token_ids=[], finish_reason="error") for index in range(n)],
-        finished=True,
-        error=RequestError(str(error), field=error.field, code=error.code, is_client_error=True),
-    )
 
 
 def in_turns(outputs: list[EngineCoreOutput]) -> Iterator[list[EngineCoreOutput]]:

@@ -20,7 +20,7 @@ class RenderLimits(NamedTuple):
 
 
 class RenderLimitReached(Exception):
-    """A rendering has cost more than it may; the message says of what."""
+    """A rendering has cost more than it may; the message names the limit."""
 
 
 class Budget:
@@ -33,7 +33,7 @@ class Budget:
         self._end = time.perf_counter() + limits.seconds
 
     def spend(self, steps: int = 1) -> bool:
-        """Take steps off, and return True. Raises RenderLimitReached."""
+        """Subtract steps, and return True. Raises RenderLimitReached."""
         self._steps -= steps
         if self._steps < self._next_look:
             self._next_look = self._steps - _STEPS_BETWEEN_CLOCKS
@@ -44,7 +44,7 @@ class Budget:
         return True
 
     def take(self, size: int) -> None:
-        """Pay for a value with this many characters or entries, before it is made where that can be known."""
+        """Charge a value with this many characters or entries, before it is made where that can be known."""
         if size > self.limits.value_size:
             raise RenderLimitReached(f"it makes a value of more than {self.limits.value_size:,} characters or entries")
         self.spend(1 + size // SIZE_OF_STEP)

@@ -1,4 +1,4 @@
-"""What is put into a template where it is compiled: calls of the sandbox that charge its budget."""
+"""Inserts calls of the sandbox into a template that is compiled, which charge its budget."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from octavo.engine.template_budget import SIZE_OF_STEP
 
 
 class Meter(NodeTransformer):
-    """Puts a call into each iteration and each macro, and calls methods for what no filter or call does."""
+    """Inserts a call into each iteration and each macro, and calls methods for what is no filter, test or call."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -60,6 +60,6 @@ def _spend(steps: int, line: int) -> nodes.Expr:
 
 
 def _own_call(name: str, args: list[nodes.Expr], line: int) -> nodes.Call:
-    """A call of a method of the sandbox."""
+    """Return a call of a method of the sandbox."""
     method = nodes.EnvironmentAttribute(name, lineno=line)
     return nodes.Call(method, args, [], None, None, lineno=line)

@@ -36,7 +36,7 @@ _REMOVED_FILTERS: Final = ("batch", "pprint", "random", "slice", "striptags", "u
 _SHALLOW_FILTERS: Final = frozenset(
     ("abs", "attr", "count", "d", "default", "first", "items", "last", "length", "list", "map", "reject", "rejectattr")
 ) | {"reverse", "select", "selectattr"}
-"""Filters that look at the entries of what they are given, but not into them."""
+"""Filters that read the entries of their arguments, but not what is in them."""
 _COMPARING_FILTERS: Final = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
 _COMPARISONS_OF_ENTRY: Final = 16
 _ATTRIBUTE_FILTERS: Final = frozenset({"map", "rejectattr", "selectattr", "sum"}) | _COMPARING_FILTERS
@@ -99,7 +99,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return self.from_string(tree)
 
     def spend(self, steps: int) -> bool:
-        """What metered loops and macros call in each iteration."""
+        """Charge an iteration of a metered loop, or a call of a macro."""
         return self.budget.spend(steps)
 
     def concatenated(self, *values: Any) -> str:
@@ -109,7 +109,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return "".join(texts)
 
     def compared(self, left: Any, *others: Any) -> Any:
-        """`a < b`, or `a < b in c` as (a, "lt", b, "in", c)."""
+        """Compute `a < b`, or `a < b in c` as (a, "lt", b, "in", c)."""
         result: Any = True
         for name, right in zip(others[::2], others[1::2], strict=True):
             self._check_comparison(name, left, right)
@@ -120,13 +120,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return result
 
     def keyed(self, key: Any) -> Any:
-        """A key of a mapping that the template writes; a tuple is hashed with all that is in it."""
+        """Charge and return a key of a mapping; a tuple is hashed with all that is in it."""
         if isinstance(key, tuple):
             self.budget.take(self._written_size(key))
         return key
 
     def made(self, value: Any) -> Any:
-        """`a[1:]`."""
+        """Charge and return `a[1:]`."""
         self.budget.take(_size(value))
         return value
 
@@ -174,7 +174,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def _checked_arguments(
         self, owner: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, ...]:
-        """The arguments of a method of text, bytes or numbers; those whose result would be too large are refused."""
+        """Return the arguments of a method of text, bytes or numbers. Raises RenderLimitReached where its result would
+        be too large."""
         if name in _REFUSED_METHODS:
             raise RenderLimitReached(f"it calls {name}, which templates may not")
         if name in ("ljust", "rjust", "center", "zfill"):
@@ -196,7 +197,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self.budget.take(len(text) + text.count(old) * len(new))
 
     def _metered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter that pays for what it is given and for what it makes."""
+        """Return a filter that charges its arguments and its result."""
 
         @functools.wraps(function)  # also copies the mark of filters that want the environment or the context
         def metered(*args: Any, **kwargs: Any) -> Any:
@@ -214,7 +215,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return metered
 
     def _metered_test(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A test that pays for what it compares."""
+        """Return a test that charges what it compares."""
 
         @functools.wraps(function)
         def metered(*args: Any, **kwargs: Any) -> Any:
@@ -242,7 +243,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.budget.take(_size(result))
 
     def _nested_size(self, value: Any) -> int:
-        """Characters or entries of a value with all that is in it. Takes them off the budget."""
+        """Charge and return the characters or entries of a value with all that is in it."""
         if isinstance(value, str) or not _parts(value):
             return _size(value)
         size = self._written_size(value)
@@ -250,7 +251,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return size
 
     def _text_size(self, value: Any) -> int:
-        """At least as many characters as `str(value)` has."""
+        """Return at least as many characters as `str(value)` has."""
         return len(value) if isinstance(value, str) else self._written_size(value)
 
     def _check_filter(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -296,7 +297,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             yield value
 
     def _written(self, value: Any) -> Any:
-        """What `{{ value }}` writes."""
+        """Charge and return what `{{ value }}` writes."""
         if not isinstance(value, str):
             self.budget.take(self._written_size(value))
         else:
@@ -310,7 +311,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return str(value)
 
     def _written_size(self, value: Any, indent: int = 0) -> int:
-        """About how many characters a value has when it is written: shared parts of it count each time."""
+        """Return about how many characters a value has when it is written; shared parts of it count each time."""
         size = 0
         pending: list[tuple[Any, int]] = [(value, 1)]
         while pending:
@@ -340,7 +341,7 @@ def _size(value: Any) -> int:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """What is written, compared or hashed with a value. Nothing of the template runs for it."""
+    """Return what is written, compared or hashed with a value. Nothing of the template runs for it."""
     if isinstance(value, Mapping):
         return [*value, *value.values()]
     if isinstance(value, list | tuple | set | frozenset | KeysView | ValuesView | ItemsView):
@@ -365,7 +366,7 @@ def _check_stripped(args: Iterable[Any]) -> None:
 
 
 def _check_format(form: str) -> None:
-    """Widths in `%` and `str.format` make long texts of short ones."""
+    """Raise RenderLimitReached for large widths in `%` and `str.format`, which make long texts of short ones."""
     if _NESTED_FORMAT.search(form) or any(int(number[:9]) > _MOST_WIDTH for number in _NUMBER.findall(form)):
         raise RenderLimitReached(f"it formats with a width of more than {_MOST_WIDTH:,}, or with one that it computes")
 

@@ -98,20 +98,20 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Number of tokens, added ones included."""
+        """Return the number of tokens, added ones included."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     @cached_property
     def longest_token_chars(self) -> int:
-        """Characters of the longest token: a text of more than n times as many has more than n tokens."""
+        """Return the characters of the longest token: a text of more than n times as many has more than n tokens."""
         return max(len(token) for token in self._backend.get_vocab(with_added_tokens=True))
 
     def token_id(self, token: str | None) -> int | None:
-        """Id of one token given by its text in the vocabulary, None when it has none."""
+        """Return the id of one token given by its text in the vocabulary, None when it has none."""
         return None if token is None else self._backend.token_to_id(token)
 
     def has_id(self, token_id: int) -> bool:
-        """Whether an id stands for a token; models often have more rows of embeddings than tokens."""
+        """Return whether an id stands for a token; models often have more rows of embeddings than tokens."""
         return self._backend.id_to_token(token_id) is not None
 
     def encode(self, text: str, add_special_tokens: bool = True, cuts: Sequence[int] = ()) -> list[int]:
@@ -151,22 +151,22 @@ class Tokenizer:
 
     @cached_property
     def _backend_adds_bos(self) -> bool:
-        """Whether the post-processor writes a BOS token before every text."""
+        """Return whether the post-processor writes a BOS token before every text."""
         return self._backend.encode("", add_special_tokens=True).ids[:1] == [self.bos_token_id]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids; ids without a token have none."""
+        """Return the text of token ids; ids without a token have none."""
         return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     @cached_property
     def joins_bytes(self) -> bool:
-        """Whether a text is the bytes of its tokens, one token after the other, whatever their neighbours are."""
+        """Return whether a text is the bytes of its tokens, one after the other, whatever their neighbours are."""
         from tokenizers import decoders
 
         return isinstance(self._backend.decoder, decoders.ByteLevel)
 
     def first_text(self, token_id: int, skip_special_tokens: bool = True) -> str:
-        """Text of one token at the start of a text. Remembered: the decoder takes microseconds."""
+        """Return the text of one token at the start of a text, from a cache: the decoder takes microseconds."""
         texts = self._first_texts[skip_special_tokens]
         text = texts.get(token_id)
         if text is None:
@@ -174,7 +174,7 @@ class Tokenizer:
         return text
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token in the middle of a text, with its leading space; "" for an id without a token.
+        """Return the text of one token in the middle of a text, with its leading space; "" for an id without a token.
 
         Bytes that are no character by themselves show as U+FFFD.
         """
@@ -188,7 +188,7 @@ class Tokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """The bytes that a token adds to a text, in whose middle it stands; None where they are not known."""
+        """Return the bytes that a token adds in the middle of a text; None where they are not known."""
         piece = self._backend.id_to_token(token_id)
         if piece is None:
             return b""
@@ -205,7 +205,7 @@ class Tokenizer:
         return found if found.decode(errors="replace") == text else None
 
     def encode_word(self, word: str) -> list[tuple[int, ...]]:
-        """The token sequences that a word stands for: inside a text after other text, at its start, and after a space.
+        """Return the token sequences that a word stands for: behind other text, at the start, and after a space.
 
         A word with a leading space stands for itself after other text alone.
         """
@@ -231,8 +231,8 @@ class Tokenizer:
 
 
 def _byte_of_char() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for: those that GPT-2 took for printable stand for
-    themselves, the others have characters from 256 on in their order."""
+    """Return the byte that each character of a byte-level vocabulary stands for: printable ones, as GPT-2 defines them,
+    stand for themselves, the others have characters from 256 on in their order."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
@@ -242,7 +242,7 @@ _BYTE_OF_CHAR: Final = _byte_of_char()
 
 
 def _open_backend(path: Path) -> Backend:
-    """path: a tokenizer.json, or a directory with one (or with the older vocab.json and merges.txt)."""
+    """Open a tokenizer.json, or a directory with one (or with the older vocab.json and merges.txt)."""
     from tokenizers import Tokenizer as Backend
 
     file = path if path.is_file() else path / TOKENIZER_JSON
@@ -265,7 +265,7 @@ def _open_backend(path: Path) -> Backend:
 
 
 def _byte_level_bpe(path: Path) -> Backend:
-    """GPT-2's tokenizer from vocab.json and merges.txt, as OPT's first checkpoints have it."""
+    """Return GPT-2's tokenizer from vocab.json and merges.txt, as OPT's first checkpoints have it."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -314,7 +314,7 @@ def _add_missing_tokens(backend: Backend, config: dict[str, Any], directory: Pat
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Texts of the named special tokens; each is written as a string or as an object with its `content`."""
+    """Return the texts of the named special tokens; each is a string or an object with its `content`."""
     found: dict[str, str] = {}
     for name in _SPECIAL_NAMES:
         value = config.get(name)
@@ -326,7 +326,7 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, {} when there is no such file."""
+    """Return the object in a JSON file, {} when there is no such file."""
     if not path.is_file():
         return {}
     try:
