@@ -34,7 +34,7 @@ from octavo.kv_cache.block_manager import BlockManager
 from octavo.platform import Platform
 from octavo.scheduler.budget import TokenBudget
 from octavo.scheduler.plan import StepPlan
-from octavo.scheduler.policies.first_come import FirstComeFirstServed
+from octavo.scheduler.policy import Policy
 from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.scheduler import Scheduler
@@ -116,7 +116,7 @@ def measure_forks(num_blocks: int, repetitions: int) -> dict[str, float]:
     """Medians in µs for a sequence of `num_blocks`: its fork, the copy of the last block, to which the fork writes, and
     the fork's end."""
     manager = BlockManager(CacheLimits.of_one_group(num_blocks + 8, BLOCK_SIZE), enable_prefix_caching=False)
-    registry = Registry(manager, FirstComeFirstServed())
+    registry = Registry(manager, Policy())
     group = running_group(registry, num_blocks)
     parent = group.live[0]
     end = len(parent.token_ids)

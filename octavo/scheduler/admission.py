@@ -8,6 +8,7 @@ from collections.abc import Sequence as SequenceABC
 from typing import Final, NamedTuple
 
 from octavo.config.schema import SchedulerConfig
+from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.kv_cache.allocation import Allocation, AllocStatus, PrefixHit
 from octavo.scheduler.budget import AdapterBudget
@@ -79,19 +80,21 @@ class Admission:
             if because and not blocked:
                 self._log.note("blocked", group.request, because)
             if outcome is _Outcome.DEFERRED:
-                deferred.append(self._registry.queue_of(group).set_aside(now))
+                deferred.append(group)
+                self._registry.queue_of(group).remove(group)
             elif outcome is _Outcome.BLOCKED:
                 is_last = plan.is_full and not self._policy.may_outrank
                 if is_swapped or is_last or len(blocked) == _MOST_BLOCKED:
                     break
-                blocked.append(self._registry.waiting.set_aside(now))
+                blocked.append(group)
+                self._registry.waiting.remove(group)
             elif outcome is _Outcome.ADMITTED:
                 self._note_passed(blocked, group)
                 self._start(group, plan, computing)
             if outcome in (_Outcome.BLOCKED, _Outcome.ADMITTED) and self._must_not_be_passed(blocked):
                 break
         for group in deferred + blocked:
-            self._registry.queue_of(group).put_back(group)
+            self._registry.queue_of(group).push(group)
 
     def _start(self, group: SequenceGroup, plan: StepPlan, computing: set[bytes]) -> None:
         plan.admit(group)
@@ -129,7 +132,6 @@ class Admission:
             return _Attempt(_Outcome.CHANGED) if has_room_now else refused
         if because := self._token_refusal(group, hit, plan):
             return _Attempt(_Outcome.BLOCKED, because)
-        self._registry.waiting.pop(now)
         self.allocate(group, hit, plan, now)
         return _Attempt(_Outcome.ADMITTED)
 
@@ -143,12 +145,9 @@ class Admission:
         if allocation.status is AllocStatus.NEVER:
             self._refuse(group, allocation.because, now)
             return _Attempt(_Outcome.CHANGED)
-        self._registry.swapped.remove(group)
         moves = self._block_manager.swap_in(group.live)
         plan.swap_ins += moves
-        self._registry.stats.num_swapped_in_blocks += len(moves)
-        self._registry.start(group)
-        group.metrics.note(now, "swapped in")
+        self._registry.swap_in(group, now)
         self._log.note("swapped_in", group.request, f"{len(moves)} blocks")
         return _Attempt(_Outcome.ADMITTED)
 
@@ -172,7 +171,8 @@ class Admission:
     def _refuse(self, group: SequenceGroup, because: str, now: float) -> None:
         """End a group that can never run here. `Scheduler.refusal` has refused such requests before."""
         self._log.note("refused", group.request, because)
-        self._registry.refuse(group, because, now)
+        error = RequestError(because, field="prompt", code="request_too_large", is_client_error=True)
+        self._registry.refuse(group, error, now)
 
     # ---- blocks ----
 
@@ -210,33 +210,16 @@ class Admission:
         return allocation
 
     def allocate(self, group: SequenceGroup, hit: PrefixHit, plan: StepPlan, now: float) -> None:
-        """Give blocks to a group that has left the waiting queue, and let it run."""
-        num_tokens = tokens_to_allocate(group)
-        copies = self._block_manager.allocate(group.live[0], num_tokens, hit)
-        group.live[0].num_computed_tokens = hit.num_tokens
+        """Give blocks to a waiting group, and let it run."""
+        first, num_tokens = group.live[0], tokens_to_allocate(group)
+        copies = self._block_manager.allocate(first, num_tokens, hit)
+        first.num_computed_tokens = hit.num_tokens
         if copies:
-            plan.prefix_copies[group.live[0].seq_id] = copies
+            plan.prefix_copies[first.seq_id] = copies
         group.refork_at = num_tokens if len(group.live) > 1 else None
-        self._registry.start(group)
-        self._count(group, hit.because, now)
+        self._registry.admit(group, hit.because, now)
         because = f"; {hit.because}" if hit.because else ""
-        cached = group.live[0].num_computed_tokens
-        self._log.note("admitted", group.request, f"{cached} of {num_tokens} tokens were in the cache{because}")
-
-    def _count(self, group: SequenceGroup, because: str, now: float) -> None:
-        cached, stats = group.live[0].num_computed_tokens, self._registry.stats
-        if group.was_preempted:
-            stats.num_recomputed_tokens += max(0, group.num_dropped_tokens - cached)
-        else:
-            stats.num_prompt_tokens += group.num_prompt_tokens
-        stats.num_queried_tokens += len(group.live[0].token_ids)
-        stats.num_cached_tokens += cached
-        if group.metrics.first_scheduled_time is None:
-            group.metrics.first_scheduled_time = now
-            group.num_cached_tokens, group.cache_miss_reason = cached, because
-            group.metrics.note(now, "scheduled")
-        else:
-            group.metrics.note(now, "scheduled again")
+        self._log.note("admitted", group.request, f"{hit.num_tokens} of {num_tokens} tokens were in the cache{because}")
 
 
 def tokens_to_allocate(group: SequenceGroup) -> int:

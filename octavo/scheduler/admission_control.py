@@ -48,12 +48,12 @@ class AdmissionControl:
 
     def note_planned(self) -> None:
         """Note after each planned step whether it left requests in a queue."""
-        self._has_backlog = len(self._registry.waiting) > 0 or len(self._registry.swapped) > 0
+        self._has_backlog = self._registry.has_queued
 
     def load(self) -> QueueLoad:
         """Return what a request would find now."""
         config, registry = self._config, self._registry
-        has_backlog = self._has_backlog and (len(registry.waiting) > 0 or len(registry.swapped) > 0)
+        has_backlog = self._has_backlog and registry.has_queued
         return QueueLoad(
             num_requests=len(registry.waiting),
             num_tokens=registry.num_queued_tokens,

@@ -43,7 +43,7 @@ class ContinuousPlanner:
         tokens.for_prompts = 0
         prompts = self._rows.plan_running(plan)
         tokens.for_prompts = tokens.remaining
-        if plan.rows and (prompts or self._has_waiting_groups):
+        if plan.rows and (prompts or self._registry.has_queued):
             tokens.for_prompts = self._rates.num_prompt_tokens_beside(len(plan.rows), tokens.remaining)
         outranked = self._outranked(now)
         self._plan_prompts([group for group in prompts if group not in outranked], plan)
@@ -52,10 +52,6 @@ class ContinuousPlanner:
             self._plan_prompts(outranked, plan)
         self._admit(plan, now)
         return plan
-
-    @property
-    def _has_waiting_groups(self) -> bool:
-        return len(self._registry.waiting) > 0 or len(self._registry.swapped) > 0
 
     def _plan_prompts(self, groups: SequenceABC[SequenceGroup], plan: StepPlan) -> None:
         """Plan pieces for those of the groups that still run, in this order, as far as the tokens go."""
@@ -91,5 +87,5 @@ class ContinuousPlanner:
                 return None
             return waiting
 
-        if self._has_waiting_groups and not plan.has_preempted:
+        if self._registry.has_queued and not plan.has_preempted:
             self._admission.admit(plan, now, next_group)

@@ -1,4 +1,4 @@
-"""Who goes first and who gives way: the protocol of policies. One file each in `policies/`; a new one is one more."""
+"""In which order groups run, and which running group is preempted. One file each in `policies/`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence as SequenceABC
 from typing import Any, Protocol
 
 from octavo.core.sequence import SequenceGroup
+from octavo.scheduler.waiting_queue import WaitingQueue
 
 
 class GroupQueue(Protocol):
@@ -14,67 +15,66 @@ class GroupQueue(Protocol):
     def __len__(self) -> int: ...
 
     def push(self, group: SequenceGroup) -> None:
-        """Take a group in that has just arrived."""
-        ...
-
-    def put_back(self, group: SequenceGroup) -> None:
-        """Take a group in that has been here: it was set aside, or let in and preempted."""
+        """Add a group: a new one, a preempted one, or one that was removed for the rest of a step."""
         ...
 
     def peek(self, now: float) -> SequenceGroup | None:
-        """The group that is next at time `now`, or None."""
-        ...
-
-    def pop(self, now: float) -> SequenceGroup:
-        """Remove and answer it: it runs, or has ended. IndexError when there is none."""
-        ...
-
-    def set_aside(self, now: float) -> SequenceGroup:
-        """Remove and answer it for the rest of this step: it comes by `put_back`. IndexError when there is none."""
+        """Return the group that is next at time `now`, or None."""
         ...
 
     def remove(self, group: SequenceGroup) -> None:
-        """Take a group out, wherever it stands. KeyError when it is not in."""
+        """Remove a group, wherever it stands. KeyError when it is not in the queue."""
         ...
 
 
-class Policy(Protocol):
-    """Order of the waiting groups, and the running group that is preempted when blocks run out."""
+class Policy:
+    """First come, first served: preempted groups, then the others, both by arrival; the youngest running group is
+    preempted first. Prompts of one API request take turns with other requests.
 
-    counts_service: bool
+    Other policies override what they do otherwise. A policy changes no group.
+    """
+
+    counts_service = False
     """Whether `note_service` is to be called for every row."""
 
-    may_outrank: bool
-    """Whether `outranks` is ever true, or `victims_for` ever names somebody."""
+    may_outrank = False
+    """Whether `outranks` is ever true, or `victims_for` ever returns a group."""
 
     def make_queue(self) -> GroupQueue:
-        """A queue for waiting groups in this policy's order. Preempted groups wait there too."""
-        ...
+        """Return a queue for waiting groups, new and preempted ones, in this policy's order."""
+        return WaitingQueue(self.key)
 
     def key(self, group: SequenceGroup) -> tuple[Any, ...]:
-        """Place of a group among those that wait, smallest first, as far as it does not depend on the time."""
-        ...
+        """Return the place of a group among those that wait, smallest first, as far as it does not depend on the
+        time."""
+        return (not group.was_preempted, group.virtual_start, group.arrival)
 
     def place(self, group: SequenceGroup, now: float) -> tuple[Any, ...]:
-        """Place at time `now` among those that wait or are swapped out."""
-        ...
+        """Return the place at time `now` among those that wait or are swapped out."""
+        return self.key(group)
 
     def outranks(self, head: SequenceGroup, group: SequenceGroup, now: float) -> bool:
-        """Does the prompt of `head`, a group that waits or runs, come before what is left of a running group's?"""
-        ...
+        """Return whether the prompt of `head`, a group that waits or runs, is computed before what is left of a running
+        group's prompt."""
+        return False
 
     def victim(self, running: SequenceABC[SequenceGroup]) -> SequenceGroup:
-        """One of the running groups (there is at least one, in the order of arrival)."""
-        ...
+        """Return the running group that is preempted when no block is free. There is at least one; they are in the
+        order of arrival."""
+        return running[-1]
 
     def victims_for(self, head: SequenceGroup, running: SequenceABC[SequenceGroup]) -> SequenceABC[SequenceGroup]:
-        """Running groups that may be preempted so that the first waiting one comes in, in this order."""
-        ...
+        """Return the running groups that may be preempted, in this order, to admit the first waiting group."""
+        return ()
+
+    def note_arrival(self, group: SequenceGroup) -> None:
+        """A new group is about to be pushed to the queue."""
+
+    def note_admitted(self, group: SequenceGroup) -> None:
+        """A group has been removed from the queue and runs."""
 
     def note_service(self, group: SequenceGroup, num_tokens: int, num_draws: int) -> None:
         """A step computes `num_tokens` tokens of the group and draws `num_draws` times."""
-        ...
 
     def note_end(self, group: SequenceGroup) -> None:
-        """The group has left for good: it has ended, was aborted or refused."""
-        ...
+        """The group has finished, failed, was aborted or refused."""

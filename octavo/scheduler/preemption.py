@@ -47,6 +47,7 @@ class Preemption:
         self, registry: Registry, log: DecisionLog, policy: Policy, mode: PreemptionMode, rates: Rates
     ) -> None:
         self._registry = registry
+        self._block_manager = registry.block_manager
         self._log = log
         self._policy = policy
         self._mode = mode
@@ -58,28 +59,24 @@ class Preemption:
         """Take a running group's blocks, and its rows and budgets in `plan`. Known tokens stay known."""
         dropped = self._drop_rows(group, plan)
         choice = self._choose(group, plan)
+        status = SequenceStatus.SWAPPED if choice.swap else SequenceStatus.WAITING
+        self._registry.suspend(group, status, self._log.now)
         if choice.swap:
             assert plan is not None
             self._swap_out(group, plan, dropped)
         else:
             group.num_dropped_tokens = _num_computed_tokens(group, dropped.num_computed)
             for sequence in group.live:
-                self._registry.block_manager.release(sequence)
+                self._block_manager.release(sequence)
                 sequence.restart()
-        group.refork_at = None
-        group.was_preempted = True
-        group.metrics.num_preemptions += 1
-        self._registry.stats.num_preemptions += 1
-        self._registry.suspend(group, SequenceStatus.SWAPPED if choice.swap else SequenceStatus.WAITING)
         if plan is not None:
             plan.has_preempted = True
             plan.release(group)
         how = "swapped out" if choice.swap else "to be recomputed"
-        group.metrics.note(self._log.now, f"preempted, {how}")
         self._log.note("preempted", group.request, f"{because}; {how}: {choice.because}")
 
     def _drop_rows(self, group: SequenceGroup, plan: StepPlan | None) -> _Dropped:
-        """Take the group's rows out of the step, and note which of its sequences the worker has to release."""
+        """Take the group's rows out of the step."""
         dropped = _Dropped({}, {})
         for sequence in group.live:
             dropped.num_computed[sequence.seq_id] = sequence.num_computed_tokens
@@ -91,20 +88,16 @@ class Preemption:
                     if planned.message is not None:
                         sequence.is_resident = False  # the worker never heard of it
                 dropped.copied_from.update(((copy.group, copy.target), copy.source) for copy in copies)
-            if sequence.is_resident:
-                self._registry.released.append(sequence)
         return dropped
 
     def _swap_out(self, group: SequenceGroup, plan: StepPlan, dropped: _Dropped) -> None:
         for sequence in group.live:
             sequence.pause(dropped.num_computed[sequence.seq_id])
-        moves = self._registry.block_manager.swap_out(group.live)
+        moves = self._block_manager.swap_out(group.live)
         # a copy that this step would have made is not made: what it would have copied is still at its source
         plan.swap_outs += [
             BlockCopy(_origin(move.group, move.source, dropped.copied_from), move.target, move.group) for move in moves
         ]
-        self._registry.stats.num_preemptions_by_swap += 1
-        self._registry.stats.num_swapped_out_blocks += len(moves)
 
     # ---- for a waiting group that comes before running ones ----
 
@@ -117,14 +110,14 @@ class Preemption:
         return bool(victims)
 
     def _victims_for(self, head: SequenceGroup, missing_blocks: Missing, plan: StepPlan) -> list[SequenceGroup]:
-        missing_blocks = missing_blocks or (0,) * len(self._registry.block_manager.groups)
+        missing_blocks = missing_blocks or (0,) * len(self._block_manager.groups)
         missing = (*missing_blocks, *plan.num_missing(head))
         if self._is_known_to_be_futile(head, missing):
             return []
         candidates = self._policy.victims_for(head, self._registry.running)
         if not candidates:
             return []
-        freed = _FreedBlocks(self._registry.block_manager)
+        freed = _FreedBlocks(self._block_manager)
 
         def suffices() -> bool:
             return freed.covers(missing_blocks) and plan.lacking(head) is None
@@ -164,13 +157,13 @@ class Preemption:
 
     def clear_pins(self, group: SequenceGroup) -> bool:
         """End all pins for a group that could not run otherwise, even alone. False when they held nothing."""
-        num_held = self._registry.block_manager.pins.clear()
+        num_held = self._block_manager.pins.clear()
         if num_held:
             self._log.note("unpinned", group.request, f"pins held {num_held} blocks, and it runs only without them")
         return num_held > 0
 
     def _choose(self, group: SequenceGroup, plan: StepPlan | None) -> SwapChoice:
-        manager = self._registry.block_manager
+        manager = self._block_manager
         if self._mode == "recompute":
             return SwapChoice(False, "preemption_mode is recompute")
         if manager.limits.num_host_blocks == 0:

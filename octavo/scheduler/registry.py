@@ -1,10 +1,14 @@
-"""Every accepted request that has not ended: groups, their sequences by id, the three queues, and how they leave."""
+"""Every accepted request that has not ended, its place (waiting, running, swapped), and the counts that follow from it.
+
+Other parts of the scheduler decide; every change of a group's place is made here, and so are statistics, timelines,
+final outputs without a step, and the list of sequences that the worker has to release.
+"""
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from collections.abc import Sequence as SequenceABC
 from typing import Final
 
@@ -27,177 +31,80 @@ _HOW_ENDED: Final = {
 
 
 class Registry:
-    """Shared by those who plan, those who preempt and those who take results in.
+    """The groups by id and by place.
 
     waiting: groups without blocks, new ones and preempted ones.
     running: groups with blocks on the device, in order of arrival.
-    num_running_sequences: most sequences that those can still run at once.
     swapped: groups whose blocks are on the host.
-    timelines: of the requests that ended last.
+    num_running_sequences: most sequences that the running groups can still run at once.
     num_departures: how often a group has left the running ones.
-    num_queued_tokens: prompt tokens of the groups that have never run.
-    released: sequences whose state the worker drops with the next step.
+    num_queued_tokens: prompt tokens of the waiting groups that have never run.
+    timelines: those of the requests that ended last.
     waits_for_results: every group waits for results.
     """
 
     def __init__(self, block_manager: BlockManager, policy: Policy, *, waits_for_results: bool = False) -> None:
         self.block_manager = block_manager
-        self._waits_for_results = waits_for_results
         self.groups: dict[str, SequenceGroup] = {}
-        self._policy = policy
         self.waiting = policy.make_queue()
         self.running: list[SequenceGroup] = []
+        self.swapped = WaitingQueue(policy.key)
         self.num_running_sequences = 0
         self.num_departures = 0
-        self.swapped = WaitingQueue(policy.key)
-        self.released: list[Sequence] = []
-        self.ended: list[EngineCoreOutput] = []
+        self.num_queued_tokens = 0
         self.stats = SchedulerStats(
             num_blocks=block_manager.limits.num_blocks, num_host_blocks=block_manager.limits.num_host_blocks
         )
-        self._by_sequence: dict[int, tuple[SequenceGroup, Sequence]] = {}
         self.timelines: deque[RequestTimeline] = deque(maxlen=NUM_TIMELINES)
-        self.num_queued_tokens = 0
-        self.turns = Turns()
-        self._next_seq_id = 0
+        self._policy = policy
+        self._waits_for_results = waits_for_results
+        self._by_sequence: dict[int, tuple[SequenceGroup, Sequence]] = {}
+        self._released: list[Sequence] = []
+        self._ended: list[EngineCoreOutput] = []
+        self._turns = Turns()
+        self._num_seq_ids = 0
 
-    # ---- coming in ----
+    # ---- requests arrive ----
 
     def new_groups(self, requests: SequenceABC[EngineCoreRequest]) -> list[SequenceGroup]:
         """Return groups for requests that arrive together. They belong to the registry once they are added."""
         made = []
-        for request, virtual_start in zip(requests, self.turns.starts(requests), strict=True):
+        for request, virtual_start in zip(requests, self._turns.starts(requests), strict=True):
             seq_id = self._new_seq_id()
-            made.append(SequenceGroup(request, seq_id, seq_id, virtual_start))
+            group = SequenceGroup(request, seq_id, seq_id, virtual_start)
+            group.waits_for_results |= self._waits_for_results
+            made.append(group)
         return made
 
     def add(self, group: SequenceGroup) -> None:
         """Put a new group into the waiting queue."""
-        group.waits_for_results |= self._waits_for_results
         self.groups[group.request_id] = group
         self._by_sequence[group.sequences[0].seq_id] = group, group.sequences[0]
         self.num_queued_tokens += group.num_prompt_tokens
+        self._policy.note_arrival(group)
         self.waiting.push(group)
 
-    def fork(self, group: SequenceGroup, parent: Sequence, index: int) -> Sequence:
-        """A new sequence of the group with all that its parent has."""
-        child = parent.fork(self._new_seq_id(), index)
-        self.block_manager.fork(parent, child)
-        self._by_sequence[child.seq_id] = group, child
-        group.sequences.append(child)
-        group.live.append(child)
-        return child
+    # ---- lookups ----
 
     def find(self, seq_id: int) -> tuple[SequenceGroup | None, Sequence | None]:
-        """The group and the sequence with this id; None, None when it is gone."""
+        """Return the group and the sequence with this id; None, None when it has ended."""
         return self._by_sequence.get(seq_id, (None, None))
 
     def group_of(self, seq_id: int) -> SequenceGroup:
-        """The group of a sequence that is here."""
+        """Return the group of a sequence that has not ended."""
         return self._by_sequence[seq_id][0]
 
     def queue_of(self, group: SequenceGroup) -> GroupQueue:
-        """Return the queue in which a group waits, or would wait, for blocks."""
+        """Return the queue in which a group waits, or would wait."""
         return self.swapped if group.status is SequenceStatus.SWAPPED else self.waiting
 
-    def start(self, group: SequenceGroup) -> None:
-        """Move a group that left a queue to the running ones."""
-        self._leave_queue(group)
-        if not group.was_preempted:
-            self.turns.note_admitted(group)
-        self._set_status(group, SequenceStatus.RUNNING)
-        insort(self.running, group, key=_arrival)
-        self.num_running_sequences += group.max_running_sequences
-
-    # ---- giving way ----
-
-    def suspend(self, group: SequenceGroup, status: SequenceStatus) -> None:
-        """Move a running group to the waiting or the swapped ones."""
-        self._set_status(group, status)
-        self._leave_running(group)
-        self.queue_of(group).put_back(group)
-
-    # ---- leaving ----
-
-    def end_sequence(self, group: SequenceGroup, sequence: Sequence, status: SequenceStatus) -> None:
-        """A live sequence ends; its full blocks stay findable, its others are free."""
-        sequence.status = status
-        before = group.max_running_sequences
-        group.live.remove(sequence)
-        if group.status is SequenceStatus.RUNNING:
-            self.num_running_sequences -= before - group.max_running_sequences
-        may_publish = group.status is SequenceStatus.RUNNING and group.refork_at is None
-        if may_publish and status is not SequenceStatus.FINISHED_ERROR:
-            self.block_manager.publish(sequence, group.request.cache_key)
-        self.block_manager.free(sequence)
-        if sequence.is_resident:
-            self.released.append(sequence)
-
-    def drop_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """A beam that was beaten: it ends and is forgotten, for nobody will ask for it."""
-        self.end_sequence(group, sequence, SequenceStatus.FINISHED_STOPPED)
-        group.sequences.remove(sequence)
-        del self._by_sequence[sequence.seq_id]
-
-    def end_group(self, group: SequenceGroup, status: SequenceStatus, now: float) -> None:
-        """All live sequences end, and the group leaves."""
-        for sequence in list(group.live):
-            self.end_sequence(group, sequence, status)
-        if group.status is SequenceStatus.RUNNING:
-            self._leave_running(group)
-        else:
-            self.queue_of(group).remove(group)
-            self._leave_queue(group)
-        self._forget(group, status, now)
-
-    def refuse(self, group: SequenceGroup, because: str, now: float) -> None:
-        """End a group that waits and can never run here."""
-        self.queue_of(group).remove(group)
-        self._leave_queue(group)
-        self.ended.append(
-            EngineCoreOutput(
-                request_id=group.request_id,
-                deltas=[],
-                finished=True,
-                error=RequestError(because, field="prompt", code="request_too_large", is_client_error=True),
-                metrics=group.metrics,
-            )
-        )
-        for sequence in list(group.live):
-            self.end_sequence(group, sequence, SequenceStatus.FINISHED_IGNORED)
-        self._forget(group, SequenceStatus.FINISHED_IGNORED, now)
-
-    def _leave_running(self, group: SequenceGroup) -> None:
-        self.running.remove(group)
-        self.num_running_sequences -= group.max_running_sequences
-        self.num_departures += 1
-
-    def _leave_queue(self, group: SequenceGroup) -> None:
-        if group.status is SequenceStatus.WAITING and not group.was_preempted:
-            self.num_queued_tokens -= group.num_prompt_tokens
-
-    def _forget(self, group: SequenceGroup, status: SequenceStatus, now: float) -> None:
-        group.status = status
-        group.metrics.end(now, _HOW_ENDED.get(status, "finished"))
-        self.timelines.append(_timeline(group))
-        del self.groups[group.request_id]
-        self._policy.note_end(group)
-        for sequence in group.sequences:
-            del self._by_sequence[sequence.seq_id]
-
-    def _set_status(self, group: SequenceGroup, status: SequenceStatus) -> None:
-        group.status = status
-        for sequence in group.live:
-            sequence.status = status
-
-    def _new_seq_id(self) -> int:
-        self._next_seq_id += 1
-        return self._next_seq_id
-
-    # ---- looking in ----
+    @property
+    def has_queued(self) -> bool:
+        """Whether a group waits for the device, with blocks on the host or without."""
+        return len(self.waiting) > 0 or len(self.swapped) > 0
 
     def oldest_waiting(self) -> SequenceGroup | None:
-        """The group that waits without blocks and arrived first, or None."""
+        """Return the group that waits without blocks and arrived first, or None."""
         return next((group for group in self.groups.values() if group.status is SequenceStatus.WAITING), None)
 
     def num_prompt_tokens_before(self, group: SequenceGroup, now: float) -> int:
@@ -213,9 +120,153 @@ class Registry:
         return total
 
     def sequences_on_device(self) -> Iterator[Sequence]:
-        """Live sequences with a block table on the device."""
+        """Yield the live sequences with blocks on the device."""
         for group in self.running:
             yield from group.live if group.refork_at is None else group.live[:1]
+
+    # ---- groups come onto the device and leave it ----
+
+    def admit(self, group: SequenceGroup, because: str, now: float) -> None:
+        """Move a waiting group, which has blocks now, to the running ones. `because`: why no more of its prompt was
+        found in the cache."""
+        self.waiting.remove(group)
+        self._policy.note_admitted(group)
+        cached, stats = group.live[0].num_computed_tokens, self.stats
+        stats.num_queried_tokens += len(group.live[0].token_ids)
+        stats.num_cached_tokens += cached
+        if group.was_preempted:
+            stats.num_recomputed_tokens += max(0, group.num_dropped_tokens - cached)
+            group.metrics.note(now, "scheduled again")
+        else:
+            stats.num_prompt_tokens += group.num_prompt_tokens
+            self.num_queued_tokens -= group.num_prompt_tokens
+            self._turns.note_admitted(group)
+            group.num_cached_tokens, group.cache_miss_reason = cached, because
+            group.metrics.first_scheduled_time = now
+            group.metrics.note(now, "scheduled")
+        self._run(group)
+
+    def swap_in(self, group: SequenceGroup, now: float) -> None:
+        """Move a swapped group to the running ones."""
+        self.swapped.remove(group)
+        group.metrics.note(now, "swapped in")
+        self._run(group)
+
+    def suspend(self, group: SequenceGroup, status: SequenceStatus, now: float) -> None:
+        """Move a running group to the waiting or the swapped ones; the worker releases its sequences."""
+        self._leave_running(group)
+        for sequence in group.live:
+            self._release(sequence)
+        group.status, group.was_preempted, group.refork_at = status, True, None
+        self.queue_of(group).push(group)
+        is_swapped = status is SequenceStatus.SWAPPED
+        group.metrics.num_preemptions += 1
+        group.metrics.note(now, "preempted, swapped out" if is_swapped else "preempted, to be recomputed")
+        self.stats.num_preemptions += 1
+        self.stats.num_preemptions_by_swap += is_swapped
+
+    def _run(self, group: SequenceGroup) -> None:
+        group.status = SequenceStatus.RUNNING
+        insort(self.running, group, key=_arrival)
+        self.num_running_sequences += group.max_running_sequences
+
+    def _leave_running(self, group: SequenceGroup) -> None:
+        self.running.remove(group)
+        self.num_running_sequences -= group.max_running_sequences
+        self.num_departures += 1
+
+    # ---- sequences ----
+
+    def fork(self, group: SequenceGroup, parent: Sequence, index: int) -> Sequence:
+        """Return a new sequence of the group with all that its parent has."""
+        child = parent.fork(self._new_seq_id(), index)
+        self.block_manager.fork(parent, child)
+        self._by_sequence[child.seq_id] = group, child
+        group.sequences.append(child)
+        group.live.append(child)
+        return child
+
+    def end_sequence(self, group: SequenceGroup, sequence: Sequence, status: SequenceStatus) -> None:
+        """End a live sequence: its full blocks can still be found by their content, all are free."""
+        sequence.status = status
+        before = group.max_running_sequences
+        group.live.remove(sequence)
+        if group.status is SequenceStatus.RUNNING:
+            self.num_running_sequences -= before - group.max_running_sequences
+            if group.refork_at is None and status is not SequenceStatus.FINISHED_ERROR:
+                self.block_manager.publish(sequence, group.request.cache_key)
+        self.block_manager.free(sequence)
+        self._release(sequence)
+
+    def drop_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """End and forget a sequence of which there is no output: a beam without survivors."""
+        self.end_sequence(group, sequence, SequenceStatus.FINISHED_STOPPED)
+        group.sequences.remove(sequence)
+        del self._by_sequence[sequence.seq_id]
+
+    def count_generated(self, num_tokens: int) -> None:
+        """Count tokens that were drawn and kept."""
+        self.stats.num_generated_tokens += num_tokens
+
+    def _release(self, sequence: Sequence) -> None:
+        if sequence.is_resident:
+            self._released.append(sequence)
+
+    def _new_seq_id(self) -> int:
+        self._num_seq_ids += 1
+        return self._num_seq_ids
+
+    # ---- requests end ----
+
+    def end_group(self, group: SequenceGroup, status: SequenceStatus, now: float) -> None:
+        """End a group with all its live sequences."""
+        for sequence in list(group.live):
+            self.end_sequence(group, sequence, status)
+        if group.status is SequenceStatus.RUNNING:
+            self._leave_running(group)
+        else:
+            self.queue_of(group).remove(group)
+            if not group.was_preempted:
+                self.num_queued_tokens -= group.num_prompt_tokens
+        group.status = status
+        group.metrics.end(now, _HOW_ENDED.get(status, "finished"))
+        self.timelines.append(_timeline(group))
+        del self.groups[group.request_id]
+        self._policy.note_end(group)
+        for sequence in group.sequences:
+            del self._by_sequence[sequence.seq_id]
+
+    def refuse(self, group: SequenceGroup, error: RequestError, now: float) -> None:
+        """End a group, which waits or was not added, with an error."""
+        output = EngineCoreOutput(request_id=group.request_id, deltas=[], finished=True, error=error)
+        if group.request_id in self.groups:
+            self.end_group(group, SequenceStatus.FINISHED_IGNORED, now)
+            output.metrics = group.metrics
+        self._ended.append(output)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `take_ended` returns an output."""
+        return bool(self._ended)
+
+    def take_ended(self) -> list[EngineCoreOutput]:
+        """Return the final outputs of requests that ended without a step, each once."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    # ---- steps ----
+
+    def begin_step(self, planned: Container[int], num_swapped_out: int, num_swapped_in: int) -> tuple[int, list[int]]:
+        """Count a step with rows of the sequences `planned`. Returns its id and the sequences that the worker releases
+        with it."""
+        self.stats.num_steps += 1
+        self.stats.num_swapped_out_blocks += num_swapped_out
+        self.stats.num_swapped_in_blocks += num_swapped_in
+        released, self._released = self._released, []
+        for sequence in released:
+            # one that was preempted may have a row in this very step
+            sequence.is_resident = sequence.seq_id in planned
+        return self.stats.num_steps, [sequence.seq_id for sequence in released]
 
     def check(self) -> None:
         """Prove that queues, groups and blocks agree. Raises AssertionError."""

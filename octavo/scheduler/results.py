@@ -86,7 +86,7 @@ class Results:
                 delta.finish_reason, delta.stop_reason = finish.status.value, finish.stop_reason
                 self._registry.end_sequence(group, sequence, finish.status)
                 break
-        self._registry.stats.num_generated_tokens += len(delta.token_ids)
+        self._registry.count_generated(len(delta.token_ids))
         return delta
 
     def _take_candidates(
@@ -95,7 +95,7 @@ class Results:
         if not take_candidates(group, sequence, candidates):
             return []  # other beams of the group were computed in another step
         self._note_tokens(group, now)
-        self._registry.stats.num_generated_tokens += len(group.live)
+        self._registry.count_generated(len(group.live))
         return extend_beams(self._registry, group)
 
     def _note_tokens(self, group: SequenceGroup, now: float) -> None:

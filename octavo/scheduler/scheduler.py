@@ -27,18 +27,22 @@ from octavo.scheduler.classic import ClassicPlanner
 from octavo.scheduler.continuous import ContinuousPlanner
 from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.drafts import Proposer
-from octavo.scheduler.policies.first_come import FirstComeFirstServed
-from octavo.scheduler.policy import GroupQueue, Policy
+from octavo.scheduler.policy import Policy
 from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.results import Results
 from octavo.scheduler.rows import RowPlanner
-from octavo.scheduler.waiting_queue import WaitingQueue
 
 
 class Scheduler:
-    """`schedule` plans a step, `update` takes in the results of the oldest one."""
+    """`schedule` plans a step, `update` applies the results of the oldest one.
+
+    groups: every request that has not ended, by id.
+    waiting: groups without blocks. running: groups with blocks on the device, in order of arrival. swapped: groups with
+        blocks on the host.
+    log: the last decisions and their reasons. rates: how fast this engine computes.
+    """
 
     def __init__(
         self,
@@ -56,11 +60,13 @@ class Scheduler:
         """
         self.block_manager = block_manager
         self.config = config
-        self.policy = policy = policy or FirstComeFirstServed()
+        self.policy = policy = policy or Policy()
         self.log = log = DecisionLog()
         self.rates = rates = rates or Rates()
         all_wait = sends_tokens or proposer is not None
         self._registry = registry = Registry(block_manager, policy, waits_for_results=all_wait)
+        self.groups, self.waiting = registry.groups, registry.waiting
+        self.running, self.swapped = registry.running, registry.swapped
         self._admission_control = AdmissionControl(config, registry, rates)
         self._results = Results(registry)
         self._preemption = Preemption(registry, log, policy, config.preemption_mode, rates)
@@ -72,34 +78,14 @@ class Scheduler:
         else:
             self._planner = ClassicPlanner(registry, self._rows, self._admission, config)
 
-    @property
-    def groups(self) -> dict[str, SequenceGroup]:
-        """Every request that has not ended, by id."""
-        return self._registry.groups
-
-    @property
-    def waiting(self) -> GroupQueue:
-        """Groups without blocks."""
-        return self._registry.waiting
-
-    @property
-    def running(self) -> list[SequenceGroup]:
-        """Groups with blocks on the device, in order of arrival."""
-        return self._registry.running
-
-    @property
-    def swapped(self) -> WaitingQueue:
-        """Groups with blocks on the host."""
-        return self._registry.swapped
-
     def find(self, seq_id: int) -> tuple[SequenceGroup | None, Sequence | None]:
-        """The group and the sequence with this id; None, None when it is gone."""
+        """Return the group and the sequence with this id; None, None when it has ended."""
         return self._registry.find(seq_id)
 
-    # ---- requests come and go ----
+    # ---- requests arrive and end ----
 
     def refusal(self, request: EngineCoreRequest) -> RequestError | None:
-        """Why a request can never run here, even alone; None when it can."""
+        """Return why a request can never run here, even alone; None when it can."""
         try:
             check_runs_alone(
                 len(request.prompt_token_ids),
@@ -124,30 +110,29 @@ class Scheduler:
         return None
 
     def add(self, request: EngineCoreRequest) -> None:
-        """Take a request in. One that cannot be taken ends at once, with an output that says why."""
+        """Queue a request, or refuse it: then it ends at once, with an output that says why."""
         self.add_together([request])
 
     def add_together(self, requests: SequenceABC[EngineCoreRequest]) -> None:
-        """Take requests in, all of them or none: then each ends at once, with an output that says why."""
+        """Queue requests, all of them or none: then each ends at once, with an output that says why."""
         for request in requests:
             assert request.request_id not in self.groups, f"request {request.request_id} is there already"
-        registry, groups = self._registry, self._registry.new_groups(requests)
+        groups = self._registry.new_groups(requests)
         # both times are the same in a replay
         now = max(self.log.now, *(request.arrival_time for request in requests))
         error = next(filter(None, map(self.refusal, requests)), None) or self._admission_control.refusal(groups, now)
         for group in groups:
             if error is None:
-                registry.add(group)
+                self._registry.add(group)
             else:
-                registry.ended.append(
-                    EngineCoreOutput(request_id=group.request_id, deltas=[], finished=True, error=error)
-                )
+                self._registry.refuse(group, error, now)
                 self.log.note("refused", group.request, error.message)
 
     def abort(self, request_ids: Iterable[str], now: float | None = None) -> None:
-        """End requests without an output. Unknown ids (finished in the meantime) are passed over.
+        """End requests without an output. Unknown ids (finished in the meantime) are skipped.
 
-        `now` is for the timeline alone; None: when the last step was planned. It is the same in `stop_sequence`.
+        `now` is for the timeline alone; None stands for the time at which the last step was planned. `stop_sequence`
+        has the same argument.
         """
         for request_id in request_ids:
             group = self.groups.get(request_id)
@@ -155,7 +140,7 @@ class Scheduler:
                 self._registry.end_group(group, SequenceStatus.FINISHED_ABORTED, self.log.now if now is None else now)
 
     def stop_sequence(self, request_id: str, index: int, now: float | None = None) -> None:
-        """End one sequence whose text met a stop string. No output follows, also when it was the last one."""
+        """End one sequence whose text contains a stop string. No output follows, also when it was the last one."""
         group = self.groups.get(request_id)
         sequence = next((s for s in group.live if s.index == index), None) if group is not None else None
         if group is None or sequence is None:
@@ -168,36 +153,35 @@ class Scheduler:
             self._registry.end_group(group, SequenceStatus.FINISHED_STOPPED, self.log.now if now is None else now)
 
     def has_unfinished(self) -> bool:
-        return bool(self.groups) or bool(self._registry.ended)
+        return bool(self.groups) or self._registry.has_ended
 
     def take_ended(self) -> list[EngineCoreOutput]:
-        """Final outputs of requests that ended without a step of their own."""
-        ended, self._registry.ended = self._registry.ended, []
-        return ended
+        """Return the final outputs of requests that ended without a step of their own, each once."""
+        return self._registry.take_ended()
 
     def update(self, output: ModelRunnerOutput, now: float) -> list[EngineCoreOutput]:
-        """Take in the results of the oldest step at time `now`: one output per request that has something to say."""
+        """Apply the results of the oldest step at time `now`. Returns one output for each request that has news."""
         self.rates.note_done(now, output.swap_s)
         return self._results.take(output, now)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes. False, and nothing happens, while requests have blocks."""
+        """Forget cached prefixes. Returns False, and changes nothing, while requests have blocks."""
         return self.block_manager.reset_prefix_cache()
 
     def pin_prefix(self, token_ids: list[int], cache_key: CacheKey, until: float) -> PinnedPrefix:
-        """Keep this prefix in the cache until then, as far as it is there and comes to be there."""
+        """Keep this prefix in the cache until that time: what is cached already, and the rest once it is."""
         if not self.block_manager.enable_prefix_caching:
             return PinnedPrefix(because="prefix caching is off")
         return self.block_manager.pins.pin(token_ids, cache_key, until)
 
     def unpin_prefix(self, token_ids: list[int], cache_key: CacheKey) -> bool:
-        """End a pin before its time; False when there is none of exactly this prefix."""
+        """End a pin before its time. Returns False when there is none of exactly this prefix."""
         return self.block_manager.pins.unpin(token_ids, cache_key)
 
     # ---- planning ----
 
     def schedule(self, now: float) -> SchedulerOutput | None:
-        """Plan the next step at time `now` (seconds, monotonic). None when there is nothing to submit."""
+        """Return the next step, planned at time `now` (seconds, monotonic); None when there is nothing to submit."""
         registry = self._registry
         self.log.begin(registry.stats.num_steps + 1, now)
         self.block_manager.pins.expire(now)
@@ -212,27 +196,21 @@ class Scheduler:
             for row in plan.rows.values():
                 self.policy.note_service(registry.group_of(row.seq_id), row.num_tokens, row.num_samples)
         self.block_manager.release_unseen(registry.sequences_on_device())
-        finished_ids = [sequence.seq_id for sequence in registry.released]
-        for sequence in registry.released:
-            # one that was preempted may come back in this very step
-            sequence.is_resident = sequence.seq_id in plan.rows
-        registry.released = []
-        registry.stats.num_steps += 1
-        step = plan.output(registry.stats.num_steps, finished_ids)
+        step = plan.output(*registry.begin_step(plan.rows, len(plan.swap_outs), len(plan.swap_ins)))
         moves = step.block_ops.swap_outs + step.block_ops.swap_ins
         num_moved_bytes = self.block_manager.swap_space.num_bytes(moves) if moves else 0
         self.rates.note_planned(now, len(step.rows), plan.num_prompt_tokens, num_moved_bytes)
         return step
 
-    # ---- looking in ----
+    # ---- state ----
 
     @property
     def timelines(self) -> list[RequestTimeline]:
-        """Of the requests that ended last, oldest first."""
+        """The timelines of the most recently ended requests, oldest first."""
         return list(self._registry.timelines)
 
     def stats(self) -> SchedulerStats:
-        """A snapshot."""
+        """Return a copy of the statistics as they are now."""
         return msgspec.structs.replace(
             self._registry.stats,
             num_running=len(self.running),

@@ -14,7 +14,6 @@ from octavo.core.sequence import SequenceGroup
 from octavo.scheduler.policies import POLICIES
 from octavo.scheduler.policies.deadline import EarliestDeadline
 from octavo.scheduler.policies.fair_share import FairShare
-from octavo.scheduler.policies.first_come import FirstComeFirstServed
 from octavo.scheduler.policies.prefix_match import MOST_PASSES
 from octavo.scheduler.policies.priority import Priority
 from octavo.scheduler.rates import Rates
@@ -156,11 +155,10 @@ class TestOrder:
 
     def test_a_tenant_saves_nothing_up_while_it_is_away(self) -> None:
         policy = FairShare()
-        queue = policy.make_queue()
         policy.counters.update({"busy": 1000.0})
-        registry = Registry(make_manager(8, enable_prefix_caching=False), FirstComeFirstServed())
+        registry = Registry(make_manager(8, enable_prefix_caching=False), policy)
         for group in registry.new_groups([request("b", tenant="busy"), request("n", tenant="new")]):
-            queue.push(group)
+            registry.add(group)
         assert policy.counters["new"] == 1000.0
 
     def test_who_comes_when_nobody_waits_has_saved_nothing_up_either(self) -> None:

@@ -134,7 +134,7 @@ def test_what_a_step_would_have_copied_is_swapped_out_from_where_it_is() -> None
     request = make_request("second", [*range(10), 40, 41], max_tokens=3)
     core.add_request(request)
     scheduler, plan = core.scheduler, StepPlan(TokenBudget(64))
-    group = scheduler.waiting.pop(0.0)
+    group = scheduler.groups["second"]
     admission = scheduler._admission
     admission.allocate(group, admission.find_prefix(group), plan, now=0.0)
     ((copy,),) = plan.prefix_copies.values()
@@ -170,7 +170,6 @@ def test_a_copy_of_a_copy_is_swapped_out_from_where_its_content_is() -> None:
     scheduler, plan = core.scheduler, StepPlan(TokenBudget(64))
     group = scheduler.running[0]
     scheduler._preemption.preempt(group)
-    assert scheduler.waiting.pop(0.0) is group
     # it finds its prompt with the beginning of a block; its sequences share that block, and copy it to write
     admission = scheduler._admission
     admission.allocate(group, admission.find_prefix(group), plan, now=0.0)
@@ -181,8 +180,7 @@ def test_a_copy_of_a_copy_is_swapped_out_from_where_its_content_is() -> None:
     scheduler._preemption.preempt(group, plan)
     assert not {move.source for move in plan.swap_outs} & written
     assert isinstance(core.executor, HashExecutor)
-    core.executor.execute(plan.output(0, [sequence.seq_id for sequence in scheduler._registry.released]))
-    scheduler._registry.released = []
+    core.executor.execute(plan.output(*scheduler._registry.begin_step(plan.rows, 0, 0)))
     scheduler.block_manager.end_planning()
     assert run(core, collected=seen).token_ids["several"] == run_alone(request).token_ids["several"]
 

@@ -277,7 +277,7 @@ class Schedules(RuleBasedStateMachine):
         assert not len(registry.waiting)
         assert not len(registry.swapped)
         assert registry.num_queued_tokens == 0
-        assert self.executor.states.keys() == {sequence.seq_id for sequence in registry.released}
+        assert self.executor.states.keys() == {sequence.seq_id for sequence in registry._released}
 
     def _compare(self, name: str, request: EngineCoreRequest) -> None:
         final = self.seen.finals[name]

@@ -1,7 +1,4 @@
-"""Policies by name, one per file. May import the scheduler's protocol and queues, core and the block manager.
-
-`make_policy` is read by `EngineCore.build` and the simulator.
-"""
+"""Policies by name, one per file. May import the scheduler's base class and queues, core and the block manager."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from octavo.config.schema import SchedulerConfig
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.scheduler.policies.deadline import EarliestDeadline
 from octavo.scheduler.policies.fair_share import FairShare
-from octavo.scheduler.policies.first_come import FirstComeFirstServed
 from octavo.scheduler.policies.prefix_match import LongestPrefixMatch
 from octavo.scheduler.policies.priority import Priority
 from octavo.scheduler.policy import Policy
@@ -22,7 +18,7 @@ Maker = Callable[[SchedulerConfig, BlockManager, Rates], Policy]
 
 POLICIES: Mapping[str, Maker] = MappingProxyType(
     {
-        "fcfs": lambda config, blocks, rates: FirstComeFirstServed(),
+        "fcfs": lambda config, blocks, rates: Policy(),
         "priority": lambda config, blocks, rates: Priority(config.priority_ageing),
         "fair-share": lambda config, blocks, rates: FairShare(config.tenant_weights),
         "deadline": lambda config, blocks, rates: EarliestDeadline(rates),
@@ -32,5 +28,5 @@ POLICIES: Mapping[str, Maker] = MappingProxyType(
 
 
 def make_policy(config: SchedulerConfig, block_manager: BlockManager, rates: Rates) -> Policy:
-    """The policy that the configuration names."""
+    """Return the policy that the configuration names."""
     return POLICIES[config.scheduling_policy](config, block_manager, rates)

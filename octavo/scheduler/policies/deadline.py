@@ -1,4 +1,4 @@
-"""Earliest feasible first token: who must start soonest is next; who is too late goes behind those who are not."""
+"""Earliest feasible deadline of the first token; requests that cannot meet theirs come after those that can."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence as SequenceABC
 from typing import Any
 
 from octavo.core.sequence import SequenceGroup
-from octavo.scheduler.policies.first_come import FirstComeFirstServed
-from octavo.scheduler.policy import GroupQueue
+from octavo.scheduler.policy import GroupQueue, Policy
 from octavo.scheduler.rates import Rates
 from octavo.scheduler.waiting_queue import WaitingQueue
 
 
-class EarliestDeadline(FirstComeFirstServed):
+class EarliestDeadline(Policy):
     """A group's place is the latest time at which its prompt can start and still make its deadline.
 
     `rates` say how long a prompt takes. Requests without a deadline come after those that have one and
-    can make it, in order of arrival; those that cannot make it any more come last. Who has most time gives way.
+    can make it, in order of arrival; those that cannot make it any more come last. The victim is the group with the
+    latest start.
     """
 
     may_outrank = True
@@ -43,7 +43,8 @@ class EarliestDeadline(FirstComeFirstServed):
         return max(running, key=self.key)
 
     def latest_start(self, group: SequenceGroup) -> float:
-        """Seconds on the clock of `now`; infinity without a deadline, and for one that has produced a token."""
+        """Return seconds on the clock of `now`; infinity without a deadline, and for a group that has produced a
+        token."""
         deadline = group.request.first_token_deadline
         if deadline is None or group.has_output:
             return math.inf
@@ -51,7 +52,7 @@ class EarliestDeadline(FirstComeFirstServed):
 
 
 class _DeadlineQueue:
-    """The feasible ones by latest start, and those that are late by arrival."""
+    """The feasible groups by latest start, and those that are late by arrival."""
 
     def __init__(self, policy: EarliestDeadline) -> None:
         self._policy = policy
@@ -64,22 +65,11 @@ class _DeadlineQueue:
     def push(self, group: SequenceGroup) -> None:
         self._feasible.push(group)
 
-    def put_back(self, group: SequenceGroup) -> None:
-        self.push(group)
-
     def peek(self, now: float) -> SequenceGroup | None:
-        return self._next(now).peek(now)
-
-    def pop(self, now: float) -> SequenceGroup:
-        return self._next(now).pop(now)
-
-    def set_aside(self, now: float) -> SequenceGroup:
-        return self.pop(now)
+        while (head := self._feasible.peek()) is not None and self._policy.latest_start(head) < now:
+            self._feasible.remove(head)
+            self._late.push(head)
+        return self._late.peek() if head is None else head
 
     def remove(self, group: SequenceGroup) -> None:
         (self._feasible if group in self._feasible else self._late).remove(group)
-
-    def _next(self, now: float) -> WaitingQueue:
-        while (head := self._feasible.peek(now)) is not None and self._policy.latest_start(head) < now:
-            self._late.push(self._feasible.pop(now))
-        return self._feasible if head is not None else self._late

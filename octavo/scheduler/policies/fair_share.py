@@ -10,24 +10,23 @@ from collections.abc import Sequence as SequenceABC
 from typing import Any
 
 from octavo.core.sequence import SequenceGroup
-from octavo.scheduler.policies.first_come import FirstComeFirstServed
-from octavo.scheduler.policy import GroupQueue
+from octavo.scheduler.policy import GroupQueue, Policy
 from octavo.scheduler.waiting_queue import WaitingQueue
 
 DRAW_COST = 2.0
 """A drawn token counts as this many computed ones: the weights of input and output in the paper are 1 and 2."""
 
 
-class FairShare(FirstComeFirstServed):
-    """The tenant that has been served least, by its weight, is next; within a tenant, first come first served.
+class FairShare(Policy):
+    """The tenant that was served least, by its weight, is next; within a tenant, first come, first served.
 
-    The difference of two backlogged tenants' counters stays within what the largest batch serves. A tenant that was
-    away comes back with the smallest counter of those who wait, or, when nobody does, with that of the last who did:
-    idleness saves nothing up. Requests without a tenant are one tenant together. The most served tenant's youngest
-    group gives way.
+    The difference of two backlogged tenants' counters stays within what the largest batch serves. A tenant that had no
+    waiting group returns with the smallest counter of those that wait, or, when none waits, with that of the last one
+    that did: idle time gives no credit. Requests without a tenant are one tenant together. The victim is the youngest
+    group of the most served tenant.
 
-    A tenant without requests whose counter is not above what it would come back with is forgotten: it comes back with
-    the same counter. That is looked after when `max_idle` more are kept than after the last look.
+    A tenant without requests whose counter is not above the one with which it would return is forgotten: it returns
+    with the same. That is checked when `max_idle` more counters are kept than after the last check.
     """
 
     counts_service = True
@@ -50,6 +49,9 @@ class FairShare(FirstComeFirstServed):
         cost = (num_tokens + DRAW_COST * num_draws) / self._weights.get(tenant, 1.0)
         self.counters[tenant] = self.counters.get(tenant, 0.0) + cost
 
+    def note_arrival(self, group: SequenceGroup) -> None:
+        self._queue.note_arrival(tenant_of(group))
+
     def note_end(self, group: SequenceGroup) -> None:
         self._queue.note_end(tenant_of(group))
         if len(self.counters) > 2 * self._num_kept + self._max_idle:
@@ -61,7 +63,7 @@ def tenant_of(group: SequenceGroup) -> str:
 
 
 class _TenantQueue:
-    """A queue per tenant; a look at its head costs as much as there are tenants that wait."""
+    """A queue for each tenant; `peek` costs as much as there are tenants that wait."""
 
     def __init__(self, counters: dict[str, float], key: Callable[[SequenceGroup], tuple[Any, ...]]) -> None:
         self._counters = counters
@@ -76,43 +78,35 @@ class _TenantQueue:
 
     def push(self, group: SequenceGroup) -> None:
         tenant = tenant_of(group)
-        self._num_open[tenant] = self._num_open.get(tenant, 0) + 1
-        if tenant not in self._queues:
-            self._counters[tenant] = max(self._counters.get(tenant, 0.0), self._raise_floor())
-        self.put_back(group)
-
-    def put_back(self, group: SequenceGroup) -> None:
-        tenant = tenant_of(group)
         self._counters.setdefault(tenant, 0.0)
         self._queues.setdefault(tenant, WaitingQueue(self._key)).push(group)
 
     def peek(self, now: float) -> SequenceGroup | None:
-        queue = self._next()
-        return queue.peek(now) if queue is not None else None
-
-    def pop(self, now: float) -> SequenceGroup:
-        queue = self._next()
-        if queue is None:
-            raise IndexError("pop from an empty queue")
-        group = queue.pop(now)
-        self._tidy(group)
-        return group
-
-    def set_aside(self, now: float) -> SequenceGroup:
-        return self.pop(now)
+        if not self._queues:
+            return None
+        return self._queues[min(self._queues, key=self._counters.__getitem__)].peek()
 
     def remove(self, group: SequenceGroup) -> None:
-        self._queues[tenant_of(group)].remove(group)
-        self._tidy(group)
+        tenant = tenant_of(group)
+        self._queues[tenant].remove(group)
+        if not len(self._queues[tenant]):
+            del self._queues[tenant]
+            self._last = tenant
+
+    def note_arrival(self, tenant: str) -> None:
+        """A group of this tenant is about to be pushed for the first time."""
+        self._num_open[tenant] = self._num_open.get(tenant, 0) + 1
+        if tenant not in self._queues:
+            self._counters[tenant] = max(self._counters.get(tenant, 0.0), self._raise_floor())
 
     def note_end(self, tenant: str) -> None:
-        """A group of this tenant has left for good."""
+        """A group of this tenant has ended."""
         self._num_open[tenant] -= 1
         if self._num_open[tenant] == 0:
             del self._num_open[tenant]
 
     def forget_idle(self) -> int:
-        """Drop the counters of tenants without groups that come back with the same. Answers how many are left."""
+        """Drop the counters of tenants without groups that would return with the same. Returns how many are left."""
         floor = self._raise_floor()
         for tenant in [name for name, counter in self._counters.items() if counter <= floor]:
             if tenant not in self._num_open:
@@ -120,19 +114,9 @@ class _TenantQueue:
         return len(self._counters)
 
     def _raise_floor(self) -> float:
-        """The smallest counter that a tenant comes with now. It never falls: nobody who waits is below it."""
+        """Return the smallest counter with which a tenant returns now. It never falls: no tenant that waits is below
+        it."""
         tenants = self._queues or ([] if self._last is None else [self._last])
         least = min((self._counters.get(tenant, 0.0) for tenant in tenants), default=0.0)
         self._floor = max(self._floor, least)
         return self._floor
-
-    def _next(self) -> WaitingQueue | None:
-        if not self._queues:
-            return None
-        return self._queues[min(self._queues, key=lambda tenant: self._counters[tenant])]
-
-    def _tidy(self, group: SequenceGroup) -> None:
-        tenant = tenant_of(group)
-        if not len(self._queues[tenant]):
-            del self._queues[tenant]
-            self._last = tenant

@@ -1,4 +1,4 @@
-"""Priorities with ageing: smaller numbers first; who waits long catches up; running requests give way to better."""
+"""Priorities with ageing: smaller numbers first; waiting raises a request's rank; running requests are preempted."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence as SequenceABC
 from typing import Any
 
 from octavo.core.sequence import SequenceGroup
-from octavo.scheduler.policies.first_come import FirstComeFirstServed
+from octavo.scheduler.policy import Policy
 
 
-class Priority(FirstComeFirstServed):
+class Priority(Policy):
     """`ageing_s` seconds of waiting count as one priority; 0 switches ageing off.
 
     All groups age alike, so their order never changes while they wait: it is that of `priority + arrival / ageing_s`.
-    A running group gives way to a waiting one that comes before it in that order and has a strictly smaller number, so
-    nobody is preempted by a request of its own class. For the same the rest of its prompt is computed later.
+    A running group is preempted for a waiting one that comes before it in that order and has a strictly smaller number,
+    so never for a request of its own class. For the same ones the rest of its prompt is computed later.
     """
 
     may_outrank = True
@@ -26,11 +26,11 @@ class Priority(FirstComeFirstServed):
         age = group.request.arrival_time * self._per_second
         return (group.request.priority + age, group.virtual_start, group.arrival)
 
-    def victim(self, running: SequenceABC[SequenceGroup]) -> SequenceGroup:
-        return max(running, key=self.key)
-
     def outranks(self, head: SequenceGroup, group: SequenceGroup, now: float) -> bool:
         return self._comes_before(head, group)
+
+    def victim(self, running: SequenceABC[SequenceGroup]) -> SequenceGroup:
+        return max(running, key=self.key)
 
     def victims_for(self, head: SequenceGroup, running: SequenceABC[SequenceGroup]) -> SequenceABC[SequenceGroup]:
         worse = (group for group in running if self._comes_before(head, group))
