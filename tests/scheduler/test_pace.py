@@ -85,7 +85,7 @@ def simulate(
             clock.now = max(clock.now, waiting[0][1][0])
         while waiting and waiting[0][1][0] <= clock.now:
             number, (arrival_s, num_prompt, num_output) = waiting.pop(0)
-            executor.expect(number, Script(num_output, END_TOKEN + 1 + number))
+            executor.expect(number, Script([num_output], END_TOKEN + 1 + number))
             request = make_request(str(number), [number] * num_prompt, max_tokens=num_output, seed=number)
             core.add_request(msgspec.structs.replace(request, arrival_time=arrival_s))
             began[str(number)] = arrival_s
