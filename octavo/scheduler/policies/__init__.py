@@ -1,4 +1,7 @@
-"""Policies by name, one per file. May import the scheduler's base class and queues, core and the block manager."""
+"""Policies by name, one per file. May import the scheduler's base class and queues, core and the block manager.
+
+`make_policy` is called by `build_scheduler`.
+"""
 
 from __future__ import annotations
 
