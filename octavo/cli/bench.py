@@ -5,119 +5,128 @@ Prompts are random token ids, and generation goes on after an end-of-sequence to
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import statistics
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from octavo.cli.options import Given, count, counts, switch, with_options
+from octavo.cli.options import Given, Options, whole_numbers, with_options
 from octavo.cli.report import report
 from octavo.cli.start import log_quietly
 from octavo.config.args import EngineArgs
+from octavo.config.fields import Arg
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.errors import ConfigError, EngineDeadError
 
 if TYPE_CHECKING:
     from octavo.llm import LLM
 
-Repetitions = Annotated[int, count("Times to measure; the median counts.", "Benchmark")]
-InputLen = Annotated[int, count("Tokens of each prompt.", "Benchmark")]
-OutputLen = Annotated[int, count("Tokens to generate for each prompt.", "Benchmark")]
+_GROUP: Final = "Benchmark"
 
 
-@with_options(EngineArgs, without=("served_model_name", "disable_log_stats"))
-def throughput(
-    *,
-    num_prompts: Annotated[int, count("Requests that are handed in at once.", "Benchmark")] = 64,
-    input_len: InputLen = 128,
-    output_len: OutputLen = 64,
-    repetitions: Repetitions = 3,
-    given: Given,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(Options):
+    """Lengths of requests, and how often they are measured."""
+
+    input_len: Annotated[int, Arg("Tokens of each prompt.", group=_GROUP, ge=1)] = 128
+    output_len: Annotated[int, Arg("Tokens to generate for each prompt.", group=_GROUP, ge=1)] = 64
+    repetitions: Annotated[int, Arg("Times to measure; the median counts.", group=_GROUP, ge=1)] = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputOptions(LoadOptions):
+    """What `octavo bench throughput` measures."""
+
+    num_prompts: Annotated[int, Arg("Requests that are added at once.", group=_GROUP, ge=1)] = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyOptions(LoadOptions):
+    """What `octavo bench latency` measures."""
+
+    batch_size: Annotated[
+        str, Arg("Requests that run together; several numbers, as in 1,64, are several runs.", group=_GROUP)
+    ] = "1"
+    repetitions: Annotated[int, Arg("Times to measure; the median counts.", group=_GROUP, ge=1)] = 5
+    breakdown: Annotated[
+        bool,
+        Arg("Also show where the time of a decode step goes, and how much of it is not kernels.", group=_GROUP),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartupOptions(Options):
+    """What `octavo bench startup` measures."""
+
+    repetitions: Annotated[int, Arg("Times to measure; the median counts.", group=_GROUP, ge=1)] = 3
+
+
+@with_options(ThroughputOptions, EngineArgs)
+def throughput(*, given: Given) -> int:
     """Tokens per second of many requests that are there at once."""
-    positive(num_prompts=num_prompts, input_len=input_len, output_len=output_len, repetitions=repetitions)
+    options = given.own(ThroughputOptions)
     llm = load(given)
-    seconds = _measure(llm, random.Random(0), repetitions, num_prompts, input_len, output_len)
+    seconds = _measure(llm, random.Random(0), options, options.num_prompts)
     median = statistics.median(seconds)
+    num_prompts, output_len = options.num_prompts, options.output_len
     return _report(
         "throughput",
         given,
-        {"num_prompts": num_prompts, "input_len": input_len, "output_len": output_len, "repetitions": repetitions},
+        vars(options),
         {
             "elapsed_s": median,
             "requests_per_s": num_prompts / median,
             "output_tokens_per_s": num_prompts * output_len / median,
-            "total_tokens_per_s": num_prompts * (input_len + output_len) / median,
+            "total_tokens_per_s": num_prompts * (options.input_len + output_len) / median,
             "all_elapsed_s": seconds,
         },
     )
 
 
-@with_options(EngineArgs, without=("served_model_name", "disable_log_stats"))
-def latency(
-    *,
-    batch_size: Annotated[
-        tuple[int, ...],
-        counts("Requests that run together; several numbers, as in 1,64, are several runs.", "Benchmark"),
-    ] = (1,),
-    input_len: InputLen = 128,
-    output_len: OutputLen = 64,
-    repetitions: Repetitions = 5,
-    breakdown: Annotated[
-        bool, switch("Also tell where the time of a decode step goes, and how much of it is not kernels.", "Benchmark")
-    ] = False,
-    given: Given,
-) -> int:
+@with_options(LatencyOptions, EngineArgs)
+def latency(*, given: Given) -> int:
     """Seconds that one batch takes from prompt to last token, and per token after the first."""
-    positive(batch_size=min(batch_size), input_len=input_len, output_len=output_len, repetitions=repetitions)
-    if breakdown and output_len < 8:
-        raise ConfigError(f"output_len is {output_len}, must be at least 8 with breakdown: medians need some steps")
+    options = given.own(LatencyOptions)
+    batch_sizes = whole_numbers("batch_size", options.batch_size)
+    if options.breakdown and options.output_len < 8:
+        raise ConfigError(
+            f"output_len is {options.output_len}, must be at least 8 with breakdown: medians need some steps"
+        )
     llm = load(given)
     source = random.Random(0)
-    for size in batch_size:
-        _latency(llm, source, given, size, input_len, output_len, repetitions, breakdown)
+    for size in batch_sizes:
+        _latency(llm, source, given, options, size)
     return 0
 
 
-def _latency(
-    llm: LLM,
-    source: random.Random,
-    given: Given,
-    batch_size: int,
-    input_len: int,
-    output_len: int,
-    repetitions: int,
-    breakdown: bool,
-) -> None:
-    first = statistics.median(_measure(llm, source, repetitions, batch_size, input_len, 1))
-    seconds = _measure(llm, source, repetitions, batch_size, input_len, output_len)
-    whole = statistics.median(seconds)
+def _latency(llm: LLM, source: random.Random, given: Given, options: LatencyOptions, batch_size: int) -> None:
+    first = statistics.median(_measure(llm, source, dataclasses.replace(options, output_len=1), batch_size))
+    seconds = _measure(llm, source, options, batch_size)
+    whole, output_len = statistics.median(seconds), options.output_len
     per_token = (whole - first) / (output_len - 1) if output_len > 1 else 0.0
     result = {"elapsed_s": whole, "first_token_s": first, "per_token_s": per_token, "all_elapsed_s": seconds}
-    if breakdown:
+    if options.breakdown:
         from octavo.cli.breakdown import decode_steps, medians_us, table
 
         with llm.engine.timed_steps() as steps:
-            _measure(llm, source, repetitions, batch_size, input_len, output_len, detokenize=True)
+            _measure(llm, source, options, batch_size, detokenize=True)
         medians = medians_us(steps, batch_size)
         result |= {"breakdown_steps": len(decode_steps(steps, batch_size)), "breakdown_us": medians}
         print(table(medians), file=sys.stderr)
-    _report(
-        "latency",
-        given,
-        {"batch_size": batch_size, "input_len": input_len, "output_len": output_len, "repetitions": repetitions},
-        result,
-    )
+    workload = {"input_len": options.input_len, "output_len": output_len, "repetitions": options.repetitions}
+    _report("latency", given, {"batch_size": batch_size, **workload}, result)
 
 
-@with_options(EngineArgs, without=("served_model_name", "disable_log_stats"))
-def startup(*, repetitions: Repetitions = 3, given: Given) -> int:
+@with_options(StartupOptions, EngineArgs)
+def startup(*, given: Given) -> int:
     """Seconds from starting a process to its first token, what they cost the processors, and the memory at the peak."""
-    positive(repetitions=repetitions)
+    repetitions = given.own(StartupOptions).repetitions
     args = given.arguments(EngineArgs)
     samples = [_start_once(args) for _ in range(repetitions)]
     medians = {name: statistics.median(sample[name] for sample in samples) for name in samples[0]}
@@ -181,26 +190,23 @@ def load_as_served(given: Given) -> LLM:
 
 
 def _measure(
-    llm: LLM,
-    source: random.Random,
-    repetitions: int,
-    num_prompts: int,
-    input_len: int,
-    output_len: int,
-    *,
-    detokenize: bool = False,
+    llm: LLM, source: random.Random, options: LoadOptions, num_prompts: int, *, detokenize: bool = False
 ) -> list[float]:
-    """Seconds of each repetition, after one that does not count.
+    """Return the seconds of each repetition, after one that does not count.
 
     Prompts come from `source`, one for all measurements of a model, so that no prefix is found again.
     """
     params = SamplingParams(
-        max_tokens=output_len, ignore_eos=True, temperature=0, detokenize=detokenize, output_kind=OutputKind.FINAL_ONLY
+        max_tokens=options.output_len,
+        ignore_eos=True,
+        temperature=0,
+        detokenize=detokenize,
+        output_kind=OutputKind.FINAL_ONLY,
     )
     vocab_size = llm.config.model.vocab_size
 
     def once() -> float:
-        prompts = [[source.randrange(vocab_size) for _ in range(input_len)] for _ in range(num_prompts)]
+        prompts = [[source.randrange(vocab_size) for _ in range(options.input_len)] for _ in range(num_prompts)]
         began = time.perf_counter()
         outputs = llm.generate(prompts, params, use_tqdm=False)
         elapsed = time.perf_counter() - began
@@ -210,7 +216,7 @@ def _measure(
         return elapsed
 
     once()
-    return [once() for _ in range(repetitions)]
+    return [once() for _ in range(options.repetitions)]
 
 
 def _report(name: str, given: Given, workload: dict[str, Any], result: dict[str, Any]) -> int:
@@ -219,10 +225,3 @@ def _report(name: str, given: Given, workload: dict[str, Any], result: dict[str,
     changed = {key: value for key, value in vars(args).items() if value != getattr(EngineArgs(), key)}
     report(name, {"model": args.model, "arguments": changed, **workload}, result)
     return 0
-
-
-def positive(**values: int) -> None:
-    """Refuse values below 1."""
-    for name, value in values.items():
-        if value < 1:
-            raise ConfigError(f"{name} is {value}, must be at least 1")

@@ -16,15 +16,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 
-from octavo.cli.bench import load_as_served, positive
+from octavo.cli.bench import load_as_served
 from octavo.cli.live import compare, simulation_of, standard_loads
-from octavo.cli.options import Given, count, counts, with_options, word
+from octavo.cli.options import Given, Options, whole_numbers, with_options
 from octavo.cli.report import report, write_file
 from octavo.config.args import EngineArgs
+from octavo.config.fields import Arg
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.block_moves import BlockMoveRates
 from octavo.engine.engine_core import EngineCore
@@ -49,44 +51,63 @@ _MOST_PROMPT_TOKENS = 1 << 14
 """Of a batch of the grid: larger ones take long and tell nothing that the others do not."""
 _NUM_CHECKED = 40
 """Requests of each load that is held out of the fit."""
-BATCH_SIZES, INPUT_LENS = (1, 4, 16, 64, 256), (16, 128, 512)
 _MIXED = Workload(arrivals="at-once", num_requests=48, input_len=96, output_len=48, length_spread=0.6)
 
 
-@with_options(EngineArgs, without=("served_model_name", "disable_log_stats"))
-def calibrate(
-    *,
-    output: Annotated[str | None, word("File that gets the cost model.", "Benchmark")] = None,
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions(Options):
+    """What `octavo bench calibrate` measures, and where the results go."""
+
+    output: Annotated[str | None, Arg("File that gets the cost model.", group="Benchmark")] = None
     engine_config: Annotated[
         str | None,
-        word("File (YAML) that gets the measured rates as engine arguments, for octavo serve --config.", "Benchmark"),
-    ] = None,
-    batch_sizes: Annotated[tuple[int, ...], counts("Requests that run together.", "Benchmark")] = BATCH_SIZES,
-    input_lens: Annotated[tuple[int, ...], counts("Tokens of their prompts.", "Benchmark")] = INPUT_LENS,
+        Arg(
+            "File (YAML) that gets the measured rates as engine arguments, for octavo serve --config.",
+            group="Benchmark",
+        ),
+    ] = None
+    batch_sizes: Annotated[str, Arg("Requests that run together.", group="Benchmark")] = "1,4,16,64,256"
+    input_lens: Annotated[str, Arg("Tokens of their prompts.", group="Benchmark")] = "16,128,512"
     repetitions: Annotated[
-        int, count("Times to measure; the median of each step counts, interruptions left out.", "Benchmark")
-    ] = 5,
-    given: Given,
-) -> int:
+        int,
+        Arg("Times to measure; the median of each step counts, interruptions left out.", group="Benchmark", ge=1),
+    ] = 5
+
+    def grid(self) -> Grid:
+        """Return the batches to measure. Raises ConfigError."""
+        sizes, lengths = whole_numbers("batch_sizes", self.batch_sizes), whole_numbers("input_lens", self.input_lens)
+        return Grid(sizes, lengths, self.repetitions)
+
+
+class Grid(NamedTuple):
+    """Batch sizes and prompt lengths that are measured, and how often."""
+
+    batch_sizes: Sequence[int]
+    input_lens: Sequence[int]
+    repetitions: int
+
+
+@with_options(CalibrateOptions, EngineArgs)
+def calibrate(*, given: Given) -> int:
     """Fit a cost model for octavo simulate to steps of the engine on this machine."""
-    positive(batch_sizes=min(batch_sizes), input_lens=min(input_lens), repetitions=repetitions)
+    options = given.own(CalibrateOptions)
+    grid = options.grid()
     llm = load_as_served(given)
-    model, num_steps = fitted(llm, batch_sizes, input_lens, repetitions)
+    model, num_steps = fitted(llm, grid)
     simulation = simulation_of(llm, model)
     comparisons = compare(llm, simulation, standard_loads(llm, simulation, _NUM_CHECKED), repetitions=1)
     model = msgspec.structs.replace(model, checks=tuple(map(check_of, comparisons)))
     print(model.describe(), file=sys.stderr)
     print(table(comparisons), file=sys.stderr)
-    if output is not None:
-        write_file("output", output, msgspec.json.format(msgspec.json.encode(model)) + b"\n")
+    if options.output is not None:
+        write_file("output", options.output, msgspec.json.format(msgspec.json.encode(model)) + b"\n")
     rates = {"prefill_tokens_per_s": model.prefill_tokens_per_s, "swap_bytes_per_s": model.swap_bytes_per_s}
-    if engine_config is not None:
-        write_file(
-            "engine_config", engine_config, "".join(f"{name}: {rate:.6g}\n" for name, rate in rates.items()).encode()
-        )
+    if options.engine_config is not None:
+        lines = [f"{name}: {rate:.6g}\n" for name, rate in rates.items()]
+        write_file("engine_config", options.engine_config, "".join(lines).encode())
     report(
         "calibrate",
-        {"model": llm.config.model.name, "batch_sizes": list(batch_sizes), "input_lens": list(input_lens)},
+        {"model": llm.config.model.name, "batch_sizes": grid.batch_sizes, "input_lens": grid.input_lens},
         {
             "num_steps": num_steps,
             **{name: getattr(model, name) for name in FEATURES},
@@ -101,14 +122,8 @@ def calibrate(
     return 0
 
 
-def fitted(
-    llm: LLM,
-    batch_sizes: Sequence[int],
-    input_lens: Sequence[int],
-    repetitions: int,
-    clock: Callable[[], float] = time.perf_counter,
-) -> tuple[Fitted, int]:
-    """A cost model of this engine, and the number of steps that it was fitted to. Raises ConfigError."""
+def fitted(llm: LLM, grid: Grid, clock: Callable[[], float] = time.perf_counter) -> tuple[Fitted, int]:
+    """Return a cost model of this engine, and the number of steps that it was fitted to. Raises ConfigError."""
     ready, config = llm.engine.ready, llm.config
     longest = ready.max_model_len - _OUTPUT_LEN
     if longest < 4:
@@ -117,14 +132,15 @@ def fitted(
             f"tokens are followed by {_OUTPUT_LEN}"
         )
     widest = config.scheduler.max_num_seqs
-    grid = dict.fromkeys(
+    most_tokens = max(_MOST_PROMPT_TOKENS, min(grid.batch_sizes) * min(grid.input_lens))
+    shapes = dict.fromkeys(
         (min(size, widest), min(length, longest))
-        for length in input_lens
-        for size in batch_sizes
-        if size * length <= max(_MOST_PROMPT_TOKENS, min(batch_sizes) * min(input_lens))
+        for length in grid.input_lens
+        for size in grid.batch_sizes
+        if size * length <= most_tokens
     )
-    at_once = [Batch([length] * size, [_OUTPUT_LEN] * size) for size, length in grid]
-    timed = measure(llm, [*at_once, _one_by_one(longest)], repetitions, clock)
+    at_once = [Batch([length] * size, [_OUTPUT_LEN] * size) for size, length in shapes]
+    timed = measure(llm, [*at_once, _one_by_one(longest)], grid.repetitions, clock)
     steps = [MeasuredStep(each[0].step.work, _typical_seconds(each)) for each in timed]
     coefficients, fit_error = fit(steps)
     del coefficients[COPIED_BLOCK]  # measured below
@@ -142,7 +158,7 @@ def fitted(
         repetition_spread=statistics.median(_spread(each) for each in timed),
         **coefficients,
     )
-    num_tokens = min(max(input_lens), longest, config.scheduler.max_num_batched_tokens)
+    num_tokens = min(max(grid.input_lens), longest, config.scheduler.max_num_batched_tokens)
     return model.with_prefill_rate(num_tokens, ready.cache.block_size), len(steps)
 
 

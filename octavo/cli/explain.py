@@ -15,7 +15,7 @@ from octavo.platform import Platform
 _WEIGHTS = ("*.safetensors*", "*.bin*")
 
 
-@with_options(EngineArgs, model="positional", without=("served_model_name", "disable_log_stats"))
+@with_options(EngineArgs, model="positional")
 def explain(*, given: Given) -> int:
     """Show what octavo would do with a model on this machine, and why: facts, memory, operators. Needs no weights."""
     args = given.arguments(EngineArgs)

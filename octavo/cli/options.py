@@ -10,17 +10,19 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from cyclopts import Group, Parameter, Token
 
 from octavo.config.args import EngineArgs
-from octavo.config.fields import Argument, arguments
+from octavo.config.fields import Argument, arguments, check_values
 from octavo.config.reference import describe_default
 from octavo.config.server_args import ServerArgs
 from octavo.config.sources import gather
 from octavo.core.sampling_params import SamplingParams, documented_fields
+from octavo.errors import ConfigError
 
 Args = TypeVar("Args", EngineArgs, ServerArgs)
 Own = TypeVar("Own")
@@ -45,37 +47,31 @@ _GROUPS = (
 _NOT_FOR_A_TERMINAL = ("output_kind", "detokenize", "logprobs", "prompt_logprobs", "spaces_between_special_tokens")
 """Sampling parameters that shape the output object, not the text."""
 
+_OF_A_SERVER = ("served_model_name", "disable_log_stats")
+
 
 def heading(name: str) -> Group:
     """A group of options under its heading, in its place in the help."""
     return Group(name, sort_key=_GROUPS.index(name))
 
 
-def count(doc: str, group: str) -> Parameter:
-    """What a command writes at a whole number of its own."""
-    return Parameter(help=doc, group=heading(group), converter=_whole_numbers)
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Base of the classes whose annotated fields are the flags of one command. Raises ConfigError for a wrong value."""
+
+    def __post_init__(self) -> None:
+        check_values(self)
 
 
-def counts(doc: str, group: str) -> Parameter:
-    """What a command writes at one or more whole numbers of its own, between commas."""
-    return Parameter(
-        help=doc,
-        group=heading(group),
-        converter=_listed_numbers,
-        n_tokens=1,
-        negative=(),
-        show_default=lambda numbers: ",".join(map(str, numbers)),
-    )
-
-
-def word(doc: str, group: str) -> Parameter:
-    """What a command writes at a text of its own."""
-    return Parameter(help=doc, group=heading(group), negative=())
-
-
-def switch(doc: str, group: str) -> Parameter:
-    """What a command writes at something of its own that is on or off."""
-    return Parameter(help=doc, group=heading(group), negative=(), show_default=False)
+def whole_numbers(name: str, text: str) -> tuple[int, ...]:
+    """Return (1, 64) for "1,64", the value of the option `name`. Raises ConfigError; each is at least 1."""
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"{name} is {text!r}, expected whole numbers between commas") from error
+    if min(found) < 1:
+        raise ConfigError(f"{name} is {min(found)}, must be at least 1")
+    return found
 
 
 class Given(msgspec.Struct, frozen=True):
@@ -103,10 +99,12 @@ class Given(msgspec.Struct, frozen=True):
 def with_options(
     *classes: type, without: Iterable[str] = (), model: Literal["positional", "flag"] = "flag"
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Add the flags of `classes` to a command, which gets them as its keyword `given: Given`.
+    """Return a decorator that adds the flags of `classes` to a command, which gets them as `given: Given`.
 
-    Where two classes have a field of the same name (`seed`), the class that is named first has the flag.
+    Where two classes have a field of the same name (`seed`), the class that is named first has the flag. Engine
+    arguments that only a server uses are left out where it is none.
     """
+    without = (*without, *(() if ServerArgs in classes else _OF_A_SERVER))
 
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "given"]
@@ -201,19 +199,10 @@ def _flag(name: str, kind: Any, doc: str, group: str, show: bool = True) -> insp
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _listed_numbers(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
-    """(1, 64) for `1,64`."""
-    return tuple(_whole_number(text) for token in tokens for text in token.value.split(","))
-
-
 def _whole_numbers(kind: Any, tokens: Sequence[Token]) -> int | list[int]:
-    """The value of a flag for whole numbers, where cyclopts by itself would round 1.5."""
-    values = [_whole_number(token.value) for token in tokens]
-    return values if kind == list[int] else values[0]
-
-
-def _whole_number(text: str) -> int:
+    """Return the value of a flag for whole numbers; cyclopts by itself would round 1.5."""
     try:
-        return int(text)
+        values = [int(token.value) for token in tokens]
     except ValueError as error:
-        raise ValueError(f"{text!r} is not a whole number") from error
+        raise ValueError(f"{tokens[0].value!r} is not a whole number") from error
+    return values if kind == list[int] else values[0]

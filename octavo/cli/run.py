@@ -26,7 +26,7 @@ _MAX_TOKENS = 256
 """Unless told otherwise: a model that never stops by itself should not fill a long context."""
 
 
-@with_options(SamplingParams, EngineArgs, without=("served_model_name", "disable_log_stats"))
+@with_options(SamplingParams, EngineArgs)
 def run(
     model_or_prompt: Annotated[
         str | None,

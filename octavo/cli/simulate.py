@@ -9,12 +9,12 @@ from typing import Annotated, ClassVar, Final
 
 import msgspec
 
-from octavo.cli.options import Given, with_options
+from octavo.cli.options import Given, Options, with_options
 from octavo.cli.report import write_file
 from octavo.cli.terminal import progress, say
 from octavo.config.args import EngineArgs
 from octavo.config.effects import without_effect
-from octavo.config.fields import Arg, arguments, check_values
+from octavo.config.fields import Arg, arguments
 from octavo.errors import ConfigError
 from octavo.platform import Platform
 from octavo.simulate.cluster import Disaggregation
@@ -38,7 +38,7 @@ _ROUGH_FIT: Final = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulationOptions:
+class SimulationOptions(Options):
     """What is simulated besides the engine arguments and the workload, and where the results go."""
 
     heading: ClassVar = "Simulation"
@@ -87,9 +87,6 @@ class SimulationOptions:
     ] = None
     output: Annotated[str | None, Arg("File that gets the whole report as JSON.")] = None
     save_trace: Annotated[str | None, Arg("File that gets the generated trace.")] = None
-
-    def __post_init__(self) -> None:
-        check_values(self)
 
     def rates(self) -> list[float]:
         """Return the numbers of `request_rate`. Raises ConfigError."""

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 
-from octavo.cli.bench import load_as_served, positive
-from octavo.cli.calibrate import BATCH_SIZES, INPUT_LENS, fitted
+from octavo.cli.bench import load_as_served
+from octavo.cli.calibrate import CalibrateOptions, fitted
 from octavo.cli.live import Load, compare, simulation_of, standard_loads
-from octavo.cli.options import Given, count, switch, with_options, word
+from octavo.cli.options import Given, Options, with_options
 from octavo.cli.report import report, write_file
 from octavo.config.args import EngineArgs
+from octavo.config.fields import Arg
 from octavo.errors import ConfigError
 from octavo.simulate.comparison import check_of, table, to_json
 from octavo.simulate.cost_model import Fitted
@@ -26,52 +28,61 @@ from octavo.simulate.trace_file import read_trace
 from octavo.simulate.traces import Trace
 
 
-@with_options(EngineArgs, without=("served_model_name", "disable_log_stats"))
-def validate(
-    *,
+@dataclass(frozen=True, kw_only=True)
+class ValidateOptions(Options):
+    """What `octavo bench validate` compares, and where a cost model comes from."""
+
     cost_model: Annotated[
-        str | None, word("File of octavo bench calibrate; by default calibrated first.", "Benchmark")
-    ] = None,
+        str | None, Arg("File of octavo bench calibrate; by default calibrated first.", group="Benchmark")
+    ] = None
     trace: Annotated[
         str | None,
-        word("File with a request per line (JSON) as the only load, instead of those that are generated.", "Benchmark"),
-    ] = None,
-    num_requests: Annotated[int, count("Requests of each load.", "Benchmark")] = 300,
-    repetitions: Annotated[int, count("Times to measure each load; the least disturbed counts.", "Benchmark")] = 3,
+        Arg(
+            "File with a request per line (JSON) as the only load, instead of those that are generated.",
+            group="Benchmark",
+        ),
+    ] = None
+    num_requests: Annotated[int, Arg("Requests of each load.", group="Benchmark", ge=1)] = 300
+    repetitions: Annotated[
+        int, Arg("Times to measure each load; the least disturbed counts.", group="Benchmark", ge=1)
+    ] = 3
     processor_clock: Annotated[
         bool,
-        switch(
+        Arg(
             "Count the seconds in which this process had a processor, not those on the wall: for machines that other "
             "programs use too, with one thread.",
-            "Benchmark",
+            group="Benchmark",
         ),
-    ] = False,
-    output: Annotated[str | None, word("File that gets the cost model, when it is calibrated.", "Benchmark")] = None,
-    given: Given,
-) -> int:
+    ] = False
+    output: Annotated[str | None, Arg("File that gets the cost model, when it is calibrated.", group="Benchmark")] = (
+        None
+    )
+
+
+@with_options(ValidateOptions, EngineArgs)
+def validate(*, given: Given) -> int:
     """Compare the engine on this machine with its simulation, under several loads."""
-    positive(num_requests=num_requests, repetitions=repetitions)
-    traced = _alike(read_trace(trace)) if trace is not None else None
+    options = given.own(ValidateOptions)
+    traced = _alike(read_trace(options.trace)) if options.trace is not None else None
     llm = load_as_served(given)
-    if processor_clock and llm.config.device.threads != 1:
+    if options.processor_clock and llm.config.device.threads != 1:
         raise ConfigError(
             f"threads is {llm.config.device.threads}, must be 1 with processor_clock: with several threads processor "
             "time and time are not the same"
         )
-    model = (
-        load_cost_model(cost_model)
-        if cost_model is not None
-        else fitted(
-            llm, BATCH_SIZES, INPUT_LENS, repetitions, time.process_time if processor_clock else time.perf_counter
-        )[0]
-    )
+    if options.cost_model is not None:
+        model = load_cost_model(options.cost_model)
+    else:
+        grid = CalibrateOptions(repetitions=options.repetitions).grid()
+        model, _ = fitted(llm, grid, time.process_time if options.processor_clock else time.perf_counter)
     simulation = simulation_of(llm, model)
+    num_requests, repetitions = options.num_requests, options.repetitions
     loads = [Load("trace", traced)] if traced is not None else standard_loads(llm, simulation, num_requests)
-    comparisons = compare(llm, simulation, loads, repetitions, on_processor_clock=processor_clock)
-    if cost_model is None and traced is None and isinstance(model, Fitted):
+    comparisons = compare(llm, simulation, loads, repetitions, on_processor_clock=options.processor_clock)
+    if options.cost_model is None and traced is None and isinstance(model, Fitted):
         model = msgspec.structs.replace(model, checks=tuple(map(check_of, comparisons)))
-    if output is not None:
-        write_file("output", output, msgspec.json.format(msgspec.json.encode(model)) + b"\n")
+    if options.output is not None:
+        write_file("output", options.output, msgspec.json.format(msgspec.json.encode(model)) + b"\n")
     print(model.describe(), file=sys.stderr)
     print(table(comparisons), file=sys.stderr)
     report(
@@ -80,7 +91,7 @@ def validate(
             "model": llm.config.model.name,
             "num_requests": num_requests,
             "repetitions": repetitions,
-            "processor_clock": processor_clock,
+            "processor_clock": options.processor_clock,
         },
         {"loads": to_json(comparisons)},
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from octavo import LLM
-from octavo.cli.bench import _measure
+from octavo.cli.bench import LoadOptions, _measure
 from octavo.cli.main import main
 from octavo.platform import Platform
 
@@ -67,7 +67,7 @@ def test_a_breakdown_tells_parts_kernels_and_host_of_each_batch_size(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--batch-size", "1,x"), "'x' is not a whole number"),
+        (("--batch-size", "1,x"), "batch_size is '1,x', expected whole numbers between commas"),
         (("--batch-size", "2,0"), "batch_size is 0, must be at least 1"),
         (("--breakdown", "--output-len", "3"), "output_len is 3, must be at least 8 with breakdown"),
     ],
@@ -90,7 +90,7 @@ def test_no_measurement_finds_the_prompts_of_an_earlier_one_in_the_cache(tiny_mo
     source = random.Random(0)
     with LLM(tiny_model, num_gpu_blocks_override=64) as llm:
         for output_len in (1, 3):
-            _measure(llm, source, 1, 1, 40, output_len)
+            _measure(llm, source, LoadOptions(input_len=40, output_len=output_len, repetitions=1), 1)
         assert llm.engine.stats.num_queried_tokens == 4 * 40
         # two random prompts may begin with the same token or two
         assert llm.engine.stats.num_cached_tokens < 8

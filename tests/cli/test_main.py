@@ -71,7 +71,7 @@ def test_options_are_grouped_and_tell_their_defaults(capsys: pytest.CaptureFixtu
         (["chat"], "Prompt:\n  --system STR"),
         (
             ["bench", "latency"],
-            "Benchmark:\n  --batch-size INT...",
+            "Benchmark:\n  --input-len INT",
         ),
     ],
 )
@@ -97,7 +97,7 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--port", "many"], "Invalid value for --port: 'many' is not a whole number"),
         (["run", "x", "--top-k", "1.5"], "'1.5' is not a whole number"),
         (["run", "x", "--stop-token-ids", "1.5"], "'1.5' is not a whole number"),
-        (["bench", "latency", "--batch-size", "1.5"], "'1.5' is not a whole number"),
+        (["bench", "latency", "--input-len", "1.5"], "'1.5' is not a whole number"),
         (["serve", "--enable-lora"], "--enable-lora: LoRA adapters are not there yet"),
         (["serve", "--speculative-config", "{}"], "--speculative-config: speculative decoding is not there yet"),
         (["serve", "-tp", "2"], "-tp: octavo calls it --tensor-parallel-size"),
