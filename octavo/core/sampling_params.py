@@ -133,6 +133,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             msgspec.structs.force_setattr(self, "seed", None)
         for name, (annotation, param) in _FIELDS.items():
             value = getattr(self, name)
+            if value is _DEFAULTS[name]:
+                continue
             checked = _checked(name, value, annotation, param)
             if checked is not value:
                 msgspec.structs.force_setattr(self, name, checked)

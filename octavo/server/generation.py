@@ -26,7 +26,7 @@ from octavo.server.errors import ApiError, ended_with_error
 from octavo.server.keys import Caller, Right, caller_of
 from octavo.server.responses import CacheInfo, PromptTokensDetails, Usage
 from octavo.server.schema import GenerationRequest
-from octavo.server.sending import DONE, EventStream, encode, event
+from octavo.server.sending import DONE, SLICE, EventStream, encode, event
 
 _UNIQUE_DIGITS: Final = 12
 _ENGINE_ID: Final = re.compile(rf"(?P<answer>.*)-\d+-[0-9a-f]{{{_UNIQUE_DIGITS}}}", re.DOTALL)
@@ -150,7 +150,9 @@ class Generation(ABC):
                 len(output.prompt_logprobs or ()) + sum(len(completion.token_ids) for completion in output.outputs)
                 for output in final
             )
-            body = await self.context.large_answers.build(lambda: encode(self.whole(final)), num_entries)
+            if num_entries <= SLICE:
+                return json_response(self.whole(final))
+            body = await self.context.large_answers.build(lambda: encode(self.whole(final)))
             return Response(body, media_type="application/json")
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
@@ -158,8 +160,8 @@ class Generation(ABC):
         async with aclosing(self._outputs()) as outputs:
             async for index, output in outputs:
                 chunks = self.chunks(index, output)
-                if output.prompt_logprobs:
-                    chunks = await self.context.large_answers.build(partial(list, chunks), len(output.prompt_logprobs))
+                if len(output.prompt_logprobs or ()) > SLICE:
+                    chunks = await self.context.large_answers.build(partial(list, chunks))
                 for chunk in chunks:
                     yield event(encoder, chunk)
         if self.asked.wants_usage_chunk:

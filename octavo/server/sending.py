@@ -77,26 +77,24 @@ class EventStream:
 
 
 class LargeAnswers:
-    """Runs what takes long one after the other, in a thread."""
+    """Builds large responses one after the other, in a thread."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
-    async def build(self, build: Callable[[], T], num_entries: int) -> T:
-        """What `build` returns, which has about so many entries."""
-        if num_entries <= SLICE:
-            return build()
+    async def build(self, build: Callable[[], T]) -> T:
+        """Return what `build` returns."""
         async with self._lock:
             return await asyncio.to_thread(build)
 
 
 def encode(value: msgspec.Struct) -> bytes:
-    """The JSON of an answer, with long lists encoded in slices."""
+    """Return the JSON of a response, with long lists encoded in slices."""
     return msgspec.json.encode(_in_slices(value))
 
 
 def _in_slices(value: Any) -> Any:
-    """`value` with its long lists encoded already; `value` itself where there are none."""
+    """Return `value` with its long lists encoded already; `value` itself where there are none."""
     if isinstance(value, msgspec.Struct):
         fields = {name: getattr(value, name) for name in value.__struct_fields__}
         changes = {name: new for name, old in fields.items() if (new := _in_slices(old)) is not old}
