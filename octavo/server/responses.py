@@ -48,12 +48,9 @@ class TokenLogprob(Struct, frozen=True):
     bytes: list[int] | None
 
 
-class ContentLogprob(Struct, frozen=True):
+class ContentLogprob(TokenLogprob, frozen=True):
     """A token that was drawn, and the likeliest ones at its place."""
 
-    token: str
-    logprob: float
-    bytes: list[int] | None
     top_logprobs: list[TokenLogprob]
 
 
@@ -76,6 +73,15 @@ class CompletionLogprobs(Struct, frozen=True):
 PromptLogprobsField = list[dict[int, Logprob] | None] | UnsetType
 
 
+class _Generated(Struct, kw_only=True):
+    """What every response with generated text, and every chunk of its stream, has."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
 class CompletionChoice(Struct, kw_only=True):
     """One completion, or what is new of it in a chunk of a stream."""
 
@@ -89,14 +95,10 @@ class CompletionChoice(Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class CompletionResponse(Struct, kw_only=True):
+class CompletionResponse(_Generated, kw_only=True):
     """Answer of `POST /v1/completions`, and each chunk of its stream."""
 
-    id: str
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
 
@@ -120,14 +122,10 @@ class ChatChoice(Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletionResponse(Struct, kw_only=True):
+class ChatCompletionResponse(_Generated, kw_only=True):
     """Answer of `POST /v1/chat/completions`."""
 
-    id: str
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobsField = UNSET
@@ -152,14 +150,10 @@ class ChatChunkChoice(Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletionChunk(Struct, kw_only=True):
+class ChatCompletionChunk(_Generated, kw_only=True):
     """A chunk of the stream of `POST /v1/chat/completions`."""
 
-    id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET

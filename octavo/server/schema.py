@@ -102,10 +102,6 @@ class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class ResponseFormat(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """`{"type": "text"}`, the only format so far."""
-
-
 class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """What completions and chat have in common: the sampling parameters, and the fields below."""
 
@@ -215,15 +211,14 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
         if not self.prompt:
             raise InvalidRequest("prompt is an empty list; give text or token ids", field="prompt")
         kinds = {type(item) for item in self.prompt}
-        if kinds == {int}:
-            return [[item for item in self.prompt if isinstance(item, int)]]
         if len(kinds) > 1:
             raise InvalidRequest(
                 "prompt mixes kinds; it is text, a list of texts, a list of token ids, or a list of such lists",
                 field="prompt",
             )
-        check_entries("prompt", len(self.prompt), REQUEST_LIMITS["prompt"].entries)
-        return [item for item in self.prompt if not isinstance(item, int)]
+        prompts: list[Any] = [self.prompt] if kinds == {int} else self.prompt
+        check_entries("prompt", len(prompts), REQUEST_LIMITS["prompt"].entries)
+        return prompts
 
 
 class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -242,27 +237,18 @@ class _MediaPart(Struct, tag_field="type"):
     """Something that is not text."""
 
 
-class ImagePart(_MediaPart, tag="image_url"):
-    """An image."""
-
-
-class AudioPart(_MediaPart, tag="input_audio"):
-    """Sound."""
-
-
-class AudioUrlPart(_MediaPart, tag="audio_url"):
-    """Sound by address."""
-
-
-class VideoPart(_MediaPart, tag="video_url"):
-    """A video."""
-
-
-class FilePart(_MediaPart, tag="file"):
-    """A file."""
-
-
-ContentPart = TextPart | RefusalPart | ImagePart | AudioPart | AudioUrlPart | VideoPart | FilePart
+if TYPE_CHECKING:
+    ContentPart = TextPart | RefusalPart | _MediaPart
+else:
+    _MEDIA_PARTS = {
+        "ImagePart": "image_url",
+        "AudioPart": "input_audio",
+        "AudioUrlPart": "audio_url",
+        "VideoPart": "video_url",
+        "FilePart": "file",
+    }
+    _media_parts = [defstruct(name, [], bases=(_MediaPart,), tag=tag) for name, tag in _MEDIA_PARTS.items()]
+    ContentPart = Union[(TextPart, RefusalPart, *_media_parts)]
 
 
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):

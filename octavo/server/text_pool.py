@@ -19,14 +19,10 @@ import msgspec
 
 from octavo.engine import frames
 from octavo.server.errors import ApiError
-from octavo.server.text_process import JOB_CPU_S, LONG_JOBS, Done, Ended, FromWorker, Refused, TextSetup
+from octavo.server.text_process import JOB_CPU_S, LONG_JOBS, Done, Ended, Failed, FromWorker, TextSetup
 
 SHORT_JOB_BYTES: Final = 256 << 10
 """Bodies up to this size have a worker of their own, which no longer one keeps busy."""
-
-MAX_WAITING_BYTES: Final = 256 << 20
-"""Bytes of bodies that are with the workers or wait for them; more are refused. --max-bodies-size allows as much by
-default, and one sender half of it, which leaves room for others."""
 
 SILENCE_S: Final = 4 * JOB_CPU_S
 """Seconds after which a worker that has sent no result is ended. On a busy machine a job takes longer than its
@@ -62,7 +58,6 @@ class TextPool:
         self._silence_s = silence_s
         self._short = _Lane(b"s", asyncio.Semaphore(1))
         self._long = _Lane(LONG_JOBS, asyncio.Semaphore(_NUM_LONG_WORKERS))
-        self._num_bytes = 0
         self._decoder = msgspec.msgpack.Decoder(FromWorker)
         self._keeper: asyncio.Task[None] | None = None
         self._control: socket.socket | None = None
@@ -71,16 +66,10 @@ class TextPool:
     async def run(self, kind: str, pieces: Sequence[bytes], sender: str = "") -> bytes:
         """Return the result for a body of this kind, which comes in pieces. Raises ApiError."""
         num_bytes = sum(map(len, pieces))
-        if self._num_bytes and self._num_bytes + num_bytes > MAX_WAITING_BYTES:
-            raise _busy(f"requests with {self._num_bytes:,} bytes wait to be read")
         lane = self._short if num_bytes <= SHORT_JOB_BYTES else self._long
         turn = lane.turns.setdefault(sender, asyncio.Lock())
-        self._num_bytes += num_bytes
-        try:
-            async with turn, lane.free:
-                message = await self._message(lane, kind, pieces, num_bytes)
-        finally:
-            self._num_bytes -= num_bytes
+        async with turn, lane.free:
+            message = await self._message(lane, kind, pieces, num_bytes)
         if isinstance(message, Done):
             return message.value
         raise _error_of(message)
@@ -174,9 +163,9 @@ class TextPool:
         self._control = self._process = None
 
 
-def _error_of(message: Refused | Ended) -> ApiError:
+def _error_of(message: Failed | Ended) -> ApiError:
     """Return the error of a job that was refused, or whose worker a signal ended."""
-    if isinstance(message, Refused):
+    if isinstance(message, Failed):
         return ApiError(message.status, message.message, param=message.param, code=message.code)
     if message.signal in _FROM_OUTSIDE:
         return _busy(

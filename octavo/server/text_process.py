@@ -56,7 +56,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
     value: bytes
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A job ended with an error, which the server returns."""
 
     status: int
@@ -71,7 +71,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
     signal: int
 
 
-FromWorker = Done | Refused | Ended
+FromWorker = Done | Failed | Ended
 
 
 def work(connection: socket.socket, do: Callable[[str, bytes], bytes]) -> None:
@@ -98,12 +98,12 @@ def _answer(do: Callable[[str, bytes], bytes], kind: str, body: bytes) -> FromWo
     try:
         return Done(do(kind, body))
     except MemoryError:
-        return Refused(400, "the request needs too much memory; send less", None, "request_too_large")
+        return Failed(400, "the request needs too much memory; send less", None, "request_too_large")
     except Exception as error:
         if not isinstance(error, OctavoError):
             traceback.print_exc()
         refusal = as_api_error(error)
-        return Refused(refusal.status, str(refusal), refusal.param, refusal.code)
+        return Failed(refusal.status, str(refusal), refusal.param, refusal.code)
 
 
 def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, *, is_long: bool) -> None:

@@ -16,12 +16,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.config.server_args import ServerArgs
 from octavo.engine.input_processor import InputSetup
 from octavo.server.errors import ApiError
 from octavo.server.preparation import Prepared, TextPolicy
 from octavo.server.schema import ChatCompletionRequest
-from octavo.server.text_pool import MAX_WAITING_BYTES, TextPool
+from octavo.server.text_pool import TextPool
 from octavo.server.text_process import TextSetup
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
 from tests.fakes.core import core_ready, engine_config
@@ -288,26 +287,6 @@ def test_processes_that_do_not_start_are_told(tmp_path: Path) -> None:
         assert (error.status, error.code) == (503, "server_busy")
 
     with_pool(config, use)
-
-
-def test_more_than_may_wait_is_refused_at_once(tmp_path: Path) -> None:
-    async def use(pool: TextPool) -> None:
-        large = [b"[", b" " * (MAX_WAITING_BYTES // 2)]
-        first = [asyncio.create_task(pool.run("CompletionRequest", large)) for _ in range(2)]
-        await asyncio.sleep(0)
-        error = await error_of(pool.run("CompletionRequest", large))
-        assert (error.status, error.code, error.headers) == (503, "server_busy", {"Retry-After": "1"})
-        for task in first:
-            task.cancel()
-        await asyncio.gather(*first, return_exceptions=True)
-
-    with_pool(setup(tmp_path), use)
-
-
-def test_the_share_of_one_sender_leaves_room_for_a_body_of_another() -> None:
-    max_body_size = ServerArgs().max_body_size
-    share_of_one = 8 * max_body_size // 2
-    assert share_of_one + max_body_size <= MAX_WAITING_BYTES
 
 
 def test_jobs_that_nobody_waits_for_are_dropped(tmp_path: Path) -> None:
