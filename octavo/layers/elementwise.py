@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 from torch import Tensor
 
-from octavo.layers.layer import Binding, Layer
+from octavo.layers.layer import Layer
 
 OPERATOR_OF: Final[Mapping[str, str]] = {
     "relu": "relu",
@@ -24,16 +24,11 @@ class Elementwise(Layer):
     def __init__(self, operator: str) -> None:
         super().__init__()
         self._operator = operator
-        self._function: Callable[..., Any]
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """Return the function of tensors [tokens, dim], of the same shape."""
-        result: Tensor = self._function(*tensors)
+        result: Tensor = getattr(self.ops, self._operator)(*tensors)
         return result
-
-    def bind(self, binding: Binding) -> None:
-        """See `Layer.bind`."""
-        self._function = getattr(binding.ops, self._operator)
 
 
 def activation(name: str) -> Elementwise:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
-from octavo.layers.layer import Binding, Layer, PreparedLayer, TensorSlot
-from octavo.ops.registry import Ops
+from octavo.layers.layer import Layer, PreparedLayer, TensorSlot
 
 
 class Embedding(Layer):
@@ -22,16 +20,11 @@ class Embedding(Layer):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(rows + offset, dim), requires_grad=False)
         self.offset = offset
-        self._embedding: Callable[..., Any]
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids int64 [tokens] → [tokens, dim]."""
-        found: Tensor = self._embedding(ids, self.weight, self.offset)
+        found: Tensor = self.ops.embedding(ids, self.weight, self.offset)
         return found
-
-    def bind(self, binding: Binding) -> None:
-        """See `Layer.bind`."""
-        self._embedding = binding.ops.embedding
 
 
 class TiedEmbedding(PreparedLayer):
@@ -44,14 +37,14 @@ class TiedEmbedding(PreparedLayer):
         """ids int64 [tokens] → [tokens, dim]."""
         return self.prepared.rows(ids)
 
-    def holds(self, table: Tensor, ops: Ops) -> bool:
+    def holds(self, table: Tensor) -> bool:
         """Return whether the finished layer was made of `table` [rows, dim]."""
         inputs, outputs, bias = self._sizes
         twin = nn.Module()
         with torch.device("meta"):
             self.method.make(twin, inputs, outputs, bias)
         twin.weight = nn.Parameter(table.to(self.prepared.shape.dtype), requires_grad=False)
-        held, made = self.state(), self.method.finish(twin, ops).state()
+        held, made = self.state(), self.method.finish(twin, self.ops).state()
         return all(torch.equal(held[name], made[name]) for name in held)
 
 
@@ -89,7 +82,6 @@ class TiedHead(Layer):
         self.table_shape = (vocab_size, dim)
         # in a tuple, for the embedding is no part of the head
         self._shared = (embedding,)
-        self._ops: Ops
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [rows, dim] → float32 [rows, vocabulary]."""
@@ -100,12 +92,8 @@ class TiedHead(Layer):
         name = f"{path}.weight"
         yield TensorSlot(name, self.table_shape, partial(self._compare, name), compared_with=self._shared[0])
 
-    def bind(self, binding: Binding) -> None:
-        """See `Layer.bind`."""
-        self._ops = binding.ops
-
     def _compare(self, name: str, stored: Tensor) -> None:
-        if not self._shared[0].holds(stored, self._ops):
+        if not self._shared[0].holds(stored):
             raise CheckpointError(
                 f"{name} differs from the token embedding although config.json ties them; "
                 "set tie_word_embeddings to false in config.json to use both"

@@ -69,6 +69,8 @@ class Layer(nn.Module):
     `tensor_slots` is filled, then `finish`; or `bind`, then `restore`.
     """
 
+    ops: Ops
+
     def use(self, method: WeightMethod) -> None:
         """Keep the weight by `method`, before anything is filled. By default there is none to quantise."""
 
@@ -78,9 +80,10 @@ class Layer(nn.Module):
             yield TensorSlot(f"{path}.{name}", tuple(parameter.shape), partial(self.hold, name))
 
     def bind(self, binding: Binding) -> None:
-        """Store the operators that the layer runs. By default it needs none."""
+        """Store the operators that the layer runs."""
+        self.ops = binding.ops
 
-    def finish(self, ops: Ops) -> None:
+    def finish(self) -> None:
         """Bring the filled parameters into the form that computes best. By default they stay as they are."""
 
     def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
@@ -91,7 +94,7 @@ class Layer(nn.Module):
         """Return all tensors that the finished layer keeps, by names that are unique in it."""
         return {name: parameter.data for name, parameter in self.named_parameters(recurse=False)}
 
-    def restore(self, state: Mapping[str, Tensor], ops: Ops) -> None:
+    def restore(self, state: Mapping[str, Tensor]) -> None:
         """Set what `state` returned instead of filling and finishing; the tensors meet `state_specs`."""
         for name, tensor in state.items():
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
@@ -128,6 +131,7 @@ class PreparedLayer(Layer):
 
     def bind(self, binding: Binding) -> None:
         """See `Layer.bind`."""
+        super().bind(binding)
         self._scratch = binding.scratch
 
     def room(self, name: str, device: torch.device) -> Tensor:
@@ -143,9 +147,9 @@ class PreparedLayer(Layer):
         held = value.to(self.get_parameter(name).dtype).contiguous()
         self.register_parameter(name, nn.Parameter(held, requires_grad=False))
 
-    def finish(self, ops: Ops) -> None:
+    def finish(self) -> None:
         """Prepare the weight and release what it was made from."""
-        self.prepared = self.method.finish(self, ops, gated=self._gated)
+        self.prepared = self.method.finish(self, self.ops, gated=self._gated)
         self._release()
 
     def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
@@ -156,9 +160,9 @@ class PreparedLayer(Layer):
         """See `Layer.state`."""
         return self.prepared.state()
 
-    def restore(self, state: Mapping[str, Tensor], ops: Ops) -> None:
+    def restore(self, state: Mapping[str, Tensor]) -> None:
         """See `Layer.restore`."""
-        self.prepared = self.method.format(ops).restore(self._shape(), state)
+        self.prepared = self.method.format(self.ops).restore(self._shape(), state)
         self._release()
 
     def _shape(self) -> LinearShape:

@@ -3,68 +3,61 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from octavo.layers.layer import Binding, Layer
+from octavo.layers.layer import Layer
 
 
 class Norm(Layer):
-    """Normalises x [..., dim] by an operator, and scales it by a learned weight [dim]."""
-
-    OPERATOR: ClassVar[str]
+    """Normalises x [..., dim] and scales it by a learned weight [dim]."""
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(dim), requires_grad=False)
         self.eps = eps
-        self._norm: Callable[..., Any]
-        self._add_norm: Callable[..., Any]
 
     @abstractmethod
-    def learned(self) -> tuple[Tensor, ...]:
-        """Return the parameters in the order of the operator."""
-
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised x [..., dim]."""
-        normed: Tensor = self._norm(x, *self.learned(), self.eps)
-        return normed
+
+    @abstractmethod
+    def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (norm of `x + residual`, `x + residual`), each [tokens, dim]."""
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return (norm of `x + residual`, `x + residual`), each [tokens, dim]; x starts the stream if there is none."""
-        if residual is None:
-            return self(x), x
-        normed, residual = self._add_norm(x, residual, *self.learned(), self.eps)
-        return normed, residual
-
-    def bind(self, binding: Binding) -> None:
-        """See `Layer.bind`."""
-        self._norm = getattr(binding.ops, self.OPERATOR)
-        self._add_norm = getattr(binding.ops, f"add_{self.OPERATOR}")
+        return (self(x), x) if residual is None else self.add_norm(x, residual)
 
 
 class RMSNorm(Norm):
     """Scales x by its root mean square and a learned weight [dim]."""
 
-    OPERATOR = "rms_norm"
+    def forward(self, x: Tensor) -> Tensor:
+        """See `Norm.forward`."""
+        normed: Tensor = self.ops.rms_norm(x, self.weight, self.eps)
+        return normed
 
-    def learned(self) -> tuple[Tensor, ...]:
-        """See `Norm.learned`."""
-        return (self.weight,)
+    def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Norm.add_norm`."""
+        normed, residual = self.ops.add_rms_norm(x, residual, self.weight, self.eps)
+        return normed, residual
 
 
 class LayerNorm(Norm):
     """Centres x and scales it by its standard deviation, a learned weight [dim] and bias [dim]."""
 
-    OPERATOR = "layer_norm"
-
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__(dim, eps)
         self.bias = nn.Parameter(torch.empty(dim), requires_grad=False)
 
-    def learned(self) -> tuple[Tensor, ...]:
-        """See `Norm.learned`."""
-        return self.weight, self.bias
+    def forward(self, x: Tensor) -> Tensor:
+        """See `Norm.forward`."""
+        normed: Tensor = self.ops.layer_norm(x, self.weight, self.bias, self.eps)
+        return normed
+
+    def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Norm.add_norm`."""
+        normed, residual = self.ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps)
+        return normed, residual

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
@@ -19,32 +16,19 @@ class Rotary(Layer):
     def __init__(self, rope: Rope) -> None:
         super().__init__()
         self.rope = rope
-        self._rotary: Callable[..., Any]
         self._table: Tensor
 
     def forward(
         self, q: Tensor, k: Tensor, batch: ModelInput, norms: tuple[RMSNorm, RMSNorm] | None = None
     ) -> tuple[Tensor, Tensor]:
         """q [tokens, heads, dim], k [tokens, kv_heads, dim] → the same shapes; `norms` are those of q and k."""
-        if norms is None:
-            q, k = self._rotary(q, k, batch.positions, self._table, None, None, 0.0, self.rope.interleaved)
-        else:
-            q_norm, k_norm = norms
-            q, k = self._rotary(
-                q,
-                k,
-                batch.positions,
-                self._table,
-                q_norm.weight,
-                k_norm.weight,
-                q_norm.eps,
-                self.rope.interleaved,
-            )
+        weights = (None, None, 0.0) if norms is None else (norms[0].weight, norms[1].weight, norms[0].eps)
+        q, k = self.ops.rotary(q, k, batch.positions, self._table, *weights, self.rope.interleaved)
         return q, k
 
     def bind(self, binding: Binding) -> None:
-        """Store the operator, and the table that all layers with these frequencies share."""
-        self._rotary = binding.ops.rotary
+        """Store the operators, and the table that all layers with these frequencies share."""
+        super().bind(binding)
         self._table = binding.once(
             self.rope, lambda: self.rope.table(binding.ops, binding.max_positions, binding.device)
         )

@@ -141,7 +141,7 @@ class DecoderStack(nn.Module):
     def restore(self, state: Mapping[str, Tensor], ops: Ops) -> None:
         """Set what `state` returned instead of loading; the tensors meet `state_specs`."""
         for path, layer in self.layers_by_path():
-            layer.restore({name: state[f"{path}.{name}"] for name in layer.state_specs(ops)}, ops)
+            layer.restore({name: state[f"{path}.{name}"] for name in layer.state_specs(ops)})
 
     def _embed_tokens(self, batch: ModelInput) -> Tensor:
         assert self.embed_tokens is not None, "only the first stage embeds tokens"

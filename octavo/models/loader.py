@@ -127,9 +127,9 @@ class LoadedModel:
             if load_format == "dummy":
                 for _, layer in model.layers_by_path():
                     seed = randomize(layer, seed, device)
-                    layer.finish(ops)
+                    layer.finish()
             else:
-                _fill(self._checkpoint, model, ops, device, progress)
+                _fill(self._checkpoint, model, device, progress)
         binding.scratch.clear()
         if cache is not None:
             cache.keep(model.state())
@@ -218,8 +218,7 @@ def randomize(layer: Layer, seed: int, device: torch.device | str) -> int:
 class _Arrivals:
     """Hands tensors to their slots and finishes a layer as soon as it has all, which releases what it was made from."""
 
-    def __init__(self, model: DecoderStack, ops: Ops) -> None:
-        self._ops = ops
+    def __init__(self, model: DecoderStack) -> None:
         self._owner: dict[str, Layer] = {}
         self._paths: dict[Layer, str] = {}
         self._awaited: dict[Layer, set[str]] = {}
@@ -246,7 +245,7 @@ class _Arrivals:
         if awaited:
             return
         try:
-            layer.finish(self._ops)
+            layer.finish()
         except NotFinite as error:
             raise CheckpointError(
                 f"{self._tensor_with_row(layer, error.row)} holds NaN or an infinity, which cannot be quantised; "
@@ -267,10 +266,10 @@ class _Arrivals:
         return slot.name
 
 
-def _fill(checkpoint: Checkpoint, model: DecoderStack, ops: Ops, device: torch.device | str, progress: bool) -> None:
+def _fill(checkpoint: Checkpoint, model: DecoderStack, device: torch.device | str, progress: bool) -> None:
     """Read every file once and hand each tensor to its slot."""
     slots = tensor_slots(model)
-    arrivals = _Arrivals(model, ops)
+    arrivals = _Arrivals(model)
     found: dict[str, str] = {}
 
     def wanted() -> Iterator[StoredTensor]:

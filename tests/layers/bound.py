@@ -43,7 +43,7 @@ def finish(layer: L) -> L:
     """Bind a filled layer to the references and finish it."""
     ops = bind()
     layer.bind(Binding(ops, ReferenceBackend()))
-    layer.finish(ops)
+    layer.finish()
     return layer
 
 

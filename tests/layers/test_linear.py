@@ -52,7 +52,7 @@ def test_a_finished_layer_is_restored_from_its_state_without_its_tensors() -> No
     specs = again.state_specs(ops)
     assert specs == {name: TensorSpec.of(tensor) for name, tensor in layer.state().items()}
     again.bind(Binding(ops, ReferenceBackend()))
-    again.restore(layer.state(), ops)
+    again.restore(layer.state())
     assert torch.equal(again(X), layer(X))
     assert list(again.parameters()) == list(layer.parameters()) == []
 
