@@ -14,53 +14,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo.async_llm import AsyncLLM
-    from octavo.async_llm_engine import AsyncLLMEngine
-    from octavo.config.args import AsyncEngineArgs, EngineArgs
-    from octavo.config.server_args import ServerArgs
-    from octavo.core.outputs import CompletionOutput, PinnedPrefix, RequestOutput
-    from octavo.core.prompt import Prompt
-    from octavo.core.sampling_params import OutputKind, SamplingParams
-    from octavo.engine.llm_engine import LLMEngine
-    from octavo.errors import OctavoError
-    from octavo.llm import LLM
+    from octavo.async_llm import AsyncLLM as AsyncLLM
+    from octavo.async_llm_engine import AsyncLLMEngine as AsyncLLMEngine
+    from octavo.config.args import AsyncEngineArgs as AsyncEngineArgs
+    from octavo.config.args import EngineArgs as EngineArgs
+    from octavo.config.server_args import ServerArgs as ServerArgs
+    from octavo.core.outputs import CompletionOutput as CompletionOutput
+    from octavo.core.outputs import PinnedPrefix as PinnedPrefix
+    from octavo.core.outputs import RequestOutput as RequestOutput
+    from octavo.core.prompt import Prompt as Prompt
+    from octavo.core.sampling_params import OutputKind as OutputKind
+    from octavo.core.sampling_params import SamplingParams as SamplingParams
+    from octavo.engine.llm_engine import LLMEngine as LLMEngine
+    from octavo.errors import OctavoError as OctavoError
+    from octavo.llm import LLM as LLM
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "LLM",
-    "AsyncEngineArgs",
-    "AsyncLLM",
-    "AsyncLLMEngine",
-    "CompletionOutput",
-    "EngineArgs",
-    "LLMEngine",
-    "OctavoError",
-    "OutputKind",
-    "PinnedPrefix",
-    "Prompt",
-    "RequestOutput",
-    "SamplingParams",
-    "ServerArgs",
-    "__version__",
-]
-
-_HOME = {
-    "LLM": "octavo.llm",
-    "AsyncEngineArgs": "octavo.config.args",
-    "AsyncLLM": "octavo.async_llm",
-    "AsyncLLMEngine": "octavo.async_llm_engine",
-    "CompletionOutput": "octavo.core.outputs",
-    "EngineArgs": "octavo.config.args",
-    "LLMEngine": "octavo.engine.llm_engine",
-    "OctavoError": "octavo.errors",
-    "PinnedPrefix": "octavo.core.outputs",
-    "Prompt": "octavo.core.prompt",
-    "RequestOutput": "octavo.core.outputs",
-    "OutputKind": "octavo.core.sampling_params",
-    "SamplingParams": "octavo.core.sampling_params",
-    "ServerArgs": "octavo.config.server_args",
+_NAMES = {
+    "octavo.async_llm": "AsyncLLM",
+    "octavo.async_llm_engine": "AsyncLLMEngine",
+    "octavo.config.args": "AsyncEngineArgs EngineArgs",
+    "octavo.config.server_args": "ServerArgs",
+    "octavo.core.outputs": "CompletionOutput PinnedPrefix RequestOutput",
+    "octavo.core.prompt": "Prompt",
+    "octavo.core.sampling_params": "OutputKind SamplingParams",
+    "octavo.engine.llm_engine": "LLMEngine",
+    "octavo.errors": "OctavoError",
+    "octavo.llm": "LLM",
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> object:

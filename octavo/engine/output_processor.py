@@ -86,7 +86,8 @@ class OutputProcessor:
         """Close all requests of an engine that has died; they count as ended with an error."""
         for request in list(self._requests.values()):
             self._end(request)
-            request.wake()
+            if request.on_change is not None:
+                request.on_change()
 
     def _end(self, request: OpenRequest) -> None:
         del self._requests[request.request_id]
@@ -206,15 +207,10 @@ class OpenRequest:
             sequence.end(finish_reason)
         self._change()
 
-    def wake(self) -> None:
-        """Call `on_change`."""
-        if self.on_change is not None:
-            self.on_change()
-
     def _change(self) -> None:
         self._is_changed = True
-        if self._is_streamed or self.finished:
-            self.wake()
+        if self.on_change is not None and (self._is_streamed or self.finished):
+            self.on_change()
 
     @property
     def _is_streamed(self) -> bool:
