@@ -9,7 +9,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.step_times import PartTime
 
 # The structs that come once per row have `gc=False`: they hold no cycles, and a thousand of them a step would otherwise
-# set the garbage collector off every few steps.
+# set the garbage collector off every few steps. What most rows lack is an empty tuple, for which nothing is allocated.
 
 
 class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,11 +64,11 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     start: int
     num_tokens: int
     num_samples: int
-    table_changes: list[TableChange] = []
+    table_changes: tuple[TableChange, ...] = ()
     num_prompt_logprobs: int = 0
     num_candidates: int = 0
-    token_ids: list[int] = []
-    drafts: list[int] = []
+    token_ids: tuple[int, ...] = ()
+    drafts: tuple[int, ...] = ()
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):

@@ -167,7 +167,13 @@ def num_prompt_logprobs(group: SequenceGroup, sequence: Sequence, start: int, en
 
 
 def scheduled_row(
-    group: SequenceGroup, sequence: Sequence, num_tokens: int, growth: SlotGrowth, drafts: list[int], *, is_new: bool
+    group: SequenceGroup,
+    sequence: Sequence,
+    num_tokens: int,
+    growth: SlotGrowth,
+    drafts: tuple[int, ...],
+    *,
+    is_new: bool,
 ) -> ScheduledSequence:
     """Return the row that computes the next `num_tokens` known tokens of a sequence and the drafts behind them.
 
@@ -176,7 +182,7 @@ def scheduled_row(
     start = sequence.num_computed_tokens
     end = start + num_tokens
     num_samples = num_candidates = 0
-    sent: list[int] = []
+    sent: tuple[int, ...] = ()
     if end == len(sequence.token_ids) + sequence.num_pending:
         if group.beams is not None:
             num_candidates = group.beams.num_listed
@@ -184,7 +190,7 @@ def scheduled_row(
             num_samples = 1 if group.is_forked else group.width
     if group.waits_for_results and sequence.num_sent_tokens < len(sequence.token_ids):
         assert end == len(sequence.token_ids), "tokens are sent with the row that computes the last of them"
-        sent = sequence.token_ids[sequence.num_sent_tokens :]
+        sent = tuple(sequence.token_ids[sequence.num_sent_tokens :])
         sequence.num_sent_tokens = len(sequence.token_ids)
     return ScheduledSequence(
         seq_id=sequence.seq_id,
@@ -192,7 +198,7 @@ def scheduled_row(
         start=start,
         num_tokens=num_tokens + len(drafts),
         num_samples=num_samples,
-        table_changes=[] if is_new else growth.changes,
+        table_changes=() if is_new else tuple(growth.changes),
         num_prompt_logprobs=num_prompt_logprobs(group, sequence, start, end) if start < group.num_prompt_tokens else 0,
         num_candidates=num_candidates,
         token_ids=sent,

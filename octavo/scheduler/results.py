@@ -1,4 +1,4 @@
-"""Taking in the results of a step: append tokens, fork, extend beams, end sequences, and tell the callers."""
+"""Applies the results of a step: appends tokens, forks, extends beams, ends sequences, and makes the outputs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from octavo.scheduler.registry import Registry
 
 
 class Results:
-    """What becomes of the tokens that steps draw."""
+    """Applies the results of steps to groups and sequences."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
+        self._num_generated = 0
 
-    def take(self, output: ModelRunnerOutput, now: float) -> list[EngineCoreOutput]:
-        """Take in the results of a step at time `now`. One output per request that has something to say."""
+    def apply(self, output: ModelRunnerOutput, now: float) -> list[EngineCoreOutput]:
+        """Apply the results of a step at time `now`. Returns one output per request for which there is news."""
         registry = self._registry
+        self._num_generated = 0
         outputs: dict[str, EngineCoreOutput] = {}
         for row in output.rows:
             group, sequence = registry.find(row.seq_id)
@@ -45,7 +47,7 @@ class Results:
             if row.tokens:
                 self._note_tokens(group, now)
                 if len(group.metrics.timeline) != group.num_sent_events:
-                    # the front may end the request by a stop string before we do
+                    # the front may end the request by a stop string before the core does
                     group.num_sent_events = len(group.metrics.timeline)
                     result.metrics = group.metrics
                     result.cache_miss_reason = group.cache_miss_reason
@@ -64,6 +66,7 @@ class Results:
                 if group.beams is not None and not group.beams.finished:
                     result.error, status = nothing_found(group), SequenceStatus.FINISHED_ERROR
                 registry.end_group(group, status, now)
+        registry.count_generated(self._num_generated)
         return [each for each in outputs.values() if each.deltas or each.finished or each.prompt_logprobs is not None]
 
     def _fork(self, group: SequenceGroup, sequence: Sequence, tokens: list[TokenLogprobs]) -> list[SequenceDelta]:
@@ -75,18 +78,22 @@ class Results:
 
     def _append(self, group: SequenceGroup, sequence: Sequence, tokens: list[TokenLogprobs]) -> SequenceDelta:
         """Append tokens up to the one that ends the sequence. All but the last were drafts: they are in the blocks."""
-        delta = SequenceDelta(index=sequence.index, token_ids=[], logprobs=[])
-        sequence.num_computed_tokens += len(tokens) - 1
+        known, finish = sequence.token_ids, None
+        num_known = len(known)
         for token in tokens:
-            sequence.token_ids.append(token.token_id)
-            delta.token_ids.append(token.token_id)
-            delta.logprobs.append(token)
+            known.append(token.token_id)
             finish = finish_after(group, sequence, token.token_id)
             if finish is not None:
-                delta.finish_reason, delta.stop_reason = finish.status.value, finish.stop_reason
-                self._registry.end_sequence(group, sequence, finish.status)
                 break
-        self._registry.count_generated(len(delta.token_ids))
+        num_new = len(known) - num_known
+        self._num_generated += num_new
+        if len(tokens) > 1:
+            sequence.num_computed_tokens += len(tokens) - 1
+            tokens = tokens[:num_new]
+        delta = SequenceDelta(index=sequence.index, token_ids=known[num_known:], logprobs=tokens)
+        if finish is not None:
+            delta.finish_reason, delta.stop_reason = finish.status.value, finish.stop_reason
+            self._registry.end_sequence(group, sequence, finish.status)
         return delta
 
     def _take_candidates(
@@ -95,7 +102,7 @@ class Results:
         if not take_candidates(group, sequence, candidates):
             return []  # other beams of the group were computed in another step
         self._note_tokens(group, now)
-        self._registry.count_generated(len(group.live))
+        self._num_generated += len(group.live)
         return extend_beams(self._registry, group)
 
     def _note_tokens(self, group: SequenceGroup, now: float) -> None:

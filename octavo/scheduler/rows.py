@@ -100,14 +100,14 @@ class RowPlanner:
         if num_tokens <= 0:
             return True
         end = start + num_tokens
-        drafts: list[int] = []
+        drafts: tuple[int, ...] = ()
         if self._proposer is not None and end == len(sequence.token_ids):
             drafts = self._drafts(group, sequence, len(plan.rows), plan.tokens.remaining - num_tokens)
         append_slots = self._block_manager.append_slots
         growth = append_slots(sequence, start, end + len(drafts))
         while growth is None:
             if drafts:
-                drafts = []  # guesses are not worth another group's blocks
+                drafts = ()  # guesses are not worth another group's blocks
             elif not self._make_room(group, plan):
                 return False
             growth = append_slots(sequence, start, end + len(drafts))
@@ -127,17 +127,17 @@ class RowPlanner:
             sequence.num_pending = pending + 1
         return True
 
-    def _drafts(self, group: SequenceGroup, sequence: Sequence, num_rows: int, num_left: int) -> list[int]:
+    def _drafts(self, group: SequenceGroup, sequence: Sequence, num_rows: int, num_left: int) -> tuple[int, ...]:
         """Return guesses that the next row of the sequence verifies.
 
         Of the step's `num_left` tokens one is kept for each sequence that may still get a row.
         """
         assert self._proposer is not None
         if not group.is_forked or group.beams is not None:
-            return []
+            return ()
         num_spare = num_left - max(0, self._registry.num_running_sequences - num_rows - 1)
         max_drafts = min(num_spare, group.max_tokens - sequence.num_output_tokens - 1)
-        return self._proposer.propose(group, sequence, max_drafts)[:max_drafts] if max_drafts > 0 else []
+        return tuple(self._proposer.propose(group, sequence, max_drafts)[:max_drafts]) if max_drafts > 0 else ()
 
     def _note_filled(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> None:
         """Whether its newest row fills a block that the prefix index does not know."""

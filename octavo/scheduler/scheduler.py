@@ -162,7 +162,7 @@ class Scheduler:
     def update(self, output: ModelRunnerOutput, now: float) -> list[EngineCoreOutput]:
         """Apply the results of the oldest step at time `now`. Returns one output for each request that has news."""
         self.rates.note_done(now, output.swap_s)
-        return self._results.take(output, now)
+        return self._results.apply(output, now)
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes. Returns False, and changes nothing, while requests have blocks."""
