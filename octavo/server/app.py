@@ -1,4 +1,4 @@
-"""The ASGI application: what every request passes on its way to the handler of its endpoint."""
+"""The ASGI application: the checks that every request passes before the handler of its endpoint."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class App:
         self._bodies = BodyLimits(args.max_body_size, args.max_bodies_size or 8 * args.max_body_size)
         self._app: ASGIApp = self._respond
         if args.allow_origins:
-            # outside of the checks: a browser asks about origins without a key, and reads errors only with its headers
+            # outside of the checks: preflights have no key, and pages see only those errors that have these headers
             self._app = CORSMiddleware(
                 self._respond,
                 allow_origins=args.allow_origins,

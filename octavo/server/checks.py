@@ -1,8 +1,8 @@
-"""What a request is refused for before a handler reads its body: hosts and origins of web pages, the declared type of
-the body, and its size.
+"""Checks of a request before a handler reads its body: the host, the origin of a web page, the declared type of the
+body, and its size.
 
 A web page can send any request that a form could send, `Content-Type` text or none, to any server that its browser
-reaches, and reads the answer where it made the browser take the server for its own host (DNS rebinding).
+reaches, and reads the response if it made the browser take the server for its own host (DNS rebinding).
 """
 
 from __future__ import annotations

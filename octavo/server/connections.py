@@ -1,4 +1,4 @@
-"""The open connections of a server: their limits, how many an address has, and their end."""
+"""The open connections of a server: their limits, their number by address, and their end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DISCARD_INTERVAL_S: Final = 0.005
 """Between two reads, of up to 256 KiB each, of what is discarded: 50 MB/s."""
 
 CLOSING_S: Final = 2.0
-"""Time for a client to finish what it began to send, or to read an error, when its connection has to end."""
+"""Time for a client to finish a request that it has begun, or to read an error, before its connection is closed."""
 
 
 class Connections:
@@ -58,7 +58,7 @@ class Connections:
             self._closed.set()
 
     def add_uncounted(self, connection: HttpProtocol) -> None:
-        """Keep a connection beyond the limits, in the place of the oldest such one when there are many."""
+        """Keep a connection beyond the limits; when there are many, the oldest of them is closed."""
         if len(self._uncounted) == _MOST_UNCOUNTED:
             self._uncounted.popleft().transport.abort()
         self._uncounted.append(connection)
@@ -109,7 +109,7 @@ class Connections:
         return self._next_discard - now
 
     def finish_all(self) -> None:
-        """Close all connections without a request, and the others with the end of theirs."""
+        """Close all connections without a request now, and the others after the response to theirs."""
         for connection in list(self._open):
             connection.finish()
 

@@ -1,4 +1,4 @@
-"""What every endpoint works with."""
+"""The objects that every endpoint works with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServerContext:
-    """The engine, what a person wrote about the server, what reads requests, and the requests in progress.
+    """The engine, the arguments of the server, the readers of texts, and the requests in progress.
 
     `created` is in Unix seconds.
     """
@@ -35,10 +35,10 @@ class ServerContext:
         return self.llm.config.model.served_model_names
 
     def served_model(self, asked: str | None) -> str:
-        """The name under which the model answers a request, which may leave it out. Raises ApiError 404."""
+        """Return the name of the model for a response; a request may leave it out. Raises ApiError 404."""
         return self.named_model(asked) if asked else self.model_names[0]
 
     def named_model(self, asked: str) -> str:
-        """A name that is served. Raises ApiError 404 for another."""
+        """Return a name that is served. Raises ApiError 404 for another."""
         check_served(asked, self.model_names)
         return asked

@@ -1,4 +1,4 @@
-"""From the bytes of a request to a checked struct; every complaint names the field and what was expected."""
+"""From the bytes of a request to a checked struct; every error names the field and what was expected."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Refused(msgspec.Struct, frozen=True):
 
 @functools.cache
 def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """One decoder per struct; building it takes a hundred times longer than using it."""
+    """Return the decoder of a struct; making it takes a hundred times longer than using it."""
     return msgspec.json.Decoder(kind)
 
 
 @functools.cache
 def refused_fields(kind: type[msgspec.Struct]) -> dict[str, Refused]:
-    """The fields of a struct that are known but not supported."""
+    """Return the fields of a struct that are known but not supported."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         name: mark
@@ -64,7 +64,7 @@ def refused_fields(kind: type[msgspec.Struct]) -> dict[str, Refused]:
 
 
 async def read_body(request: Request) -> list[bytes]:
-    """The pieces of the body of a request that is declared as JSON. Raises ApiError 413 and 415."""
+    """Return the pieces of the body of a request that is declared as JSON. Raises ApiError 413 and 415."""
     if (refusal := not_json(request.headers.get("content-type", "").encode("latin-1"))) is not None:
         raise refusal
     try:
@@ -123,7 +123,7 @@ def _malformed(message: str, body: bytes) -> InvalidRequest:
 
 
 def _path_of_surrogate(body: bytes) -> str | None:
-    """Where the first text with a lone surrogate stands; None where the JSON has other faults as well."""
+    """Return the path of the first text with a lone surrogate; None where the JSON has other faults as well."""
     try:
         pending: list[tuple[str, Any]] = [("", json.loads(body))]
     except (ValueError, RecursionError):
@@ -160,7 +160,7 @@ def _misfit(message: str, kind: type[msgspec.Struct]) -> InvalidRequest:
         what = f"{what.removeprefix('Invalid value ')} is not one of {', '.join(tags)}"
     else:
         what = what[:1].lower() + what[1:]
-    # a value of the right type that is outside its limits is not told what it got
+    # the message about a value of the right type that is outside its limits does not quote it
     code = "invalid_type" if ", got `" in what else "invalid_value"
     return InvalidRequest(f"{path or 'the body'}: {what}", field=path or None, code=code)
 
@@ -174,7 +174,7 @@ def _choices(kind: type[msgspec.Struct], path: str) -> list[str]:
 
 
 def _types_at(kind: type[msgspec.Struct], path: str) -> list[inspect.Type]:
-    """The types that may stand at `messages[0].content` and the like."""
+    """Return the types that a value at a path such as `messages[0].content` may have."""
     types = list(_alternatives(inspect.type_info(kind)))
     for step in _STEP.finditer(f".{path}" if path else ""):
         types = [inner for t in types for outer in _inside(t, step[1]) for inner in _alternatives(outer)]

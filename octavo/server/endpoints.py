@@ -48,10 +48,10 @@ Handler = Callable[[ServerContext, Request], Awaitable[ASGIApp]]
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """A method and a path, their handler, and the types of what goes in and comes out (None: no JSON).
+    """A method and a path, their handler, and the structs of its request and its response (None: no JSON).
 
-    Where there are API keys: with is_open no key is needed; right is the right that a key needs; sees_more_with is the
-    right that a key needs to see more than its own requests.
+    Where there are API keys: is_open: no key is needed. right: the right that a key needs. sees_more_with: the right
+    that a key needs to see more than its own requests.
     """
 
     method: str
@@ -118,7 +118,7 @@ _TEMPLATE = "#/components/schemas/{name}"
 
 @functools.cache
 def document() -> dict[str, Any]:
-    """The OpenAPI 3.1 document. Fields that are refused are left out of it."""
+    """Return the OpenAPI 3.1 document, without the fields that are refused."""
     structs: list[type[msgspec.Struct]] = [ErrorBody]
     structs += [kind for endpoint in ENDPOINTS for kind in (endpoint.request, endpoint.response) if kind is not None]
     _, components = msgspec.json.schema_components(structs, ref_template=_TEMPLATE)

@@ -1,4 +1,4 @@
-"""Errors as the OpenAI API words them: one nested object, whatever went wrong, and a status that clients understand."""
+"""Errors in the form of the OpenAI API: always one nested object, and a status that clients understand."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 STATUS_OF_REFUSALS = {"queue_full": 429, "deadline_unreachable": 503}
-"""Of what is refused now and may come back, by code."""
+"""The status of refusals after which the client may try again, by code."""
 
 
 class ErrorObject(msgspec.Struct, frozen=True):
-    """What went wrong: a line for a person, the kind, the field it is about, and a word for machines."""
+    """An error: a line for a person, its kind, the field that it is about, and a word for programs."""
 
     message: str
     type: str
@@ -34,13 +34,13 @@ class ErrorObject(msgspec.Struct, frozen=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The body of every answer that is not 2xx."""
+    """The body of every response whose status is not 2xx."""
 
     error: ErrorObject
 
 
 class ApiError(OctavoError):
-    """An answer with an HTTP status. `param` names a field of the request, `code` is a word for machines."""
+    """An error with an HTTP status. `param` names a field of the request, `code` is a word for programs."""
 
     def __init__(
         self,
@@ -69,23 +69,23 @@ class ApiError(OctavoError):
 
 
 class ClientDisconnectedError(ConnectionError):
-    """Nobody waits for the answer any more; there is nobody to tell."""
+    """The client has closed its connection, so that no response can be sent."""
 
 
 def shutting_down() -> ApiError:
-    """What open requests get when the server ends before they do."""
+    """Return the error of requests that are open when the server ends."""
     return ApiError(503, "the server is shutting down", code="server_shutting_down", headers={"Connection": "close"})
 
 
-def ended_with_error(error: RequestError, *, may_tell_of_others: bool = False) -> ApiError:
-    """The answer for an accepted request that ended with an error of its own.
+def ended_with_error(error: RequestError, *, shows_others: bool = False) -> ApiError:
+    """Return the error for an accepted request that ended with an error of its own.
 
-    may_tell_of_others: the client may learn how much others have sent. Otherwise the message has no numbers of others,
-    and `Retry-After` is rounded up to a power of two.
+    shows_others: the client may learn how much others have sent. Otherwise the message has no numbers of others, and
+    `Retry-After` is rounded up to a power of two.
     """
     status = STATUS_OF_REFUSALS.get(error.code) or (400 if error.is_client_error else 500)
     message, seconds = error.message, error.retry_after_s
-    if not may_tell_of_others:
+    if not shows_others:
         message = error.public_message or message
         seconds = None if seconds is None else 1 << (seconds - 1).bit_length()
     headers = {} if seconds is None else {"Retry-After": str(seconds)}
@@ -93,7 +93,7 @@ def ended_with_error(error: RequestError, *, may_tell_of_others: bool = False) -
 
 
 def as_api_error(error: Exception, request_id: str = "") -> ApiError:
-    """The answer for any exception. One that nobody raised on purpose is logged, and answered without its details."""
+    """Return the error for any exception. An unexpected one is logged, and the client does not get its details."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, InvalidRequest):
@@ -119,7 +119,7 @@ def _date_at(seconds: int) -> bytes:
 
 
 def raw_response(error: ApiError) -> bytes:
-    """The whole response of an error that no application sends."""
+    """Return the bytes of the response for an error that no application sends."""
     response = error.response()
     headers = {
         **dict(response.raw_headers),

@@ -173,7 +173,7 @@ class Generation(ABC):
 
         Raises InvalidRequest before the first output, ApiError for a request that ends with an error or is aborted.
         """
-        # clients may choose their ids, and two may choose the same: the engine gets one of our own
+        # clients may choose their ids, and two may choose the same: the engine gets a unique one
         unique = uuid4().hex[:_UNIQUE_DIGITS]
         outputs = self.context.llm.generate_together(
             [in_namespace_of(self.caller, prompt) for prompt in self.prompts],
@@ -185,7 +185,7 @@ class Generation(ABC):
             with named_by_the_client(self.field_names), without_details_of_others(self.caller):
                 async for index, output in outputs:
                     if output.error is not None:
-                        raise ended_with_error(output.error, may_tell_of_others=self.caller.may(Right.OBSERVE))
+                        raise ended_with_error(output.error, shows_others=self.caller.may(Right.OBSERVE))
                     if any(completion.finish_reason == "abort" for completion in output.outputs):
                         raise ApiError(503, "the request was aborted by the engine", code="request_aborted")
                     self._counts.add(index, output)

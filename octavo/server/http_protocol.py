@@ -20,19 +20,19 @@ from octavo.server.sockets import CAN_SEE_RESETS, drop_dead_peers, has_unread_by
 _MOST_URL_BYTES: Final = 16 << 10
 _MOST_HEADERS: Final = 256
 _MOST_PIPELINED: Final = 16
-"""Requests that may be sent before the answer to the first of them."""
+"""Requests that may be sent before the response to the first of them."""
 _MOST_SMALL_CHUNKS: Final = 4096
 _SMALL_CHUNK_BYTES: Final = 64
 """A body has at most so many chunks, and one more for each so many bytes: every chunk takes time, however small."""
 _SLICE_BYTES: Final = 64 << 10
-"""How much is parsed before limits are looked at: as much as a request's headers can be over their limit in memory."""
+"""How much is parsed before limits are looked at: headers may exceed their limit by as much."""
 _MOST_DISCARDED_BYTES: Final = 64 << 20
 _LINGER_S: Final = 10.0
-"""How long what a client sends is thrown away, so that it gets to read its last answer."""
+"""How long what a client sends is discarded, so that it can read its last response."""
 _SHORT_LINGER_S: Final = 0.2
-"""The same when the server stops."""
+"""How long that is when the server stops."""
 _UNREAD_ANSWER_S: Final = 120.0
-"""How long a client may leave an answer unread that fills all buffers."""
+"""How long a client may leave a response unread that fills all buffers."""
 _HEALTH: Final = b"/health"
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.05, 1.0
 
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Phase(Enum):
-    """What the connection receives: nothing yet, headers, a body, or what is thrown away after a refusal."""
+    """What the connection receives: nothing yet, headers, a body, or what is discarded after an error."""
 
     IDLE = auto()
     HEADERS = auto()
@@ -49,7 +49,7 @@ class _Phase(Enum):
 
 
 class _ClosesGently:
-    """The transport of a response: when it closes, the client is not reset, and so can read the response."""
+    """The transport of a response: closing it does not reset the connection, so that the client can read all of it."""
 
     def __init__(self, protocol: HttpProtocol) -> None:
         self._protocol = protocol
@@ -61,10 +61,10 @@ class _ClosesGently:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. Refuses what is over `Connections.limits`, as JSON, and closes it.
+    """One connection. It refuses requests over the limits of `Connections` with JSON errors, and is then closed.
 
-    A client that shuts down its side after its request gets the answer. Whether it has gone for good is found out by
-    bytes that mean nothing: a machine refuses them for a connection that nobody has any more.
+    A client that shuts down its side of the connection after its request gets the response. Bytes without a meaning
+    show whether it has closed the other side too: its machine refuses them then.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._forwarded: deque[str | None] = deque()
 
     @property
-    def _is_answering(self) -> bool:
+    def _is_responding(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -129,31 +129,31 @@ class HttpProtocol(HttpToolsProtocol):
         for start in range(0, len(data), _SLICE_BYTES):
             if self._phase is not _Phase.DISCARD and not self.transport.is_closing():
                 self._parse(view[start : start + _SLICE_BYTES])
-        if self._phase is _Phase.DISCARD or (self._phase is _Phase.BODY and not self._is_answering):
+        if self._phase is _Phase.DISCARD or (self._phase is _Phase.BODY and not self._is_responding):
             self._discard(len(data))
         elif self._timer is not None:
             pass
         elif self._phase is _Phase.BODY:
-            # no more of it is read before the application asks, which it does after it has checked the key
+            # the rest is read when the application receives the body, which it does after it has checked the key
             self.flow.pause_reading()
             self._arm(self._args.body_timeout_s)
         elif self._phase is _Phase.HEADERS:
             self._arm(self._args.header_timeout_s)
-        elif not self._is_answering:
+        elif not self._is_responding:
             self._arm(self.timeout_keep_alive)
 
     def _parse(self, data: memoryview) -> None:
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            return  # no other protocol is spoken: the request is answered as it is
+            return  # there is no other protocol: the request is served as it is
         except httptools.HttpParserError as error:
             refusal = error.__context__  # what a callback has raised
             if not isinstance(refusal, ApiError):
                 refusal = ApiError(400, f"this is not HTTP/1.1: {error}", code="invalid_http")
             self._refuse(refusal)
             return
-        # what is unfinished, a header or what stands between the chunks of a body, was in no callback yet
+        # an unfinished header, or bytes between the chunks of a body, have not been in a callback
         self._num_silent_bytes += len(data)
         if self._num_silent_bytes > self._args.max_header_size + _SLICE_BYTES:
             self._refuse(self._too_large())
@@ -179,7 +179,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._num_header_bytes > self._args.max_header_size:
             raise self._too_large()
         if self._phase is not _Phase.HEADERS:
-            return  # a trailer: nobody has asked for it, and it comes after all checks of headers
+            return  # a trailer, which is ignored: all checks of headers are done
         super().on_header(name, value)
         if len(self.headers) > _MOST_HEADERS:
             raise ApiError(431, f"there are more than {_MOST_HEADERS} headers", code="headers_too_large")
@@ -230,7 +230,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Log nothing: clients could fill the log."""
 
     def _count_forwarded(self) -> ApiError | None:
-        """Count a request of a trusted proxy under its client's address; the error when it is one too many."""
+        """Count a request of a trusted proxy under its client's address; return the error when it is one too many."""
         if not self._open.is_proxy(self._address):
             return None
         client = self._open.forwarded_address(self.headers, self._address)
@@ -266,10 +266,10 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.abort()
         elif self._phase is _Phase.IDLE:
             self.transport.close()
-        elif self._phase is _Phase.BODY and not self._is_answering:
-            self.transport.abort()  # the answer came before the end of the body
+        elif self._phase is _Phase.BODY and not self._is_responding:
+            self.transport.abort()  # the response was sent before the end of the body
         elif self.flow.read_paused and not self._open.is_draining:
-            self._arm(self._args.body_timeout_s)  # it is us who do not read
+            self._arm(self._args.body_timeout_s)  # the server itself does not read
         elif self._open.is_draining:
             self._refuse(shutting_down())
         else:
@@ -296,24 +296,24 @@ class HttpProtocol(HttpToolsProtocol):
         return ApiError(431, message, code="headers_too_large")
 
     def _refuse(self, error: ApiError) -> None:
-        """Send an error where the connection waits for an answer, then read on for a moment, so that it gets there."""
+        """Send an error if the connection is waiting for a response, then read on for a moment, so that it arrives."""
         in_body, self._phase = self._phase is _Phase.BODY, _Phase.DISCARD
         self._disarm()
         if in_body and self.pipeline:
             self.pipeline.popleft()  # the request that is refused is the last of those that wait
             self.cycle = self.pipeline[0][0] if self.pipeline else self._running  # type: ignore[assignment]
             in_body = False
-        if self._is_answering and (not in_body or self.cycle.response_started):
-            self.cycle.keep_alive = False  # the error would get into the answer that is under way
+        if self._is_responding and (not in_body or self.cycle.response_started):
+            self.cycle.keep_alive = False  # the error would be in the middle of the response that is being sent
             return
-        if self._is_answering:
+        if self._is_responding:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.write(raw_response(error))
         self._linger()
 
     def close(self) -> None:
-        """Close after what was written; what the client still sends is read first, or it would reset the connection."""
+        """Close after what was written; read what the client still sends, or the system would reset the connection."""
         if self._phase is _Phase.IDLE and not has_unread_bytes(self.transport.get_extra_info("socket")):
             self.transport.close()
         else:
@@ -328,7 +328,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _discard(self, num_bytes: int) -> None:
-        """Count what nobody reads, and let other connections go first."""
+        """Count discarded bytes, and read the next ones after those of other connections."""
         self._num_discarded_bytes += num_bytes
         if self._num_discarded_bytes > _MOST_DISCARDED_BYTES:
             self.transport.abort()
@@ -343,8 +343,8 @@ class HttpProtocol(HttpToolsProtocol):
     # The client's end of the connection, and ours.
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection while an answer is due to a request that has arrived whole."""
-        if not self._is_answering or self.cycle.more_body or not CAN_SEE_RESETS:
+        """Keep the connection while a response is due to a request that has arrived whole."""
+        if not self._is_responding or self.cycle.more_body or not CAN_SEE_RESETS:
             return False
         if not self._is_half_closed:
             self._is_half_closed = True
@@ -355,17 +355,17 @@ class HttpProtocol(HttpToolsProtocol):
         return True
 
     def _probe(self) -> bytes:
-        """Something to send that means nothing, for the peer's machine to refuse if nobody reads it."""
+        """Return bytes without a meaning, which the peer's machine refuses if the connection is closed there."""
         running = self._running
         if running is None or running.response_complete or running.scope["http_version"] != "1.1":
             return b""
         if not running.response_started:
             return b"HTTP/1.1 100 Continue\r\n\r\n"
-        # what has no length beforehand is a stream of events, in which this is a comment
+        # a response without a length is a stream of events, in which this is a comment
         return b"3\r\n:\n\n\r\n" if running.chunked_encoding else b""
 
     def _look_for_peer(self, delay_s: float) -> None:
-        """Look again and again whether the other end still has the connection; abort when it has not."""
+        """Check again and again whether the other end still has the connection; abort when it has not."""
         if self.transport.is_closing():
             return
         if is_reset(self.transport.get_extra_info("socket")):
@@ -374,8 +374,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.loop.call_later(delay_s, self._look_for_peer, min(2 * delay_s, _LONGEST_LOOK_S))
 
     def finish(self) -> None:
-        """Close when nothing is asked; what is asked is answered first, when it comes soon."""
-        if self._is_answering:
+        """Close the connection, after the response to a request that is open or arrives soon."""
+        if self._is_responding:
             self.cycle.keep_alive = False
         if self._phase is _Phase.BODY:
             self._arm(CLOSING_S)
@@ -383,5 +383,5 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(shutting_down())
         elif self._is_lingering:
             self.transport.abort()
-        elif not self._is_answering and not has_unread_bytes(self.transport.get_extra_info("socket")):
+        elif not self._is_responding and not has_unread_bytes(self.transport.get_extra_info("socket")):
             self.transport.close()

@@ -1,4 +1,4 @@
-"""From the keys that a person gave (--api-key, --admin-api-key, --api-key-file) to callers.
+"""Reads the keys of --api-key, --admin-api-key and --api-key-file.
 
 All that is derived depends on keys alone and not on their places, so that it is the same after a restart. No message
 shows a key.
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Entry(NamedTuple):
-    """One key is described by where it was given, its digest, and the other fields of its entry."""
+    """A key: where it was given, its digest, and the other fields of its entry."""
 
     where: str
     digest: bytes

@@ -15,7 +15,7 @@ from octavo.server.errors import ApiError
 
 
 class Right(StrEnum):
-    """A key is given rights to what shows or changes more than its own requests."""
+    """A right allows a key to see or change more than its own requests."""
 
     CACHE = "cache"
     """It allows to pin and unpin prefixes and to reset the prefix cache."""
@@ -27,7 +27,7 @@ ALL_RIGHTS: Final = frozenset(Right)
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """The sender of a request is described by the API key that came with it.
+    """The sender of a request, as the API key of the request describes it.
 
     tenant: the name of the API key; without keys what the request names as `user`.
     cache_namespace: a secret made of the key, or of the keys of its group; None where there are no keys.
@@ -42,11 +42,11 @@ class Caller(msgspec.Struct, frozen=True):
         return right in self.rights
 
 
-ANYBODY: Final = Caller(rights=ALL_RIGHTS)
-"""It stands for every sender where the server has no keys."""
+EVERYONE: Final = Caller(rights=ALL_RIGHTS)
+"""Every sender where the server has no keys."""
 
 WITHOUT_KEY: Final = Caller()
-"""It stands for the sender of a request for a path that is open, whatever key it has."""
+"""The sender of a request for an open path, whatever key it has."""
 
 
 def key_digest(key: bytes) -> bytes:
@@ -56,13 +56,13 @@ def key_digest(key: bytes) -> bytes:
 
 def caller_of(request: Request) -> Caller:
     """Return who sends this request."""
-    caller: Caller = request.scope["state"].get("caller", ANYBODY)
+    caller: Caller = request.scope["state"].get("caller", EVERYONE)
     return caller
 
 
 def sender_of(scope: Scope) -> str:
     """Return whose share of memory and time a request takes: the tenant of its key, else the client's address."""
-    caller: Caller = scope.get("state", {}).get("caller", ANYBODY)
+    caller: Caller = scope.get("state", {}).get("caller", EVERYONE)
     return caller.tenant or (scope.get("client") or ("",))[0]
 
 
@@ -82,7 +82,7 @@ def caller_with(authorization: bytes, callers: Mapping[bytes, Caller]) -> Caller
 
 def check_right(right: Right, scope: Scope, asked: str) -> None:
     """Raise ApiError 403 when the sender of a request does not have the right that it needs."""
-    caller: Caller = scope["state"].get("caller", ANYBODY)
+    caller: Caller = scope["state"].get("caller", EVERYONE)
     if not caller.may(right):
         raise ApiError(
             403,

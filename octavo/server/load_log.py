@@ -1,4 +1,4 @@
-"""A log line every few seconds while there is something to do, and none when there is not."""
+"""A log line every few seconds while there are requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INTERVAL_S = 5.0
 
 
 async def log_load(llm: AsyncLLM, open_requests: OpenRequests, interval_s: float = INTERVAL_S) -> None:
-    """Log until cancelled. Sleeps without waking while no request is open."""
+    """Log until cancelled. Waits, without a timer, while no request is open."""
     while True:
         await open_requests.started.wait()
         before, measured_at = llm.stats, time.monotonic()
@@ -32,7 +32,7 @@ async def log_load(llm: AsyncLLM, open_requests: OpenRequests, interval_s: float
 
 
 def describe_load(before: SchedulerStats, after: SchedulerStats, seconds: float) -> str:
-    """What happened between two moments, in one line."""
+    """Return one line about what happened between two moments."""
     prompt_rate = (after.num_prompt_tokens - before.num_prompt_tokens) / seconds
     generated_rate = (after.num_generated_tokens - before.num_generated_tokens) / seconds
     queried = after.num_queried_tokens - before.num_queried_tokens

@@ -8,14 +8,14 @@ from octavo.core.outputs import Logprob
 from octavo.server.responses import ChatLogprobs, CompletionLogprobs, ContentLogprob, TokenLogprob
 
 Position = dict[int, Logprob]
-"""The likeliest tokens at one position and the one that stands there."""
+"""The likeliest tokens at one position, and the drawn one."""
 
 
 def chat_logprobs(
     token_ids: Sequence[int], positions: Sequence[Position], num_top: int, bytes_of: Callable[[int], bytes | None]
 ) -> ChatLogprobs:
-    """For each token its log-probability, and those of the `num_top` likeliest. `bytes_of` gives the bytes of a token
-    id, None where they are not known; joined they are those of the text, also where a character has several tokens."""
+    """Return the log-probability of each token, and those of the `num_top` likeliest. `bytes_of` returns the bytes of a
+    token id, None if unknown; joined they are those of the text, also if a character has several tokens."""
 
     def described(token_id: int, logprob: Logprob) -> TokenLogprob:
         token_bytes = bytes_of(token_id)
@@ -38,7 +38,7 @@ def completion_logprobs(
     num_top: int,
     offsets: list[int],
 ) -> CompletionLogprobs:
-    """Parallel lists over tokens with these texts, which start at these offsets in the text of the choice.
+    """Return parallel lists over tokens with these texts, which start at these offsets in the text of the choice.
 
     A position is None for the first token of a prompt, which nothing comes before.
     """
@@ -51,7 +51,7 @@ def completion_logprobs(
 
 
 def token_text(token_id: int, position: Position | None) -> str:
-    """Text of a token at its position; a token without text is told by its id."""
+    """Return the text of a token at its position; a token without text is shown by its id."""
     return f"token_id:{token_id}" if position is None else _text(token_id, position[token_id])
 
 
@@ -62,7 +62,7 @@ def _text(token_id: int, logprob: Logprob) -> str:
 def _top(position: Position, num_top: int, text: str, drawn: Logprob) -> dict[str, float]:
     top: dict[str, float] = {}
     for token_id, logprob in _likeliest(position, num_top):
-        # two ids may have the same text: the likelier one stands
+        # two ids may have the same text: the likelier one is kept
         top.setdefault(_text(token_id, logprob), logprob.logprob)
     top.setdefault(text, drawn.logprob)
     return top

@@ -1,4 +1,4 @@
-"""The requests that are being answered, each of which can be ended from outside with a reason."""
+"""The requests that are open, each of which can be ended from outside with a reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo.server.errors import ClientDisconnectedError
 
 
 class _OpenRequest:
-    """The task that answers one request, and why it has to end early (None while it may go on)."""
+    """The task of one request, and the reason why it has to end early (None while there is none)."""
 
     def __init__(self, task: asyncio.Task[object]) -> None:
         self.task = task
@@ -30,7 +30,7 @@ class _OpenRequest:
 
 
 class OpenRequests:
-    """Knows every generation in progress. `started` is set while there is one.
+    """All requests in progress. `started` is set while there is one.
 
     All methods run on the event loop.
     """
@@ -44,9 +44,9 @@ class OpenRequests:
 
     @asynccontextmanager
     async def track(self, receive: Receive) -> AsyncIterator[None]:
-        """While the body of the `with` runs, a client that goes away ends it with ClientDisconnectedError.
+        """End the body of the `with` with ClientDisconnectedError when the client closes its connection.
 
-        The request's body must have been read: from here on `receive` can only tell that the client has gone.
+        The request's body must have been read: `receive` then only returns when the client has closed its connection.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -59,7 +59,7 @@ class OpenRequests:
         except asyncio.CancelledError:
             if entry.reason is None:
                 raise
-            # the cancellation was ours: the task goes on, with the reason as an ordinary exception
+            # cancelled by `end`: the task continues, with the reason as an ordinary exception
             task.uncancel()
             raise entry.reason from None
         finally:
@@ -69,6 +69,6 @@ class OpenRequests:
                 self.started.clear()
 
     def end_all(self, reason: Exception) -> None:
-        """End every generation in progress with this exception."""
+        """End every request in progress with this exception."""
         for entry in list(self._open):
             entry.end(reason)

@@ -40,14 +40,14 @@ REQUESTS: Mapping[str, type[RequestBody]] = {
 
 
 class TextPolicy(msgspec.Struct, frozen=True):
-    """What requests may do, by the server's arguments of the same names."""
+    """What requests may do: the server's arguments of the same names."""
 
     trust_request_chat_template: bool = False
     allow_special_tokens_in_content: bool = False
 
 
 class TextTools(Protocol):
-    """What prompts are made with; `AsyncLLM` and `InputProcessor` are such."""
+    """The tools that prompts are made with; `AsyncLLM` and `InputProcessor` have them."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -62,7 +62,7 @@ class TextTools(Protocol):
 
 @dataclass(frozen=True)
 class Preparer:
-    """Makes prompts and answers about tokens. Every method raises InvalidRequest or ApiError for what is wrong."""
+    """Makes prompts, and responses about tokens. Every method raises InvalidRequest or ApiError for a wrong request."""
 
     tools: TextTools
     model_names: tuple[str, ...]
@@ -123,7 +123,7 @@ class Preparer:
         if (asked.prompt is None) == (asked.messages is None):
             raise InvalidRequest("give either prompt or messages", field="prompt")
         if asked.messages is not None:
-            # prompts that begin with a prefix go on with other messages, not with the model's turn
+            # in prompts that begin with a prefix, other messages follow it, not the model's turn
             return self._rendered(asked, limits, opens_turn=isinstance(asked, TokenizeRequest))
         return Prompt(text=asked.prompt) if isinstance(asked.prompt, str) else Prompt(token_ids=asked.prompt)
 
@@ -134,9 +134,9 @@ class Preparer:
         *,
         opens_turn: bool = True,
     ) -> Prompt:
-        """The prompt that the messages become through the model's chat template.
+        """Return the prompt that the model's chat template makes of the messages.
 
-        opens_turn: a turn of the model is opened behind them, where the request does not say.
+        opens_turn: whether a turn of the model is opened behind them, if the request does not set it.
         """
         if asked.chat_template is not None and not self.policy.trust_request_chat_template:
             raise InvalidRequest(

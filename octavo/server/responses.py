@@ -1,6 +1,6 @@
-"""What the server answers: the objects of the OpenAI API, with vLLM's extensions where a request asks for them.
+"""The responses of the server: the objects of the OpenAI API, with vLLM's extensions where a request asks for them.
 
-A field that is UNSET is left out; a field that is None is `null`, where the OpenAI API has it so.
+A field that is UNSET is left out; a field that is None is `null`, as in the OpenAI API.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Usage(Struct, frozen=True):
 
 
 class TokenLogprob(Struct, frozen=True):
-    """A token of a chat answer. `bytes` is None for a token whose bytes are not a character by themselves."""
+    """A token of a chat response. `bytes` is None for a token whose bytes are not a character by themselves."""
 
     token: str
     logprob: float
@@ -96,7 +96,7 @@ class CompletionChoice(Struct, kw_only=True):
 
 
 class CompletionResponse(_Generated, kw_only=True):
-    """Answer of `POST /v1/completions`, and each chunk of its stream."""
+    """Response of `POST /v1/completions`, and each chunk of its stream."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
@@ -112,7 +112,7 @@ class ChatMessage(Struct, kw_only=True):
 
 
 class ChatChoice(Struct, kw_only=True):
-    """One answer."""
+    """One of the responses of the model."""
 
     index: int
     message: ChatMessage
@@ -123,7 +123,7 @@ class ChatChoice(Struct, kw_only=True):
 
 
 class ChatCompletionResponse(_Generated, kw_only=True):
-    """Answer of `POST /v1/chat/completions`."""
+    """Response of `POST /v1/chat/completions`."""
 
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
@@ -140,7 +140,7 @@ class Delta(Struct, kw_only=True):
 
 
 class ChatChunkChoice(Struct, kw_only=True):
-    """What is new of one answer."""
+    """What is new of one of the responses of the model."""
 
     index: int
     delta: Delta
@@ -172,14 +172,14 @@ class Model(Struct, kw_only=True):
 
 
 class ModelList(Struct, kw_only=True):
-    """Answer of `GET /v1/models`."""
+    """Response of `GET /v1/models`."""
 
     object: Literal["list"] = "list"
     data: list[Model]
 
 
 class TokenizeResponse(Struct, kw_only=True):
-    """Answer of `POST /tokenize`."""
+    """Response of `POST /tokenize`."""
 
     count: int
     max_model_len: int
@@ -188,20 +188,20 @@ class TokenizeResponse(Struct, kw_only=True):
 
 
 class DetokenizeResponse(Struct, kw_only=True):
-    """Answer of `POST /detokenize`."""
+    """Response of `POST /detokenize`."""
 
     prompt: str
 
 
 class CacheReset(Struct, frozen=True):
-    """Answer of `POST /reset_prefix_cache`: it was done, else there is an error."""
+    """Response of `POST /reset_prefix_cache`: the cache is empty."""
 
     reset: bool = True
 
 
 class PinPrefixResponse(Struct, frozen=True):
-    """Answer of `POST /pin_prefix`: leading tokens that stay, those of them that are cached already, and why it is not
-    the whole prefix (empty when it is)."""
+    """Response of `POST /pin_prefix`: leading tokens that are pinned, those of them that are cached already, and why it
+    is not the whole prefix (empty when it is)."""
 
     pinned_tokens: int
     cached_tokens: int
@@ -209,19 +209,19 @@ class PinPrefixResponse(Struct, frozen=True):
 
 
 class UnpinPrefixResponse(Struct, frozen=True):
-    """Answer of `POST /unpin_prefix`: whether exactly this prefix was pinned."""
+    """Response of `POST /unpin_prefix`: whether exactly this prefix was pinned."""
 
     unpinned: bool
 
 
 class Version(Struct):
-    """Answer of `GET /version`."""
+    """Response of `GET /version`."""
 
     version: str
 
 
 class Index(Struct):
-    """Answer of `GET /`: what there is to ask for."""
+    """Response of `GET /`: the endpoints."""
 
     name: str
     version: str
@@ -246,7 +246,7 @@ class DecisionEntry(Struct, frozen=True, kw_only=True):
 
 
 class DecisionList(Struct, frozen=True):
-    """Answer of `GET /scheduler/decisions`: the last ones, oldest first."""
+    """Response of `GET /scheduler/decisions`: the last ones, oldest first."""
 
     decisions: list[DecisionEntry]
 
@@ -272,6 +272,6 @@ class Timeline(Struct, frozen=True, kw_only=True):
 
 
 class TimelineList(Struct, frozen=True):
-    """Answer of `GET /scheduler/timelines`: the requests that ended last, oldest first."""
+    """Response of `GET /scheduler/timelines`: the requests that ended last, oldest first."""
 
     timelines: list[Timeline]

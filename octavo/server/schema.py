@@ -1,4 +1,4 @@
-"""What clients may send: each struct is type, validator and documentation of one request body.
+"""The bodies of requests: each struct is type, validator and documentation of one.
 
 The structs list every field of the OpenAI API and of vLLM's extensions that is known. A field that is not supported is
 annotated `Refused` with the reason, so that it is refused by name; a name that is not here at all is refused with the

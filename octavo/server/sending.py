@@ -19,7 +19,7 @@ from octavo.server.errors import ClientDisconnectedError, as_api_error
 from octavo.server.open_requests import OpenRequests
 
 _EVENTS_OF_TURN: Final = 16
-"""Events that are made and sent before others have their turn: a step of a request with n=256 makes as many at once."""
+"""Events that are sent before the loop serves others: a step of a request with n=256 makes as many at once."""
 
 SLICE: Final = 512
 """Entries of a list that are encoded in one call; responses with fewer are built on the loop."""
@@ -29,13 +29,13 @@ DONE = b"data: [DONE]\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    # proxies that buffer would turn a stream into one late answer
+    # a proxy that buffers would send the whole stream at its end
     (b"x-accel-buffering", b"no"),
 ]
 
 
 def event(encoder: msgspec.json.Encoder, chunk: msgspec.Struct) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return b"data: " + encoder.encode(chunk) + b"\n\n"
 
 
@@ -43,10 +43,10 @@ T = TypeVar("T")
 
 
 class EventStream:
-    """Answers with events as they are made.
+    """A response that sends events as they are made.
 
-    Headers are sent with the first event, so that a request that is refused still gets its status. A client that goes
-    away closes `events`, and a slow one holds them back. An error after the first event becomes an event, the last one.
+    Headers are sent with the first event, so that a request that is refused still gets its status. `events` is closed
+    when the client closes its connection, and waits for a slow client. A later error is sent as the last event.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None], open_requests: OpenRequests) -> None:

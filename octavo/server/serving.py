@@ -1,4 +1,4 @@
-"""The life of a server process: address, engine, signals, end."""
+"""A server process from its start to its end: address, engine, signals."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ _RESERVED_FILES = 64
 _MOST_FILES = 1 << 16
 
 _KEEP_ALIVE_S = 30
-"""Longer than clients keep idle connections, so that they do not write to one that is just being closed."""
+"""Clients keep idle connections for less, so that they do not write to one that is being closed."""
 
 BuildApp = Callable[["AsyncLLM", ServerArgs, OpenRequests], ASGIApp]
 
 
 @dataclass
 class StopSignals:
-    """`asked` is set by the first SIGINT or SIGTERM, `insisted` by the next."""
+    """`first` is set by the first SIGINT or SIGTERM, `second` by the next."""
 
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
-    insisted: asyncio.Event = field(default_factory=asyncio.Event)
+    first: asyncio.Event = field(default_factory=asyncio.Event)
+    second: asyncio.Event = field(default_factory=asyncio.Event)
 
     def stop(self) -> None:
-        (self.insisted if self.asked.is_set() else self.asked).set()
+        (self.second if self.first.is_set() else self.first).set()
 
     def listen(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -94,24 +94,24 @@ async def _start_and_serve(
 
 
 async def unless_stopped(starting: asyncio.Future[AsyncLLM], signals: StopSignals) -> AsyncLLM | None:
-    """The engine, or None when a signal came first."""
-    asked = asyncio.create_task(signals.asked.wait())
-    waiting: set[asyncio.Future[Any]] = {starting, asked}
+    """Return the engine, or None when a signal came first."""
+    stopped = asyncio.create_task(signals.first.wait())
+    waiting: set[asyncio.Future[Any]] = {starting, stopped}
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    asked.cancel()
+    stopped.cancel()
     if starting.done():
         return starting.result()
     starting.cancel()
     await asyncio.wait({starting})
     if not starting.cancelled() and (error := starting.exception()) is not None:
-        logger.debug("the start that was given up ended with %s", error)
+        logger.debug("the cancelled start ended with %s", error)
     return None
 
 
 async def serve_until_stopped(
     llm: AsyncLLM, args: ServerArgs, build_app: BuildApp, listener: socket.socket, signals: StopSignals
 ) -> int:
-    """Answer requests until a signal (exit code 0) or until the engine has stopped (not 0)."""
+    """Serve requests until a signal (exit code 0) or until the engine has stopped (not 0)."""
     open_requests = OpenRequests()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     server = HttpServer(build_app(llm, args, open_requests), args, listener)
@@ -119,15 +119,15 @@ async def serve_until_stopped(
     model, names = llm.config.model, llm.config.model.served_model_names
     called = "" if names == (model.name,) else f" as {', '.join(names)}"
     print(f"octavo serves {model.name}{called} at {url_of(listener)}/v1", flush=True)
-    # what is alive now stays: collecting garbage need not look at it again
+    # objects that exist now are kept: the garbage collector need not visit them again
     gc.freeze()
 
     is_quiet = llm.config.observability.disable_log_stats
     loads = None if is_quiet else asyncio.create_task(log_load(llm, open_requests))
-    asked = asyncio.create_task(signals.asked.wait())
+    stopped = asyncio.create_task(signals.first.wait())
     dead = asyncio.create_task(llm.wait_dead())
     try:
-        waiting: set[asyncio.Task[Any]] = {asked, dead}
+        waiting: set[asyncio.Task[Any]] = {stopped, dead}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if dead.done():
             logger.error("the engine has stopped: %s", dead.result())
@@ -143,13 +143,13 @@ async def serve_until_stopped(
         await server.close(open_requests, signals, grace_s=args.shutdown_timeout_s)
         return EXIT_STOPPED
     finally:
-        for task in (asked, dead, loads):
+        for task in (stopped, dead, loads):
             if task is not None:
                 task.cancel()
 
 
 def _raise_open_files() -> None:
-    """Let this process have as many open files, and so connections, as the system allows it to ask for."""
+    """Raise the number of open files, and so of connections, to what the system allows this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -175,7 +175,7 @@ def _http_config(app: ASGIApp, args: ServerArgs) -> uvicorn.Config:
 
 
 class HttpServer:
-    """Accepts connections from a listener and answers them by an application, from `start` to `close`."""
+    """Serves an application on the connections of a listener, from `start` to `close`."""
 
     def __init__(self, app: ASGIApp, args: ServerArgs, listener: socket.socket) -> None:
         self._config = _http_config(app, args)
@@ -199,14 +199,14 @@ class HttpServer:
         await stop_listening(self._server, self._listener)
         connections.finish_all()
         closing = asyncio.create_task(self._wait_closed())
-        insisted = asyncio.create_task(signals.insisted.wait())
-        await asyncio.wait({closing, insisted}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
-        insisted.cancel()
+        second = asyncio.create_task(signals.second.wait())
+        await asyncio.wait({closing, second}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        second.cancel()
         if not closing.done():
             open_requests.end_all(shutting_down())
             await asyncio.wait({closing}, timeout=CLOSING_S)
         if not closing.done():
-            # clients that do not read their answer, or have not sent all of their request
+            # clients that do not read their response, or have not sent all of their request
             connections.abort_all()
             await asyncio.wait({closing}, timeout=CLOSING_S)
         if closing.done():

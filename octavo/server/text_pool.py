@@ -149,7 +149,7 @@ class TextPool:
             self._end_process()
 
     def _end_process(self) -> None:
-        """End the process and its workers. What they worked on is given to new ones."""
+        """End the process and its workers. New ones get the jobs that they had."""
         for lane in (self._short, self._long):
             for _, writer in lane.idle:
                 writer.transport.abort()

@@ -34,7 +34,7 @@ async def create(context: ServerContext, request: Request) -> Response | EventSt
 
 
 class _ChatCompletion(Generation):
-    """A stream has the role, text as it comes, an empty delta with the finish reason, the usage."""
+    """A stream has the role, the text in pieces, an empty delta with the finish reason, the usage."""
 
     id_prefix = "chatcmpl"
     asked: ChatCompletionRequest

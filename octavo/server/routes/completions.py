@@ -34,7 +34,7 @@ class _Sent:
 
 
 class _Completion(Generation):
-    """A stream has text as it comes, for each choice an empty one with the finish reason, the usage."""
+    """A stream has the text in pieces, an empty one of each choice with the finish reason, the usage."""
 
     id_prefix = "cmpl"
     asked: CompletionRequest
@@ -122,7 +122,7 @@ class _Completion(Generation):
     ) -> CompletionLogprobs:
         texts = [token_text(*pair) for pair in zip(token_ids, positions, strict=True)]
         if positions[0] is None:
-            # nothing comes before the first token of a prompt, so it has no entry that would hold its text
+            # the first token of a prompt has no predecessor, and so no entry that would hold its text
             texts[0] = self.context.llm.tokenizer.token_text(token_ids[0])
         return completion_logprobs(texts, token_ids, positions, num_top, offsets)
 

@@ -1,4 +1,4 @@
-"""`GET /health`, `/version` and `/metrics`: what those who run the server ask for."""
+"""`GET /health`, `/version` and `/metrics`: the endpoints for operators."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ async def version(context: ServerContext, request: Request) -> Response:
 
 async def metrics(context: ServerContext, request: Request) -> Response:
     """Return the metrics as Prometheus reads them."""
-    # takes milliseconds, in which streams would stand still
+    # takes milliseconds, during which no stream would be sent
     text = await asyncio.to_thread(context.llm.metrics.render)
     return Response(text, headers={"Content-Type": CONTENT_TYPE})

@@ -1,4 +1,4 @@
-"""`GET /scheduler/decisions` and `GET /scheduler/timelines`: why requests waited, and what became of them.
+"""`GET /scheduler/decisions` and `GET /scheduler/timelines`: why requests waited, and when they did what.
 
 A key without the right `observe` sees its own requests alone, and of decisions no more than what depends on them alone.
 """
