@@ -38,7 +38,7 @@ from octavo.scheduler.policy import Policy
 from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.scheduler import Scheduler
-from octavo.worker.cache_engine import CacheEngine
+from octavo.worker.cache_engine import Arena, CacheEngine
 
 BLOCK_SIZE = 16
 NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM = 28, 8, 128
@@ -174,7 +174,7 @@ def measure_cache_engine(num_blocks: int, threads: int, repetitions: int) -> dic
     """Medians in GB/s of keys and values that a cache engine moves out and in, `num_blocks` at a time."""
     shape = (2, num_blocks + 1, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
     device = open_device(DeviceConfig(threads=threads), Platform.detect())
-    engine = CacheEngine(shape, NUM_LAYERS, num_blocks, num_blocks, torch.bfloat16, device)
+    engine = CacheEngine([Arena(range(NUM_LAYERS), shape, num_blocks)], torch.bfloat16, device)
     moves = [BlockCopy(source, target) for source, target in enumerate(range(num_blocks, 0, -1), 1)]
     num_bytes = num_blocks * NUM_LAYERS * 2 * NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM * 2
 

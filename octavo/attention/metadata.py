@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Where this step's tokens live. Rows are sequences in batch order.
+    """Where this step's tokens live in one cache group. Rows are sequences in batch order.
 
     Row `i` computes `query_lengths[i]` tokens, the last ones of the `lengths[i]` that are in the cache after this
     step. The difference is its context: what earlier steps or a prefix hit left in the cache.
@@ -106,8 +106,8 @@ class ModelInput(Protocol):
         ...
 
     @property
-    def attention(self) -> AttentionMetadata:
-        """Where the tokens live."""
+    def attention(self) -> Sequence[AttentionMetadata]:
+        """Where the tokens live, for each cache group. Only block tables and slots differ between groups."""
         ...
 
     @property

@@ -2,7 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
+
+
+class CacheGroup(msgspec.Struct, frozen=True):
+    """Layers that keep the same tokens of a sequence: they share block tables, and have pools and caches of their own.
+
+    layers: their indices, in ascending order. window: tokens that a query sees in them, itself included; None for all.
+
+    Layers that keep something else, such as a recurrent state or a latent, are one more kind of group. It needs: a
+    field here that says what they keep; the bytes of a block, from the shape of its caches; and a class in
+    `octavo.kv_cache.retention` that says how many blocks a sequence of some tokens needs.
+    """
+
+    layers: tuple[int, ...]
+    window: int | None = None
+
+    def of_range(self, layers: range) -> CacheGroup:
+        """Return the part of this group in a range of layers, which are counted from the first of the range."""
+        return CacheGroup(tuple(layer - layers.start for layer in self.layers if layer in layers), self.window)
+
+
+def group_layers(windows: Sequence[int | None]) -> tuple[CacheGroup, ...]:
+    """Return the cache groups of layers with these windows, in the order of their first layers."""
+    return tuple(
+        CacheGroup(tuple(layer for layer, each in enumerate(windows) if each == window), window)
+        for window in dict.fromkeys(windows)
+    )
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,5 +44,5 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     vocab_size: int
     max_position_embeddings: int
-    sliding_window: int | None = None
-    """Tokens that a query sees in every layer, itself included. None where a layer sees all: then all are kept."""
+    cache_groups: tuple[CacheGroup, ...]
+    """The layers by what they keep of a sequence; every layer is in one group."""

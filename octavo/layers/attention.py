@@ -13,8 +13,9 @@ from octavo.layers.layer import Binding, Layer
 class PagedAttention(Layer):
     """Stores keys and values, and attends to the sequence so far.
 
-    `cache_index` is the place of its cache in `ModelInput.kv_caches`; the decoder that owns the layer sets it. `scale`
-    is `1 / sqrt(dim)` unless given; `sliding_window` counts the tokens a query sees, itself included.
+    `cache_index` is the place of its cache in `ModelInput.kv_caches`, `cache_group` that of its cache group in
+    `ModelInput.attention`; the decoder that owns the layer sets both. `scale` is `1 / sqrt(dim)` unless given;
+    `sliding_window` counts the tokens a query sees, itself included.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class PagedAttention(Layer):
     ) -> None:
         super().__init__()
         self.heads = heads
-        self.cache_index = 0
+        self.cache_index = self.cache_group = 0
         self.scale = heads.dim**-0.5 if scale is None else scale
         self.sliding_window = sliding_window
         self.soft_cap = soft_cap
@@ -37,7 +38,7 @@ class PagedAttention(Layer):
         """q [tokens, heads, dim], k and v [tokens, kv_heads, dim] → [tokens, heads · dim]."""
         cache = batch.kv_caches[self.cache_index]
         out = self._backend.run(
-            q, k, v, cache, batch.attention, self.scale, self.sliding_window, self.soft_cap
+            q, k, v, cache, batch.attention[self.cache_group], self.scale, self.sliding_window, self.soft_cap
         )  # [tokens, heads, dim]
         return out.flatten(1)
 

@@ -17,14 +17,16 @@ from octavo.models.decoder import DecoderStack
 
 
 class RotaryAttention(nn.Module):
-    """Rotary grouped-query attention, over the last `sliding_window` tokens where the config has one."""
+    """Rotary grouped-query attention, over the window that the config has for the layer."""
 
-    def __init__(self, c: DecoderConfig, mesh: Mesh, *, qkv_bias: bool = False, out_bias: bool = False) -> None:
+    def __init__(
+        self, c: DecoderConfig, mesh: Mesh, layer: int, *, qkv_bias: bool = False, out_bias: bool = False
+    ) -> None:
         super().__init__()
         assert c.rope is not None
         self.qkv_proj = QKVLinear(c.hidden_size, c.heads, mesh, bias=qkv_bias)
         self.rope = Rotary(c.rope)
-        self.attend = PagedAttention(self.qkv_proj.local_heads, sliding_window=c.sliding_window)
+        self.attend = PagedAttention(self.qkv_proj.local_heads, sliding_window=c.window_of(layer))
         self.o_proj = RowLinear(c.heads.q_size, c.hidden_size, mesh, bias=out_bias)
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from octavo.config.checkpoint import Checkpoint, Section, shown
-from octavo.core.model_shape import ModelShape
+from octavo.core.model_shape import ModelShape, group_layers
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.layers.heads import Heads
 from octavo.layers.rope import LinearScaling, Llama3Scaling, Rope, Scaling, YarnScaling
@@ -30,8 +30,8 @@ class DecoderConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     activation: str = "silu"
-    sliding_window: int | None = None
-    """Tokens that a query sees, itself included."""
+    windows: tuple[int | None, ...] = ()
+    """For each layer the tokens that a query sees, itself included, or None for all; () where all layers see all."""
 
     @classmethod
     @abstractmethod
@@ -46,7 +46,7 @@ class DecoderConfig:
         """
         refuse_quantization(c)
         kinds = c.values.get("layer_types") or []
-        if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        if "windows" not in own and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
             raise UnsupportedModel(f"{c.where}: layer_types has {shown(kinds)}, expected full_attention alone")
         hidden_size, num_heads = c.positive("hidden_size"), c.positive("num_attention_heads")
         num_kv_heads = c.positive("num_key_value_heads", num_heads)
@@ -77,8 +77,12 @@ class DecoderConfig:
             head_dim=self.heads.dim,
             vocab_size=self.vocab_size,
             max_position_embeddings=self.max_positions,
-            sliding_window=self.sliding_window,
+            cache_groups=group_layers(self.windows or (None,) * self.num_layers),
         )
+
+    def window_of(self, layer: int) -> int | None:
+        """Return how many tokens a query sees in a layer, itself included; None for all."""
+        return self.windows[layer] if self.windows else None
 
 
 def read_rope(c: Checkpoint, head_dim: int) -> Rope:
@@ -149,6 +153,37 @@ def _read_yarn(c: Checkpoint, rope: Section) -> YarnScaling:
         rope.positive_float("beta_slow", 1.0),
         rope.bool("truncate", True),
     )
+
+
+def read_windows(c: Checkpoint, *, is_windowed: bool, default: int | None = None) -> tuple[int | None, ...]:
+    """Return the window of each layer, () where none has one.
+
+    `layer_types` says which layers have the window `sliding_window`, as do `sliding_window_pattern` (all but every
+    n-th) and `max_window_layers` (all from the n-th on). Without these all layers have it where `is_windowed`.
+    """
+    num_layers = c.positive("num_hidden_layers")
+    kinds = c.values.get("layer_types")
+    if kinds is not None:
+        known = ("full_attention", "sliding_attention")
+        if not isinstance(kinds, list) or any(kind not in known for kind in kinds) or len(kinds) != num_layers:
+            raise UnsupportedModel(
+                f"{c.where}: layer_types has {shown(kinds)}, expected {' or '.join(known)} for each of "
+                f"{num_layers} layers"
+            )
+        has_window = [kind == "sliding_attention" for kind in kinds]
+    elif not is_windowed:
+        return ()
+    elif c.values.get("sliding_window_pattern") is not None:
+        pattern = c.positive("sliding_window_pattern")
+        has_window = [(layer + 1) % pattern != 0 for layer in range(num_layers)]
+    else:
+        first = c.values.get("max_window_layers")
+        first = 0 if first is None else c.int("max_window_layers")
+        has_window = [layer >= first for layer in range(num_layers)]
+    if not any(has_window):
+        return ()
+    window = c.positive("sliding_window") if default is None else c.positive("sliding_window", default)
+    return tuple(window if each else None for each in has_window)
 
 
 def refuse_quantization(c: Checkpoint) -> None:

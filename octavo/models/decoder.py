@@ -68,9 +68,11 @@ class DecoderStack(nn.Module):
         self.layers = nn.ModuleDict({str(index): layer(index) for index in self.layer_range})
         self.norm = norm(c.hidden_size, c.norm_eps) if self.is_last else None
         self.lm_head = lm_head if self.is_last else None
-        attention = (each for each in self.layers.modules() if isinstance(each, PagedAttention))
-        for cache_index, each in enumerate(attention):
-            each.cache_index = cache_index
+        group_of = {layer: place for place, group in enumerate(c.shape().cache_groups) for layer in group.layers}
+        for cache_index, (index, module) in enumerate(self.layers.items()):
+            for each in module.modules():
+                if isinstance(each, PagedAttention):
+                    each.cache_index, each.cache_group = cache_index, group_of[int(index)]
 
     def forward(self, batch: ModelInput, received: IntermediateTensors | None = None) -> Tensor:
         """Run the last stage, which may be the only one, on what the stage before it sent.

@@ -29,7 +29,7 @@ class LlamaForCausalLM(GatedDecoder):
 
     def __init__(self, c: LlamaConfig, mesh: Mesh) -> None:
         bias = c.attention_bias
-        super().__init__(c, mesh, lambda _: RotaryAttention(c, mesh, qkv_bias=bias, out_bias=bias))
+        super().__init__(c, mesh, lambda layer: RotaryAttention(c, mesh, layer, qkv_bias=bias, out_bias=bias))
 
 
 MODEL = LlamaForCausalLM

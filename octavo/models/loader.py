@@ -158,9 +158,11 @@ def _shape_of_rank(shape: ModelShape, mesh: Mesh) -> ModelShape:
             raise ConfigError(
                 f"tensor_parallel_size is {size}, must divide the {count} {name} of this model; choose another"
             )
+    layers = mesh.layer_range(shape.num_layers)
     return msgspec.structs.replace(
         shape,
-        num_layers=len(mesh.layer_range(shape.num_layers)),
+        num_layers=len(layers),
+        cache_groups=tuple(group.of_range(layers) for group in shape.cache_groups),
         num_heads=shape.num_heads // size,
         num_kv_heads=shape.num_kv_heads // size,
     )

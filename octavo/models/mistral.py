@@ -7,7 +7,7 @@ from typing import Self
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.models.blocks import GatedDecoder, RotaryAttention
-from octavo.models.config import DecoderConfig
+from octavo.models.config import DecoderConfig, read_windows
 
 ARCHITECTURES = ("MistralForCausalLM",)
 
@@ -19,8 +19,8 @@ class MistralConfig(DecoderConfig):
     def read(cls, c: Checkpoint) -> Self:
         """See `DecoderConfig.read`."""
         c.expect("hidden_act", "silu")
-        window = None if "sliding_window" in c.values and c.values["sliding_window"] is None else 4096
-        return cls.common(c, sliding_window=window and c.positive("sliding_window", window))
+        is_windowed = c.values.get("sliding_window", 4096) is not None
+        return cls.common(c, windows=read_windows(c, is_windowed=is_windowed, default=4096))
 
 
 class MistralForCausalLM(GatedDecoder):
@@ -29,7 +29,7 @@ class MistralForCausalLM(GatedDecoder):
     Config = MistralConfig
 
     def __init__(self, c: MistralConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh, lambda _: RotaryAttention(c, mesh))
+        super().__init__(c, mesh, lambda layer: RotaryAttention(c, mesh, layer))
 
 
 MODEL = MistralForCausalLM

@@ -7,20 +7,19 @@ from typing import Self
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.models.blocks import GatedDecoder, RotaryAttention
-from octavo.models.config import DecoderConfig
+from octavo.models.config import DecoderConfig, read_windows
 
 ARCHITECTURES = ("Qwen2ForCausalLM",)
 
 
 class Qwen2Config(DecoderConfig):
-    """Its releases switch the sliding window off."""
+    """Its releases switch the sliding window off; where it is on, the layers from `max_window_layers` on have it."""
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
         """See `DecoderConfig.read`."""
         c.expect("hidden_act", "silu")
-        c.expect("use_sliding_window", False)
-        return cls.common(c)
+        return cls.common(c, windows=read_windows(c, is_windowed=c.bool("use_sliding_window", False)))
 
 
 class Qwen2ForCausalLM(GatedDecoder):
@@ -29,7 +28,7 @@ class Qwen2ForCausalLM(GatedDecoder):
     Config = Qwen2Config
 
     def __init__(self, c: Qwen2Config, mesh: Mesh) -> None:
-        super().__init__(c, mesh, lambda _: RotaryAttention(c, mesh, qkv_bias=True))
+        super().__init__(c, mesh, lambda layer: RotaryAttention(c, mesh, layer, qkv_bias=True))
 
 
 MODEL = Qwen2ForCausalLM

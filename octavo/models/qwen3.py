@@ -14,32 +14,37 @@ from octavo.layers.linear import QKVLinear, RowLinear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import Rotary
 from octavo.models.blocks import GatedDecoder
-from octavo.models.config import DecoderConfig
+from octavo.models.config import DecoderConfig, read_windows
 
 ARCHITECTURES = ("Qwen3ForCausalLM",)
 
 
 class Qwen3Config(DecoderConfig):
-    """Heads have a size of their own; the releases switch the sliding window off."""
+    """Heads have a size of their own; the releases switch the sliding window off, and where it is on, the layers from
+    `max_window_layers` on have it."""
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
         """See `DecoderConfig.read`."""
         c.expect("hidden_act", "silu")
-        c.expect("use_sliding_window", False)
-        return cls.common(c, head_dim=c.positive("head_dim", 128), attention_bias=c.bool("attention_bias", False))
+        return cls.common(
+            c,
+            head_dim=c.positive("head_dim", 128),
+            attention_bias=c.bool("attention_bias", False),
+            windows=read_windows(c, is_windowed=c.bool("use_sliding_window", False)),
+        )
 
 
 class Attention(nn.Module):
     """Rotary grouped-query attention; every head of q and k is normalised before it turns."""
 
-    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
+    def __init__(self, c: DecoderConfig, mesh: Mesh, layer: int) -> None:
         super().__init__()
         assert c.rope is not None
         self.qkv_proj = QKVLinear(c.hidden_size, c.heads, mesh, bias=c.attention_bias)
         self.q_norm, self.k_norm = RMSNorm(c.heads.dim, c.norm_eps), RMSNorm(c.heads.dim, c.norm_eps)
         self.rope = Rotary(c.rope)
-        self.attend = PagedAttention(self.qkv_proj.local_heads)
+        self.attend = PagedAttention(self.qkv_proj.local_heads, sliding_window=c.window_of(layer))
         self.o_proj = RowLinear(c.heads.q_size, c.hidden_size, mesh, bias=c.attention_bias)
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
@@ -56,7 +61,7 @@ class Qwen3ForCausalLM(GatedDecoder):
     Config = Qwen3Config
 
     def __init__(self, c: Qwen3Config, mesh: Mesh) -> None:
-        super().__init__(c, mesh, lambda _: Attention(c, mesh))
+        super().__init__(c, mesh, lambda layer: Attention(c, mesh, layer))
 
 
 MODEL = Qwen3ForCausalLM

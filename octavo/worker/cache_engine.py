@@ -5,78 +5,98 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from octavo.core.step import BlockOps
+from octavo.core.step import BlockCopy, BlockOps
 from octavo.devices.device import CacheTier, Device
 from octavo.ops.memory import zeroed
 from octavo.ops.pages import release
 
 
+class Arena(NamedTuple):
+    """The memory of one cache group: the layers in it, the shape of each layer's cache with blocks in dimension 1, and
+    its blocks in the swap space."""
+
+    layers: Sequence[int]
+    shape: tuple[int, ...]
+    num_host_blocks: int = 0
+
+
 class CacheEngine:
     """One cache per layer on the device, and the swap space that mirrors it in host memory, made when first used.
 
-    Block 0 is the null block; `num_blocks` and `num_host_blocks` count the usable ones, whose ids start at 1. The
-    blocks of a cache are its dimension 1.
+    Each cache group has blocks of its own. Block 0 is its null block, which is in no count of blocks.
     """
 
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        num_layers: int,
-        num_blocks: int,
-        num_host_blocks: int,
-        dtype: torch.dtype,
-        device: Device,
-    ) -> None:
-        assert shape[1] == num_blocks + 1
+    def __init__(self, arenas: Sequence[Arena], dtype: torch.dtype, device: Device) -> None:
+        """arenas: of each cache group; together they have every layer once."""
         self._copy_blocks = device.copy_blocks
-        self.num_blocks = num_blocks
-        self.num_host_blocks = num_host_blocks
-        self._device = _tier(shape, num_layers, dtype, device.torch_device)
-        self._host: CacheTier | None = None
+        self._arenas = arenas
+        self._dtype = dtype
+        self._device = [_tier(arena.shape, len(arena.layers), dtype, device.torch_device) for arena in arenas]
+        self._host: list[CacheTier | None] = [None] * len(arenas)
+        by_layer = {
+            layer: cache
+            for arena, tier in zip(arenas, self._device, strict=True)
+            for layer, cache in zip(arena.layers, tier.caches, strict=True)
+        }
+        self.caches: Sequence[Tensor] = [by_layer[layer] for layer in sorted(by_layer)]
+        """One per layer."""
 
     @property
-    def caches(self) -> Sequence[Tensor]:
-        """One per layer."""
-        return self._device.caches
+    def num_groups(self) -> int:
+        """Cache groups."""
+        return len(self._arenas)
 
     def apply(self, ops: BlockOps) -> float:
         """Swap out, swap in, copy: in this order, and within a list in the list's order. Returns the seconds of the
         swaps."""
         swap_s = self._swap(ops) if ops.swap_outs or ops.swap_ins else 0.0
-        if ops.copies:
-            self._copy_blocks(self._device, self._device, ops.copies)
+        for group, copies in self._by_group(ops.copies):
+            self._copy_blocks(self._device[group], self._device[group], copies)
         return swap_s
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """Give back the memory of device blocks whose content nobody needs, as far as it is whole large pages."""
-        first = self.caches[0]
-        if first.device.type != "cpu":
-            return
-        block_bytes = first.stride(1) * first.element_size()
-        for start, count in _runs(sorted(blocks)):
-            for plane in self._device.planes.tolist():
-                release(plane + start * block_bytes, count * block_bytes)
+    def release(self, blocks: Sequence[Sequence[int]]) -> None:
+        """Give back the memory of device blocks, for each cache group, as far as it is whole large pages."""
+        for tier, block_ids in zip(self._device, blocks, strict=True):
+            if not tier.caches or tier.caches[0].device.type != "cpu":
+                continue
+            first = tier.caches[0]
+            block_bytes = first.stride(1) * first.element_size()
+            for start, count in _runs(sorted(block_ids)):
+                for plane in tier.planes.tolist():
+                    release(plane + start * block_bytes, count * block_bytes)
 
     def _swap(self, ops: BlockOps) -> float:
-        host = self._host_tier()  # making it is no part of moving
+        outs, ins = self._by_group(ops.swap_outs), self._by_group(ops.swap_ins)
+        hosts = {group: self._host_tier(group) for group, _ in outs + ins}  # making them is no part of moving
         began = time.perf_counter()
-        if ops.swap_outs:
-            self._copy_blocks(self._device, host, ops.swap_outs)
-        if ops.swap_ins:
-            self._copy_blocks(host, self._device, ops.swap_ins)
+        for group, copies in outs:
+            self._copy_blocks(self._device[group], hosts[group], copies)
+        for group, copies in ins:
+            self._copy_blocks(hosts[group], self._device[group], copies)
         return time.perf_counter() - began
 
-    def _host_tier(self) -> CacheTier:
-        if self._host is None:
-            assert self.num_host_blocks > 0, "a step swaps, but there is no swap space"
-            first = self.caches[0]
-            shape = (first.shape[0], self.num_host_blocks + 1, *first.shape[2:])
-            self._host = _tier(shape, len(self.caches), first.dtype)
-        return self._host
+    def _by_group(self, copies: Sequence[BlockCopy]) -> list[tuple[int, Sequence[BlockCopy]]]:
+        """Return the copies of each cache group that has any, in their order."""
+        if not copies:
+            return []
+        if len(self._arenas) == 1:
+            return [(0, copies)]
+        groups = [[copy for copy in copies if copy.group == group] for group in range(len(self._arenas))]
+        return [(group, each) for group, each in enumerate(groups) if each]
+
+    def _host_tier(self, group: int) -> CacheTier:
+        tier = self._host[group]
+        if tier is None:
+            layers, shape, num_host_blocks = self._arenas[group]
+            assert num_host_blocks > 0, "a step swaps, but there is no swap space"
+            tier = _tier((shape[0], num_host_blocks + 1, *shape[2:]), len(layers), self._dtype)
+            self._host[group] = tier
+        return tier
 
 
 def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:

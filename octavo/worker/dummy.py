@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo.core.arithmetic import num_blocks_for
+from octavo.core.cache_limits import CacheLimits
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import BlockOps, NewSequence, ScheduledSequence, SchedulerOutput
 
@@ -20,7 +21,7 @@ FULLEST = SamplingParams(
 
 
 def dummy_step(
-    num_seqs: int, num_tokens: int, *, num_blocks: int, block_size: int, params: SamplingParams = FULLEST
+    num_seqs: int, num_tokens: int, *, limits: CacheLimits, params: SamplingParams = FULLEST
 ) -> SchedulerOutput:
     """`num_seqs` new sequences that together compute `num_tokens`, the remainder in the first; each samples once.
 
@@ -33,7 +34,7 @@ def dummy_step(
     new_sequences, rows = [], []
     given = 0
     for i, length in enumerate(lengths):
-        count = num_blocks_for(length, block_size)
+        count = num_blocks_for(length, limits.block_size)
         new_sequences.append(
             NewSequence(
                 seq_id=-1 - i,
@@ -41,7 +42,9 @@ def dummy_step(
                 epoch=0,
                 token_ids=[0] * length,
                 num_prompt_tokens=length,
-                block_tables=[[1 + block % num_blocks for block in range(given, given + count)]],
+                block_tables=[
+                    [1 + block % group.num_blocks for block in range(given, given + count)] for group in limits.groups
+                ],
                 params=params,
             )
         )

@@ -36,7 +36,7 @@ class InputBatch:
 
     token_ids: Tensor
     positions: Tensor
-    attention: AttentionMetadata
+    attention: Sequence[AttentionMetadata]
     kv_caches: Sequence[Tensor]
     embeddings: EmbeddingOverride | None = None
 
@@ -44,10 +44,8 @@ class InputBatch:
 class _Buffers(NamedTuple):
     token_ids: Tensor
     positions: Tensor
-    slots: Tensor
     query_starts: Tensor
     sequence_lengths: Tensor
-    block_tables: Tensor
 
 
 class _Arrays(NamedTuple):
@@ -55,15 +53,28 @@ class _Arrays(NamedTuple):
 
     token_ids: NDArray[np.int64]
     positions: NDArray[np.int64]
-    slots: NDArray[np.int64]
     query_starts: NDArray[np.int32]
     sequence_lengths: NDArray[np.int32]
+
+
+class _GroupBuffers(NamedTuple):
+    """What differs between cache groups."""
+
+    slots: Tensor
+    block_tables: Tensor
+
+
+class _GroupArrays(NamedTuple):
+    """`_GroupBuffers` as numpy sees them."""
+
+    slots: NDArray[np.int64]
     block_tables: NDArray[np.int32]
 
 
 class _Views(NamedTuple):
     arrays: _Arrays
     tensors: _Buffers
+    groups: list[tuple[_GroupArrays, _GroupBuffers]]
 
 
 class InputBatchBuilder:
@@ -77,12 +88,13 @@ class InputBatchBuilder:
         self,
         kv_caches: Sequence[Tensor],
         tokens: TokenStore,
-        tables: BlockTables,
+        tables: Sequence[BlockTables],
         *,
         block_size: int,
         max_num_tokens: int,
         device: torch.device,
     ) -> None:
+        """tables: for each cache group."""
         self._kv_caches = kv_caches
         self._tokens = tokens
         self._tables = tables
@@ -92,11 +104,16 @@ class InputBatchBuilder:
         self._buffers = _Buffers(
             token_ids=torch.zeros(max_num_tokens, dtype=torch.int64),
             positions=torch.zeros(max_num_tokens, dtype=torch.int64),
-            slots=torch.zeros(max_num_tokens, dtype=torch.int64),
             query_starts=torch.zeros(max_num_tokens + 1, dtype=torch.int32),
             sequence_lengths=torch.zeros(max_num_tokens, dtype=torch.int32),
-            block_tables=torch.zeros((64, tables.width), dtype=torch.int32),
         )
+        self._group_buffers = [
+            _GroupBuffers(
+                slots=torch.zeros(max_num_tokens, dtype=torch.int64),
+                block_tables=torch.zeros((64, each.width), dtype=torch.int32),
+            )
+            for each in tables
+        ]
         self._decode_views: dict[int, _Views] = {}
 
     def build(self, rows: Sequence[BatchRow]) -> InputBatch:
@@ -105,7 +122,7 @@ class InputBatchBuilder:
         lengths = [scheduled.start + scheduled.num_tokens for scheduled, _ in rows]
         num_tokens = sum(query_lengths)
         assert num_tokens <= self._max_num_tokens, "a step has more tokens than max_num_batched_tokens"
-        views, tensors = self._views(len(rows), num_tokens)
+        views, tensors, groups = self._views(len(rows), num_tokens)
         lines = np.array([state.line for _, state in rows], dtype=np.int64)
         views.sequence_lengths[:] = lengths
         if num_tokens == len(rows):
@@ -122,34 +139,46 @@ class InputBatchBuilder:
             line_of_token = np.repeat(lines, query_lengths)
         self._tokens.gather(line_of_token, views.positions, out=tensors.token_ids)
         entries, offsets = np.divmod(views.positions, self._block_size)
-        np.multiply(self._tables.blocks_at(line_of_token, entries), self._block_size, out=views.slots)
-        np.add(views.slots, offsets, out=views.slots)
-        self._tables.gather(lines, out=views.block_tables)
         if self._device.type != "cpu":
             tensors = _Buffers(*(each.to(self._device) for each in tensors))
-        attention = AttentionMetadata(
-            query_starts=tensors.query_starts,
-            sequence_lengths=tensors.sequence_lengths,
-            block_tables=tensors.block_tables,
-            slot_mapping=tensors.slots,
-            block_size=self._block_size,
-            query_lengths=query_lengths,
-            lengths=lengths,
-        )
+        attention = []
+        for tables, (arrays, group) in zip(self._tables, groups, strict=True):
+            np.multiply(tables.blocks_at(line_of_token, entries), self._block_size, out=arrays.slots)
+            np.add(arrays.slots, offsets, out=arrays.slots)
+            tables.gather(lines, out=arrays.block_tables)
+            if self._device.type != "cpu":
+                group = _GroupBuffers(*(each.to(self._device) for each in group))
+            attention.append(
+                AttentionMetadata(
+                    query_starts=tensors.query_starts,
+                    sequence_lengths=tensors.sequence_lengths,
+                    block_tables=group.block_tables,
+                    slot_mapping=group.slots,
+                    block_size=self._block_size,
+                    query_lengths=query_lengths,
+                    lengths=lengths,
+                )
+            )
         return InputBatch(tensors.token_ids, tensors.positions, attention, self._kv_caches)
 
     def _views(self, num_rows: int, num_tokens: int) -> _Views:
-        """The beginnings of the buffers. Those of decode steps are kept: making them would be half of `build`."""
-        room, width = self._buffers.block_tables.shape
-        if num_rows > room or self._tables.width > width:
-            tables = torch.zeros((max(room, 2 * num_rows), self._tables.width), dtype=torch.int32)
-            self._buffers = self._buffers._replace(block_tables=tables)
-            self._decode_views.clear()
+        """Return the beginnings of the buffers. Those of decode steps are kept: making them is half of `build`."""
+        for index, (tables, buffers) in enumerate(zip(self._tables, self._group_buffers, strict=True)):
+            room, width = buffers.block_tables.shape
+            if num_rows > room or tables.width > width:
+                grown = torch.zeros((max(room, 2 * num_rows), tables.width), dtype=torch.int32)
+                self._group_buffers[index] = buffers._replace(block_tables=grown)
+                self._decode_views.clear()
         if num_rows == num_tokens and num_rows in self._decode_views:
             return self._decode_views[num_rows]
-        sizes = (num_tokens, num_tokens, num_tokens, num_rows + 1, num_rows, num_rows)
+        sizes = (num_tokens, num_tokens, num_rows + 1, num_rows)
         tensors = _Buffers(*(buffer[:size] for buffer, size in zip(self._buffers, sizes, strict=True)))
-        views = _Views(_Arrays(*(tensor.numpy() for tensor in tensors)), tensors)
+        groups = [_GroupBuffers(each.slots[:num_tokens], each.block_tables[:num_rows]) for each in self._group_buffers]
+        views = _Views(
+            _Arrays(*(tensor.numpy() for tensor in tensors)),
+            tensors,
+            [(_GroupArrays(each.slots.numpy(), each.block_tables.numpy()), each) for each in groups],
+        )
         if num_rows == num_tokens:
             self._decode_views[num_rows] = views
         return views

@@ -46,7 +46,7 @@ class ModelRunner:
         sampler: Sampler | None = None,
         tokens: TokenStore | None = None,
     ) -> None:
-        self.sequences = Sequences(tokens)
+        self.sequences = Sequences(tokens, cache.num_groups)
         self.model = model
         self._cache = cache
         self._drawing: Drawing | None = None
@@ -96,8 +96,8 @@ class ModelRunner:
         if lines:
             self.sequences.tokens.append(np.array(lines), np.array(positions), token_ids)
 
-    def release_memory(self, empty_blocks: Sequence[int]) -> None:
-        """Give back the memory of KV blocks whose content nobody needs."""
+    def release_memory(self, empty_blocks: Sequence[Sequence[int]]) -> None:
+        """Give back the memory of KV blocks, for each cache group, whose content is not needed."""
         self._cache.release(empty_blocks)
 
     def _update_sequences(self, step: SchedulerOutput) -> None:
@@ -122,6 +122,6 @@ class ModelRunner:
                 tokens.write(state.line, end, scheduled.drafts)
             assert end <= state.num_tokens, "a row computes unknown tokens"
             for change in scheduled.table_changes:
-                self.sequences.tables.write(state.line, change.first_index, change.block_ids)
+                self.sequences.tables[change.group].write(state.line, change.first_index, change.block_ids)
             rows.append(BatchRow(scheduled, state))
         return rows

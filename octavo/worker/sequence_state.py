@@ -39,11 +39,11 @@ class SequenceState:
 
 
 class Sequences:
-    """All sequences that the worker holds, by id, with their tokens and block tables."""
+    """All sequences that the worker holds, by id, with their tokens and their block tables in each cache group."""
 
-    def __init__(self, tokens: TokenStore | None = None) -> None:
+    def __init__(self, tokens: TokenStore | None = None, num_groups: int = 1) -> None:
         self.tokens: TokenStore = tokens or HostTokenStore()
-        self.tables = BlockTables()
+        self.tables = [BlockTables() for _ in range(num_groups)]
         self._states: dict[int, SequenceState] = {}
         self._num_lines = 0
         self._free_lines: list[int] = []
@@ -66,7 +66,8 @@ class Sequences:
             assert parent.num_tokens >= num_shared, "a fork shares tokens that its parent does not have"
             self.tokens.copy(parent.line, line, num_shared)
         self.tokens.write(line, num_shared, new.token_ids)
-        self.tables.write(line, 0, new.block_tables[0])
+        for table, block_ids in zip(self.tables, new.block_tables, strict=True):
+            table.write(line, 0, block_ids)
         self.drop(new.seq_id)
         self._states[new.seq_id] = SequenceState(
             seq_id=new.seq_id,
@@ -85,7 +86,8 @@ class Sequences:
         """Forget a sequence; unknown ids are ignored."""
         state = self._states.pop(seq_id, None)
         if state is not None:
-            self.tables.write(state.line, 0, ())
+            for table in self.tables:
+                table.write(state.line, 0, ())
             self._free_lines.append(state.line)
 
     def _acquire_line(self) -> int:

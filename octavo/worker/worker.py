@@ -20,7 +20,7 @@ from octavo.ops.pages import trim_heap
 from octavo.platform import Platform
 from octavo.quantization.registry import method_named
 from octavo.worker.ahead import Ahead
-from octavo.worker.cache_engine import CacheEngine
+from octavo.worker.cache_engine import Arena, CacheEngine
 from octavo.worker.dummy import FULLEST, dummy_end, dummy_step
 from octavo.worker.memory import ModelSizes, divide_memory, longest_sequence
 from octavo.worker.model_runner import ModelRunner
@@ -96,14 +96,15 @@ class Worker:
             )
         self.plan = self.plan.limited_to(num_blocks, num_host_blocks)
         limits, shape, backend = self.plan.cache, opened.shape, self._attention.backend
-        cache = CacheEngine(
-            backend.cache_shape(limits.num_blocks + 1, limits.block_size, shape.num_kv_heads, shape.head_dim),
-            shape.num_layers,
-            limits.num_blocks,
-            limits.num_host_blocks,
-            backend.element_type,
-            device,
-        )
+        arenas = [
+            Arena(
+                group.layers,
+                backend.cache_shape(each.num_blocks + 1, limits.block_size, shape.num_kv_heads, shape.head_dim),
+                each.num_host_blocks,
+            )
+            for group, each in zip(shape.cache_groups, limits.groups, strict=True)
+        ]
+        cache = CacheEngine(arenas, backend.element_type, device)
         self._runner = ModelRunner(
             device.recorded(loaded),
             cache,
@@ -134,8 +135,9 @@ class Worker:
             ("attention", attention.backend.name, attention.because),
         ]
 
-    def release_memory(self, empty_blocks: list[int]) -> None:
-        """Give back the memory of these KV blocks and of activations. The next step fetches what it needs."""
+    def release_memory(self, empty_blocks: list[list[int]]) -> None:
+        """Give back the memory of these KV blocks, for each cache group, and of activations. The next step fetches what
+        it needs."""
         self._runner.release_memory(empty_blocks)
         self._device.release_idle()
         trim_heap()
@@ -164,8 +166,7 @@ class Worker:
         return dummy_step(
             num_seqs,
             num_tokens,
-            num_blocks=self.plan.cache.num_blocks,
-            block_size=self.plan.cache.block_size,
+            limits=self.plan.cache,
             params=params,
         )
 

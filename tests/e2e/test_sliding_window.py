@@ -70,16 +70,17 @@ def core_of(llm: LLM) -> EngineCore:
 def spoil_free_blocks(llm: LLM) -> None:
     """From one step to the next nothing can be read in blocks without users and content."""
     executor: Any = core_of(llm).executor
-    pool = core_of(llm).scheduler.block_manager.groups[0].pool
-    caches: list[torch.Tensor] = executor._worker._runner._cache.caches
+    pools = [cache.pool for cache in core_of(llm).scheduler.block_manager.groups]
+    tiers = executor._worker._runner._cache._device
     submit = executor.submit
 
     def submit_and_spoil(step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         future: Future[ModelRunnerOutput] = submit(step)
-        free = [block for block in range(1, pool.num_blocks + 1) if not pool.num_users(block)]
-        spoilt = torch.tensor([0, *(block for block in free if not pool.has_content(block))])
-        for cache in caches:
-            cache.view(torch.uint8)[:, spoilt] = 0xFF
+        for pool, tier in zip(pools, tiers, strict=True):
+            free = [block for block in range(1, pool.num_blocks + 1) if not pool.num_users(block)]
+            spoilt = torch.tensor([0, *(block for block in free if not pool.has_content(block))])
+            for cache in tier.caches:
+                cache.view(torch.uint8)[:, spoilt] = 0xFF
         return future
 
     executor.submit = submit_and_spoil

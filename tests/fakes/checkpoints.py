@@ -17,6 +17,14 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """Family → transformers' config class, its model class, sizes of its own."""
 
+ALTERNATING: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "use_sliding_window": True,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+"""Overrides for families with `layer_types`: layers with a window alternate with layers that see all."""
+
 _COMMON: dict[str, Any] = {
     "vocab_size": 130,
     "hidden_size": 32,

@@ -37,10 +37,11 @@ class Recorder:
 def test_a_layer_uses_its_own_cache_and_flattens_heads() -> None:
     backend, caches = Recorder(), [object(), object()]
     layer = PagedAttention(Heads(4, 2, 16), sliding_window=7, soft_cap=3.0)
-    layer.cache_index = 1
+    layer.cache_index = layer.cache_group = 1
     layer.bind(Binding(bind(), backend))
     batch: Any = make_batch(0, 1)
     object.__setattr__(batch, "kv_caches", caches)
+    object.__setattr__(batch, "attention", [object(), object()])
     q = random(2, 4, 16)
     assert torch.equal(layer(q, random(2, 2, 16), random(2, 2, 16), batch), q.view(2, 64))
-    assert backend.asked == (caches[1], batch.attention, 0.25, 7, 3.0)
+    assert backend.asked == (caches[1], batch.attention[1], 0.25, 7, 3.0)

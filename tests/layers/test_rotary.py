@@ -22,13 +22,13 @@ from tests.layers.bound import fill, random
 class Batch:
     token_ids: Tensor
     positions: Tensor
-    attention: AttentionMetadata
+    attention: list[AttentionMetadata]
     kv_caches: tuple[()] = ()
 
 
 def make_batch(*positions: int) -> Batch:
     metadata = AttentionMetadata.build([len(positions)], [len(positions)], [[1]], 16)
-    return Batch(torch.zeros(len(positions), dtype=torch.int64), torch.tensor(positions), metadata)
+    return Batch(torch.zeros(len(positions), dtype=torch.int64), torch.tensor(positions), [metadata])
 
 
 def test_scores_depend_on_the_distance_alone() -> None:

@@ -28,7 +28,7 @@ class Batch:
 
     token_ids: Tensor
     positions: Tensor
-    attention: AttentionMetadata
+    attention: Sequence[AttentionMetadata]
     kv_caches: Sequence[Tensor]
     embeddings: EmbeddingOverride | None = None
 
@@ -61,6 +61,7 @@ class PagedRun:
         """dtype: of the caches; that of the model's parameters unless given."""
         self.model = model
         shape = model.config.shape()
+        self.num_groups = len(shape.cache_groups)
         layout = ReferenceBackend().cache_shape(num_blocks, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
         dtype = dtype or next(model.parameters()).dtype
         self.caches = [torch.zeros(layout, dtype=dtype) for _ in range(shape.num_layers)]
@@ -77,9 +78,12 @@ class PagedRun:
         batch = Batch(
             torch.tensor([stream.token_ids[i] for (stream, _), span in zip(rows, spans, strict=True) for i in span]),
             torch.tensor([i for span in spans for i in span]),
-            AttentionMetadata.build(
-                [len(span) for span in spans], [span.stop for span in spans], [s.table for s, _ in rows], BLOCK_SIZE
-            ),
+            [
+                AttentionMetadata.build(
+                    [len(span) for span in spans], [span.stop for span in spans], [s.table for s, _ in rows], BLOCK_SIZE
+                )
+            ]
+            * self.num_groups,
             self.caches,
         )
         logits = self.model.compute_logits(self.model(batch))

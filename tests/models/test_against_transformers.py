@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.fakes.checkpoints import (
+    ALTERNATING,
     edit_config,
     load_oracle,
     make_checkpoint,
@@ -31,6 +32,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_ma
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}
 PARTIAL = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+WINDOW = {"use_sliding_window": True, "sliding_window": 7}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
@@ -46,6 +48,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {}),
+    "qwen3 with windows in every other layer": ("qwen3", ALTERNATING),
+    "qwen2 with a window in its last layer": ("qwen2", {**WINDOW, "max_window_layers": 1}),
+    "mistral with windows in every other layer": ("mistral", {**ALTERNATING, "sliding_window": 5}),
     "qwen3 with biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
     "opt": ("opt", {}),
     "opt with late norms and projections": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
@@ -167,7 +172,7 @@ def test_names_without_the_usual_prefix_are_found(family: str, usual: str, varia
 def test_a_mistral_config_without_the_key_has_the_first_releases_window(tmp_path: Path) -> None:
     path = make_checkpoint("mistral", tmp_path)
     edit_config(path, remove=("sliding_window",))
-    assert load(path).config.sliding_window == 4096
+    assert load(path).config.windows == (4096, 4096)
 
 
 def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:

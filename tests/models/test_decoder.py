@@ -135,7 +135,7 @@ def test_a_stage_looks_after_its_own_layers(tmp_path: Path) -> None:
 
 def batch_of(model: DecoderStack, tokens: Sequence[int], embeddings: EmbeddingOverride | None = None) -> Batch:
     attention = AttentionMetadata.build([len(tokens)], [len(tokens)], [list(range(1, 9))], BLOCK_SIZE)
-    return Batch(torch.tensor(tokens), torch.arange(len(tokens)), attention, PagedRun(model).caches, embeddings)
+    return Batch(torch.tensor(tokens), torch.arange(len(tokens)), [attention], PagedRun(model).caches, embeddings)
 
 
 @each_family

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.core.model_shape import CacheGroup
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
@@ -78,7 +79,9 @@ def test_the_shape_for_memory_arithmetic_is_the_configs(tmp_path: Path) -> None:
     shape = open_model(Checkpoint.open(make_checkpoint("mistral", tmp_path)), Mesh.single()).config.shape()
     assert (shape.num_layers, shape.hidden_size, shape.intermediate_size) == (2, 32, 56)
     assert (shape.num_heads, shape.num_kv_heads, shape.head_dim) == (4, 2, 8)
-    assert (shape.vocab_size, shape.max_position_embeddings, shape.sliding_window) == (130, 256, 7)
+    assert (shape.vocab_size, shape.max_position_embeddings, shape.cache_groups) == (
+        130, 256, (CacheGroup((0, 1), 7),),
+    )  # fmt: skip
 
 
 def test_a_model_can_be_made_without_memory(llama: Path) -> None:
@@ -211,12 +214,16 @@ def test_an_archive_of_something_else_is_named(llama: Path, content: Any) -> Non
         ("llama", {"hidden_act": "gelu"}, 'hidden_act is "gelu", expected "silu"'),
         ("llama", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, 'rope_type is "longrope"'),
         ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ by kind of layer"),
-        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "expected full_attention alone"),
+        (
+            "qwen3",
+            {"layer_types": ["full_attention", "other"]},
+            "expected full_attention or sliding_attention for each",
+        ),
+        ("qwen2", {"layer_types": ["full_attention"]}, "expected full_attention or sliding_attention for each of 2"),
+        ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, "expected full_attention alone"),
         ("llama", {"layer_types": 5}, "layer_types has 5, expected full_attention alone"),
         ("llama", {"layer_types": [["full_attention"]]}, "expected full_attention alone"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantised weights are not implemented"),
-        ("qwen2", {"use_sliding_window": True}, "use_sliding_window is true, expected false"),
-        ("qwen3", {"use_sliding_window": True}, "use_sliding_window is true, expected false"),
         ("gpt2", {"activation_function": "selu"}, 'activation_function is "selu", expected "relu" or "gelu"'),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is true"),
         ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine is false, expected true"),

@@ -15,7 +15,7 @@ from octavo.attention.metadata import ModelInput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import BlockOps, ModelRunnerOutput, NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.devices.reference.sampler import ReferenceSampler
-from octavo.worker.cache_engine import CacheEngine
+from octavo.worker.cache_engine import Arena, CacheEngine
 from octavo.worker.model_runner import ModelRunner
 from tests.conformance.runtimes import REFERENCE
 
@@ -36,7 +36,7 @@ class PrefixModel:
         self.batches: list[list[int]] = []
 
     def __call__(self, batch: ModelInput) -> Tensor:
-        attention = batch.attention
+        (attention,) = batch.attention
         self.batches.append(batch.token_ids.tolist())
         cache = batch.kv_caches[0]  # [2, blocks, 1, block_size, 1]
         flat = cache[0].view(-1)
@@ -69,7 +69,7 @@ def make_runner(
 ) -> tuple[ModelRunner, PrefixModel]:
     model = PrefixModel(bad)
     device = torch.device("cpu")
-    cache = CacheEngine((2, num_blocks + 1, 1, BLOCK_SIZE, 1), 1, num_blocks, num_host_blocks, torch.float32, REFERENCE)
+    cache = CacheEngine([Arena([0], (2, num_blocks + 1, 1, BLOCK_SIZE, 1), num_host_blocks)], torch.float32, REFERENCE)
     runner = ModelRunner(
         model,
         cache,

@@ -9,7 +9,7 @@ from octavo.config.schema import DeviceConfig
 from octavo.core.step import BlockCopy, BlockOps
 from octavo.devices.device import Device, open_device
 from octavo.ops.pages import LARGE_PAGE_BYTES
-from octavo.worker.cache_engine import CacheEngine
+from octavo.worker.cache_engine import Arena, CacheEngine
 from tests.conformance.runtimes import LEVELS, PLATFORM, REFERENCE
 from tests.fakes.resident import resident_bytes
 
@@ -23,7 +23,7 @@ def device(kernels: bool) -> Device:
 
 def make_engine(kernels: bool, num_host_blocks: int = 4) -> CacheEngine:
     """Two layers; every value of block `i` is `i`, plus 100 in the second layer."""
-    engine = CacheEngine((2, 9, 2, 4, 3), 2, 8, num_host_blocks, torch.float32, device(kernels))
+    engine = CacheEngine([Arena([0, 1], (2, 9, 2, 4, 3), num_host_blocks)], torch.float32, device(kernels))
     for layer, cache in enumerate(engine.caches):
         cache += torch.arange(9).view(1, 9, 1, 1, 1) + 100 * layer
     return engine
@@ -69,17 +69,31 @@ def test_swap_outs_come_before_swap_ins_and_copies(kernels: bool) -> None:
     assert contents(engine) == [0, 1, 5, 2, 4, 5, 6, 7, 8]
 
 
+def test_each_cache_group_has_blocks_of_its_own(kernels: bool) -> None:
+    arenas = [Arena([0, 2], (2, 9, 2, 4, 3), 4), Arena([1], (2, 4, 2, 4, 3), 2)]
+    engine = CacheEngine(arenas, torch.float32, device(kernels))
+    assert [len(cache[0]) for cache in engine.caches] == [9, 4, 9]
+    for cache in engine.caches:
+        cache += torch.arange(cache.shape[1]).view(1, -1, 1, 1, 1)
+    engine.apply(BlockOps(copies=[BlockCopy(1, 3, 1), BlockCopy(1, 5), BlockCopy(3, 2, 1)]))
+    found = [cache[0, :, 0, 0, 0].int().tolist() for cache in engine.caches]
+    assert found == [[0, 1, 2, 3, 4, 1, 6, 7, 8], [0, 1, 1, 1], [0, 1, 2, 3, 4, 1, 6, 7, 8]]
+    engine.apply(BlockOps(swap_outs=[BlockCopy(6, 4), BlockCopy(3, 2, 1)]))
+    engine.apply(BlockOps(swap_ins=[BlockCopy(2, 1, 1), BlockCopy(4, 2)]))
+    assert [cache[0, :3, 0, 0, 0].int().tolist() for cache in engine.caches] == [[0, 1, 6], [0, 1, 1], [0, 1, 6]]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems keep memory until the process ends")
 def test_memory_of_blocks_that_nobody_needs_goes_back(kernels: bool) -> None:
     block_bytes = LARGE_PAGE_BYTES // 4
-    engine = CacheEngine((1, 65, block_bytes), 2, 64, 0, torch.uint8, device(kernels))
+    engine = CacheEngine([Arena([0, 1], (1, 65, block_bytes))], torch.uint8, device(kernels))
     for cache in engine.caches:
         cache.fill_(1)
-    engine.release([*range(4, 13), *range(60, 65), 2])
+    engine.release([[*range(4, 13), *range(60, 65), 2]])
     for cache in engine.caches:
         # blocks 4 to 11 and 60 to 63 are three whole large pages, the others share theirs
         assert resident_bytes(cache) <= cache.nbytes + LARGE_PAGE_BYTES - 3 * LARGE_PAGE_BYTES
         assert cache[0, :4].all()
         assert cache[0, 13:60].all()
         assert not cache[0, 4:12].any()
-    engine.release([])
+    engine.release([[]])

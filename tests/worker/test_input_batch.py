@@ -38,7 +38,7 @@ def test_tensors_are_those_of_the_plain_rows(rows: list[tuple[int, int, int]]) -
         [TABLES[seq_id] for seq_id, _, _ in rows],
         4,
     )
-    found = batch.attention
+    (found,) = batch.attention
     for name in ("query_starts", "sequence_lengths", "slot_mapping"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
         assert getattr(found, name).dtype == getattr(expected, name).dtype
@@ -57,7 +57,7 @@ def test_steps_with_as_many_rows_lie_at_the_same_addresses_until_tables_outgrow_
 
     def addresses(*rows: tuple[int, int, int]) -> list[int]:
         batch = builder.build([BatchRow(row(*each), sequences[each[0]]) for each in rows])
-        attention = batch.attention
+        (attention,) = batch.attention
         tensors = (batch.token_ids, batch.positions, attention.query_starts, attention.sequence_lengths)
         tensors += (attention.slot_mapping, attention.block_tables)
         return [each.data_ptr() for each in tensors]
@@ -65,10 +65,10 @@ def test_steps_with_as_many_rows_lie_at_the_same_addresses_until_tables_outgrow_
     before = addresses((1, 11, 1), (2, 0, 1))
     addresses((1, 0, 12), (3, 0, 4))
     assert addresses((3, 15, 1), (1, 5, 1)) == before
-    sequences.tables.write(sequences[2].line, 1, list(range(20, 60)))
+    sequences.tables[0].write(sequences[2].line, 1, list(range(20, 60)))
     assert addresses((3, 15, 1), (2, 5, 1))[:-1] == before[:-1]
     batch = builder.build([BatchRow(row(2, 1, 1), sequences[2])])
-    assert batch.attention.block_tables[0, :41].tolist() == [7, *range(20, 60)]
+    assert batch.attention[0].block_tables[0, :41].tolist() == [7, *range(20, 60)]
 
 
 def test_a_step_beyond_the_token_budget_is_a_broken_promise() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from octavo.config.explain import MemoryPlan
 from octavo.config.schema import CacheConfig, SchedulerConfig
-from octavo.core.model_shape import ModelShape
+from octavo.core.model_shape import ModelShape, group_layers
 from octavo.devices.cpu.sampler import native_bytes
 from octavo.devices.device import KV_BYTES_ON_HOST, DeviceMemory
 from octavo.errors import ConfigError
@@ -16,6 +16,7 @@ from octavo.worker.memory import ModelSizes, divide_memory
 
 GIB = 1 << 30
 QWEN3_06B = ModelShape(
+    cache_groups=group_layers([None] * 28),
     num_layers=28,
     hidden_size=1024,
     intermediate_size=3072,
@@ -59,12 +60,14 @@ def make_plan(
     max_num_seqs: int = 256,
     max_num_batched_tokens: int = 2048,
     weights_bytes: int = 1_192_000_000,
-    sliding_window: int | None = None,
+    windows: list[int | None] | None = None,
     **cache: Any,
 ) -> MemoryPlan:
     return divide_memory(
         ModelSizes(
-            msgspec.structs.replace(QWEN3_06B, sliding_window=sliding_window, max_position_embeddings=2**31 - 1),
+            msgspec.structs.replace(
+                QWEN3_06B, cache_groups=group_layers(windows or [None] * 28), max_position_embeddings=2**31 - 1
+            ),
             weights_bytes,
             2,
             position_bytes=512,
@@ -159,17 +162,17 @@ def test_activations_grow_with_what_a_step_may_hold() -> None:
 
 def test_a_sliding_window_lets_a_long_context_into_a_small_cache() -> None:
     small = {"max_model_len": 40_960, "user_set_max_model_len": True, "max_num_batched_tokens": 512}
-    plan = make_plan(num_gpu_blocks_override=97, sliding_window=1024, **small)
+    plan = make_plan(num_gpu_blocks_override=97, windows=[1024] * 28, **small)
     # 1,535 tokens touch 97 blocks of 16
     assert (plan.cache.window, plan.cache.groups[0].max_live_tokens, plan.max_concurrency) == (1024, 1535, 1.0)
     with pytest.raises(ConfigError, match="needs 97 KV blocks .* lower max_num_batched_tokens"):
-        make_plan(num_gpu_blocks_override=96, sliding_window=1024, **small)
+        make_plan(num_gpu_blocks_override=96, windows=[1024] * 28, **small)
     with pytest.raises(ConfigError, match="needs 2,560 KV blocks"):
         make_plan(num_gpu_blocks_override=97, **small)
 
 
 def test_without_a_prefix_cache_there_are_no_more_blocks_than_windows_fill() -> None:
-    few = {"max_model_len": 4096, "max_num_seqs": 4, "max_num_batched_tokens": 256, "sliding_window": 512}
+    few = {"max_model_len": 4096, "max_num_seqs": 4, "max_num_batched_tokens": 256, "windows": [512] * 28}
     assert make_plan(**few).cache.num_blocks == 4 * 256
     # 767 tokens touch 49 blocks of 16
     assert make_plan(enable_prefix_caching=False, **few).cache.num_blocks == 4 * 49

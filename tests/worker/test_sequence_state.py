@@ -31,7 +31,7 @@ def test_the_line_of_a_dropped_sequence_is_used_again() -> None:
     sequences.add(new_sequence(3, [8], [4]))
     assert sequences[3].line == line != sequences[2].line
     assert tokens_of(sequences, 3) == [8]
-    assert sequences.tables.blocks_at(np.full(2, line), np.arange(2)).tolist() == [4, 0]
+    assert sequences.tables[0].blocks_at(np.full(2, line), np.arange(2)).tolist() == [4, 0]
 
 
 def test_the_same_id_again_is_a_new_state_with_the_new_table() -> None:
@@ -41,7 +41,7 @@ def test_the_same_id_again_is_a_new_state_with_the_new_table() -> None:
     sequences.add(new_sequence(1, [1, 2, 3], [7], epoch=1))
     assert sequences[1] is not old
     assert len(sequences) == 1
-    assert sequences.tables.blocks_at(np.full(2, sequences[1].line), np.arange(2)).tolist() == [7, 0]
+    assert sequences.tables[0].blocks_at(np.full(2, sequences[1].line), np.arange(2)).tolist() == [7, 0]
 
 
 def test_a_dropped_state_is_not_kept_alive() -> None:

@@ -82,7 +82,7 @@ class RecordedModel:
 
     def __call__(self, batch: ModelInput) -> Tensor:
         """Last hidden states [tokens, hidden]."""
-        num_rows = len(batch.attention.lengths)
+        num_rows = len(batch.attention[0].lengths)
         is_plain = len(batch.token_ids) == num_rows and batch.embeddings is None
         if not self._is_recordable or not is_plain or num_rows > MAX_ROWS:
             return self._model(batch)
@@ -118,16 +118,22 @@ class RecordedModel:
 
 def _addresses(batch: ModelInput) -> _Key:
     """All that tells one decode batch from another for the kernels, but for what lies in its tensors."""
-    attention = batch.attention
+    first = batch.attention[0]
     return (
-        len(attention.lengths),
+        len(first.lengths),
         batch.token_ids.data_ptr(),
         batch.positions.data_ptr(),
-        attention.query_starts.data_ptr(),
-        attention.sequence_lengths.data_ptr(),
-        attention.slot_mapping.data_ptr(),
-        attention.block_tables.data_ptr(),
-        attention.block_tables.stride(0),
+        first.query_starts.data_ptr(),
+        first.sequence_lengths.data_ptr(),
+        *(
+            number
+            for each in batch.attention
+            for number in (
+                each.slot_mapping.data_ptr(),
+                each.block_tables.data_ptr(),
+                each.block_tables.stride(0),
+            )
+        ),
     )
 
 
@@ -191,8 +197,10 @@ class _WatchedInput:
         self.positions = batch.positions
         self.kv_caches = batch.kv_caches
         self.embeddings = batch.embeddings
-        lengths = _WatchedLengths(batch.attention.lengths, watch)
-        self.attention: AttentionMetadata = replace(batch.attention, lengths=lengths, derived={})
+        lengths = _WatchedLengths(batch.attention[0].lengths, watch)
+        self.attention: Sequence[AttentionMetadata] = [
+            replace(each, lengths=lengths, derived={}) for each in batch.attention
+        ]
 
 
 class _WatchedLengths(Sequence[int]):

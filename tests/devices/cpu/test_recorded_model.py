@@ -136,7 +136,7 @@ class TorchModel(NormModel):
 
 class HostModel(NormModel):
     def __call__(self, batch: ModelInput) -> Tensor:
-        assert max(batch.attention.lengths) > 0
+        assert max(batch.attention[0].lengths) > 0
         return super().__call__(batch)
 
 
