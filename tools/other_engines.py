@@ -12,7 +12,6 @@ from pathlib import Path
 
 from octavo.cli.llama_cpp_flags import llama_cpp_flags
 from octavo.config.fields import Arg
-from octavo.config.reference import name_table
 from octavo.config.sources import known_arguments
 from octavo.core.absent import absent_options, renamed_options
 from octavo.core.sampling_params import documented_fields
@@ -30,6 +29,7 @@ from tools.other_names import (
     VLLM_SERVER,
     Row,
 )
+from tools.reference import name_table
 
 _MADE = "<!-- Made by `python -m tools.other_engines docs/recipes`; edit tools/other_names.py instead. -->\n"
 

@@ -17,8 +17,7 @@ import msgspec
 from cyclopts import Group, Parameter, Token
 
 from octavo.config.args import EngineArgs
-from octavo.config.fields import Argument, arguments, check_values
-from octavo.config.reference import describe_default
+from octavo.config.fields import Argument, arguments, check_values, describe_default
 from octavo.config.server_args import ServerArgs
 from octavo.config.sources import gather
 from octavo.core.sampling_params import SamplingParams, documented_fields

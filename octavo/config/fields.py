@@ -238,3 +238,22 @@ def from_text(argument: Argument, text: str, where: str) -> Any:
         except ValueError as error:
             raise ConfigError(f"{where}={text!r} is not {_NOUN[kind]}") from error
     return text
+
+
+_BYTE_UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
+"""Units in which a default number of bytes is shown: the largest of which it is a whole number."""
+
+
+def describe_default(argument: Argument) -> str:
+    """Return the default of an argument as help and reference pages show it."""
+    if argument.arg.is_bytes and isinstance(argument.default, int):
+        unit, size = next((unit, size) for unit, size in _BYTE_UNITS.items() if argument.default % size == 0)
+        return f"{argument.default // size}{unit}"
+    return shown(argument.default)
+
+
+def shown(value: object) -> str:
+    """Return a value of an argument as help and reference pages show it."""
+    if value is None or value in ((), {}, ""):
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)

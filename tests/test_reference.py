@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from octavo.config.args import EngineArgs
-from octavo.config.fields import arguments
-from octavo.config.reference import describe_default, main, pages
+from octavo.config.fields import arguments, describe_default
 from octavo.config.server_args import ServerArgs
+from tools.reference import main, pages
 
-FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 
 
 @pytest.mark.parametrize("name", sorted(pages()))
 def test_reference_page_is_current(name: str) -> None:
     shown = (FOLDER / name).read_text(encoding="utf-8")
-    assert shown == pages()[name], "run: python -m octavo.config.reference docs/reference"
+    assert shown == pages()[name], "run: python -m tools.reference docs/reference"
 
 
 def test_every_argument_has_its_line() -> None:

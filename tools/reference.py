@@ -1,6 +1,6 @@
 """The reference pages of arguments, sampling parameters and limits, made from the annotated fields and the table.
 
-python -m octavo.config.reference docs/reference
+python -m tools.reference docs/reference
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from octavo.config.args import EngineArgs
-from octavo.config.fields import Argument, arguments
+from octavo.config.fields import Argument, arguments, describe_default, shown
 from octavo.config.server_args import ServerArgs
 from octavo.core.absent import absent_options
 from octavo.core.request_limits import MAX_DEPTH, MAX_LOGPROB_ENTRIES, MAX_REQUEST_TOKENS, MAX_SEQUENCES, REQUEST_LIMITS
 
 _INTRODUCTION = """\
-<!-- Made by `python -m octavo.config.reference docs/reference`; edit the fields in octavo/{source} instead. -->
+<!-- Made by `python -m tools.reference docs/reference`; edit the fields in octavo/{source} instead. -->
 # {title}
 
 {text}
@@ -80,7 +80,7 @@ def describe_limits(argument: Argument) -> str:
     """The values an argument takes, in words."""
     arg = argument.arg
     if arg.only is not None:
-        return " or ".join(f"`{_shown(value)}`" for value in arg.only) + f" ({arg.otherwise})"
+        return " or ".join(f"`{shown(value)}`" for value in arg.only) + f" ({arg.otherwise})"
     if arg.choices is not None:
         return ", ".join(f"`{choice}`" for choice in arg.choices)
     noun = {
@@ -95,17 +95,6 @@ def describe_limits(argument: Argument) -> str:
     return words + _bounds(arg)
 
 
-_BYTE_UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
-"""Units in which a default number of bytes is shown: the largest of which it is a whole number."""
-
-
-def describe_default(argument: Argument) -> str:
-    if argument.arg.is_bytes and isinstance(argument.default, int):
-        unit, size = next((unit, size) for unit, size in _BYTE_UNITS.items() if argument.default % size == 0)
-        return f"{argument.default // size}{unit}"
-    return _shown(argument.default)
-
-
 def _bounds(limits: Any) -> str:
     """Works on Arg and on the sampling parameters' Param alike."""
     parts = [
@@ -114,12 +103,6 @@ def _bounds(limits: Any) -> str:
         if getattr(limits, name) is not None
     ]
     return f", {', '.join(parts)}" if parts else ""
-
-
-def _shown(value: object) -> str:
-    if value is None or value in ((), {}, ""):
-        return "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _page(title: str, text: str, cls: type, source: str) -> str:
@@ -151,8 +134,8 @@ def _sampling_page() -> str:
     rows = []
     for name, param in documented_fields().items():
         value = getattr(default, name)
-        shown = value.value if hasattr(value, "value") else _shown(value)
-        rows.append(f"| `{name}` | `{shown}` | {_bounds(param).removeprefix(', ')} | {param.doc} |")
+        text = value.value if hasattr(value, "value") else shown(value)
+        rows.append(f"| `{name}` | `{text}` | {_bounds(param).removeprefix(', ')} | {param.doc} |")
     introduction = _INTRODUCTION.format(
         title="Sampling parameters", text=_SAMPLING_TEXT.strip(), source="core/sampling_params.py"
     )
