@@ -109,10 +109,6 @@ class AsyncLLM:
         """
         await self._client.check_health()
 
-    @property
-    def num_open_requests(self) -> int:
-        return len(self._output)
-
     def default_sampling_params(self, **explicit: Any) -> SamplingParams:
         """Return the model's sampling defaults, with `explicit` values over them."""
         return self._input.default_sampling_params(**explicit)

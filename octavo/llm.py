@@ -15,7 +15,7 @@ from octavo.config.schema import EngineConfig
 from octavo.config.sources import engine_args
 from octavo.core.outputs import CompletionOutput, PinnedPrefix, RequestError, RequestOutput
 from octavo.core.prompt import Prompt, PromptLike, is_single_prompt
-from octavo.core.request_options import BatchKeywords, RequestOptions, options_of_each
+from octavo.core.request_options import BatchKeywords, RequestOptions, one_for_each, options_of_each
 from octavo.core.sampling_params import OutputKind, SamplingParams, checked_number, documented_fields
 from octavo.engine.chat_template import ChatKeywords, ChatOptions, Message
 from octavo.engine.input_processor import PrefixLike
@@ -209,15 +209,16 @@ class LLM:
                 raise
         return [outputs[request_id] for request_id in request_ids]
 
-    def _params_of_each(self, params: ParamsLike, num_prompts: int) -> list[SamplingParams]:
+    def _params_of_each(self, params: Any, num_prompts: int) -> list[SamplingParams]:
         if params is None:
             params = self.engine.default_sampling_params()
-        each = [params] * num_prompts if isinstance(params, SamplingParams) else _params_list(params)
-        if len(each) != num_prompts:
-            raise InvalidRequest(
-                f"there are {num_prompts} prompts but {len(each)} sampling_params; give one for all, or one for each",
-                field="sampling_params",
-            )
+        is_list = isinstance(params, Iterable) and not isinstance(params, str | Mapping)
+        each = one_for_each(num_prompts, "sampling_params", list(params) if is_list else params)
+        for one in each:
+            if not isinstance(one, SamplingParams):
+                raise InvalidRequest(
+                    f"sampling_params is {one!r}, expected SamplingParams or a list of them", field="sampling_params"
+                )
         # no caller reads what comes before the end
         return [msgspec.structs.replace(one, output_kind=OutputKind.FINAL_ONLY) for one in each]
 
@@ -273,13 +274,3 @@ def _listed(prompts: Any) -> list[Any]:
     if not isinstance(prompts, Iterable):
         raise InvalidRequest(f"prompts is {prompts!r}; give text, token ids, or a list of them", field="prompts")
     return list(prompts)
-
-
-def _params_list(params: Any) -> list[SamplingParams]:
-    each = list(params) if isinstance(params, Iterable) and not isinstance(params, str | Mapping) else [params]
-    for one in each:
-        if not isinstance(one, SamplingParams):
-            raise InvalidRequest(
-                f"sampling_params is {one!r}, expected SamplingParams or a list of them", field="sampling_params"
-            )
-    return each

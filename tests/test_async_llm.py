@@ -16,7 +16,7 @@ from octavo.config.args import EngineArgs
 from octavo.core.outputs import PinnedPrefix, RequestError, RequestOutput
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.chat_template import ChatTemplate
-from octavo.engine.core_client import Core, ProcessClient
+from octavo.engine.core_client import ProcessClient
 from octavo.engine.tokenizer import LONG_TEXT_CHARS
 from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestFailed
 from tests.fakes.byte_tokenizer import byte_tokenizer
@@ -30,7 +30,7 @@ DELTA = SamplingParams(max_tokens=None, output_kind=OutputKind.DELTA)
 
 
 @asynccontextmanager
-async def serving(tmp_path: Path, core: Core | None = None, **model: Any) -> AsyncIterator[AsyncLLM]:
+async def serving(tmp_path: Path, core: Any | None = None, **model: Any) -> AsyncIterator[AsyncLLM]:
     tokenizer = byte_tokenizer(tmp_path)
     template = ChatTemplate.find(tmp_path, tokenizer)
     async with served_core(core or ScriptedCore()) as client:
@@ -67,7 +67,7 @@ async def test_readers_get_their_own_text_at_the_same_time(tmp_path: Path) -> No
         results = await asyncio.gather(*(collect(llm, prompt, DELTA) for prompt in prompts))
         assert [text_of(outputs) for outputs in results] == prompts
         assert all([output.finished for output in outputs].count(True) == 1 for outputs in results)
-        assert llm.num_open_requests == 0
+        assert len(llm._output) == 0
 
 
 async def test_request_over_the_real_core_gives_the_same_tokens_every_time(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ async def test_requests_that_come_together_have_an_index_and_a_last_output_each(
         seen = [each async for each in llm.generate_together(prompts, DELTA)]
         assert [text_of([output for at, output in seen if at == index]) for index in range(3)] == prompts
         assert sorted(index for index, output in seen if output.finished) == [0, 1, 2]
-        assert llm.num_open_requests == 0
+        assert len(llm._output) == 0
 
 
 async def test_reader_that_leaves_ends_all_that_came_together(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ async def test_reader_that_leaves_ends_all_that_came_together(tmp_path: Path) ->
     async with serving(tmp_path, core) as llm:
         async with aclosing(llm.generate_together(["a", "b", "c"], DELTA, ["x", "y", "z"])) as outputs:
             await anext(outputs)
-        assert llm.num_open_requests == 0
+        assert len(llm._output) == 0
         await eventually(lambda: sorted(core.aborted) == ["x", "y", "z"])
 
 
@@ -102,7 +102,7 @@ async def test_nothing_is_sent_when_one_of_those_that_come_together_is_refused(t
             await anext(llm.generate_together(["a", "b" * 1000], DELTA))
         with pytest.raises(InvalidRequest, match="in use"):
             await anext(llm.generate_together(["a", "b"], DELTA, ["same", "same"]))
-        assert llm.num_open_requests == 0
+        assert len(llm._output) == 0
         assert await collect(llm, "go on", DELTA)
         assert len(core.requests) == 1
 
@@ -140,14 +140,14 @@ async def test_log_probabilities_of_many_positions_are_bounded(tmp_path: Path) -
         with pytest.raises(InvalidRequest, match="2,097,155") as caught:
             await collect(llm, [1] * 419_431, SamplingParams(max_tokens=1, prompt_logprobs=4))
         assert caught.value.field == "prompt_logprobs"
-        assert llm.num_open_requests == 0
+        assert len(llm._output) == 0
 
 
 async def test_slow_reader_gets_what_it_missed_in_one_output(tmp_path: Path) -> None:
     async with serving(tmp_path) as llm:
         stream = llm.generate("a long enough text", DELTA)
         outputs = [await anext(stream)]
-        await eventually(lambda: llm.num_open_requests == 0)
+        await eventually(lambda: len(llm._output) == 0)
         outputs += [output async for output in stream]
         assert len(outputs) <= 2
         assert text_of(outputs) == "a long enough text"
@@ -160,7 +160,7 @@ async def test_reader_that_leaves_ends_its_request(tmp_path: Path) -> None:
             await anext(stream)
         await eventually(lambda: core.aborted == ["r"])
         await eventually(lambda: llm.stats.num_running == 0)
-        assert llm.num_open_requests == 0
+        assert len(llm._output) == 0
 
 
 async def test_cancelled_reader_ends_its_request(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ async def test_several_requests_are_aborted_at_once(tmp_path: Path) -> None:
     core = endless_core()
     async with serving(tmp_path, core) as llm:
         readers = {name: asyncio.create_task(collect(llm, "abc", DELTA, request_id=name)) for name in "xyz"}
-        await eventually(lambda: llm.num_open_requests == 3)
+        await eventually(lambda: len(llm._output) == 3)
         await llm.abort(["x", "unknown", "z"])
         ended = await asyncio.gather(readers["x"], readers["z"])
         assert [outputs[-1].outputs[0].finish_reason for outputs in ended] == ["abort", "abort"]

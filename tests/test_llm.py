@@ -84,7 +84,7 @@ def test_parameters_are_for_all_or_for_each(tmp_path: Path) -> None:
     assert texts(llm.generate(["abc", "abc"], SamplingParams(max_tokens=1))) == ["a", "a"]
     each = [SamplingParams(max_tokens=number, output_kind=OutputKind.DELTA) for number in (1, 2)]
     assert texts(llm.generate(["abc", "abc"], each)) == ["a", "ab"]
-    with pytest.raises(InvalidRequest, match="there are 1 prompts but 2 sampling_params"):
+    with pytest.raises(InvalidRequest, match="there are 1 prompts, but sampling_params has 2 entries"):
         llm.generate(["abc"], each)
 
 

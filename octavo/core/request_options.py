@@ -64,11 +64,12 @@ class BatchKeywords(TypedDict, total=False):
 
 def options_of_each(num_prompts: int, given: BatchKeywords) -> list[RequestOptions]:
     """Return the options of each prompt. Raises InvalidRequest for a wrong value and for a list of another length."""
-    each = {name: _one_for_each(num_prompts, name, value) for name, value in given.items() if value is not None}
+    each = {name: one_for_each(num_prompts, name, value) for name, value in given.items() if value is not None}
     return [RequestOptions(**{name: values[index] for name, values in each.items()}) for index in range(num_prompts)]
 
 
-def _one_for_each(num_prompts: int, name: str, value: Any) -> Sequence[Any]:
+def one_for_each(num_prompts: int, name: str, value: Any) -> Sequence[Any]:
+    """Return the values of each prompt, given as a list or as one for all. Raises InvalidRequest for another length."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return [value] * num_prompts
     if len(value) != num_prompts:

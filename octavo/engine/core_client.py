@@ -1,11 +1,11 @@
-"""The engine core as the front sees it: an object in this process, or a process behind a socket."""
+"""The client of an engine core in another process, behind a socket."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import subprocess
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -17,9 +17,7 @@ from octavo.core.messages import (
     CallResult,
     CoreFailed,
     CoreReady,
-    EngineCoreRequest,
     FromCore,
-    SchedulerStats,
     Shutdown,
     StepOutputs,
     ToCore,
@@ -28,30 +26,6 @@ from octavo.engine import frames
 from octavo.engine.core_health import CoreHealth
 from octavo.engine.core_spawn import SHUTDOWN_TIMEOUT_S, SpawnedCore
 from octavo.errors import EngineDeadError, OctavoError, RequestFailed
-
-
-class Core(Protocol):
-    """An engine core in this process. `EngineCore` is one."""
-
-    ready: CoreReady
-
-    def add_requests(self, requests: list[EngineCoreRequest]) -> None: ...
-
-    def abort_requests(self, request_ids: list[str]) -> None: ...
-
-    def stop_sequence(self, request_id: str, index: int) -> None: ...
-
-    def step(self) -> StepOutputs: ...
-
-    def has_unfinished(self) -> bool: ...
-
-    def stats(self) -> SchedulerStats: ...
-
-    def call(self, method: str, *arguments: Any) -> Any: ...
-
-    def tokens_per_s(self) -> float | None: ...
-
-    def shutdown(self) -> None: ...
 
 
 class ProcessClient:

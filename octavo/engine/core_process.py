@@ -39,7 +39,7 @@ from octavo.executor.executor import import_ahead
 from octavo.logging import set_up
 
 if TYPE_CHECKING:
-    from octavo.engine.core_client import Core
+    from octavo.engine.engine_core import EngineCore
 
 STATS_INTERVAL_S: Final = 0.5
 """How often the state goes to the front while steps bring no output, as in a long prefill."""
@@ -64,7 +64,7 @@ _log = logging.getLogger(__name__)
 class _Server:
     """A core, its connection, and what it works at."""
 
-    def __init__(self, core: Core, connection: socket.socket, max_tokens_per_step: int) -> None:
+    def __init__(self, core: EngineCore, connection: socket.socket, max_tokens_per_step: int) -> None:
         self._core = core
         self._connection = connection
         self._max_tokens_per_step = max_tokens_per_step
@@ -170,7 +170,7 @@ class _Server:
         )
 
 
-def serve_core(core: Core, connection: socket.socket, max_tokens_per_step: int = 0) -> None:
+def serve_core(core: EngineCore, connection: socket.socket, max_tokens_per_step: int = 0) -> None:
     """Serve one front until it sends Shutdown or closes the connection. Raises what the core raises."""
     server = _Server(core, connection, max_tokens_per_step)
     reader = threading.Thread(target=server.read_messages, name="octavo-front", daemon=True)

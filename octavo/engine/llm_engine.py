@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -20,11 +20,13 @@ from octavo.core.request_options import RequestKeywords, RequestOptions
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step_times import TEXT, PartTime
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
-from octavo.engine.core_client import Core
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, checked_ttl_s, open_tokenizer
 from octavo.engine.output_processor import OpenRequest, OutputProcessor, Processed
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import EngineDeadError
+
+if TYPE_CHECKING:
+    from octavo.engine.engine_core import EngineCore
 
 
 class LLMEngine:
@@ -36,7 +38,7 @@ class LLMEngine:
     def __init__(
         self,
         config: EngineConfig,
-        core: Core,
+        core: EngineCore,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None = None,
     ) -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from octavo.config.args import EngineArgs
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.sampling_params import OutputKind, SamplingParams
-from octavo.engine.core_client import Core
 from octavo.engine.engine_core import EngineCore
 from octavo.engine.llm_engine import LLMEngine
 from octavo.errors import ConfigError, EngineDeadError, InvalidRequest
@@ -21,7 +20,7 @@ from tests.fakes.core import ScriptedCore, engine_config
 from tests.fakes.engine import make_core
 
 
-def make_engine(tmp_path: Path, core: Core | None = None, **model: Any) -> LLMEngine:
+def make_engine(tmp_path: Path, core: Any | None = None, **model: Any) -> LLMEngine:
     return LLMEngine(engine_config(str(tmp_path), **model), core or ScriptedCore(), byte_tokenizer(tmp_path))
 
 

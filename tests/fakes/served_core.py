@@ -7,14 +7,15 @@ import socket
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from octavo.core.messages import CoreFailed
-from octavo.engine.core_client import Core, ProcessClient
+from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_process import report_failure, serve_core
 
 
 @asynccontextmanager
-async def served_core(core: Core) -> AsyncIterator[ProcessClient]:
+async def served_core(core: Any) -> AsyncIterator[ProcessClient]:
     """A client of the core; both have ended when the context is left."""
     ours, theirs = socket.socketpair()
 
