@@ -333,6 +333,11 @@ class Checkpoint(Section):
             missing = sorted((file.names or frozenset()) - header.keys())
             if missing:
                 raise CheckpointError(f"{file.path}: lacks {missing[0]}, which the index promises; download it again")
+            for name in header.keys() & found.keys():
+                raise CheckpointError(
+                    f"{file.path}: holds {name}, which {found[name].file} holds too; "
+                    "the checkpoint is damaged, download it again"
+                )
             found.update(header)
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
@@ -109,8 +109,9 @@ class LoadedModel:
         position. Raises CheckpointError for whatever does not fit, ConfigError for a folder that cannot be made.
         """
         model = self.model
-        if load_format == "auto":
-            check_tensors(self._checkpoint, model, tensor_slots(model))
+        headers = self._checkpoint.tensors() if load_format == "auto" else {}
+        if headers:
+            check_tensors(self._checkpoint, model, headers.values())
         longest = model.config.max_positions
         binding = Binding(ops, backend, longest if max_positions is None else min(max_positions, longest), device)
         for _, layer in model.layers_by_path():
@@ -136,7 +137,7 @@ class LoadedModel:
         return model
 
     def _packed_cache(self, packed: PackedFolder, ops: Ops) -> PackedCache:
-        """Where the packed weights are kept. Raises ConfigError for a folder that cannot be made."""
+        """Open the cache of packed weights. Raises ConfigError for a folder that cannot be made."""
         checkpoint, method = self._checkpoint, self._method
         made = made_of(
             checkpoint,
@@ -169,7 +170,7 @@ def _shape_of_rank(shape: ModelShape, mesh: Mesh) -> ModelShape:
 
 
 def tensor_slots(model: DecoderStack) -> dict[str, TensorSlot]:
-    """Everything that the model's layers read, by name without prefix."""
+    """Return everything that the model's layers read, by name without prefix."""
     slots: dict[str, TensorSlot] = {}
     for path, layer in model.layers_by_path():
         for slot in layer.tensor_slots(path):
@@ -178,22 +179,36 @@ def tensor_slots(model: DecoderStack) -> dict[str, TensorSlot]:
     return slots
 
 
-def check_tensors(checkpoint: Checkpoint, model: DecoderStack, slots: Mapping[str, TensorSlot]) -> None:
-    """Compare what the model reads with what the headers promise. Files without a header are compared when read."""
-    stored = checkpoint.tensors()
-    if not stored:
-        return
-    for name, info in stored.items():
-        slot = slots.get(strip_prefix(model, name))
+def check_tensors(checkpoint: Checkpoint, model: DecoderStack, stored: Iterable[TensorInfo | StoredTensor]) -> None:
+    """Compare what the model reads with all stored tensors, before any is read. Raises CheckpointError."""
+    slots = tensor_slots(model)
+    found: dict[str, str] = {}
+    for tensor in stored:
+        name = strip_prefix(model, tensor.name)
+        if name in found:
+            raise CheckpointError(
+                f"{tensor.file}: holds {tensor.name}, which came before as {found[name]}; "
+                "the checkpoint is damaged, download it again"
+            )
+        found[name] = tensor.name
+        slot = slots.get(name)
         if slot is None:
             continue
-        _check_type(name, info.dtype, str(info.file))
-        _check_shape(name, info.shape, slot, str(info.file))
-    _check_names(checkpoint, model, slots, stored)
+        if tensor.dtype not in FLOATS:
+            raise CheckpointError(
+                f"{tensor.file}: {tensor.name} is stored as {tensor.dtype}, expected F32, F16 or BF16; "
+                "quantised weights are not implemented, use the unquantised checkpoint"
+            )
+        if tensor.shape != slot.shape:
+            raise CheckpointError(
+                f"{tensor.file}: {tensor.name} has shape {list(tensor.shape)}, config.json requires "
+                f"{list(slot.shape)}; the two do not belong together"
+            )
+    _check_names(checkpoint, model, slots, found)
 
 
 def strip_prefix(model: DecoderStack, name: str) -> str:
-    """A checkpoint's name for a tensor, in the model's words."""
+    """Return a checkpoint's name for a tensor without prefix."""
     for prefix in model.PREFIXES:
         if name.startswith(prefix):
             return name.removeprefix(prefix)
@@ -201,7 +216,7 @@ def strip_prefix(model: DecoderStack, name: str) -> str:
 
 
 def randomize(layer: Layer, seed: int, device: torch.device | str) -> int:
-    """Give a layer weights like those of a fresh model; answers the seed for the next layer.
+    """Give a layer weights like those of a fresh model; return the seed for the next layer.
 
     Vectors of norms are one, biases zero, matrices uniform around zero. Every parameter takes a seed.
     """
@@ -218,7 +233,7 @@ def randomize(layer: Layer, seed: int, device: torch.device | str) -> int:
 
 
 class _Arrivals:
-    """Hands tensors to their slots and finishes a layer as soon as it has all, which releases what it was made from."""
+    """Fills slots and finishes a layer as soon as it has all its tensors, which releases what it was made from."""
 
     def __init__(self, model: DecoderStack) -> None:
         self._owner: dict[str, Layer] = {}
@@ -258,7 +273,7 @@ class _Arrivals:
             repeated.fill(tensor)
 
     def _tensor_with_row(self, layer: Layer, row: int) -> str:
-        """Which of the tensors that are stacked to the layer's weight holds its row `row`."""
+        """Return which of the tensors that are stacked to the layer's weight holds its row `row`."""
         stacked = [slot for slot in layer.tensor_slots(self._paths[layer]) if slot.name.endswith("weight")]
         outputs = 1 if getattr(layer, "transposed", False) else 0
         for slot in stacked:
@@ -269,94 +284,52 @@ class _Arrivals:
 
 
 def _fill(checkpoint: Checkpoint, model: DecoderStack, device: torch.device | str, progress: bool) -> None:
-    """Read every file once and hand each tensor to its slot."""
-    slots = tensor_slots(model)
-    arrivals = _Arrivals(model)
-    found: dict[str, str] = {}
-
-    def wanted() -> Iterator[StoredTensor]:
-        for file in checkpoint.weight_files():
-            for tensor in stored_tensors(file.path):
-                name = strip_prefix(model, tensor.name)
-                if name in found:
-                    raise CheckpointError(
-                        f"{tensor.file}: holds {tensor.name}, which came before as {found[name]}; "
-                        "the checkpoint is damaged, download it again"
-                    )
-                found[name] = tensor.name
-                if name not in slots:
-                    advance(tensor.nbytes)
-                    continue
-                _check_type(tensor.name, tensor.stored_as, str(tensor.file))
-                _check_shape(tensor.name, tensor.shape, slots[name], str(tensor.file))
-                yield tensor
-
+    """Read every file once and fill the slot of each tensor."""
+    stored = [tensor for file in checkpoint.weight_files() for tensor in stored_tensors(file.path)]
+    if not checkpoint.tensors():  # archives have no headers, which would have been checked before
+        check_tensors(checkpoint, model, stored)
+    slots, arrivals = tensor_slots(model), _Arrivals(model)
+    wanted = [tensor for tensor in stored if strip_prefix(model, tensor.name) in slots]
     show: AbstractContextManager[Callable[[int], None]] = nullcontext(lambda _: None)
     if progress:
-        show = progress_bar(f"Loading {checkpoint.path.name}", checkpoint.weights_bytes())
+        show = progress_bar(f"Loading {checkpoint.path.name}", sum(tensor.nbytes for tensor in wanted))
     with show as advance:
-        for tensor, values in read_ahead(wanted(), _READ_AHEAD_BYTES):
+        for tensor, values in read_ahead(wanted, _READ_AHEAD_BYTES):
             try:
                 arrivals.take(slots[strip_prefix(model, tensor.name)], values.to(device))
             except CheckpointError as error:
                 raise CheckpointError(f"{checkpoint.path}: {error}") from error
             tensor.release()
             advance(tensor.nbytes)
-    if not checkpoint.tensors():
-        _check_names(checkpoint, model, slots, dict.fromkeys(found.values()))
 
 
 def _check_names(
-    checkpoint: Checkpoint,
-    model: DecoderStack,
-    slots: Mapping[str, TensorSlot],
-    stored: Mapping[str, TensorInfo | None],
+    checkpoint: Checkpoint, model: DecoderStack, slots: Mapping[str, TensorSlot], found: Mapping[str, str]
 ) -> None:
-    plain = {strip_prefix(model, name): name for name in stored}
-    missing = [slot.name for slot in slots.values() if slot.required and slot.name not in plain]
+    """Compare names; `found` has the checkpoint's name of each stored tensor by its name without prefix."""
+    missing = [slot.name for slot in slots.values() if slot.required and slot.name not in found]
     architecture = checkpoint.architecture
     if missing:
         raise CheckpointError(
             f"{checkpoint.path}: {_counted(missing)} missing, which {architecture} needs by its config.json; "
             "the checkpoint is incomplete or its config.json belongs to another: download it again"
         )
-    ignored = [re.compile(pattern) for pattern in model.IGNORED]
-    surplus = [
-        name
-        for short, name in plain.items()
-        if short not in slots and model.owns(short) and not any(pattern.fullmatch(short) for pattern in ignored)
-    ]
-    meant_for_it = [name for name in surplus if _is_inside(model, name)]
-    if meant_for_it:
+    known = re.compile("|".join(f"(?:{pattern})" for pattern in model.IGNORED))
+    surplus = {
+        short: name
+        for short, name in found.items()
+        if short not in slots and model.owns(short) and not known.fullmatch(short)
+    }
+    # names inside the decoder, where another model would compute with them
+    parts = {path.partition(".")[0] for path, _ in model.layers_by_path()}
+    inside = [name for short, name in surplus.items() if short != name or short.partition(".")[0] in parts]
+    if inside:
         raise CheckpointError(
-            f"{checkpoint.path}: {_counted(meant_for_it)} left over, which {architecture} does not read by its "
+            f"{checkpoint.path}: {_counted(inside)} left over, which {architecture} does not read by its "
             "config.json; the weights belong to another config.json, or to a variant that is not implemented"
         )
     if surplus:
-        _log.warning("%s: %s no part of %s and ignored", checkpoint.path, _counted(surplus), architecture)
-
-
-def _is_inside(model: DecoderStack, name: str) -> bool:
-    """Whether a tensor of the checkpoint lies in the decoder, where another model would compute with it."""
-    parts = {path.partition(".")[0] for path, _ in model.layers_by_path()}
-    short = strip_prefix(model, name)
-    return short != name or short.partition(".")[0] in parts
-
-
-def _check_type(name: str, stored_as: str, file: str) -> None:
-    if stored_as not in FLOATS:
-        raise CheckpointError(
-            f"{file}: {name} is stored as {stored_as}, expected F32, F16 or BF16; "
-            "quantised weights are not implemented, use the unquantised checkpoint"
-        )
-
-
-def _check_shape(name: str, shape: tuple[int, ...], slot: TensorSlot, file: str) -> None:
-    if shape != slot.shape:
-        raise CheckpointError(
-            f"{file}: {name} has shape {list(shape)}, config.json asks for {list(slot.shape)}; "
-            "the two do not belong together"
-        )
+        _log.warning("%s: %s no part of %s and ignored", checkpoint.path, _counted([*surplus.values()]), architecture)
 
 
 def _counted(names: list[str]) -> str:

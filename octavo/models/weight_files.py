@@ -40,7 +40,7 @@ class StoredTensor:
     """A tensor in a weight file, before it is read."""
 
     name: str
-    stored_as: str
+    dtype: str
     """Its type by its name in safetensors (F32, BF16, …), or in torch for types that safetensors has no name for."""
     shape: tuple[int, ...]
     nbytes: int
@@ -155,5 +155,5 @@ def _tensors_of_archive(path: Path) -> Iterator[StoredTensor]:
             raise CheckpointError(f"{path}: entry {name!r} is a {type(value).__name__}, expected a name with a tensor")
         if value.layout is not torch.strided:
             raise CheckpointError(f"{path}: {name} is stored as {value.layout}, expected a dense tensor")
-        stored_as = _NAMES.get(value.dtype, str(value.dtype))
-        yield StoredTensor(name, stored_as, tuple(value.shape), value.nbytes, path, value.detach)
+        dtype = _NAMES.get(value.dtype, str(value.dtype))
+        yield StoredTensor(name, dtype, tuple(value.shape), value.nbytes, path, value.detach)

@@ -244,6 +244,15 @@ def test_shards_are_found_through_the_index(tmp_path: Path) -> None:
     assert set(checkpoint.tensors()) == {"a", "b"}
 
 
+def test_a_tensor_in_two_shards_is_named(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "one.safetensors", a=("F32", [3]))
+    write_safetensors(tmp_path / "two.safetensors", a=("F32", [3]), b=("F32", [4]))
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"two.safetensors: holds a, which .*one.safetensors holds too"):
+        write(tmp_path).tensors()
+
+
 @pytest.mark.parametrize(
     ("weight_map", "message"),
     [

@@ -164,7 +164,7 @@ class TestWhatDoesNotFit:
 
     def test_a_wrong_shape_is_named(self, llama: Path, archive: bool) -> None:
         edit_tensors(llama, **{UP: torch.ones(56, 31)})
-        assert f"{UP} has shape [56, 31], config.json asks for [56, 32]" in self.complaint(llama, archive)
+        assert f"{UP} has shape [56, 31], config.json requires [56, 32]" in self.complaint(llama, archive)
 
     def test_numbers_of_another_kind_are_named(self, llama: Path, archive: bool) -> None:
         for dtype in (torch.int8, torch.float8_e4m3fn, torch.int64):
