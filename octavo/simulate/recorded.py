@@ -1,4 +1,4 @@
-"""What a recording says besides decisions: requests as a trace, steps as a cost model, settings as arguments.
+"""What a recording contains besides decisions: requests as a trace, steps as a cost model, settings as arguments.
 
 With them the same requests can be simulated under other settings.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +15,7 @@ import msgspec
 
 from octavo.config.args import CacheArgs, SchedulerArgs
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest
+from octavo.core.outputs import RequestMetrics
 from octavo.core.step import SchedulerOutput
 from octavo.engine.recorder import Aborted, Added, CacheReset, Planned, Stopped, Updated
 from octavo.errors import ConfigError
@@ -35,13 +36,16 @@ from octavo.simulate.traces import TraceRequest
 
 _GIB: Final = 1 << 30
 _PROMPT_LEN: Final = 512
-"""Of the prompt whose rate is that of prefills."""
+"""Tokens of the prompt whose rate counts as that of prefills."""
 
 
 class Recorded(NamedTuple):
-    """requests: those that produced a token, as long as they were. num_left_out: the others, which were refused or
-    aborted before. steps: their work and time, with what the engine did before the next one. outcome: of the requests,
-    without samples. swap_bytes_per_s: measured; None when nothing was swapped."""
+    """What a recording contains.
+
+    requests: those that produced a token, as long as they were. num_left_out: the others, which were refused or aborted
+    before. steps: their work and time, with what the engine did before the next one. outcome: of the requests, without
+    samples. swap_bytes_per_s: as measured; None when nothing was swapped.
+    """
 
     settings: SchedulerSettings
     requests: list[TraceRequest]
@@ -52,49 +56,47 @@ class Recorded(NamedTuple):
 
 
 def read_recorded(path: str | Path, progress: Callable[[float], None] | None = None) -> Recorded:
-    """Raises ConfigError for a file that is no recording, or that this version decides otherwise."""
+    """Return what a recording contains.
+
+    Raises ConfigError for a file that is no recording, or for which this version plans other steps.
+    """
     replay = Replay(path, progress)
-    requests: dict[str, EngineCoreRequest] = {}
-    outputs: dict[str, _Output] = {}
-    clock = _StepClock(replay.settings.limits.window)
+    settings, groups = replay.settings, replay.scheduler.groups
+    seen: dict[str, _Seen] = {}
+    clock, gaps = _StepClock(settings.limits.window), TokenGaps()
     swap_s, num_resets = 0.0, 0
-    epochs: dict[str, int] = {}
-    gaps = TokenGaps()
     for event, result in replay.events():
         match event:
             case Added(added):
-                requests |= {request.request_id: request for request in added}
-                epochs |= dict.fromkeys((request.request_id for request in added), num_resets)
+                seen |= {request.request_id: _Seen(request, num_resets) for request in added}
             case CacheReset() if result:
                 num_resets += 1
-                epochs |= dict.fromkeys(replay.scheduler.groups, num_resets)
+                for request_id in groups:
+                    seen[request_id].num_resets = num_resets
             case Planned(now, _):
                 clock.planned(now, _step_of(result, path))
             case Aborted() | Stopped():
-                if not replay.scheduler.groups:
+                if not groups:
                     clock.idle()
             case Updated(now, output):
-                clock.updated(now, is_busy=bool(replay.scheduler.groups))
+                clock.updated(now, is_busy=bool(groups))
                 swap_s += output.swap_s
                 gaps.note([row.seq_id for row in output.rows if row.tokens], now)
-                assert isinstance(result, list), "an update answers outputs"
+                assert isinstance(result, list), "an update returns outputs"
                 for each in result:
-                    outputs.setdefault(each.request_id, _Output()).take(each, now)
-    served = [
-        (request, outputs[name]) for name, request in requests.items() if name in outputs and outputs[name].tokens
-    ]
+                    seen[each.request_id].add(each, now)
+    served = [each for each in seen.values() if each.tokens]
     if not served:
         raise ConfigError(f"{path} has no request that produced a token")
-    began = min(request.arrival_time for request, _ in served)
-    settings = replay.settings
+    began = min(each.request.arrival_time for each in served)
     num_swapped = sum(step.work.num_swapped_blocks for step in clock.steps)
     return Recorded(
         settings,
-        [_traced(request, output, began, epochs[request.request_id]) for request, output in served],
-        len(requests) - len(served),
+        [each.traced(began) for each in served],
+        len(seen) - len(served),
         clock.steps,
         Outcome(
-            records=[_record(number, *each, began) for number, each in enumerate(served)],
+            records=[each.record(number, began) for number, each in enumerate(served)],
             samples=[],
             num_replicas=1,
             totals=Totals.of(replay.scheduler.stats(), sum(step.seconds for step in clock.steps), gaps.counts),
@@ -104,11 +106,11 @@ def read_recorded(path: str | Path, progress: Callable[[float], None] | None = N
 
 
 _OF_THE_MEMORY: Final = ("gpu_memory_utilization", "kv_cache_memory", "num_gpu_blocks_override", "kv_cache_dtype")
-"""Arguments that a recording says nothing about: its blocks are counted."""
+"""Arguments that are not in a recording, which has the number of blocks instead."""
 
 
 def recorded_arguments(recorded: Recorded) -> dict[str, Any]:
-    """The engine arguments that a scheduler was recorded with, by their names."""
+    """Return the engine arguments of the recorded scheduler, by their names."""
     settings = recorded.settings
     sections = ((settings.cache, CacheArgs), (settings.scheduler, SchedulerArgs))
     arguments = {each.name: getattr(section, each.name) for section, kind in sections for each in fields(kind)}
@@ -120,10 +122,12 @@ def recorded_arguments(recorded: Recorded) -> dict[str, Any]:
 
 
 def recorded_costs(name: str, recorded: Recorded) -> Fitted:
-    """A cost model fitted to the recorded steps, of a device with the recorded cache. Raises ConfigError where too few
-    were recorded."""
+    """Return a cost model fitted to the recorded steps, of a device with the recorded cache.
+
+    Raises ConfigError where too few were recorded.
+    """
     settings = recorded.settings
-    # the fit knows nothing of swapped blocks
+    # no coefficient of the fit is for swapped blocks
     steps = [step for step in recorded.steps if not step.work.num_swapped_blocks]
     if len(steps) < len(FEATURES):
         raise ConfigError(
@@ -152,7 +156,7 @@ def recorded_costs(name: str, recorded: Recorded) -> Fitted:
 
 
 class _StepClock:
-    """From the times of plans and results to seconds of steps."""
+    """Turns the times of plans and results into seconds of steps."""
 
     def __init__(self, sliding_window: int | None) -> None:
         self.steps: list[MeasuredStep] = []
@@ -163,13 +167,13 @@ class _StepClock:
         """Work and begin of a step that has returned, while the engine goes on to the next one."""
 
     def planned(self, now: float, step: SchedulerOutput | None) -> None:
-        """`schedule` was called; None: there was nothing to do."""
+        """Note that `schedule` was called; `step` is None when there was nothing to do."""
         self.close(now)
         if step is not None:
             self._in_flight.append((now, step))
 
     def updated(self, now: float, *, is_busy: bool) -> None:
-        """The oldest step has returned; `is_busy`: there is more to do at once."""
+        """Note that the oldest step has returned. `is_busy`: another one follows at once."""
         planned_at, step = self._in_flight.popleft()
         # with several in flight one begins when the one before it ends
         self._unfinished = work_of(step, self._sliding_window), max(planned_at, self._last_end)
@@ -178,11 +182,11 @@ class _StepClock:
             self.close(now)
 
     def idle(self) -> None:
-        """Without a step, what was left to do is gone: what the engine waits for from here on is no part of one."""
+        """Note that the last requests have gone without a step: the time from here on belongs to none."""
         self.close(self._last_end)
 
     def close(self, now: float) -> None:
-        """The step that has returned is over."""
+        """Note that the step that has returned is over."""
         if self._unfinished is not None:
             work, began = self._unfinished
             self.steps.append(MeasuredStep(work, now - began))
@@ -192,78 +196,78 @@ class _StepClock:
 def _step_of(result: object, path: str | Path) -> SchedulerOutput | None:
     if result is None:
         return None
-    assert isinstance(result, ReplayedStep), "a plan answers a step"
+    assert isinstance(result, ReplayedStep), "a plan returns a step"
     if not result.is_same or result.step is None:
         raise ConfigError(f"{path} cannot be simulated: this version plans a step otherwise than it was recorded")
     return result.step
 
 
-class _Output:
-    """What a request has produced: tokens by index, and the times of the first and the last. Tokens of beams come when
-    the search is over, and those of the n best alone."""
+@dataclass(slots=True)
+class _Seen:
+    """A recorded request and what it has produced: tokens by index, and the time of the last one.
 
-    def __init__(self) -> None:
-        self.tokens: dict[int, list[int]] = {}
-        self.last_token_time = 0.0
-        self.first_scheduled_time: float | None = None
-        self.first_token_time: float | None = None
-        self.num_cached_tokens = 0
+    num_resets: resets of the prefix cache before it ran. Tokens of beams come when the search is over, and those of the
+    n best alone.
+    """
 
-    def take(self, output: EngineCoreOutput, now: float) -> None:
-        """Add what an update brought."""
+    request: EngineCoreRequest
+    num_resets: int
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    last_token_time: float = 0.0
+    metrics: RequestMetrics | None = None
+    num_cached_tokens: int = 0
+
+    def add(self, output: EngineCoreOutput, now: float) -> None:
+        """Add the output of an update."""
         for delta in output.deltas:
             if delta.token_ids:
                 self.last_token_time = now
                 self.tokens.setdefault(delta.index, []).extend(delta.token_ids)
-        if output.metrics is not None:
-            self.first_scheduled_time = output.metrics.first_scheduled_time
-            self.first_token_time = output.metrics.first_token_time
+        self.metrics = output.metrics or self.metrics
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
 
+    def record(self, number: int, began: float) -> RequestRecord:
+        """Return the request as a simulation reports it, with times since `began`."""
+        params, lengths = self.request.params, list(map(len, self.tokens.values()))
+        record = RequestRecord(
+            number=number,
+            arrival_s=self.request.arrival_time - began,
+            finished_s=self.last_token_time - began,
+            num_sequences=params.width,
+            num_prompt_tokens=len(self.request.prompt_token_ids),
+            num_output_tokens=params.width * max(lengths) if params.use_beam_search else sum(lengths),
+            num_cached_tokens=self.num_cached_tokens,
+        )
+        if self.metrics is not None and self.metrics.first_scheduled_time is not None:
+            record.first_scheduled_s = self.metrics.first_scheduled_time - began
+        if self.metrics is not None and self.metrics.first_token_time is not None:
+            record.first_token_s = self.metrics.first_token_time - began
+        return record
 
-def _record(number: int, request: EngineCoreRequest, output: _Output, began: float) -> RequestRecord:
-    params, lengths = request.params, list(map(len, output.tokens.values()))
-    return RequestRecord(
-        number=number,
-        arrival_s=request.arrival_time - began,
-        first_scheduled_s=_since(began, output.first_scheduled_time),
-        first_token_s=_since(began, output.first_token_time),
-        finished_s=output.last_token_time - began,
-        num_sequences=params.width,
-        num_prompt_tokens=len(request.prompt_token_ids),
-        num_output_tokens=params.width * max(lengths) if params.use_beam_search else sum(lengths),
-        num_cached_tokens=output.num_cached_tokens,
-    )
-
-
-def _since(began: float, time: float | None) -> float | None:
-    return None if time is None else time - began
-
-
-def _traced(request: EngineCoreRequest, output: _Output, began: float, epoch: int) -> TraceRequest:
-    """Return a request with what it produced; what was aborted or stopped ends where it was.
-
-    `epoch`: resets of the prefix cache before it ran. A salt keeps it from the blocks of earlier ones, at whatever time
-    the simulation runs them.
-    """
-    params = request.params
-    tokens = [output.tokens.get(index) or [0] for index in range(params.width)]
-    is_beam = params.use_beam_search
-    return TraceRequest(
-        request_id=request.request_id,
-        arrival_s=request.arrival_time - began,
-        prompt_token_ids=request.prompt_token_ids,
-        output_len=max(map(len, tokens)),
-        output_lens=list(map(len, tokens)) if len(tokens) > 1 and not is_beam else [],
-        output_token_ids=[] if is_beam else tokens,
-        n=params.n,
-        best_of=params.best_of,
-        use_beam_search=is_beam,
-        priority=request.priority,
-        tenant=request.tenant,
-        first_token_deadline_s=request.first_token_deadline_s,
-        cache_namespace=request.cache_namespace,
-        cache_salt=f"{request.cache_salt or ''} after reset {epoch}" if epoch else request.cache_salt,
-        adapter=request.adapter,
-        placeholders=[(each.offset, each.length, each.digest.hex()) for each in request.placeholders],
-    )
+    def traced(self, began: float) -> TraceRequest:
+        """Return the request with what it produced; one that was aborted or stopped ends where it was."""
+        request, params = self.request, self.request.params
+        tokens = [self.tokens.get(index) or [0] for index in range(params.width)]
+        is_beam = params.use_beam_search
+        salt = request.cache_salt
+        if self.num_resets:
+            # this salt keeps it from the blocks of requests before the reset, at whatever time the simulation runs them
+            salt = f"{salt or ''} after reset {self.num_resets}"
+        return TraceRequest(
+            request_id=request.request_id,
+            arrival_s=request.arrival_time - began,
+            prompt_token_ids=request.prompt_token_ids,
+            output_len=max(map(len, tokens)),
+            output_lens=list(map(len, tokens)) if len(tokens) > 1 and not is_beam else [],
+            output_token_ids=[] if is_beam else tokens,
+            n=params.n,
+            best_of=params.best_of,
+            use_beam_search=is_beam,
+            priority=request.priority,
+            tenant=request.tenant,
+            first_token_deadline_s=request.first_token_deadline_s,
+            cache_namespace=request.cache_namespace,
+            cache_salt=salt,
+            adapter=request.adapter,
+            placeholders=[(each.offset, each.length, each.digest.hex()) for each in request.placeholders],
+        )
