@@ -31,7 +31,7 @@ text { fill: #c4ccd4 } .head { fill: #f0f3f6 } .faint { fill: #8f9aa5 }
 .d0 { fill: #6ea8ea } .d1 { fill: #f0985a } .d2 { fill: #72c78c } .d3 { fill: #cf8ed6 }
 }"""
 MAX_SERIES: Final = 4
-"""Of a panel: so many have a colour."""
+"""Lines of a panel: there are as many colours."""
 
 
 class Series(NamedTuple):

@@ -163,7 +163,7 @@ def _drawn(raster: Raster, num_steps: int, first_step: int) -> list[str]:
 
 
 def _ticks(num_before: int, num_steps: int) -> range:
-    """Round numbers of steps, of those that end within the picture; what lies left of a tick are so many steps."""
+    """Return round numbers of steps that end within the picture; a tick stands at the end of its step."""
     first, second, *_ = ticks(0.0, num_steps, count=10)
     every = max(1, round(second - first))
     return range(-(-num_before // every) * every, num_before + num_steps + 1, every)

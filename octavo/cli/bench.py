@@ -152,7 +152,7 @@ print(json.dumps(parts))
 
 
 def _start_once(args: EngineArgs) -> dict[str, float]:
-    """Start a process that makes one token: its parts, what it says of itself, and its seconds as seen from outside."""
+    """Start a process that makes one token; return the figures that it reports, and its seconds seen from outside."""
     defaults = EngineArgs()
     keywords = {name: value for name, value in vars(args).items() if value != getattr(defaults, name)}
     began = time.perf_counter()
@@ -164,14 +164,14 @@ def _start_once(args: EngineArgs) -> dict[str, float]:
     )
     total = time.perf_counter() - began
     if child.returncode != 0:
-        last_words = child.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        raise EngineDeadError(f"the measured process failed: {last_words[0]}")
+        failure = child.stderr.strip().splitlines()[-1:] or ["it wrote nothing"]
+        raise EngineDeadError(f"the measured process failed: {failure[0]}")
     parts = msgspec.json.decode(child.stdout.splitlines()[-1], type=dict[str, float])
     return parts | {"process_s": total}
 
 
 def load(given: Given) -> LLM:
-    """The engine of these arguments, logging quietly."""
+    """Return the engine of these arguments, logging quietly."""
     from octavo.llm import LLM
 
     args = given.arguments(EngineArgs)
@@ -220,7 +220,7 @@ def _measure(
 
 
 def _report(name: str, given: Given, workload: dict[str, Any], result: dict[str, Any]) -> int:
-    """The figures, with the arguments that differ from the defaults."""
+    """Report the figures, with the arguments that differ from the defaults."""
     args = given.arguments(EngineArgs)
     changed = {key: value for key, value in vars(args).items() if value != getattr(EngineArgs(), key)}
     report(name, {"model": args.model, "arguments": changed, **workload}, result)

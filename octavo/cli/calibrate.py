@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _OUTPUT_LEN = 24
 _MOST_PROMPT_TOKENS = 1 << 14
-"""Of a batch of the grid: larger ones take long and tell nothing that the others do not."""
+"""Prompt tokens of the largest batch of the grid: larger ones take long and add nothing to the fit."""
 _NUM_CHECKED = 40
 """Requests of each load that is held out of the fit."""
 _MIXED = Workload(arrivals="at-once", num_requests=48, input_len=96, output_len=48, length_spread=0.6)
@@ -163,7 +163,7 @@ def fitted(llm: LLM, grid: Grid, clock: Callable[[], float] = time.perf_counter)
 
 
 class Batch(NamedTuple):
-    """Requests by their lengths. They are handed in at once, or `steps_between` steps after one another."""
+    """Requests by their lengths. They are added at once, or `steps_between` steps after one another."""
 
     input_lens: Sequence[int]
     output_lens: Sequence[int]
@@ -229,7 +229,7 @@ def _repeated(runs: Sequence[Sequence[TimedStep]]) -> list[list[TimedStep]]:
 
 
 def _typical_seconds(repetitions: Sequence[TimedStep]) -> float:
-    """The median of those that ran through; where all were interrupted the least, to which that added fewest."""
+    """Return the median of the uninterrupted repetitions; where there are none, the shortest of all."""
     whole = [each.step.seconds for each in repetitions if not each.was_interrupted]
     return statistics.median(whole) if whole else min(each.step.seconds for each in repetitions)
 
@@ -240,13 +240,13 @@ def _spread(repetitions: Sequence[TimedStep]) -> float:
 
 
 def _one_by_one(longest: int) -> Batch:
-    """Steps of few rows, and such that compute a prompt while others decode."""
+    """Return a batch whose steps have few rows, some of them a prompt beside decoding rows."""
     requests = generate(dataclasses.replace(_MIXED, max_len=min(longest, _MIXED.max_len)), seed=2)
     return Batch([each.prompt_len for each in requests], [each.output_len for each in requests], steps_between=5)
 
 
 def _prompts(llm: LLM, lengths: Sequence[int], seed: int) -> list[list[int]]:
-    """Random tokens. The first ones differ as far as there are different ones: no prompt is found in the cache."""
+    """Return random tokens. The first ones differ as far as the vocabulary allows: the cache finds no prompt."""
     source = random.Random(seed)
     vocab_size = llm.config.model.vocab_size
     return [
@@ -275,5 +275,5 @@ def _whole_prompts(engine: LLMEngine) -> Iterator[None]:
 
 
 def _num_interruptions() -> int:
-    """How often a thread of this process had to leave its processor to another program."""
+    """Return how often another program took the processor of a thread of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

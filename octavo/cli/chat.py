@@ -123,7 +123,7 @@ def converse(engine: LLMEngine, params: SamplingParams, system: str | None) -> N
 def _turn(
     engine: LLMEngine, messages: list[dict[str, str]], line: str, params: SamplingParams, interrupt: Interrupt
 ) -> list[dict[str, str]]:
-    """Answer a line; return the messages that it adds to the conversation, none when it is refused."""
+    """Respond to a line; return the messages that it adds to the conversation, none when it is refused."""
     turn = {"role": "user", "content": line}
     try:
         answer = _answer(engine, [*messages, turn], params, interrupt)
@@ -134,7 +134,7 @@ def _turn(
 
 
 def _answer(engine: LLMEngine, messages: list[dict[str, str]], params: SamplingParams, interrupt: Interrupt) -> str:
-    """Write the model's answer to standard output and return it; what was written before Ctrl-C is the answer."""
+    """Write the model's response to standard output and return it; Ctrl-C ends it."""
     from octavo.cli.stream import stream
 
     pieces: list[str] = []

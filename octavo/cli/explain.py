@@ -36,9 +36,9 @@ def explain(*, given: Given) -> int:
 
 
 def _without_weights(args: EngineArgs) -> EngineArgs:
-    """Arguments that ask for no weights where none are here: a plan needs config and tokenizer alone.
+    """Return arguments without weights where there are none on this machine: a plan needs config and tokenizer alone.
 
-    Those of a name on a hub stay there.
+    The weights of a model on a hub are not fetched.
     """
     path = Path(args.model).expanduser()
     are_here = args.model == BUILTIN_MODEL or path.is_file() or any(any(path.glob(files)) for files in _WEIGHTS)

@@ -55,7 +55,7 @@ def _names(entry: HelpEntry) -> str:
 
 
 def _text(value: Any) -> str:
-    """The plain text of what cyclopts hands over: text, or one of rich's objects."""
+    """Return the plain text of a value from cyclopts: text, or one of rich's objects."""
     if value is None or isinstance(value, str):
         return value or ""
     if hasattr(value, "primary_renderable"):

@@ -1,5 +1,6 @@
-"""Loads on the engine of this process, on the clock, beside their simulation: for `octavo bench validate`, and for what
-`octavo bench calibrate` holds out of its fit.
+"""Runs loads on the engine of this process, at the times of their traces, and simulates them.
+
+`octavo bench validate` compares both; `octavo bench calibrate` does so for the loads that it holds out of its fit.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ _BURST: Final = Workload(arrivals="at-once", input_len=96, output_len=48, length
 
 
 class Load(NamedTuple):
-    """A trace by its name."""
+    """A trace and its name."""
 
     name: str
     trace: Trace
 
 
 def standard_loads(llm: LLM, simulation: Simulation, num_requests: int) -> Iterator[Load]:
-    """A burst, and others whose rates are shares of what the simulation of the burst serves."""
+    """Yield a burst, and loads whose rates are shares of the rate at which the simulation serves the burst."""
     longest = llm.engine.ready.max_model_len
     burst = dataclasses.replace(_BURST, num_requests=num_requests, max_len=min(longest, _BURST.max_len))
     offline = Trace(generate(burst, seed=1))
@@ -72,7 +73,7 @@ def simulation_of(llm: LLM, model: CostModel) -> Simulation:
 def compare(
     llm: LLM, simulation: Simulation, loads: Iterable[Load], repetitions: int, *, on_processor_clock: bool = False
 ) -> list[Comparison]:
-    """Run every load on the engine, and simulate it."""
+    """Run every load on the engine and simulate it; return both."""
     comparisons = []
     for each in loads:
         measured = []
@@ -84,19 +85,19 @@ def compare(
 
 
 class WallClock:
-    """Seconds on the wall."""
+    """Reads seconds on the wall."""
 
     def __call__(self) -> float:
         return time.monotonic()
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Wait for this time."""
         time.sleep(seconds)
 
 
 class ProcessorClock:
-    """Seconds in which this process had a processor, and those that it waited: what other programs take does not count.
-    They begin where the wall's are. Right for an engine with one thread."""
+    """Reads the seconds in which this process had a processor, plus those of `wait`: the time of other programs does
+    not count. It starts at the time of the wall clock, and is right for an engine with one thread."""
 
     def __init__(self) -> None:
         self._skipped_s = time.monotonic() - time.process_time()
@@ -105,12 +106,12 @@ class ProcessorClock:
         return time.process_time() + self._skipped_s
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Wait for this time."""
         self._skipped_s += seconds
 
 
 class Live:
-    """A trace on an engine, at the times that it says. `run` may be called once."""
+    """Runs a trace on an engine, with requests at the times of the trace. `run` may be called once."""
 
     def __init__(self, llm: LLM, trace: Trace, clock: WallClock | ProcessorClock | None = None) -> None:
         self._engine = llm.engine
@@ -122,7 +123,7 @@ class Live:
         self._records: dict[int, RequestRecord] = {}
         self._due = [(each.arrival_s, number) for number, each in enumerate(trace.requests) if each.follows is None]
         heapq.heapify(self._due)
-        # drawn before the clock starts: a server's prompts come from elsewhere
+        # drawn before the clock starts: the clients of a server make the prompts
         self._prefixes = {
             name: self._random(f"prefix {name}", length)
             for request in trace.requests
@@ -131,7 +132,7 @@ class Live:
         self._rests = [self._random(f"request {number}", each.prompt_len) for number, each in enumerate(trace.requests)]
 
     def run(self) -> Measured:
-        """Until every request has ended."""
+        """Run until every request has ended; return what was measured."""
         with _on_clock(self._engine, self._clock) as times:
             return self._run(times)
 
@@ -201,7 +202,7 @@ class Live:
         )
 
     def _prompt(self, number: int, traced: TraceRequest) -> list[int]:
-        """Random tokens; what has the same name has the same ones, and a later turn begins with all before it."""
+        """Return random tokens: the same ones for the same name; a later turn begins with all before it."""
         if traced.prompt_token_ids is not None:
             return traced.prompt_token_ids
         prompt = list(self._histories.get(traced.conversation or "", ()))

@@ -1,4 +1,4 @@
-"""The console script: finds the command, and turns every error that octavo raises on purpose into one line."""
+"""The console script: finds the command, and turns the errors that octavo raises on purpose into one line each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BENCHMARKS = (
 
 
 def build_app() -> App:
-    """The tree of commands; a command's own module is imported when it runs."""
+    """Return the tree of commands; the module of a command is imported when it runs."""
     app = App(
         name="octavo",
         help="Serve large language models: from a prompt to text, offline and over HTTP.",
@@ -104,7 +104,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _leave_output() -> None:
-    """Keep the interpreter from complaining at exit about what could not be written."""
+    """Redirect standard output, so that the interpreter prints no error at exit about unwritten output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,7 +1,7 @@
 """Flags made from annotated fields: engine arguments, server arguments and sampling parameters.
 
 `with_options` gives a command the flags of the field classes that it names. Flags that were not given are left out, so
-that variables, the YAML file and defaults can speak.
+that variables, the YAML file and defaults apply.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _OF_A_SERVER = ("served_model_name", "disable_log_stats")
 
 
 def heading(name: str) -> Group:
-    """A group of options under its heading, in its place in the help."""
+    """Return a group of options with this heading; `_GROUPS` has their order in the help."""
     return Group(name, sort_key=_GROUPS.index(name))
 
 
@@ -74,23 +74,23 @@ def whole_numbers(name: str, text: str) -> tuple[int, ...]:
 
 
 class Given(msgspec.Struct, frozen=True):
-    """The flags that a person gave, by the class that their fields belong to."""
+    """The flags that were given, by the names of their fields."""
 
     config: str | None
     values: dict[str, Any]
 
     def arguments(self, cls: type[Args]) -> Args:
-        """Arguments of `cls` from flags, variables, YAML file and defaults. Raises ConfigError."""
+        """Return arguments of `cls` from flags, variables, YAML file and defaults. Raises ConfigError."""
         mine = arguments(cls)
         return gather(cls, {k: v for k, v in self.values.items() if k in mine}, config_file=self.config)
 
     def own(self, cls: type[Own]) -> Own:
-        """Options that belong to one command, from flags and defaults alone. Raises ConfigError."""
+        """Return the options of one command, from flags and defaults alone. Raises ConfigError."""
         mine = arguments(cls)
         return cls(**{name: value for name, value in self.values.items() if name in mine})
 
     def sampling(self, defaults: dict[str, Any]) -> SamplingParams:
-        """Sampling parameters: the flags over `defaults`. Raises InvalidRequest."""
+        """Return sampling parameters: the flags over `defaults`. Raises InvalidRequest."""
         mine = SamplingParams.__struct_fields__
         return SamplingParams.over_defaults(defaults, {k: v for k, v in self.values.items() if k in mine})
 
@@ -153,7 +153,7 @@ def _argument_flag(argument: Argument) -> inspect.Parameter:
         kind = list[str]
     elif arg.choices is not None:
         kind = Literal[arg.choices]
-    # what only takes one value so far is in the reference page; here it would be in the way
+    # an argument with a single value so far is in the reference page alone
     return _flag(argument.name, kind, doc, argument.group, show=arg.only is None)
 
 
@@ -172,7 +172,7 @@ def _sampling_flags() -> list[inspect.Parameter]:
 
 
 def _plain_kind(hint: Any) -> Any:
-    """The type of a flag for a sampling parameter; None for mappings, which have no good flag."""
+    """Return the type of a flag for a sampling parameter; None for mappings, which have no good flag."""
     if isinstance(hint, types.UnionType):
         members = [member for member in typing.get_args(hint) if member is not types.NoneType]
         hint = members[0] if len(members) == 1 else str  # a word that the class understands

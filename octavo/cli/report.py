@@ -1,4 +1,4 @@
-"""How a measurement is reported: what a reader needs to trust the figures, then the figures as one line of JSON."""
+"""Reports a measurement: version, commit and machine, then the figures as one line of JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo.platform import Platform
 
 
 def report(name: str, workload: dict[str, Any], result: dict[str, Any]) -> None:
-    """Version, commit, machine and the figures for people to stderr; all of it as one line of JSON to stdout."""
+    """Write version, commit, machine and the figures as text to stderr, and all of it as one line of JSON to stdout."""
     platform = Platform.detect()
     commit = source_commit()
     print(f"octavo {__version__}{f' at {commit}' if commit else ''}", file=sys.stderr)
@@ -36,7 +36,7 @@ def write_file(name: str, path: str, body: bytes) -> None:
 
 
 def rounded(value: Any) -> Any:
-    """Six significant digits everywhere: what the clock gives beyond is noise."""
+    """Return `value` with six significant digits in every number: the further ones of a clock are noise."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, list):
@@ -47,7 +47,7 @@ def rounded(value: Any) -> Any:
 
 
 def source_commit() -> str | None:
-    """The commit that octavo's source is at, with a plus when files differ from it; None when it is installed."""
+    """Return the commit of octavo's source, with a plus when files differ from it; None for an installed package."""
     source = Path(__file__).resolve().parents[2]
     if not (source / ".git").exists():
         return None

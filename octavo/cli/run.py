@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from octavo.engine.llm_engine import LLMEngine
 
 _MAX_TOKENS = 256
-"""Unless told otherwise: a model that never stops by itself should not fill a long context."""
+"""The default: a model that never stops by itself should not fill a long context."""
 
 
 @with_options(SamplingParams, EngineArgs)
@@ -47,7 +47,7 @@ def run(
     given = given if model is None else msgspec.structs.replace(given, values={**given.values, "model": model})
     args = given.arguments(EngineArgs)
     prompt = checked_text(_standard_input(args.model) if prompt is None else as_utf_8(prompt), "prompt")
-    given.sampling({"max_tokens": None})  # what is wrong with the flags is said before a model is loaded
+    given.sampling({"max_tokens": None})  # raises for wrong flags before a model is loaded
     log_quietly(args)
     mention_demonstration_model(args)
     try:
@@ -57,7 +57,7 @@ def run(
             raise
         raise CheckpointError(f"{error}. If {model} is a part of the prompt, put all of that into quotes") from error
     room = max(1, engine.ready.max_model_len - len(engine.tokenizer.encode(prompt)))
-    # what cannot be is refused as a context that is too short, not as a limit that nobody set
+    # an impossible min_tokens is refused because of the context, not because of this default
     most = min(_MAX_TOKENS, room) if given.values.get("min_tokens", 0) <= room else None
     params = given.sampling({"max_tokens": most} | engine.generation_defaults)
     if params.n == 1:
@@ -70,7 +70,7 @@ def run(
 def _model_and_prompt(first: str | None, prompt: str | None, model: str | None) -> tuple[str | None, str | None]:
     """Return the model that the words of the command name, and the prompt; None for what they leave out.
 
-    model: what --model says.
+    model: the value of --model.
     """
     if first is None:
         return model, prompt
@@ -92,7 +92,7 @@ def _model_and_prompt(first: str | None, prompt: str | None, model: str | None) 
 
 
 def _is_surely_a_model(word: str) -> bool:
-    """Return whether nobody would continue this as a text."""
+    """Return whether a word can only be a model, not a text to continue."""
     is_directory = (Path(word).expanduser() / CONFIG).is_file()
     return word == BUILTIN_MODEL or is_directory or ("/" in word and is_hub_name(word))
 
@@ -128,7 +128,7 @@ def _write_one(engine: LLMEngine, prompt: str, params: SamplingParams) -> None:
 
 
 def _write_several(engine: LLMEngine, prompt: str, params: SamplingParams) -> None:
-    """Texts that grow together cannot be told apart on one screen: each is written when all are there."""
+    """Write each text when all are complete: on one screen, texts that grow together cannot be distinguished."""
     from octavo.cli.stream import stream
 
     texts: dict[int, str] = {}

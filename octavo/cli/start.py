@@ -1,4 +1,4 @@
-"""What the commands that load a model say and set before they do."""
+"""Messages and settings of the commands that load a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def mention_demonstration_model(args: EngineArgs) -> None:
-    """One line on stderr when the small model is used, so that nobody takes its answers for a real one's."""
+    """Write a line to stderr when the demonstration model is used."""
     if args.model == BUILTIN_MODEL:
         say(
             f"{BUILTIN_MODEL} is a demonstration model of a few million parameters; name a model for a real one.",
@@ -27,12 +27,12 @@ def mention_demonstration_model(args: EngineArgs) -> None:
 
 
 def log_quietly(args: EngineArgs) -> None:
-    """Log warnings and errors: on a terminal that shows generated text, more is only for those who ask for it."""
+    """Log warnings and errors only, unless another level is given: the terminal shows generated text."""
     set_up("warning" if args.log_level == EngineArgs.log_level else args.log_level)
 
 
 def load(args: EngineArgs) -> LLMEngine:
-    """Return an engine, with one line about its memory on stderr; `octavo explain` shows the whole plan."""
+    """Return an engine, and write a line about its memory to stderr; `octavo explain` shows the whole plan."""
     with ends_at_interrupt():
         from octavo.engine.llm_engine import LLMEngine
 
@@ -43,9 +43,9 @@ def load(args: EngineArgs) -> LLMEngine:
 
 @contextmanager
 def ends_at_interrupt() -> Iterator[None]:
-    """Inside, Ctrl-C ends the process at once. For loading: most of it is foreign code, some of which loses exceptions.
+    """Inside, Ctrl-C ends the process at once: some of the libraries that load a model lose exceptions.
 
-    Leaves signals alone outside of the main thread, and where the program has a handler of its own.
+    Signals stay as they are outside of the main thread, and where the program has a handler of its own.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -1,4 +1,4 @@
-"""Text as it comes, from an engine in this process."""
+"""Streams the text of one request from an engine in this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def stream(
     engine: LLMEngine, prompt: str | Prompt, params: SamplingParams, interrupt: Interrupt | None = None
 ) -> Iterator[RequestOutput]:
-    """Outputs of one request, each with what is new in it; an interrupt aborts the request and ends the outputs.
+    """Return the outputs of one request, each with its new text; an interrupt aborts the request and ends them.
 
     Raises InvalidRequest at once when it is refused; the iterator raises RequestFailed when it ends with an error.
     """

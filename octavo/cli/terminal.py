@@ -1,6 +1,6 @@
-"""What terminals can show: text in encodings that lack some characters, lines that break between words, progress.
+"""Output on terminals: encodings that lack some characters, lines that break between words, progress.
 
-What goes into a file or a pipe is never wrapped.
+Output to a file or a pipe is never wrapped.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _HANDLER = "octavo.plain"
 
 
 def exchange_any_text() -> None:
-    """Let standard output and error take all text, and standard input give it where the locale knows only ASCII.
+    """Make standard output and error accept all text, and standard input read UTF-8 where the locale has only ASCII.
 
-    What an encoding lacks becomes similar characters, or "?". Input in ASCII is read as UTF-8, which it is a part of.
+    Characters that an encoding lacks become similar ones, or "?".
     """
     codecs.register_error(_HANDLER, _in_plain_characters)
     for stream in (sys.stdout, sys.stderr):
@@ -48,7 +48,7 @@ def exchange_any_text() -> None:
 
 
 def as_utf_8(word: str) -> str:
-    """Return a word of the command line whose bytes are UTF-8, whatever the locale took them for."""
+    """Return a word of the command line with its bytes read as UTF-8, in every locale."""
     try:
         return os.fsencode(word).decode()
     except UnicodeError:
@@ -69,7 +69,7 @@ def say(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
 
 
 def columns(stream: TextIO) -> int:
-    """Return the width of the terminal behind a stream, in characters; 80 where nobody knows."""
+    """Return the width of the terminal behind a stream, in characters; 80 where it is unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):
@@ -99,7 +99,7 @@ _TOKEN = re.compile(rf"\n|[^\S\n]+|[{_WIDE}]|[^\s{_WIDE}]+")
 
 
 class WordWrap:
-    """Writes text as it comes; on a terminal a word that does not fit begins a line of its own.
+    """Writes text piece by piece; on a terminal a word that does not fit begins a new line.
 
     The last word is held back until it is known to be whole: end with `flush`.
     """
@@ -123,7 +123,7 @@ class WordWrap:
         self._stream.flush()
 
     def flush(self) -> None:
-        """Write what is held back."""
+        """Write the text that is held back."""
         if self._held:
             self._write_token(self._held)
         self._stream.write(self._gap)
@@ -150,7 +150,7 @@ class WordWrap:
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[float], None]]:
-    """Show on a terminal how far something is, on standard error; the function receives shares from 0 to 1."""
+    """Show progress on standard error where that is a terminal; the function receives shares from 0 to 1."""
     if not sys.stderr.isatty():
         yield lambda share: None
         return

@@ -1,7 +1,7 @@
-"""`octavo bench validate`: loads on the engine of this machine, beside their simulation.
+"""`octavo bench validate`: compares loads on the engine of this machine with their simulation.
 
-Requests reach the engine when their trace says, on the clock; the simulation has the same trace and settings. Both are
-summarised by the same code. HTTP is in neither.
+Requests reach the engine at the times of their trace; the simulation has the same trace and settings. The same code
+summarises both. Neither contains HTTP.
 """
 
 from __future__ import annotations
@@ -99,5 +99,5 @@ def validate(*, given: Given) -> int:
 
 
 def _alike(trace: Trace) -> Trace:
-    """The sequences of a request all as long as its longest: a model that ends them otherwise cannot be had."""
+    """Return the trace with all sequences of a request as long as its longest: a real engine ends them together."""
     return Trace([msgspec.structs.replace(request, output_lens=[]) for request in trace.requests])

@@ -1,4 +1,4 @@
-"""How fast an executor moves blocks: measured by steps that do nothing else."""
+"""Measures how fast an executor moves blocks, by steps that do nothing else."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ def measure_block_moves(
     limits: CacheLimits,
     clock: Callable[[], float] = time.perf_counter,
 ) -> BlockMoveRates:
-    """Return the rates of the cache engine behind `executor`, without what a step costs besides, measured in the first
-    cache group. What the blocks hold is lost."""
+    """Return the rates of the cache engine behind `executor`, without the other costs of a step.
+
+    They are measured in the first cache group; the content of its blocks is lost.
+    """
     num_blocks, block_bytes = limits.groups[0].num_blocks, limits.groups[0].block_bytes
     copied = max(1, min(num_blocks // 2, _MOST_BLOCKS))
     copies = [BlockCopy(1 + i, 1 + (copied + i) % num_blocks) for i in range(copied)]
@@ -51,7 +53,7 @@ def _rate(num_bytes: int, seconds: float) -> float:
 
 
 def _least_seconds(executor: Executor, ops: BlockOps, clock: Callable[[], float]) -> float:
-    """Whatever else runs on the machine only adds to it; the first time also touches memory that is new."""
+    """Return the least seconds of a step: other programs only add to them, and the first step touches new memory."""
     step = SchedulerOutput(step_id=-1, new_sequences=[], rows=[], finished_ids=[], block_ops=ops)
     seconds = []
     for _ in range(_REPETITIONS):

@@ -1,11 +1,11 @@
-"""Writes down all that goes into a scheduler, so that a replay takes the same decisions (octavo/simulate/replay.py).
+"""Records all that goes into a scheduler, so that a replay takes the same decisions (octavo/simulate/replay.py).
 
 The file is a sequence of frames (octavo/engine/frames.py): first the settings, then in their order requests, aborts,
-stops, pins, resets, each time that `schedule` is told with a digest of the step it planned, and each result that
-`update` is given with its time. MessagePack and not JSON, because log-probabilities may be infinite.
+stops, pins, resets, the time of each call of `schedule` with a digest of the step that it planned, and the time and
+results of each call of `update`. MessagePack and not JSON, because log-probabilities may be infinite.
 
-Salts and namespaces are secrets of those who send requests: a recording has words instead that are the same where those
-are, within this recording.
+Salts and namespaces are secrets of those who send requests. A recording has other words in their place; within it,
+equal salts have equal words.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class Began(msgspec.Struct, frozen=True, tag="began"):
-    """The first frame: what the scheduler is made of, and how many steps are planned ahead."""
+    """The first frame: the settings of the scheduler, and how many steps are planned ahead."""
 
     settings: SchedulerSettings
     max_steps_in_flight: int
@@ -44,7 +44,7 @@ class Began(msgspec.Struct, frozen=True, tag="began"):
 
 
 class Added(msgspec.Struct, frozen=True, tag="added"):
-    """Requests came, together."""
+    """`add_together` was called."""
 
     requests: list[EngineCoreRequest]
 
@@ -63,7 +63,7 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
 
 
 class Planned(msgspec.Struct, frozen=True, tag="planned"):
-    """`schedule` was called at `now`; `digest` is of the step that it answered, None when there was none."""
+    """`schedule` was called at `now`; `digest` is of the step that it returned, None when there was none."""
 
     now: float
     digest: str | None
@@ -101,7 +101,7 @@ Event = Began | Added | Aborted | Stopped | Planned | Updated | CacheReset | Pin
 
 
 def step_digest(step: SchedulerOutput | None) -> str | None:
-    """16 hexadecimal digits that differ when two steps differ."""
+    """Return 16 hexadecimal digits that differ when two steps differ."""
     return None if step is None else hashlib.sha256(msgspec.msgpack.encode(step)).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""A load that was measured beside its simulation."""
+"""Compares a measured load with its simulation."""
 
 from __future__ import annotations
 
@@ -19,23 +19,26 @@ _FIGURES: Final = (
     ("found in cache, % of prompts", "cached_share", None, 1e2),
     ("preemptions", "num_preemptions", None, 1.0),
 )
-"""Label, field of `Summary`, what of its spread, and the factor to the label's unit."""
+"""Label, field of `Summary`, field of its spread, and the factor to the label's unit."""
 
-_NEXT_TO_NOTHING: Final = 0.1
+_SMALLEST: Final = 0.1
+"""A relative error of a smaller figure is not shown."""
 _UNDISTURBED: Final = 0.95
 """A process that has a processor for this share of its time was hardly disturbed."""
 
 
 class Measured(NamedTuple):
-    """A load on a real engine. processor_share: of the time in which it computed, that in which it had a processor;
-    other programs had the rest. None where only the former was counted."""
+    """The summary of a load on a real engine.
+
+    processor_share: the share of its busy time in which the engine had a processor; None where only that was counted.
+    """
 
     summary: Summary
     processor_share: float | None = None
 
 
 class Comparison(NamedTuple):
-    """One load as it was measured and as its simulation says."""
+    """The summaries of one load, measured and simulated."""
 
     load: str
     measured: Measured
@@ -43,23 +46,23 @@ class Comparison(NamedTuple):
 
     @classmethod
     def of(cls, load: str, measured: Sequence[Measured], predicted: Summary) -> Comparison:
-        """Of several measurements the one with the shortest requests counts: what else runs on a machine only adds."""
+        """Compare the measurement with the shortest requests: other programs on a machine only add to them."""
         return cls(load, min(measured, key=lambda each: each.summary.latency_s.mean), predicted)
 
     def rows(self) -> list[tuple[str, float, float]]:
-        """Label, measured and predicted value."""
+        """Return label, measured and predicted value of each figure."""
         return [
             (label, _figure(self.measured.summary, *how), _figure(self.predicted, *how)) for label, *how in _FIGURES
         ]
 
     @property
     def throughput_error(self) -> float:
-        """(predicted - measured) / measured output tokens per second."""
+        """Return (predicted - measured) / measured output tokens per second."""
         return self.predicted.output_tokens_per_s / self.measured.summary.output_tokens_per_s - 1
 
 
 def check_of(comparison: Comparison) -> Check:
-    """What a cost model keeps of a load that was held out of its fit."""
+    """Return what a cost model states about a load that was held out of its fit."""
     measured, predicted = comparison.measured.summary, comparison.predicted
 
     def error(of: Callable[[Summary], float]) -> float:
@@ -75,7 +78,7 @@ def check_of(comparison: Comparison) -> Check:
 
 
 def expected_error(checks: Sequence[Check], predicted: Summary) -> str:
-    """How far off the simulation was for the held-out load that is most like this one; empty where there is none."""
+    """Return a sentence on the errors for the held-out load that is most like this one; empty where there is none."""
     if not checks or not predicted.requests_per_s:
         return ""
     traits = _traits(predicted)
@@ -98,7 +101,7 @@ def _traits(summary: Summary) -> dict[str, float]:
 
 
 def _distance(check: Check, traits: dict[str, float]) -> float:
-    """Of two loads: lengths by their ratio, a factor of 8 counting as much as an idle engine beside a busy one."""
+    """Return how different two loads are; lengths 8 times apart count as much as an idle and a busy engine."""
     return (
         abs(math.log(traits["input_len"] / check.input_len, 8))
         + abs(math.log(traits["output_len"] / check.output_len, 8))
@@ -113,7 +116,7 @@ def _figure(summary: Summary, field: str, part: str | None, scale: float) -> flo
 
 
 def table(comparisons: Sequence[Comparison]) -> str:
-    """All loads, for people."""
+    """Return a text table of all loads."""
     lines = [f"{'':36}{'measured':>12}{'predicted':>12}{'error':>9}"]
     for comparison in comparisons:
         summary = comparison.predicted
@@ -121,8 +124,7 @@ def table(comparisons: Sequence[Comparison]) -> str:
         had = f", had a processor {share:.0%} of the time" if share is not None else ""
         lines.append(f"{comparison.load}: {summary.num_requests:,} requests{had}")
         for label, measured, predicted in comparison.rows():
-            # of next to nothing no error is large
-            error = f"{predicted / measured - 1:+9.1%}" if measured > _NEXT_TO_NOTHING else ""
+            error = f"{predicted / measured - 1:+9.1%}" if measured > _SMALLEST else ""
             lines.append(f"  {label:34}{measured:12,.4g}{predicted:12,.4g}{error}")
     worst = max(comparisons, key=lambda each: abs(each.throughput_error))
     lines.append(f"throughput is predicted within {abs(worst.throughput_error):.1%} (worst: {worst.load})")
@@ -136,7 +138,7 @@ def table(comparisons: Sequence[Comparison]) -> str:
 
 
 def to_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """The same as plain values: load → figure → [measured, predicted]."""
+    """Return load → figure → [measured, predicted]."""
     return {
         each.load: {label: list(values) for label, *values in each.rows()}
         | {"processor_share": each.measured.processor_share}

@@ -1,7 +1,7 @@
 """How long a step takes: a roofline of a device and a model, or coefficients fitted to measured steps.
 
 A roofline (Williams et al. 2009, doi:10.1145/1498765.1498785) takes the longer of the time that moving bytes and the
-time that arithmetic takes. Both kinds are read from JSON, told apart by `type`.
+time that arithmetic takes. Both kinds are read from JSON; `type` tells which one it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from octavo.core.step import SchedulerOutput
 from octavo.errors import ConfigError
 
 STEP_S: Final = 2e-3
-"""What a step costs besides bytes and arithmetic, where nothing else is known: planning, and starting kernels."""
+"""Seconds that a step costs besides bytes and arithmetic (planning, kernel launches) where nothing else is stated."""
 
 
 Amount = Annotated[float, msgspec.Meta(ge=0)]
@@ -26,7 +26,7 @@ Window = Annotated[int, msgspec.Meta(ge=1)] | None
 
 
 class StepWork(NamedTuple):
-    """What a step does, as far as its time depends on it.
+    """The amounts in a step that its time depends on.
 
     num_sequences: rows. num_tokens: tokens that are computed. num_prefill_tokens: those in rows of more than one.
     num_context_tokens: tokens whose keys and values rows of one token read. num_pairs: pairs of a query and a key that
@@ -44,7 +44,7 @@ class StepWork(NamedTuple):
 
 
 def num_pairs_of(start: int, num_tokens: int, sliding_window: int | None) -> int:
-    """Pairs of a query and a key that it sees, for the queries at `num_tokens` positions from `start` on."""
+    """Return the pairs of a query and a key that it sees, for queries at `num_tokens` positions from `start` on."""
     num_pairs = num_tokens * start + num_tokens * (num_tokens + 1) // 2
     if sliding_window is not None:
         # what lies before the window of the first query and of the one behind the last
@@ -81,8 +81,7 @@ def work_of(
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """A load that was run and simulated, and that no coefficient was fitted to. Errors are (predicted - measured) /
-    measured.
+    """The errors of simulating a load that no coefficient was fitted to: (predicted - measured) / measured.
 
     input_len, output_len: mean tokens of its requests. utilization: share of the time in which the engine computed.
     queued_share: mean share of a request's time that it waited to be scheduled.
@@ -143,20 +142,20 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return seconds
 
     def swap_seconds(self, num_blocks: int, block_size: int) -> float:
-        """What moving blocks between device and host takes."""
+        """Return the seconds that moving blocks between device and host takes."""
         return num_blocks * block_size * self.kv_bytes_per_token / self.swap_bytes_per_s
 
     def kv_tokens(self, memory_utilization: float) -> int:
-        """Tokens whose keys and values fit beside the weights into this share of the device's memory."""
+        """Return the tokens whose keys and values fit beside the weights into this share of the device's memory."""
         return max(0, int((memory_utilization * self.device_bytes - self.weight_bytes) / self.kv_bytes_per_token))
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """The rate of a long prefill."""
+        """Return the rate of a long prefill."""
         return 1 / (self.flops_per_token / self.flops_per_s + self.token_s)
 
     def describe(self) -> str:
-        """One line for the report."""
+        """Return a line for the report."""
         return (
             f"{self.name}: {self.weight_bytes / 1e9:,.3g} GB of weights at {self.bytes_per_s / 1e9:,.0f} GB/s and "
             f"{self.flops_per_s / 1e12:,.3g} TFLOP/s, {self.kv_bytes_per_token / 1e3:,.0f} kB of KV a token"
@@ -172,22 +171,22 @@ FEATURES = (
     "context_token_s",
     "pair_s",
 )
-"""The coefficients of `Fitted` in the order of `_features`, where that of `COPIED_BLOCK` follows."""
+"""The coefficients of `Fitted` in the order of `_features`; the one of `COPIED_BLOCK` follows them."""
 COPIED_BLOCK: Final = "copied_block_s"
 """Seconds per block that is copied within the device."""
 _FEW_SEQUENCES: Final = 8
-"""Up to so many rows of a step are cheaper on some processors: their data stay in the nearest cache."""
+"""Up to this number of rows a step is cheaper on some processors: the data stay in the nearest cache."""
 _MOST_INTERRUPTED, _WIDEST_SPREAD = 0.1, 0.5
 """`interrupted_share` and `repetition_spread` beyond which the machine was busy."""
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="fitted"):
-    """Seconds per step, and more per step with a prefill; per row, and more per row beyond the eighth; per prefill
-    token, token of context of a decoding row, and query-key pair of a prefill.
+    """Coefficients in seconds: per step, per step with a prefill in addition, per row, per row beyond the eighth in
+    addition, per prefill token, per token of context of a decoding row, and per query-key pair of a prefill.
 
     Made by `octavo bench calibrate`. num_kv_tokens: what the measured engine's cache holds. swap_bytes_per_s,
     copy_bytes_per_s: of keys and values that are moved between device and host, and copied within the device.
-    prefill_tokens_per_s: of a long prompt. sliding_window: see `Roofline`. fit_error: median of
+    prefill_tokens_per_s: of a long prompt. sliding_window: as in `Roofline`. fit_error: median of
     |predicted - measured| / measured over the measured steps. checks: loads that were held out of the fit.
     interrupted_share: of the measured steps, those in which other programs got the processor. repetition_spread: how
     far repetitions of a step are apart, (largest - smallest) / smallest, the median over the steps.
@@ -230,7 +229,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return seconds
 
     def swap_seconds(self, num_blocks: int, block_size: int) -> float:
-        """What moving blocks between device and host takes."""
+        """Return the seconds that moving blocks between device and host takes."""
         return num_blocks * block_size * self.kv_bytes_per_token / self.swap_bytes_per_s
 
     def with_prefill_rate(self, prompt_len: int, block_size: int) -> Fitted:
@@ -244,7 +243,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.num_kv_tokens
 
     def describe(self) -> str:
-        """One line for the report."""
+        """Return a line for the report."""
         line = f"{self.name}: fitted to measured steps"
         if not self.checks:
             line += f", median error {self.fit_error:.1%}; no load was held out to measure the error of predictions"
@@ -264,14 +263,14 @@ CostModel = Roofline | Fitted
 
 
 class MeasuredStep(NamedTuple):
-    """A step of the real engine and its time."""
+    """The work of a step of a real engine, and its time."""
 
     work: StepWork
     seconds: float
 
 
 def fit(steps: Sequence[MeasuredStep]) -> tuple[dict[str, Any], float]:
-    """Non-negative coefficients by `FEATURES` and `COPIED_BLOCK`, and the median of |predicted - measured| / measured.
+    """Return non-negative coefficients by `FEATURES` and `COPIED_BLOCK`, and the median relative error of the steps.
 
     Errors count relative to what is predicted, which is found in rounds: relative to what is measured, steps that were
     slow by chance would count for less than those that were fast, and predictions come out too low. Steps that took
@@ -309,8 +308,11 @@ def _features(work: StepWork) -> tuple[float, ...]:
 
 
 def non_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:
-    """x ≥ 0 that minimises |rows · x - targets|², by coordinate descent: each coefficient in turn takes its best value,
-    or 0. Converges because the problem is convex and separable in its bounds."""
+    """Return the x ≥ 0 that minimises |rows · x - targets|².
+
+    Coordinate descent gives each coefficient in turn its best value, or 0. It converges because the problem is convex
+    and separable in its bounds.
+    """
     columns = [list(column) for column in zip(*rows, strict=True)]
     # columns of length one: their sizes differ by many orders of magnitude
     scales = [math.sqrt(sum(value * value for value in column)) or 1.0 for column in columns]

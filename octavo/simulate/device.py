@@ -1,4 +1,4 @@
-"""What accelerators can do: a file of JSON per device, those of data sheets in `devices/`, or a user's own."""
+"""The rates of accelerators: a JSON file per device, in `devices/` or of the user."""
 
 from __future__ import annotations
 

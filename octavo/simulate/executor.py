@@ -1,6 +1,7 @@
-"""An executor without a model: results at once, with tokens that end each request where its trace says.
+"""An executor without a model: it returns results at once, and ends each request where its trace does.
 
-Its time is a cost model's. Steps run one after the other, as on a device; waiting for a result moves the clock.
+A cost model gives the time of a step. Steps run one after the other, as on a device; waiting for a result moves the
+clock.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def gap_seconds(key: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What the executor knows of a request besides its steps.
+    """What a request produces; the steps do not contain it.
 
     output_lens: tokens of its sequences, the ending one included; a single number stands for all of them.
     token: the id of all its output tokens but the last: prefixes differ by stream and length, so one id per stream is

@@ -1,4 +1,4 @@
-"""What a simulation has to know of a model, from its config.json alone: sizes, and what a token computes and reads."""
+"""Facts of a model from its config.json alone: sizes, and what a token computes and reads."""
 
 from __future__ import annotations
 

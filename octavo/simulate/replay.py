@@ -1,4 +1,4 @@
-"""A recorded run once more: the same inputs to a new scheduler, and whether it takes the same decisions."""
+"""Replays a recorded run: gives the same inputs to a new scheduler, and compares the steps that it plans."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ Applied = ReplayedStep | list[EngineCoreOutput] | bool | None
 
 
 class ReplayResult(NamedTuple):
-    """How a replay went. `first_difference` is the number of the first step that was planned otherwise, None for none.
+    """The result of a replay. `first_difference`: number of the first step that differs; None for none.
 
-    num_steps: steps that are the same.
+    num_steps: steps that are equal.
     """
 
     num_steps: int
@@ -56,7 +56,7 @@ class ReplayResult(NamedTuple):
 
 
 def read_recording(path: str | Path, progress: Callable[[float], None] | None = None) -> Iterator[Event]:
-    """The events of a recording; the first is `Began`. An unfinished last one, as a crash leaves it, is passed over.
+    """Yield the events of a recording; the first is `Began`. An unfinished last one, as a crash leaves it, is skipped.
 
     `progress` is called with the share of the file that has been read.
 
@@ -97,7 +97,7 @@ def _check_first(path: str | Path, event: Event) -> None:
 
 
 class Replay:
-    """Feeds a recording to a scheduler that is built from its settings. `scheduler` may be looked at in between."""
+    """Gives the events of a recording to a scheduler with its settings. `scheduler` may be read between two events."""
 
     def __init__(self, path: str | Path, progress: Callable[[float], None] | None = None) -> None:
         self._events = read_recording(path, progress)
@@ -108,12 +108,14 @@ class Replay:
         self.num_requests = 0
 
     def steps(self) -> Iterator[ReplayedStep]:
-        """Every planned step. After the first difference the recorded results belong to other steps: it ends there."""
+        """Yield every planned step, up to the first that differs: the results after it belong to other steps."""
         return (result for _, result in self.events() if isinstance(result, ReplayedStep))
 
     def events(self) -> Iterator[tuple[Event, Applied]]:
-        """Yield every event and its result: of `Planned` a step if there was one, of `Updated` outputs, of `CacheReset`
-        True where the cache was reset."""
+        """Yield every event and its result.
+
+        The result of `Planned` is a step if there was one, of `Updated` outputs, of `CacheReset` whether it was done.
+        """
         for event in self._events:
             result = self._apply(event)
             yield event, result
@@ -145,7 +147,7 @@ class Replay:
         return None
 
     def run(self) -> ReplayResult:
-        """The whole recording, or as much of it as is decided alike."""
+        """Replay the whole recording, or the part up to the first difference."""
         num_steps = 0
         for step in self.steps():
             if not step.is_same:

@@ -11,9 +11,9 @@ from octavo.simulate.outcome import Totals
 
 
 class Replica:
-    """Requests are handed in at any time and reach the core between its steps, as those of a server do.
+    """An engine core whose requests reach it between its steps, as those of a server do.
 
-    num_open: requests that have not ended, those in the inbox too.
+    num_open: requests that have not ended, those that wait for the next step included.
     """
 
     def __init__(
@@ -68,8 +68,6 @@ class Replica:
             self.executor.forget(self._seeds.pop(output.request_id))
         return finished
 
-    # ---- looking in ----
-
     def totals(self) -> Totals:
         """Return the counts since the begin."""
         return Totals.of(self.scheduler.stats(), self.executor.busy_s, self.executor.gaps.counts)
@@ -80,16 +78,16 @@ class Replica:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for blocks or for their first step."""
+        """Return the number of requests that wait for blocks or for their first step."""
         return len(self._inbox) + len(self.scheduler.waiting)
 
     @property
     def num_swapped(self) -> int:
-        """Requests that wait on the host."""
+        """Return the number of requests whose blocks are on the host."""
         return len(self.scheduler.swapped)
 
     @property
     def kv_usage(self) -> float:
-        """Share of the blocks that are in use."""
+        """Return the share of the blocks that are in use."""
         manager = self.scheduler.block_manager
         return manager.num_used_blocks / manager.limits.num_blocks

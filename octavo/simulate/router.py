@@ -1,4 +1,4 @@
-"""Which replica gets a request."""
+"""Routers: they choose the replica of each request."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from octavo.simulate.replica import Replica
 
 
 class Router(Protocol):
-    """One small class per way to route. `needs_feedback`: the choice depends on what replicas do."""
+    """A way to choose. `needs_feedback`: the choice depends on the state of the replicas."""
 
     needs_feedback: bool
 
     def choose(self, request: EngineCoreRequest, replicas: Sequence[Replica]) -> int:
-        """The place in `replicas` of the one that gets the request."""
+        """Return the place in `replicas` of the one that gets the request."""
         ...
 
 
 class RoundRobin:
-    """In turn."""
+    """Chooses the replicas in turn."""
 
     needs_feedback = False
 
@@ -36,7 +36,7 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """The one with the fewest open requests; among equals the first."""
+    """Chooses the replica with the fewest open requests; among equals the first."""
 
     needs_feedback = True
 
@@ -45,11 +45,11 @@ class LeastLoaded:
 
 
 class PrefixAware:
-    """The one that was last sent the longest part of the prompt, unless it has `slack` requests more than the least
-    loaded one and `ratio` times as many: then the least loaded one.
+    """Chooses the replica that was last sent the longest part of the prompt, or the least loaded one where that replica
+    has `slack` requests more and `ratio` times as many.
 
-    It remembers what it sent where, in blocks of `block_size` tokens, and not what replicas still hold: a router
-    outside of them cannot know. It forgets what it used longest ago.
+    It keeps what it sent where, in blocks of `block_size` tokens, and not what replicas still hold, which a router
+    outside of them cannot observe. Above `capacity` blocks it drops the least recently used one.
     """
 
     needs_feedback = True
@@ -82,11 +82,11 @@ class PrefixAware:
 
 
 ROUTERS = ("round-robin", "least-loaded", "prefix-aware")
-"""Names that `make_router` knows."""
+"""The names of routers."""
 
 
 def make_router(name: str, block_size: int) -> Router:
-    """A router by name, one of `ROUTERS`."""
+    """Return a new router of this name, one of `ROUTERS`."""
     match name:
         case "round-robin":
             return RoundRobin()

@@ -16,7 +16,7 @@ _GIB: Final = 1 << 30
 
 
 def engine_settings(args: EngineArgs, model: CostModel, *, max_model_len: int) -> SchedulerSettings:
-    """Settings from arguments, with a cache that the cost model's device has room for. Raises ConfigError."""
+    """Return settings with a cache that the device of the cost model has room for. Raises ConfigError."""
     block_bytes = int(args.block_size * model.kv_bytes_per_token)
     num_blocks = args.num_gpu_blocks_override or model.kv_tokens(args.gpu_memory_utilization) // args.block_size
     if num_blocks < 1:

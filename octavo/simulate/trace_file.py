@@ -1,4 +1,4 @@
-"""Traces as files: a request per line, as JSON."""
+"""Reads and writes traces: a request per line, as JSON."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ _NOUNS: Final = {
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Return a trace from a file of JSON lines. Raises ConfigError that names the line, the field, and what is
-    expected."""
+    """Return a trace from a file of JSON lines. Raises ConfigError with the line, the field, and what is expected."""
     try:
         lines = Path(path).expanduser().read_bytes().splitlines()
     except OSError as error:
@@ -58,7 +57,7 @@ _EXAMPLE: Final = '{"arrival_s": 0.5, "num_prompt_tokens": 100, "output_len": 20
 
 
 def _complaint(error: msgspec.DecodeError | UnicodeDecodeError) -> str:
-    """Return what is wrong with a line, in our words for what msgspec says."""
+    """Return what is wrong with a line."""
     if isinstance(error, UnicodeDecodeError):
         return "is not UTF-8 text"
     # "… - at `$.field`"

@@ -1,7 +1,7 @@
-"""What arrives: traces as JSON lines, and generators of them.
+"""The requests of a simulation: traces, and a generator of them.
 
-Prompts are told by lengths: a prompt is a sequence of named prefixes and a rest of its own. Requests that name the same
-prefix have the same tokens there, so the prefix cache finds what it would find.
+Prompts are given by lengths: a prompt is a sequence of named prefixes and a rest of its own. Requests that name the
+same prefix have the same tokens there, so the prefix cache finds what it would find.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from octavo.errors import ConfigError, InvalidRequest
 from octavo.simulate.executor import END_TOKEN, Script
 
 _STREAM: Final = 1 << 16
-"""Distance of streams' token ids: children of a group and candidates of a beam lie in between."""
+"""Distance of the token ids of two streams: those of siblings and of candidates of beams lie in between."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -90,24 +90,24 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def prompt_len(self) -> int:
-        """Tokens of the prompt."""
+        """Return the tokens of the prompt."""
         return len(self.prompt_token_ids) if self.prompt_token_ids is not None else self.num_prompt_tokens or 0
 
     @property
     def width(self) -> int:
-        """Sequences that are computed."""
+        """Return the number of sequences that are computed."""
         return self.best_of or self.n
 
     @property
     def final_len(self) -> int:
-        """Tokens of its longest output."""
+        """Return the tokens of its longest output."""
         return min(self.output_len, self.max_tokens or self.output_len)
 
 
 class Trace:
-    """Requests in the order of their lines, and what the scheduler is given for each. Raises ConfigError.
+    """Requests in the order of their lines, and the requests for a scheduler that they stand for. Raises ConfigError.
 
-    places: where each request comes from, for error messages.
+    places: the origin of each request, for error messages.
     """
 
     def __init__(self, requests: Sequence[TraceRequest], places: Sequence[str] | None = None) -> None:
@@ -133,7 +133,7 @@ class Trace:
                 except InvalidRequest as error:
                     raise ConfigError(f"{place}: {error}") from error
             numbers[name] = number
-        # every name has its place before anything runs: token ids depend on the trace alone
+        # every name has its number before the first request is made: token ids depend on the trace alone
         for request in requests:
             for name, _ in request.prefixes:
                 self._stream(f"prefix {name}")
@@ -145,11 +145,11 @@ class Trace:
 
     @property
     def last_arrival_s(self) -> float:
-        """Of the requests that follow no other."""
+        """Return when the last of the requests arrives that follow no other."""
         return max(request.arrival_s for request in self.requests if request.follows is None)
 
     def request(self, number: int, arrival_time: float) -> tuple[EngineCoreRequest, Script]:
-        """Request `number` for a scheduler, and what the executor has to know of it. Its seed is its number."""
+        """Return request `number` for a scheduler, and its script for the executor. Its seed is its number."""
         traced = self.requests[number]
         token = END_TOKEN + _STREAM * (len(self._streams) + 1 + number)
         if traced.conversation is not None:
@@ -250,9 +250,9 @@ class Workload:
 
 
 def generate(workload: Workload, seed: int) -> list[TraceRequest]:
-    """Requests of a workload. The same seed makes the same ones."""
+    """Return the requests of a workload. The same seed makes the same ones."""
     source = random.Random(seed)
-    # one source for each: asking for more tenants changes no length
+    # a source for each: with more tenants the lengths stay the same
     lengths, gaps, senders = (random.Random(source.random()) for _ in range(3))
     requests: list[TraceRequest] = []
     arrivals = _arrivals(workload, gaps)
@@ -285,7 +285,7 @@ def _arrivals(workload: Workload, source: random.Random) -> Iterator[float]:
             case "at-once":
                 yield 0.0
             case "on-off":
-                # time that counts runs only while it is on, and faster, so that the mean rate is the one asked for
+                # this clock runs only while it is on, and faster, so that the mean rate is the given one
                 now += source.expovariate(1 / mean) * workload.on_s / cycle
                 yield now // workload.on_s * cycle + now % workload.on_s
             case _:
@@ -332,5 +332,5 @@ def _conversation(
 
 
 def _length(mean: float, spread: float, source: random.Random) -> int:
-    """Log-normal with this mean; at least 1."""
+    """Draw a log-normal length with this mean, at least 1."""
     return max(1, round(mean * math.exp(source.gauss(0.0, 1.0) * spread - spread * spread / 2)))
