@@ -83,16 +83,17 @@ class Admission:
                 deferred.append(group)
                 self._registry.queue_of(group).remove(group)
             elif outcome is _Outcome.BLOCKED:
-                is_last = plan.is_full and not self._policy.may_outrank
-                if is_swapped or is_last or len(blocked) == _MOST_BLOCKED:
+                may_be_passed = not is_swapped and group.num_passed < self._max_bypasses
+                others_may_fit = not plan.is_full or self._policy.may_outrank
+                if not (may_be_passed and others_may_fit) or len(blocked) == _MOST_BLOCKED:
                     break
                 blocked.append(group)
                 self._registry.waiting.remove(group)
             elif outcome is _Outcome.ADMITTED:
-                self._note_passed(blocked, group)
                 self._start(group, plan, computing)
-            if outcome in (_Outcome.BLOCKED, _Outcome.ADMITTED) and self._must_not_be_passed(blocked):
-                break
+                self._note_passed(blocked, group)
+                if any(each.num_passed >= self._max_bypasses for each in blocked):
+                    break
         for group in deferred + blocked:
             self._registry.queue_of(group).push(group)
 
@@ -107,15 +108,12 @@ class Admission:
             passed.num_passed += 1
             self._log.note("passed", passed.request, f"by {group.request_id}, time {passed.num_passed}")
 
-    def _must_not_be_passed(self, blocked: list[SequenceGroup]) -> bool:
-        return any(group.num_passed >= self._max_bypasses for group in blocked)
-
     # ---- one group ----
 
     def _admit(self, group: SequenceGroup, plan: StepPlan, now: float, computing: set[bytes]) -> _Attempt:
         """Give the first waiting group blocks, if all budgets grant it and the blocks are free."""
         refused = self._budget_refusal(group, plan)
-        if refused is not None and not self._policy.may_outrank:
+        if refused is not None and plan.is_full and not self._policy.may_outrank:
             return refused  # whatever it would find in the cache
         hit = self.find_prefix(group)
         if hit.missing in computing:
@@ -160,13 +158,11 @@ class Admission:
 
     def _token_refusal(self, group: SequenceGroup, hit: PrefixHit, plan: StepPlan) -> str:
         """Return why the group's first row cannot be planned now; an empty string when it can."""
-        start = hit.num_tokens
-        want = tokens_to_allocate(group) - start
+        start, want = hit.num_tokens, len(group.live[0].token_ids) - hit.num_tokens
         granted = plan.grant(group, start, want)
         # known tokens of a preempted group may exceed the budget: then its steps are its own
         needs_all = self._whole_prompts and (plan.rows or not group.was_preempted)
-        least = want if needs_all else min(1, want)
-        return f"{want} tokens, {granted} are left" if granted < least else ""
+        return f"{want} tokens, {granted} are left" if granted < (want if needs_all else 1) else ""
 
     def _refuse(self, group: SequenceGroup, because: str, now: float) -> None:
         """End a group that can never run here. `Scheduler.refusal` has refused such requests before."""
