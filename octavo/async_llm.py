@@ -256,7 +256,7 @@ class AsyncLLM:
                     await asyncio.sleep(0)
             if self._dead.done():
                 raise self._dead.result()
-            self._client.send(requests[0] if len(requests) == 1 else AddRequests(list(requests)))
+            self._client.send(AddRequests(list(requests)))
         except (EngineDeadError, InvalidRequest, asyncio.CancelledError):
             for each in opened:
                 self._output.abort(each.request_id)

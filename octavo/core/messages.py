@@ -19,7 +19,7 @@ from octavo.core.step import PromptLogprobs, SchedulerOutput, TokenLogprobs
 from octavo.core.step_times import PartTime
 
 
-class EngineCoreRequest(RequestOptions, kw_only=True, tag="add"):
+class EngineCoreRequest(RequestOptions, kw_only=True):
     """An accepted request with its options: everything is resolved and within limits.
 
     params: `max_tokens` and `seed` are set.
@@ -51,7 +51,7 @@ class EngineCoreRequest(RequestOptions, kw_only=True, tag="add"):
         return CacheKey(self.cache_salt, self.adapter, self.placeholders, self.cache_namespace)
 
 
-class AddRequests(msgspec.Struct, frozen=True, tag="add_together"):
+class AddRequests(msgspec.Struct, frozen=True, tag="add"):
     """Requests of which the core accepts all or refuses all."""
 
     requests: list[EngineCoreRequest]
@@ -86,7 +86,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Ends the core process; running requests are dropped."""
 
 
-ToCore = EngineCoreRequest | AddRequests | AbortRequests | StopSequence | Call | Shutdown
+ToCore = AddRequests | AbortRequests | StopSequence | Call | Shutdown
 
 
 class SequenceDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):

@@ -26,7 +26,6 @@ from octavo.core.messages import (
     Call,
     CallResult,
     CoreFailed,
-    EngineCoreRequest,
     FromCore,
     Shutdown,
     StepOutputs,
@@ -122,8 +121,6 @@ class _Server:
         """Give a message to the core; return whether the core may have work from it."""
         core = self._core
         match message:
-            case EngineCoreRequest():
-                core.add_requests([message])
             case AddRequests(requests):
                 core.add_requests(requests)
             case AbortRequests(request_ids):

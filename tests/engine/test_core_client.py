@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from octavo.core.messages import CoreFailed, EngineCoreRequest
+from octavo.core.messages import AddRequests, CoreFailed, EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import frames
 from octavo.engine.core_client import ProcessClient
@@ -39,7 +39,7 @@ async def test_calls_are_answered_by_name_while_requests_run() -> None:
 
 async def test_dying_core_leaves_its_last_words() -> None:
     async with served_core(ScriptedCore(fail_at_step=1)) as client:
-        client.send(make_request("r"))
+        client.send(AddRequests([make_request("r")]))
         call = asyncio.create_task(client.call("reset_prefix_cache"))
         with pytest.raises(EngineDeadError, match="the fake core fails"):
             await client.receive()
@@ -47,7 +47,7 @@ async def test_dying_core_leaves_its_last_words() -> None:
         assert isinstance(call.exception(), EngineDeadError) or call.result() is not None
         assert not client.is_running
         with pytest.raises(EngineDeadError, match="the fake core fails"):
-            client.send(make_request("s"))
+            client.send(AddRequests([make_request("s")]))
 
 
 async def test_core_that_cannot_start_says_why_in_its_own_class() -> None:

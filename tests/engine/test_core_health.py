@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from octavo.core.messages import EngineCoreRequest, StepOutputs
+from octavo.core.messages import AddRequests, EngineCoreRequest, StepOutputs
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import core_health, core_process
 from octavo.engine.core_health import CoreHealth
@@ -107,14 +107,9 @@ async def test_core_answers_a_ping_in_the_middle_of_a_step(monkeypatch: pytest.M
 
     async with served_core(Slow()) as client:
         receiver = asyncio.create_task(client.receive())
-        client.send(
-            EngineCoreRequest(
-                request_id="r",
-                prompt_token_ids=[1],
-                params=SamplingParams(max_tokens=1, seed=0),
-                arrival_time=0.0,
-            )
-        )
+        params = SamplingParams(max_tokens=1, seed=0)
+        request = EngineCoreRequest(request_id="r", prompt_token_ids=[1], params=params, arrival_time=0.0)
+        client.send(AddRequests([request]))
         await asyncio.to_thread(begun.wait, 20)
         if is_hung:
             with pytest.raises(EngineUnresponsiveError, match="has been in one step for 0 s"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from octavo.core.messages import AbortRequests, EngineCoreRequest, StepOutputs, StopSequence
+from octavo.core.messages import AbortRequests, AddRequests, EngineCoreRequest, StepOutputs, StopSequence
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import core_process
 from octavo.engine.core_client import ProcessClient
@@ -42,7 +42,7 @@ async def test_requests_travel_whole_and_outputs_come_back() -> None:
     async with served_core(core) as client:
         assert client.ready == core.ready
         request = make_request("r")
-        client.send(request)
+        client.send(AddRequests([request]))
         steps = await outputs_until_idle(client)
         assert core.requests == {"r": request}
     token_ids = [delta.token_ids for step in steps for output in step.outputs for delta in output.deltas]
@@ -54,7 +54,7 @@ async def test_last_word_before_sleep_says_that_nothing_runs() -> None:
     core = ScriptedCore(reply=endless)
     async with served_core(core) as client:
         # more than it can produce meanwhile: nothing but the abort ends it, so nothing is said before that is heard
-        client.send(make_request("r", n=2, max_tokens=10**9))
+        client.send(AddRequests([make_request("r", n=2, max_tokens=10**9)]))
         await client.receive()
         client.send(StopSequence("r", 0))
         client.send(AbortRequests(["r"]))
@@ -66,7 +66,7 @@ async def test_last_word_before_sleep_says_that_nothing_runs() -> None:
 async def test_idle_core_takes_no_steps() -> None:
     core = ScriptedCore()
     async with served_core(core) as client:
-        client.send(make_request("r"))
+        client.send(AddRequests([make_request("r")]))
         await outputs_until_idle(client)
         num_steps = core.num_steps
         await asyncio.sleep(0.05)
@@ -90,7 +90,7 @@ async def test_a_core_that_stays_idle_gives_memory_back_once(monkeypatch: pytest
         await asyncio.sleep(0.1)
         assert core.num_releases == 0  # it has not worked yet
         for num_releases in (1, 2):
-            client.send(make_request(f"r{num_releases}"))
+            client.send(AddRequests([make_request(f"r{num_releases}")]))
             await outputs_until_idle(client)
             for _ in range(500):
                 if core.num_releases == num_releases:
@@ -106,7 +106,7 @@ async def test_core_ends_when_its_front_goes_away() -> None:
     thread = threading.Thread(target=serve_core, args=(core, theirs))
     thread.start()
     client = await ProcessClient.connect(ours)
-    client.send(make_request("r"))
+    client.send(AddRequests([make_request("r")]))
     await client.receive()
     client._writer.transport.abort()
     await asyncio.to_thread(thread.join, 10)
