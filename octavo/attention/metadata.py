@@ -119,3 +119,8 @@ class ModelInput(Protocol):
     def embeddings(self) -> EmbeddingOverride | None:
         """What takes the place of token embeddings; None in nearly every step."""
         ...
+
+    @property
+    def adapter_of_token(self) -> Tensor | None:
+        """int32 [tokens]: the index of each token's adapter, 0 for none; None where no token has one."""
+        ...

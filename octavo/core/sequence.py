@@ -150,6 +150,7 @@ class SequenceGroup:
     refork_at: after a preemption with several live sequences, the length of the prefix that the first live one computes
         for all before the others fork from it again; None otherwise.
     width: sequences that are computed at once, `best_of` or n.
+    adapter: index of the request's adapter in the workers, 0 for none.
     beams: the state of the beam search; None for requests that draw.
     waits_for_results: the next row of a sequence is planned only when all results of its last row are known.
     num_dropped_tokens: tokens that had been computed when it was last preempted to be recomputed.
@@ -159,6 +160,7 @@ class SequenceGroup:
     """
 
     __slots__ = (
+        "adapter",
         "arrival",
         "beams",
         "cache_miss_reason",
@@ -208,6 +210,7 @@ class SequenceGroup:
         self.num_prompt_logprobs_sent = 1
         self.num_sent_events = 0
         self.beams: BeamSearch | None = None
+        self.adapter = 0
         self.waits_for_results = request.params.use_beam_search
         if request.params.use_beam_search:
             self.beams = BeamSearch(request.params, self.max_tokens, self.end_token_ids)

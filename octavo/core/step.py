@@ -20,6 +20,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
 
     block_tables: the block ids in each cache group.
 
+    adapter: index of the adapter that its rows use, from 1 on; 0 for none.
     end_token_ids: all ids that end the sequence (end-of-sequence and stop ids): barred until `min_tokens` is reached.
     """
 
@@ -34,6 +35,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     parent_id: int | None = None
     num_shared_tokens: int = 0
+    adapter: int = 0
 
 
 class TableChange(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -93,6 +95,8 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     `finished_ids` are sequences whose state the worker drops (finished, aborted, preempted). They are dropped after the
     new ones are added because a fork may name one of them as its parent. An id in both lists was preempted and comes
     back in the same step: its new state stays.
+
+    connector: what the scheduler's half of a KV connector sends to the workers' half; None without one.
     """
 
     step_id: int
@@ -100,6 +104,7 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[ScheduledSequence]
     finished_ids: list[int]
     block_ops: BlockOps
+    connector: bytes | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -152,9 +157,11 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     swap_s: seconds that moving blocks to and from the host took; 0 where it is not known.
     times: the time of each part of the step on the device, where the workers are asked for it.
+    connector: what the workers' half of a KV connector sends to the scheduler's half; None without one.
     """
 
     step_id: int
     rows: list[RowOutput]
     swap_s: float = 0.0
     times: dict[str, PartTime] | None = None
+    connector: bytes | None = None

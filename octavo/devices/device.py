@@ -18,6 +18,7 @@ from octavo.config.schema import DeviceConfig
 from octavo.core.step import BlockCopy
 from octavo.core.step_times import KernelClock
 from octavo.devices import DEVICES
+from octavo.devices.token_store import TokenStore
 from octavo.errors import ConfigError
 from octavo.ops.pages import Pages
 from octavo.ops.registry import Ops
@@ -121,6 +122,10 @@ class Device(Protocol):
 
     def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:
         """Return the most bytes that the sampler holds for that many rows of logits, the logits not included."""
+        ...
+
+    def token_store(self) -> TokenStore:
+        """Return an empty store for the tokens of a worker's sequences."""
         ...
 
     def recorded(self, model: LanguageModel) -> LanguageModel:

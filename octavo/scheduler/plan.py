@@ -31,6 +31,7 @@ class StepPlan:
     filling: sequences whose row fills a block that the prefix index does not know; none when prefix caching is off.
     prefix_copies: copies of sequences that came in and have no row yet.
     num_prompt_tokens: tokens in rows that compute more than one.
+    connector: what is sent to the workers' half of a KV connector.
     """
 
     def __init__(self, tokens: TokenBudget, *others: Budget) -> None:
@@ -45,6 +46,7 @@ class StepPlan:
         self.swap_ins: list[BlockCopy] = []
         self.prefix_copies: dict[int, list[BlockCopy]] = {}
         self.has_preempted = False
+        self.connector: bytes | None = None
         self.num_prompt_tokens = 0
 
     # ---- budgets ----
@@ -127,6 +129,7 @@ class StepPlan:
                 swap_ins=self.swap_ins,
                 copies=[copy for copies in self.copies.values() for copy in copies],
             ),
+            connector=self.connector,
         )
 
 
@@ -153,6 +156,7 @@ def new_sequence(group: SequenceGroup, sequence: Sequence, block_tables: list[li
         params=group.request.params,
         end_token_ids=tuple(group.end_token_ids),
         bad_words_token_ids=group.request.bad_words_token_ids,
+        adapter=group.adapter,
         parent_id=parent.seq_id if parent is not None else None,
         num_shared_tokens=num_shared,
     )

@@ -13,9 +13,7 @@ from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride
 from octavo.core.step import ScheduledSequence
-from octavo.worker.block_table import BlockTables
-from octavo.worker.sequence_state import SequenceState
-from octavo.worker.token_store import TokenStore
+from octavo.worker.sequence_state import Sequences, SequenceState
 
 
 class BatchRow(NamedTuple):
@@ -39,6 +37,7 @@ class InputBatch:
     attention: Sequence[AttentionMetadata]
     kv_caches: Sequence[Tensor]
     embeddings: EmbeddingOverride | None = None
+    adapter_of_token: Tensor | None = None
 
 
 class _Buffers(NamedTuple):
@@ -87,17 +86,16 @@ class InputBatchBuilder:
     def __init__(
         self,
         kv_caches: Sequence[Tensor],
-        tokens: TokenStore,
-        tables: Sequence[BlockTables],
+        sequences: Sequences,
         *,
         block_size: int,
         max_num_tokens: int,
         device: torch.device,
     ) -> None:
-        """tables: for each cache group."""
         self._kv_caches = kv_caches
-        self._tokens = tokens
-        self._tables = tables
+        self._sequences = sequences
+        self._tokens = sequences.tokens
+        self._tables = tables = sequences.tables
         self._block_size = block_size
         self._device = device
         self._max_num_tokens = max_num_tokens
@@ -159,7 +157,14 @@ class InputBatchBuilder:
                     lengths=lengths,
                 )
             )
-        return InputBatch(tensors.token_ids, tensors.positions, attention, self._kv_caches)
+        adapter_of_token = None
+        if self._sequences.num_adapted:
+            adapters = np.array([state.adapter for _, state in rows], dtype=np.int32)
+            if adapters.any():
+                adapter_of_token = torch.from_numpy(np.repeat(adapters, query_lengths)).to(self._device)
+        return InputBatch(
+            tensors.token_ids, tensors.positions, attention, self._kv_caches, adapter_of_token=adapter_of_token
+        )
 
     def _views(self, num_rows: int, num_tokens: int) -> _Views:
         """Return the beginnings of the buffers. Those of decode steps are kept: making them is half of `build`."""

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
 from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput
+from octavo.devices.token_store import TokenStore
 from octavo.sampling.sampler import Sampler
 from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.drawing import Drawing
 from octavo.worker.input_batch import BatchRow, InputBatchBuilder
 from octavo.worker.sequence_state import Sequences
-from octavo.worker.token_store import TokenStore
 
 
 class LanguageModel(Protocol):
@@ -43,8 +43,8 @@ class ModelRunner:
         block_size: int,
         max_num_tokens: int,
         device: torch.device,
-        sampler: Sampler | None = None,
-        tokens: TokenStore | None = None,
+        sampler: Sampler | None,
+        tokens: TokenStore,
     ) -> None:
         self.sequences = Sequences(tokens, cache.num_groups)
         self.model = model
@@ -54,12 +54,7 @@ class ModelRunner:
             # the model may be replaced by one that measures its calls
             self._drawing = Drawing(lambda hidden: self.model.compute_logits(hidden), sampler, vocab_size)
         self._builder = InputBatchBuilder(
-            cache.caches,
-            self.sequences.tokens,
-            self.sequences.tables,
-            block_size=block_size,
-            max_num_tokens=max_num_tokens,
-            device=device,
+            cache.caches, self.sequences, block_size=block_size, max_num_tokens=max_num_tokens, device=device
         )
 
     @torch.inference_mode()

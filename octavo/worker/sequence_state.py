@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from octavo.core.outputs import RequestError
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import NewSequence
+from octavo.devices.token_store import TokenStore
 from octavo.worker.block_table import BlockTables
-from octavo.worker.token_store import HostTokenStore, TokenStore
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -30,6 +30,8 @@ class SequenceState:
     num_tokens: int
     """Tokens of the line that are known."""
     store: TokenStore
+    adapter: int = 0
+    """Index of its adapter; 0 for none."""
     error: RequestError | None = None
     """Why no further token can come: steps that were already planned repeat it."""
 
@@ -41,9 +43,11 @@ class SequenceState:
 class Sequences:
     """All sequences that the worker holds, by id, with their tokens and their block tables in each cache group."""
 
-    def __init__(self, tokens: TokenStore | None = None, num_groups: int = 1) -> None:
-        self.tokens: TokenStore = tokens or HostTokenStore()
+    def __init__(self, tokens: TokenStore, num_groups: int = 1) -> None:
+        self.tokens = tokens
         self.tables = [BlockTables() for _ in range(num_groups)]
+        self.num_adapted = 0
+        """Sequences that use an adapter."""
         self._states: dict[int, SequenceState] = {}
         self._num_lines = 0
         self._free_lines: list[int] = []
@@ -80,12 +84,15 @@ class Sequences:
             line=line,
             num_tokens=num_shared + len(new.token_ids),
             store=self.tokens,
+            adapter=new.adapter,
         )
+        self.num_adapted += new.adapter != 0
 
     def drop(self, seq_id: int) -> None:
         """Forget a sequence; unknown ids are ignored."""
         state = self._states.pop(seq_id, None)
         if state is not None:
+            self.num_adapted -= state.adapter != 0
             for table in self.tables:
                 table.write(state.line, 0, ())
             self._free_lines.append(state.line)

@@ -113,6 +113,7 @@ class Worker:
             max_num_tokens=scheduler.max_num_batched_tokens,
             device=device.torch_device,
             sampler=device.sampler(),
+            tokens=device.token_store(),
         )
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:

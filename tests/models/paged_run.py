@@ -31,6 +31,7 @@ class Batch:
     attention: Sequence[AttentionMetadata]
     kv_caches: Sequence[Tensor]
     embeddings: EmbeddingOverride | None = None
+    adapter_of_token: Tensor | None = None
 
 
 @dataclass

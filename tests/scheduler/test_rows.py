@@ -7,6 +7,8 @@ import random
 import pytest
 
 from octavo.core.step import SchedulerOutput
+from octavo.scheduler.budget import TokenBudget
+from octavo.scheduler.plan import StepPlan, new_sequence
 from octavo.scheduler.rows import RowPlanner
 from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
 from tests.fakes.executor import HashExecutor
@@ -72,3 +74,16 @@ def test_a_group_that_waits_for_results_has_one_row_of_a_sequence_in_flight(n: i
         assert core.scheduler.schedule(0.0) is None
         seen.add(core.scheduler.update(core.executor.submit(step).result(), 0.0))
     assert seen.token_ids == run_alone(request).token_ids
+
+
+def test_the_adapter_of_a_group_and_the_payload_of_a_plan_travel_with_the_step() -> None:
+    core = make_core()
+    core.add_request(make_request("a", range(4)))
+    group = core.scheduler.groups["a"]
+    group.adapter = 3
+    message = new_sequence(group, group.live[0], [[1]])
+    assert message.adapter == 3
+    plan = StepPlan(TokenBudget(1))
+    assert plan.output(1, []).connector is None
+    plan.connector = b"blocks"
+    assert plan.output(1, []).connector == b"blocks"

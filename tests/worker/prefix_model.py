@@ -15,6 +15,7 @@ from octavo.attention.metadata import ModelInput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import BlockOps, ModelRunnerOutput, NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.devices.reference.sampler import ReferenceSampler
+from octavo.devices.token_store import HostTokenStore
 from octavo.worker.cache_engine import Arena, CacheEngine
 from octavo.worker.model_runner import ModelRunner
 from tests.conformance.runtimes import REFERENCE
@@ -78,6 +79,7 @@ def make_runner(
         max_num_tokens=max_num_tokens,
         device=device,
         sampler=ReferenceSampler() if draws else None,
+        tokens=HostTokenStore(),
     )
     return runner, model
 

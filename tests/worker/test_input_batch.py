@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from octavo.attention.metadata import AttentionMetadata
+from octavo.devices.token_store import HostTokenStore
 from octavo.worker.input_batch import BatchRow, InputBatchBuilder
 from octavo.worker.sequence_state import Sequences
 from tests.worker.prefix_model import new_sequence, row
@@ -12,12 +13,10 @@ TABLES = {1: [3, 1, 4], 2: [7], 3: [5, 9, 2, 6]}
 
 
 def make_builder() -> tuple[InputBatchBuilder, Sequences]:
-    sequences = Sequences()
+    sequences = Sequences(HostTokenStore())
     for seq_id, table in TABLES.items():
         sequences.add(new_sequence(seq_id, [100 * seq_id + i for i in range(4 * len(table))], table))
-    return InputBatchBuilder(
-        [], sequences.tokens, sequences.tables, block_size=4, max_num_tokens=24, device=torch.device("cpu")
-    ), sequences
+    return InputBatchBuilder([], sequences, block_size=4, max_num_tokens=24, device=torch.device("cpu")), sequences
 
 
 @pytest.mark.parametrize(
@@ -75,3 +74,17 @@ def test_a_step_beyond_the_token_budget_is_a_broken_promise() -> None:
     builder, sequences = make_builder()
     with pytest.raises(AssertionError, match="max_num_batched_tokens"):
         builder.build([BatchRow(row(1, 0, 12), sequences[1]), BatchRow(row(3, 0, 16), sequences[3])])
+
+
+def test_a_step_names_the_adapter_of_each_token_where_a_row_uses_one() -> None:
+    builder, sequences = make_builder()
+    rows = [BatchRow(row(1, 0, 3), sequences[1]), BatchRow(row(2, 0, 2), sequences[2])]
+    assert builder.build(rows).adapter_of_token is None
+    sequences.add(new_sequence(4, [8] * 4, [9], adapter=5))
+    assert builder.build(rows).adapter_of_token is None
+    rows.insert(1, BatchRow(row(4, 1, 2), sequences[4]))
+    found = builder.build(rows).adapter_of_token
+    assert found is not None
+    assert (found.dtype, found.tolist()) == (torch.int32, [0, 0, 0, 5, 5, 0, 0])
+    sequences.drop(4)
+    assert sequences.num_adapted == 0

@@ -5,6 +5,7 @@ import weakref
 
 import numpy as np
 
+from octavo.devices.token_store import HostTokenStore
 from octavo.worker.sequence_state import Sequences
 from tests.worker.prefix_model import new_sequence
 
@@ -15,7 +16,7 @@ def tokens_of(sequences: Sequences, seq_id: int) -> list[int]:
 
 
 def test_a_fork_copies_the_shared_tokens_of_its_parent() -> None:
-    sequences = Sequences()
+    sequences = Sequences(HostTokenStore())
     sequences.add(new_sequence(1, [4, 5, 6], [1]))
     sequences.add(new_sequence(2, [9], [2], parent_id=1, num_shared_tokens=2, index=1))
     assert tokens_of(sequences, 1) == [4, 5, 6]
@@ -23,7 +24,7 @@ def test_a_fork_copies_the_shared_tokens_of_its_parent() -> None:
 
 
 def test_the_line_of_a_dropped_sequence_is_used_again() -> None:
-    sequences = Sequences()
+    sequences = Sequences(HostTokenStore())
     sequences.add(new_sequence(1, [4, 5, 6], [1, 2]))
     line = sequences[1].line
     sequences.add(new_sequence(2, [7], [3]))
@@ -35,7 +36,7 @@ def test_the_line_of_a_dropped_sequence_is_used_again() -> None:
 
 
 def test_the_same_id_again_is_a_new_state_with_the_new_table() -> None:
-    sequences = Sequences()
+    sequences = Sequences(HostTokenStore())
     sequences.add(new_sequence(1, [1, 2], [3, 4]))
     old = sequences[1]
     sequences.add(new_sequence(1, [1, 2, 3], [7], epoch=1))
@@ -45,7 +46,7 @@ def test_the_same_id_again_is_a_new_state_with_the_new_table() -> None:
 
 
 def test_a_dropped_state_is_not_kept_alive() -> None:
-    sequences = Sequences()
+    sequences = Sequences(HostTokenStore())
     sequences.add(new_sequence(1, [1], [1]))
     gone = weakref.ref(sequences[1])
     sequences.drop(1)

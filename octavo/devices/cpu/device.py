@@ -17,6 +17,7 @@ from octavo.devices.cpu.sampler import NativeSampler, native_bytes
 from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.devices.reference.sampler import reference_bytes
+from octavo.devices.token_store import HostTokenStore, TokenStore
 from octavo.ops.pages import Pages
 from octavo.platform import Platform
 from octavo.sampling.filters import Filter
@@ -67,6 +68,10 @@ class CpuDevice:
     def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:
         """See `Device.sampling_bytes`."""
         return max(native_bytes(num_rows, vocab_size), reference_bytes(num_rows, vocab_size))
+
+    def token_store(self) -> TokenStore:
+        """See `Device.token_store`."""
+        return HostTokenStore()
 
     def recorded(self, model: LanguageModel) -> LanguageModel:
         """See `Device.recorded`."""

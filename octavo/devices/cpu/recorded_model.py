@@ -83,7 +83,7 @@ class RecordedModel:
     def __call__(self, batch: ModelInput) -> Tensor:
         """Last hidden states [tokens, hidden]."""
         num_rows = len(batch.attention[0].lengths)
-        is_plain = len(batch.token_ids) == num_rows and batch.embeddings is None
+        is_plain = len(batch.token_ids) == num_rows and batch.embeddings is None and batch.adapter_of_token is None
         if not self._is_recordable or not is_plain or num_rows > MAX_ROWS:
             return self._model(batch)
         key = _addresses(batch)
@@ -197,6 +197,7 @@ class _WatchedInput:
         self.positions = batch.positions
         self.kv_caches = batch.kv_caches
         self.embeddings = batch.embeddings
+        self.adapter_of_token = batch.adapter_of_token
         lengths = _WatchedLengths(batch.attention[0].lengths, watch)
         self.attention: Sequence[AttentionMetadata] = [
             replace(each, lengths=lengths, derived={}) for each in batch.attention

@@ -13,6 +13,7 @@ from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, Lang
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.devices.reference.blocks import copy_blocks
 from octavo.devices.reference.sampler import ReferenceSampler, reference_bytes
+from octavo.devices.token_store import HostTokenStore, TokenStore
 from octavo.errors import ConfigError
 from octavo.ops.pages import Pages
 from octavo.ops.registry import bind
@@ -66,6 +67,10 @@ class ReferenceDevice:
     def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:
         """See `Device.sampling_bytes`."""
         return reference_bytes(num_rows, vocab_size)
+
+    def token_store(self) -> TokenStore:
+        """See `Device.token_store`."""
+        return HostTokenStore()
 
     def recorded(self, model: LanguageModel) -> LanguageModel:
         """See `Device.recorded`: torch's operators are not recorded."""

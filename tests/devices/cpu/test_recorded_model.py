@@ -13,6 +13,7 @@ from octavo.attention.metadata import EmbeddingOverride, ModelInput
 from octavo.devices.cpu import recorded_model
 from octavo.devices.cpu.recorded_model import RecordedModel
 from octavo.devices.cpu.runtime import CpuRuntime
+from octavo.devices.token_store import HostTokenStore
 from octavo.ops.registry import Ops
 from octavo.worker.input_batch import BatchRow, InputBatch, InputBatchBuilder
 from octavo.worker.sequence_state import Sequences
@@ -48,15 +49,14 @@ class Steps:
     """Batches of some rows over the same sequences, as the runner builds them."""
 
     def __init__(self) -> None:
-        self.sequences = Sequences()
+        self.sequences = Sequences(HostTokenStore())
         for seq_id in range(NUM_SEQS):
             # token ids are int32; the upper half of each word in the batch is 0
             numbers = torch.rand(40, 2, generator=torch.Generator().manual_seed(seq_id)).bfloat16()
             self.sequences.add(new_sequence(seq_id, numbers.view(torch.int32).view(-1).tolist(), list(range(10))))
         self.builder = InputBatchBuilder(
             [],
-            self.sequences.tokens,
-            self.sequences.tables,
+            self.sequences,
             block_size=4,
             max_num_tokens=64,
             device=torch.device("cpu"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.worker.token_store import HostTokenStore, TokenStore
+from octavo.devices.token_store import HostTokenStore, TokenStore
 
 
 @pytest.fixture(params=[HostTokenStore])
