@@ -118,8 +118,8 @@ def test_the_page_on_the_server_tells_the_key_that_each_endpoint_needs() -> None
     told = {endpoint: key for endpoints, key in rows for endpoint in re.findall(r"`([^`]+)`", endpoints)}
     for endpoint in ENDPOINTS:
         key = "none" if endpoint.is_open else f"right `{endpoint.right}`" if endpoint.right else "any"
-        if endpoint.sees_more_with is not None:
-            key += f"; others' requests: right `{endpoint.sees_more_with}`"
+        if "right observe)" in endpoint.summary:
+            key += "; others' requests: right `observe`"
         assert told[f"{endpoint.method} {endpoint.path}".replace("model_id", "id")] == key
 
 

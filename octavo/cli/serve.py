@@ -16,6 +16,6 @@ def serve(*, given: Given) -> int:
     mention_demonstration_model(engine_args)
 
     with SpawnedCore() as core:  # it imports while we do
-        from octavo.server.app import serve as serve_http
+        from octavo.server.serving import serve as serve_http
 
         return serve_http(engine_args, server_args, core)

@@ -7,26 +7,22 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
-from octavo.engine.core_spawn import SpawnedCore
 from octavo.logging import escaped
 from octavo.server.checks import BodyLimits, Fields, HeaderChecks, fields_of, own_hosts
 from octavo.server.context import ServerContext
 from octavo.server.endpoints import ENDPOINTS, Endpoint
 from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error, http_date
-from octavo.server.key_file import check_tenant_weights, describe, read_callers
-from octavo.server.keys import WITHOUT_KEY, Caller, caller_with, check_right, sender_of
+from octavo.server.key_file import describe, read_callers
+from octavo.server.keys import WITHOUT_KEY, Callers, caller_with, check_right, sender_of
 from octavo.server.open_requests import OpenRequests
 from octavo.server.preparation import TextPolicy
-from octavo.server.serving import run
 from octavo.server.texts import Texts
 
 if TYPE_CHECKING:
@@ -44,7 +40,7 @@ class App:
     Prompts and keys are never logged.
     """
 
-    def __init__(self, context: ServerContext, callers: Mapping[bytes, Caller]) -> None:
+    def __init__(self, context: ServerContext, callers: Callers) -> None:
         args = context.args
         self._context = context
         self._callers = callers
@@ -145,9 +141,9 @@ class App:
 
     def _methods_of(self, path: str) -> Mapping[str, Endpoint] | None:
         """Return the endpoints of a path by their methods; None for a path that no endpoint has."""
-        if path in self._methods:
+        if path in self._methods and path not in self._prefixes:
             return self._methods[path]
-        return next((self._methods[prefix] for prefix in self._prefixes if path.startswith(prefix)), None)
+        return next((self._methods[each] for each in self._prefixes if path.startswith(each) and path != each), None)
 
     def _local_path(self, scope: Scope) -> str:
         """Return the path below `root_path`.
@@ -175,11 +171,7 @@ async def _without_http(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def build_app(
-    llm: AsyncLLM,
-    args: ServerArgs,
-    open_requests: OpenRequests | None = None,
-    *,
-    callers: Mapping[bytes, Caller] | None = None,
+    llm: AsyncLLM, args: ServerArgs, open_requests: OpenRequests | None = None, *, callers: Callers | None = None
 ) -> App:
     """Return the application that serves `llm`. `open_requests` lets the caller see and end what is in progress.
 
@@ -191,16 +183,3 @@ def build_app(
     if callers:
         logger.info("%s", describe(callers))
     return App(ServerContext(llm, args, Texts.of(llm, policy, open_requests), open_requests), callers)
-
-
-def serve(engine_args: EngineArgs, server_args: ServerArgs, core: SpawnedCore | None = None) -> int:
-    """Serve a model until a signal or the engine's end; returns the exit code, 0 after a signal.
-
-    `core` is the process for the engine, where it has been started already.
-
-    Raises ConfigError when the keys or the address cannot be used, which is known before the model is loaded, and what
-    AsyncLLM.start raises.
-    """
-    callers = read_callers(server_args)
-    check_tenant_weights(engine_args.tenant_weights, callers)
-    return run(engine_args, server_args, partial(build_app, callers=callers), core)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from octavo.config.server_args import ServerArgs
 from octavo.server.open_requests import OpenRequests
-from octavo.server.preparation import check_served
+from octavo.server.preparation import served_name
 from octavo.server.sending import LargeAnswers
 
 if TYPE_CHECKING:
@@ -36,9 +36,4 @@ class ServerContext:
 
     def served_model(self, asked: str | None) -> str:
         """Return the name of the model for a response; a request may leave it out. Raises ApiError 404."""
-        return self.named_model(asked) if asked else self.model_names[0]
-
-    def named_model(self, asked: str) -> str:
-        """Return a name that is served. Raises ApiError 404 for another."""
-        check_served(asked, self.model_names)
-        return asked
+        return served_name(asked, self.model_names)

@@ -50,8 +50,7 @@ Handler = Callable[[ServerContext, Request], Awaitable[ASGIApp]]
 class Endpoint(msgspec.Struct, frozen=True):
     """A method and a path, their handler, and the structs of its request and its response (None: no JSON).
 
-    Where there are API keys: is_open: no key is needed. right: the right that a key needs. sees_more_with: the right
-    that a key needs to see more than its own requests.
+    is_open: no API key is needed, where there are keys. right: the right that a key needs.
     """
 
     method: str
@@ -61,7 +60,6 @@ class Endpoint(msgspec.Struct, frozen=True):
     response: type[msgspec.Struct] | None = None
     is_open: bool = False
     right: Right | None = None
-    sees_more_with: Right | None = None
 
     @property
     def summary(self) -> str:
@@ -73,8 +71,6 @@ class Endpoint(msgspec.Struct, frozen=True):
         """Return the summary, with the right that is needed."""
         if self.right is not None:
             return f"{self.summary} (needs the right {self.right} where there are API keys)"
-        if self.sees_more_with is not None:
-            return f"{self.summary} (of other API keys' with the right {self.sees_more_with})"
         return self.summary
 
     def parameters(self, path: str) -> dict[str, str]:
@@ -106,8 +102,8 @@ ENDPOINTS = (
     Endpoint("POST", "/reset_prefix_cache", prefix_cache.reset, None, CacheReset, right=Right.CACHE),
     Endpoint("GET", "/health", health.health, is_open=True),
     Endpoint("GET", "/metrics", health.metrics, right=Right.OBSERVE),
-    Endpoint("GET", "/scheduler/decisions", scheduler.decisions, None, DecisionList, sees_more_with=Right.OBSERVE),
-    Endpoint("GET", "/scheduler/timelines", scheduler.timelines, None, TimelineList, sees_more_with=Right.OBSERVE),
+    Endpoint("GET", "/scheduler/decisions", scheduler.decisions, None, DecisionList),
+    Endpoint("GET", "/scheduler/timelines", scheduler.timelines, None, TimelineList),
     Endpoint("GET", "/version", health.version, None, Version, is_open=True),
     Endpoint("GET", "/", index, None, Index, is_open=True),
     Endpoint("GET", "/openapi.json", openapi, is_open=True),

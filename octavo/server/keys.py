@@ -42,6 +42,9 @@ class Caller(msgspec.Struct, frozen=True):
         return right in self.rights
 
 
+Callers = Mapping[bytes, Caller]
+"""The caller of each API key, by `key_digest`."""
+
 EVERYONE: Final = Caller(rights=ALL_RIGHTS)
 """Every sender where the server has no keys."""
 
@@ -66,11 +69,8 @@ def sender_of(scope: Scope) -> str:
     return caller.tenant or (scope.get("client") or ("",))[0]
 
 
-def caller_with(authorization: bytes, callers: Mapping[bytes, Caller]) -> Caller:
-    """Return who sends a request with this `Authorization`. callers: the caller of each key, by `key_digest`.
-
-    Raises ApiError 401.
-    """
+def caller_with(authorization: bytes, callers: Callers) -> Caller:
+    """Return who sends a request with this `Authorization`. Raises ApiError 401."""
     scheme, _, key = authorization.partition(b" ")
     # how long the look-up takes depends on the digest, which no key can be made to bring near to another one
     caller = callers.get(key_digest(key.strip())) if scheme.lower() == b"bearer" else None

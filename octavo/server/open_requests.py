@@ -5,28 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.types import Receive
 
 from octavo.server.errors import ClientDisconnectedError
-
-
-class _OpenRequest:
-    """The task of one request, and the reason why it has to end early (None while there is none)."""
-
-    def __init__(self, task: asyncio.Task[object]) -> None:
-        self.task = task
-        self.reason: Exception | None = None
-
-    def end(self, reason: Exception) -> None:
-        if self.reason is None:
-            self.reason = reason
-            self.task.cancel()
-
-    async def end_on_disconnect(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.end(ClientDisconnectedError())
 
 
 class OpenRequests:
@@ -37,10 +20,11 @@ class OpenRequests:
 
     def __init__(self) -> None:
         self.started = asyncio.Event()
-        self._open: set[_OpenRequest] = set()
+        # the reason why the task of a request has to end early; None while there is none
+        self._reasons: dict[asyncio.Task[Any], Exception | None] = {}
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._reasons)
 
     @asynccontextmanager
     async def track(self, receive: Receive) -> AsyncIterator[None]:
@@ -50,25 +34,35 @@ class OpenRequests:
         """
         task = asyncio.current_task()
         assert task is not None
-        entry = _OpenRequest(task)
-        self._open.add(entry)
+        self._reasons[task] = None
         self.started.set()
-        watcher = asyncio.create_task(entry.end_on_disconnect(receive))
+        watcher = asyncio.create_task(self._end_on_disconnect(task, receive))
         try:
             yield
         except asyncio.CancelledError:
-            if entry.reason is None:
+            reason = self._reasons[task]
+            if reason is None:
                 raise
-            # cancelled by `end`: the task continues, with the reason as an ordinary exception
+            # cancelled by `_end`: the task continues, with the reason as an ordinary exception
             task.uncancel()
-            raise entry.reason from None
+            raise reason from None
         finally:
             watcher.cancel()
-            self._open.discard(entry)
-            if not self._open:
+            del self._reasons[task]
+            if not self._reasons:
                 self.started.clear()
 
     def end_all(self, reason: Exception) -> None:
         """End every request in progress with this exception."""
-        for entry in list(self._open):
-            entry.end(reason)
+        for task in list(self._reasons):
+            self._end(task, reason)
+
+    def _end(self, task: asyncio.Task[Any], reason: Exception) -> None:
+        if self._reasons[task] is None:
+            self._reasons[task] = reason
+            task.cancel()
+
+    async def _end_on_disconnect(self, task: asyncio.Task[Any], receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._end(task, ClientDisconnectedError())

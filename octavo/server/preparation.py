@@ -102,7 +102,7 @@ class Preparer:
         )
 
     def _detokenized(self, asked: DetokenizeRequest) -> bytes:
-        self.check_model(asked.model)
+        served_name(asked.model, self.model_names)
         vocab_size = self.tools.ready.vocab_size
         for position, token_id in enumerate(asked.tokens):
             if token_id >= vocab_size:
@@ -113,13 +113,8 @@ class Preparer:
         text = self.tools.tokenizer.decode(asked.tokens, asked.skip_special_tokens)
         return msgspec.json.encode(DetokenizeResponse(prompt=text))
 
-    def check_model(self, asked: str | None) -> None:
-        """Raise ApiError 404 for a model that is not served."""
-        if asked:
-            check_served(asked, self.model_names)
-
     def _prompt_or_messages(self, asked: PrefixRequest | TokenizeRequest, limits: RenderLimits | None) -> Prompt:
-        self.check_model(asked.model)
+        served_name(asked.model, self.model_names)
         if (asked.prompt is None) == (asked.messages is None):
             raise InvalidRequest("give either prompt or messages", field="prompt")
         if asked.messages is not None:
@@ -145,31 +140,28 @@ class Preparer:
                 field="chat_template",
                 code="unsupported_parameter",
             )
-        continues = bool(asked.continue_final_message)
-        if asked.add_generation_prompt is not None:
-            opens_turn = asked.add_generation_prompt
-        else:
-            opens_turn = opens_turn and not continues
-        messages = [message.as_dict(f"messages[{index}]") for index, message in enumerate(asked.messages or [])]
+        continues, opens = bool(asked.continue_final_message), asked.add_generation_prompt
         options = ChatOptions(
-            add_generation_prompt=opens_turn,
+            add_generation_prompt=opens_turn and not continues if opens is None else opens,
             continue_final_message=continues,
             chat_template=asked.chat_template,
             chat_template_kwargs=asked.chat_template_kwargs,
             allow_special_tokens_in_content=self.policy.allow_special_tokens_in_content,
         )
+        messages = [message.as_dict(f"messages[{index}]") for index, message in enumerate(asked.messages or [])]
         return self.tools.render_chat(messages, options, limits)
 
 
-def check_served(name: str, served: Sequence[str]) -> None:
-    """Raise ApiError 404 for the name of a model that is not among those served."""
-    if name not in served:
+def served_name(asked: str | None, served: Sequence[str]) -> str:
+    """Return the name by which a client asks for the model; the first one where it gives none. Raises ApiError 404."""
+    if asked and asked not in served:
         raise ApiError(
             404,
-            f"the model {name[:200]!r} is not served here; served: {', '.join(served)}",
+            f"the model {asked[:200]!r} is not served here; served: {', '.join(served)}",
             param="model",
             code="model_not_found",
         )
+    return asked or served[0]
 
 
 class PreparedPrompt(msgspec.Struct, frozen=True, array_like=True):

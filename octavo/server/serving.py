@@ -9,7 +9,6 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +20,12 @@ from octavo import logging as octavo_logging
 from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
 from octavo.engine.core_spawn import SpawnedCore
+from octavo.server.app import build_app
 from octavo.server.connections import CLOSING_S, Connections
 from octavo.server.errors import shutting_down
 from octavo.server.http_protocol import HttpProtocol
+from octavo.server.key_file import check_tenant_weights, read_callers
+from octavo.server.keys import Callers
 from octavo.server.load_log import log_load
 from octavo.server.open_requests import OpenRequests
 from octavo.server.sockets import bind, stop_listening, url_of
@@ -42,8 +44,6 @@ _MOST_FILES = 1 << 16
 _KEEP_ALIVE_S = 30
 """Clients keep idle connections for less, so that they do not write to one that is being closed."""
 
-BuildApp = Callable[["AsyncLLM", ServerArgs, OpenRequests], ASGIApp]
-
 
 @dataclass
 class StopSignals:
@@ -60,22 +60,25 @@ class StopSignals:
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
 
 
-def run(engine_args: EngineArgs, server_args: ServerArgs, build_app: BuildApp, core: SpawnedCore | None = None) -> int:
-    """Bind, load, serve, end. Returns the exit code; raises ConfigError before anything is loaded.
+def serve(engine_args: EngineArgs, server_args: ServerArgs, core: SpawnedCore | None = None) -> int:
+    """Serve a model until a signal or the engine's end; returns the exit code, 0 after a signal.
 
-    `core` is the process for the engine, where it has been started already.
+    core: the process for the engine, if it has been started already. Raises ConfigError, before the model is loaded,
+    when the keys or the address cannot be used, and what AsyncLLM.start raises.
     """
+    callers = read_callers(server_args)
+    check_tenant_weights(engine_args.tenant_weights, callers)
     with bind(server_args.host, server_args.port) as listener:
         octavo_logging.set_up(engine_args.log_level, role="server")
         _raise_open_files()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_start_and_serve(engine_args, server_args, build_app, listener, core))
+            return runner.run(_start_and_serve(engine_args, server_args, callers, listener, core))
 
 
 async def _start_and_serve(
     engine_args: EngineArgs,
     server_args: ServerArgs,
-    build_app: BuildApp,
+    callers: Callers,
     listener: socket.socket,
     core: SpawnedCore | None,
 ) -> int:
@@ -88,7 +91,7 @@ async def _start_and_serve(
         logger.info("stopped before the engine was ready")
         return EXIT_STOPPED
     try:
-        return await serve_until_stopped(llm, server_args, build_app, listener, signals)
+        return await serve_until_stopped(llm, server_args, listener, signals, callers)
     finally:
         await llm.shutdown()
 
@@ -109,12 +112,12 @@ async def unless_stopped(starting: asyncio.Future[AsyncLLM], signals: StopSignal
 
 
 async def serve_until_stopped(
-    llm: AsyncLLM, args: ServerArgs, build_app: BuildApp, listener: socket.socket, signals: StopSignals
+    llm: AsyncLLM, args: ServerArgs, listener: socket.socket, signals: StopSignals, callers: Callers | None = None
 ) -> int:
     """Serve requests until a signal (exit code 0) or until the engine has stopped (not 0)."""
     open_requests = OpenRequests()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    server = HttpServer(build_app(llm, args, open_requests), args, listener)
+    server = HttpServer(build_app(llm, args, open_requests, callers=callers), args, listener)
     await server.start()
     model, names = llm.config.model, llm.config.model.served_model_names
     called = "" if names == (model.name,) else f" as {', '.join(names)}"
@@ -133,11 +136,11 @@ async def serve_until_stopped(
             logger.error("the engine has stopped: %s", dead.result())
             await server.close(open_requests, signals, grace_s=CLOSING_S)
             return EXIT_ENGINE_DEAD
-        if open_requests:
+        if num_open := len(open_requests):
+            named = f"{num_open} open request{'' if num_open == 1 else 's'}"
             logger.info(
-                "stopping: %d open request%s to finish within %g s; a second signal ends what is open now",
-                len(open_requests),
-                "" if len(open_requests) == 1 else "s",
+                "stopping: %s to finish within %g s; a second signal ends what is open now",
+                named,
                 args.shutdown_timeout_s,
             )
         await server.close(open_requests, signals, grace_s=args.shutdown_timeout_s)

@@ -15,7 +15,6 @@ import uvloop
 from octavo import logging as octavo_logging
 from octavo.async_llm import AsyncLLM
 from octavo.config.server_args import ServerArgs
-from octavo.server.app import build_app
 from octavo.server.serving import StopSignals, serve_until_stopped
 from octavo.server.sockets import bind, url_of
 from tests.server.fake_llm import FakeAsyncLLM
@@ -45,7 +44,7 @@ class Served:
         self.llm = FakeAsyncLLM()
         self.signals = StopSignals()
         self.loop.call_soon(self._up.set)
-        return await serve_until_stopped(cast(AsyncLLM, self.llm), self.args, build_app, listener, self.signals)
+        return await serve_until_stopped(cast(AsyncLLM, self.llm), self.args, listener, self.signals)
 
     def on_loop(self, act: Callable[..., object], *arguments: object) -> None:
         self.loop.call_soon_threadsafe(act, *arguments)

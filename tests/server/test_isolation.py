@@ -12,7 +12,6 @@ import pytest
 from octavo.async_llm import AsyncLLM
 from octavo.config.server_args import ServerArgs
 from octavo.engine.chat_template import ChatTemplate
-from octavo.server.app import build_app
 from octavo.server.serving import StopSignals, serve_until_stopped
 from tests.fakes.byte_tokenizer import byte_tokenizer
 from tests.fakes.core import engine_config
@@ -45,7 +44,7 @@ class ServedEngine(Served):
             llm = AsyncLLM(engine_config(str(self._directory)), client, tokenizer, template)
             self.loop.call_soon(self._up.set)
             try:
-                return await serve_until_stopped(llm, self.args, build_app, listener, self.signals)
+                return await serve_until_stopped(llm, self.args, listener, self.signals)
             finally:
                 await llm.shutdown()
 

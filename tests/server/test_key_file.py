@@ -10,9 +10,9 @@ import pytest
 from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
 from octavo.errors import ConfigError
-from octavo.server.app import serve
 from octavo.server.key_file import check_tenant_weights, describe, read_callers
 from octavo.server.keys import ALL_RIGHTS, Caller, Right, key_digest
+from octavo.server.serving import serve
 
 
 def callers(tmp_path: Path, text: str = "", **args: object) -> dict[str, Caller]:

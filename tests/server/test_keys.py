@@ -111,7 +111,7 @@ def test_the_openapi_document_and_the_front_page_tell_the_rights(server: Served)
     assert paths["/metrics"]["get"]["security"] == [{"key": ["observe"]}]
     assert paths["/v1/completions"]["post"]["security"] == [{"key": []}]
     assert paths["/health"]["get"]["security"] == []
-    assert "the right observe" in paths["/scheduler/decisions"]["get"]["description"]
+    assert "the right observe" in paths["/scheduler/decisions"]["get"]["summary"]
     assert "the right cache" in ask(server.url, "/").json["endpoints"]["POST /reset_prefix_cache"]
 
 

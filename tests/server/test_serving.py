@@ -16,8 +16,7 @@ import pytest
 from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
 from octavo.errors import ConfigError
-from octavo.server.app import serve
-from octavo.server.serving import StopSignals, unless_stopped
+from octavo.server.serving import StopSignals, serve, unless_stopped
 from octavo.server.sockets import bind, url_of
 from tests.server.conftest import Served
 from tests.server.raw import ask, connect, events, eventually

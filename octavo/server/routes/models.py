@@ -17,7 +17,7 @@ async def list_models(context: ServerContext, request: Request) -> Response:
 
 async def get_model(context: ServerContext, request: Request) -> Response:
     """Return the model by one of its names. Raises ApiError 404."""
-    return json_response(_model(context, context.named_model(request.path_params["model_id"])))
+    return json_response(_model(context, context.served_model(request.path_params["model_id"])))
 
 
 def _model(context: ServerContext, name: str) -> Model:

@@ -19,7 +19,7 @@ from octavo.server.responses import DecisionEntry, DecisionList, Timeline, Timel
 
 
 async def decisions(context: ServerContext, request: Request) -> Response:
-    """Return the decisions of the scheduler that the caller may see."""
+    """Return why requests had to wait or were preempted (those of other API keys with the right observe)."""
     with without_details_of_others(caller_of(request)):
         found = msgspec.convert(await context.llm.call("decisions"), list[Decision])
     offset_s = _wall_clock_offset_s()
@@ -29,7 +29,7 @@ async def decisions(context: ServerContext, request: Request) -> Response:
 
 
 async def timelines(context: ServerContext, request: Request) -> Response:
-    """Return the timelines of requests that the caller may see."""
+    """Return what happened to the requests that ended last (those of other API keys with the right observe)."""
     with without_details_of_others(caller_of(request)):
         found = msgspec.convert(await context.llm.call("timelines"), list[RequestTimeline])
     offset_s = _wall_clock_offset_s()
@@ -49,17 +49,11 @@ def _wall_clock_offset_s() -> float:
 
 
 def _decision(entry: Decision, offset_s: float, sees_others: bool) -> DecisionEntry:
-    return DecisionEntry(
+    fields = msgspec.structs.asdict(entry)
+    if not sees_others:
         # steps count what all keys have computed, and most reasons name other requests or the room that they leave
-        step=entry.step if sees_others else None,
-        last_step=entry.last_step if sees_others else None,
-        time=entry.time,
-        wall_time=entry.time + offset_s,
-        kind=entry.kind,
-        request_id=entry.request_id,
-        because=entry.because if sees_others or entry.kind == "admitted" else "",
-        tenant=entry.tenant,
-    )
+        fields |= {"step": None, "last_step": None, "because": entry.because if entry.kind == "admitted" else ""}
+    return DecisionEntry(**fields, wall_time=entry.time + offset_s)
 
 
 def _timeline(timeline: RequestTimeline, offset_s: float) -> Timeline:
