@@ -24,9 +24,14 @@ from tests.layers.bound import apart, random
 from tests.models.loading import load_model
 from tests.models.paged_run import BLOCK_SIZE, Batch, PagedRun, Stream, load
 
+WINDOW_IN_ONE = ["full_attention", "sliding_attention", "full_attention"]
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "qwen3 tied": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen3 with a window in one layer": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 7, "layer_types": WINDOW_IN_ONE},
+    ),
     "gpt2": ("gpt2", {}),
     "gpt2 untied": ("gpt2", {"tie_word_embeddings": False}),
     "opt": ("opt", {}),
@@ -135,14 +140,17 @@ def test_a_stage_looks_after_its_own_layers(tmp_path: Path) -> None:
 
 def batch_of(model: DecoderStack, tokens: Sequence[int], embeddings: EmbeddingOverride | None = None) -> Batch:
     attention = AttentionMetadata.build([len(tokens)], [len(tokens)], [list(range(1, 9))], BLOCK_SIZE)
-    return Batch(torch.tensor(tokens), torch.arange(len(tokens)), [attention], PagedRun(model).caches, embeddings)
+    groups = len(model.config.shape().cache_groups)
+    return Batch(
+        torch.tensor(tokens), torch.arange(len(tokens)), [attention] * groups, PagedRun(model).caches, embeddings
+    )
 
 
 @each_family
 def test_the_embeddings_of_the_tokens_may_come_from_outside(
     family: str, overrides: dict[str, Any], tmp_path: Path
 ) -> None:
-    (model,) = load_stages(make_checkpoint(family, tmp_path, **overrides), 0, 2)
+    (model,) = load_stages(make_checkpoint(family, tmp_path, num_hidden_layers=3, **overrides), 0, 3)
     assert model.embed_tokens is not None
     tokens, places = [5, 9, 77, 31, 8], torch.tensor([3, 1])
     expected = model(batch_of(model, tokens))
