@@ -12,10 +12,11 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final, cast
 
 import msgspec
 
@@ -62,18 +63,26 @@ class Record(msgspec.Struct, frozen=True):
 
     def write(self, path: Path) -> None:
         """Write the record to `path`, whole or not at all. Raises OSError."""
-        descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".partial", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(self))
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with replacement(path) as file:
+            file.write(msgspec.json.encode(self))
 
     def proves(self, stamps: Mapping[str, Stamp]) -> bool:
         """Return whether files with these stamps still have the recorded content."""
         return self.stamps == dict(stamps) and is_settled(stamps, self.seen_ns)
+
+
+@contextmanager
+def replacement(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that takes the place of `path` when the block ends without an exception."""
+    descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".partial", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w+b", buffering=0) as file:
+            yield cast(BinaryIO, file)
+        # not synced: after a crash of the machine the checksums show what did not reach the disk
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def is_settled(stamps: Mapping[str, Stamp], now_ns: int) -> bool:
@@ -110,10 +119,6 @@ class WeightContent:
         now = self._compute(1, stop)
         is_same = self._stamps() == self.stamps and self._digests in (None, now)
         return now if is_same else None
-
-    def record(self, digests: dict[str, str]) -> Record:
-        """Return the record of files with these digests."""
-        return Record(self.seen_ns, self.stamps, digests)
 
     def _stamps(self) -> dict[str, Stamp]:
         return {name: Stamp.of(path) for name, path in self._paths.items()}

@@ -72,7 +72,7 @@ class PackedCache:
         if is_proven:
             self._folder.in_background(lambda stop: self._check(digests, stop))
         else:
-            self._write_record(self._content.record(digests))
+            self._write_record(digests)
         seconds = time.monotonic() - started
         _log.info("packed weights mapped from %s (%s, %.1f s)", self.path, render_bytes(len(file.pages)), seconds)
         return tensors
@@ -84,11 +84,6 @@ class PackedCache:
     def keep(self, state: Mapping[str, Tensor]) -> None:
         """Write `state` in the background for later starts. A failure to write is noted in the log."""
         self._folder.in_background(lambda stop: self._keep(state, stop))
-
-    def write(self, state: Mapping[str, Tensor], digests: Mapping[str, str], stop: threading.Event) -> int:
-        """Write `state`, made of files with these digests; returns the size. Raises OSError and Stopped."""
-        tensors = {name: (list(each.shape), _name(each.dtype), _bytes(each)) for name, each in state.items()}
-        return write_packed(self.path, {**self._made, "content": dict(digests)}, tensors, stop)
 
     def _tensors(
         self, file: PackedFile, specs: Mapping[str, TensorSpec], digests: Mapping[str, str]
@@ -117,11 +112,12 @@ class PackedCache:
             if refusal is not None:
                 self._folder.note("packed weights are not kept in %s: %s", self._folder.directory, refusal)
                 return
-            size = self.write(state, digests, stop)
+            tensors = {name: (list(each.shape), _name(each.dtype), _bytes(each)) for name, each in state.items()}
+            size = write_packed(self.path, {**self._made, "content": digests}, tensors, stop)
         except OSError as error:
             self._folder.note("packed weights are not kept in %s: %s", self.path, error.strerror or error)
             return
-        self._write_record(self._content.record(digests))
+        self._write_record(digests)
         _log.info("packed weights kept in %s (%s, %.1f s)", self.path, render_bytes(size), time.monotonic() - started)
 
     def _check(self, digests: Mapping[str, str], stop: threading.Event) -> None:
@@ -143,9 +139,9 @@ class PackedCache:
             self.path,
         )
 
-    def _write_record(self, record: Record) -> None:
+    def _write_record(self, digests: dict[str, str]) -> None:
         try:
-            record.write(self._record_path)
+            Record(self._content.seen_ns, self._content.stamps, digests).write(self._record_path)
         except OSError as error:
             self._folder.note("%s cannot be written: %s", self._record_path, error.strerror or error)
 

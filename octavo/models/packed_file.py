@@ -11,17 +11,16 @@ import json
 import mmap
 import os
 import struct
-import tempfile
 import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final
 
-from octavo.models.content import Stopped
+from octavo.models.content import Stopped, replacement
 
 _MAGIC: Final = b"octavo-packed\x00\r\n"
 _END: Final = struct.Struct("<QI16s")
@@ -103,7 +102,7 @@ def write_packed(
     _remove_abandoned(path)
     places: dict[str, dict[str, Any]] = {}
     offset = 0
-    with _replacement(path) as file:
+    with replacement(path) as file:
         for name, (shape, dtype, content) in tensors.items():
             size = _aligned(content.nbytes)
             checksums = []
@@ -145,20 +144,6 @@ def _write_all(file: BinaryIO, parts: list[memoryview]) -> None:
             parts = parts[1:]
         if written:
             parts = [parts[0][written:], *parts[1:]]
-
-
-@contextmanager
-def _replacement(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that takes the place of `path` when the block ends without an exception."""
-    descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".partial", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w+b", buffering=0) as file:
-            yield cast(BinaryIO, file)
-        # not synced: after a crash of the machine the checksums show what did not reach the disk
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _remove_abandoned(path: Path) -> None:
