@@ -118,7 +118,7 @@ class Admission:
         hit = self.find_prefix(group)
         if hit.missing in computing:
             return _Attempt(_Outcome.DEFERRED)  # this step computes what it needs: in the next one it is a hit
-        allocation = self._can_allocate(group, hit)
+        allocation = self._allocation(group, lambda: self._can_allocate(group, hit))
         if allocation.status is AllocStatus.NEVER:
             assert not group.has_output, "a request that has produced a token is never ignored"
             self._refuse(group, allocation.because, now)
@@ -137,7 +137,7 @@ class Admission:
         """Bring the head of the swapped queue back to the device, if all budgets grant it and the blocks are free."""
         if (refused := self._budget_refusal(group, plan)) is not None:
             return refused
-        allocation = self._can_swap_in(group)
+        allocation = self._allocation(group, lambda: self._can_swap_in(group))
         if allocation.status is AllocStatus.LATER:
             return _Attempt(_Outcome.BLOCKED, allocation.because)
         if allocation.status is AllocStatus.NEVER:
@@ -179,31 +179,22 @@ class Admission:
         no other group would ever free it.
         """
         hit = self._block_manager.find_prefix(group, group.live[0], tokens_to_allocate(group))
-        if hit.sources and not self._registry.running and self._ask(group, hit).status is AllocStatus.LATER:
+        if hit.sources and not self._registry.running and self._can_allocate(group, hit).status is AllocStatus.LATER:
             return hit.without_copy("no block is left to copy the beginning of the next from")
         return hit
 
     def _can_allocate(self, group: SequenceGroup, hit: PrefixHit) -> Allocation:
-        allocation = self._ask(group, hit)
-        is_idle = not self._registry.running
-        if allocation.status is AllocStatus.LATER and is_idle and self._preemption.clear_pins(group):
-            return self._ask(group, hit)
-        return allocation
-
-    def _ask(self, group: SequenceGroup, hit: PrefixHit) -> Allocation:
-        return self._block_manager.can_allocate(
-            group,
-            hit,
-            waive_watermark=not self._registry.running,
-            is_returning=group.metrics.num_preemptions > 1,
-        )
+        is_returning, is_idle = group.metrics.num_preemptions > 1, not self._registry.running
+        return self._block_manager.can_allocate(group, hit, waive_watermark=is_idle, is_returning=is_returning)
 
     def _can_swap_in(self, group: SequenceGroup) -> Allocation:
-        is_idle, swap_space = not self._registry.running, self._block_manager.swap_space
-        allocation = swap_space.can_swap_in(group.live, waive_watermark=is_idle)
-        if allocation.status is AllocStatus.LATER and is_idle and self._preemption.clear_pins(group):
-            return swap_space.can_swap_in(group.live, waive_watermark=True)
-        return allocation
+        return self._block_manager.swap_space.can_swap_in(group.live, waive_watermark=not self._registry.running)
+
+    def _allocation(self, group: SequenceGroup, find: Callable[[], Allocation]) -> Allocation:
+        """Return what `find` returns; when nothing runs and pins hold what the group lacks, all pins end before."""
+        allocation = find()
+        must_wait = allocation.status is AllocStatus.LATER and not self._registry.running
+        return find() if must_wait and self._preemption.clear_pins(group) else allocation
 
     def allocate(self, group: SequenceGroup, hit: PrefixHit, plan: StepPlan, now: float) -> None:
         """Give blocks to a waiting group, and let it run."""
@@ -219,12 +210,13 @@ class Admission:
 
 
 def tokens_to_allocate(group: SequenceGroup) -> int:
-    """Tokens that the first live sequence computes for itself, or for all its siblings."""
+    """Return how many tokens the first live sequence computes for itself, or for all its siblings."""
     return common_prefix_length(group.live) if len(group.live) > 1 else len(group.live[0].token_ids)
 
 
 def common_prefix_length(sequences: SequenceABC[Sequence]) -> int:
-    """Leading tokens that all sequences share, without the last of the shortest: each draws after its own last."""
+    """Return how many leading tokens all sequences share, without the last of the shortest: each draws after its own
+    last."""
     shortest = min(sequences, key=lambda sequence: len(sequence.token_ids)).token_ids
     length = len(shortest) - 1
     for sequence in sequences:

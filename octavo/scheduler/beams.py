@@ -1,4 +1,4 @@
-"""Beam search on sequences: survivors fork, losers leave, and the answer is told when the search ends."""
+"""Beam search on sequences: survivors fork, other beams end, and the output follows when the search ends."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from octavo.scheduler.registry import Registry
 
 
 def take_candidates(group: SequenceGroup, sequence: Sequence, candidates: TokenLogprobs) -> bool:
-    """Keep what may follow one beam; True when all beams have theirs."""
+    """Keep what may follow one beam. Returns whether all beams have theirs."""
     sequence.candidates = candidates
     return all(beam.candidates is not None for beam in group.live)
 
 
 def extend_beams(registry: Registry, group: SequenceGroup) -> list[SequenceDelta]:
     """Extend the group's beams by one token. A beam with several survivors forks, one with none is freed, all in this
-    step. Answers nothing, or the finished sequences, best first, when the search has ended: fewer than n, or none,
+    step. Returns nothing, or the finished sequences, best first, when the search has ended: fewer than n, or none,
     where all else is barred."""
     assert group.beams is not None
     beams = list(group.live)
@@ -27,7 +27,7 @@ def extend_beams(registry: Registry, group: SequenceGroup) -> list[SequenceDelta
     if not survivors:
         for beam in beams:
             registry.end_sequence(group, beam, SequenceStatus.FINISHED_STOPPED)
-        return [_told(group, index, beam) for index, beam in enumerate(group.beams.finished[: group.request.params.n])]
+        return [_delta(group, index, beam) for index, beam in enumerate(group.beams.finished[: group.request.params.n])]
 
     next_index = max(beam.index for beam in beams) + 1
     extended: list[Sequence] = []
@@ -53,7 +53,7 @@ def extend_beams(registry: Registry, group: SequenceGroup) -> list[SequenceDelta
 
 
 def nothing_found(group: SequenceGroup) -> RequestError:
-    """Why a search has ended without a finished sequence."""
+    """Return why a search has ended without a finished sequence."""
     params = group.request.params
     names = [name for name in ("allowed_token_ids", "min_tokens", "bad_words") if getattr(params, name)]
     return RequestError(
@@ -65,7 +65,7 @@ def nothing_found(group: SequenceGroup) -> RequestError:
     )
 
 
-def _told(group: SequenceGroup, index: int, beam: FinishedBeam) -> SequenceDelta:
+def _delta(group: SequenceGroup, index: int, beam: FinishedBeam) -> SequenceDelta:
     token_ids = beam.token_ids
     if beam.is_stopped_by_text:
         # the front makes the text that is shown, finds the stop string in it, and says so

@@ -1,4 +1,4 @@
-"""Why a request was, or was not, part of a step: the last decisions in a ring."""
+"""The last decisions of the scheduler with their reasons, in a ring."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from octavo.core.messages import Decision, EngineCoreRequest
 
 
 class DecisionLog:
-    """The last `size` decisions, and the last `num_refused` refusals: a flood of them pushes nothing else out.
+    """Keeps the last `size` decisions, and apart from them the last `num_refused` refusals, so that a flood of refusals
+    removes nothing else.
 
-    Of the waiting groups only the first one's blocker is named, not every row's.
+    A step notes what blocks the first waiting group, and not what blocks those behind it.
     """
 
     def __init__(self, size: int = 1024, num_refused: int = 256) -> None:
         self._decisions: deque[Decision] = deque(maxlen=size)
         self._refusals: deque[Decision] = deque(maxlen=num_refused)
-        self._goes_on: dict[tuple[str, str], Decision] = {}
+        self._ongoing: dict[tuple[str, str], Decision] = {}
         self.step = 0
         self.now = 0.0
 
     @property
     def entries(self) -> list[Decision]:
-        """All of them, oldest first."""
+        """All decisions, oldest first."""
         return list(heapq.merge(self._decisions, self._refusals, key=lambda entry: (entry.step, entry.time)))
 
     def begin(self, step: int, now: float) -> None:
-        """What follows belongs to this step."""
+        """Set the step and the time of the decisions that follow."""
         self.step, self.now = step, now
-        for key in [key for key, entry in self._goes_on.items() if entry.last_step < step - 1]:
-            del self._goes_on[key]
+        for key in [key for key, entry in self._ongoing.items() if entry.last_step < step - 1]:
+            del self._ongoing[key]
 
     def note(self, kind: str, request: EngineCoreRequest, because: str = "") -> None:
-        """Keep a decision. Being blocked, or passed, step after step is one entry with the last reason."""
-        entry = self._goes_on.get((kind, request.request_id))
+        """Keep a decision. A request that is blocked, or passed, step after step has one entry with the last reason."""
+        entry = self._ongoing.get((kind, request.request_id))
         if entry is not None:
             entry.last_step, entry.because = self.step, because
             return
@@ -49,4 +50,4 @@ class DecisionLog:
         )
         (self._refusals if kind == "refused" else self._decisions).append(entry)
         if kind in ("blocked", "passed"):
-            self._goes_on[kind, request.request_id] = entry
+            self._ongoing[kind, request.request_id] = entry

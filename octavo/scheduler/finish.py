@@ -1,4 +1,4 @@
-"""When a sequence ends, and why."""
+"""Whether a sequence ends with a token, and why."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Finish(NamedTuple):
 
 
 def finish_after(group: SequenceGroup, sequence: Sequence, token_id: int) -> Finish | None:
-    """Does the sequence end with `token_id`, its newest token? Stop strings are matched where text is made: in the
-    front, and for beams in `engine/beam_texts.py`."""
+    """Return how the sequence ends with `token_id`, its newest token; None when it does not. Stop strings are matched
+    where text is made: in the front, and for beams in `engine/beam_texts.py`."""
     if token_id in group.end_token_ids:
         is_eos = token_id in group.request.end_token_ids
         return Finish(SequenceStatus.FINISHED_STOPPED, None if is_eos else token_id)

@@ -14,7 +14,7 @@ from octavo.scheduler.registry import Registry
 
 
 class PlannedRow(NamedTuple):
-    """A row with what came along with it."""
+    """A row, the message that makes its sequence known, and the copies before it."""
 
     row: ScheduledSequence
     message: NewSequence | None
@@ -29,7 +29,7 @@ class StepPlan:
     new: messages that make sequences known to the worker.
     copies: of blocks, before the row of the sequence.
     filling: sequences whose row fills a block that the prefix index does not know; none when prefix caching is off.
-    prefix_copies: copies of sequences that came in and have no row yet.
+    prefix_copies: copies of sequences that were admitted and have no row yet.
     num_prompt_tokens: tokens in rows that compute more than one.
     connector: what is sent to the workers' half of a KV connector.
     """
@@ -90,7 +90,7 @@ class StepPlan:
     # ---- rows ----
 
     def drop(self, group: SequenceGroup, sequence: Sequence) -> PlannedRow | None:
-        """Take a sequence's row out of the step, with all that came along, and refund it. Returns what it was."""
+        """Remove a sequence's row with its message and copies, and refund it. Returns what was removed."""
         row = self.rows.pop(sequence.seq_id, None)
         if row is None:
             return None
@@ -118,7 +118,7 @@ class StepPlan:
         return block_manager.digests(sequence)[row.start // size : (row.start + row.num_tokens) // size]
 
     def output(self, step_id: int, finished_ids: list[int]) -> SchedulerOutput:
-        assert not self.prefix_copies, "a sequence came in without a row: what it copies would be lost"
+        assert not self.prefix_copies, "a sequence was admitted without a row: what it copies would be lost"
         return SchedulerOutput(
             step_id=step_id,
             new_sequences=list(self.new.values()),
@@ -140,7 +140,7 @@ def begin_plan(config: SchedulerConfig, registry: Registry) -> StepPlan:
 
 
 def new_sequence(group: SequenceGroup, sequence: Sequence, block_tables: list[list[int]]) -> NewSequence:
-    """The message that makes a sequence known to the worker; it names a sibling there as parent if there is one."""
+    """Return the message that makes a sequence known to the worker. A sibling that is there already is its parent."""
     parent = next((other for other in group.sequences if other.is_resident), None)
     num_shared = group.num_prompt_tokens if parent is not None else 0
     if sequence.parent is not None and sequence.parent[0].is_resident:
@@ -163,7 +163,8 @@ def new_sequence(group: SequenceGroup, sequence: Sequence, block_tables: list[li
 
 
 def num_prompt_logprobs(group: SequenceGroup, sequence: Sequence, start: int, end: int) -> int:
-    """Positions of a row over tokens [start, end) whose successor's log-probability is still owed, from its first."""
+    """Return for how many positions of a row over tokens [start, end), from its first, the log-probability of the next
+    token has not been sent yet."""
     if group.request.params.prompt_logprobs is None or sequence.index != 0:
         return 0
     last = min(end, group.num_prompt_tokens - 1)

@@ -156,7 +156,7 @@ class Preemption:
     # ---- swap or recompute ----
 
     def clear_pins(self, group: SequenceGroup) -> bool:
-        """End all pins for a group that could not run otherwise, even alone. False when they held nothing."""
+        """End all pins for a group that could not run otherwise, even alone. Returns False when they held nothing."""
         num_held = self._block_manager.pins.clear()
         if num_held:
             self._log.note("unpinned", group.request, f"pins held {num_held} blocks, and it runs only without them")
@@ -187,8 +187,8 @@ class Preemption:
         return self._cheaper(group, manager)
 
     def _cheaper(self, group: SequenceGroup, manager: BlockManager) -> SwapChoice:
-        """Tokens to compute again at the prefill rate, without those that stay in the cache because others use them,
-        against bytes to move out and in again; both at the rates measured so far."""
+        """Compare the time to compute tokens again, without those that stay in the cache because others use them, with
+        the time to move bytes out and in again; both at the rates measured so far."""
         num_blocks, num_bytes = manager.swap_space.num_computed_blocks(group.live)
         num_kept = manager.num_blocks_used_by_others(group.live)
         num_tokens = sum(sequence.num_computed_tokens for sequence in group.live)
@@ -230,7 +230,7 @@ class _FreedBlocks:
 
 
 def _num_computed_tokens(group: SequenceGroup, computed: dict[int, int]) -> int:
-    """Of all its sequences, `computed` tokens each: those of the prompt once, for its blocks are shared."""
+    """Return the sum of the sequences' `computed` tokens; those of the prompt, whose blocks are shared, count once."""
     prompt, counts = group.num_prompt_tokens, [computed[sequence.seq_id] for sequence in group.live]
     return min(prompt, max(counts)) + sum(max(0, count - prompt) for count in counts)
 

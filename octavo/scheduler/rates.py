@@ -1,8 +1,8 @@
 """How fast this engine computes prompts and moves blocks, assumed at first and then measured step by step, and how much
 of a prompt keeps a step short.
 
-Everything comes from the times that the scheduler is told and from the results of steps, so a recorded run measures the
-same when it is replayed.
+All of it comes from the times that are passed to the scheduler and from the results of steps, so the replay of a
+recorded run measures the same.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 _FEWEST_TOKENS: Final = 32
 """A step with fewer prompt tokens says more about its fixed cost than about prompts."""
 _MEMORY: Final = 0.8
-"""What an older step counts beside the one after it: about five steps make the mean."""
+"""Weight of a step relative to the one after it: about five steps make the mean."""
 _TARGET_RATIO: Final = 2.5
 """A step that computes prompts while others decode may take this many times as long as one that only decodes."""
 _SHORTEST_TARGET_S: Final = 0.02
-"""A step may always take this long: nobody sees shorter gaps, and small pieces cost a fast model throughput."""
+"""A step may always take this long: readers notice no shorter gaps, and small pieces cost a fast model throughput."""
 _RATIO_PER_SHARE: Final = 10.0
 """How much that ratio grows with the share of such steps beyond one half: then they are the usual ones, and their time
 is the median of the times between tokens."""
@@ -49,7 +49,7 @@ class _Mean:
 
     @property
     def value(self) -> float | None:
-        """None before the first sample."""
+        """The rate; None before the first sample."""
         return self._amount / self._seconds if self._seconds > 0 else None
 
     def add(self, amount: float, seconds: float) -> None:
@@ -103,7 +103,7 @@ class Pace:
             self._mixed_share += (1 - self._mixed_share) / _SHARE_STEPS
 
     def note_done(self, step: _Planned, seconds: float) -> None:
-        """A step took so long."""
+        """Note how long a step took."""
         if not step.num_rows:
             return
         was_decoding, self._was_decoding = self._was_decoding, not step.num_prompt_tokens
@@ -129,7 +129,7 @@ def _are_alike(num_rows: int, other: int) -> bool:
 
 
 class _Planned(NamedTuple):
-    """A step on its way.
+    """A submitted step.
 
     num_prompt_tokens: in rows of more than one token. num_allowed: the most that those could have been beside rows that
     decode; 0 where nothing decodes.
@@ -143,7 +143,7 @@ class _Planned(NamedTuple):
 
 
 class Rates:
-    """A rate set by whoever knows it is taken as it is; None has it measured. `target_step_s`: see `Pace`."""
+    """A given rate is used as it is; None stands for a measured one. `target_step_s`: see `Pace`."""
 
     def __init__(
         self,
@@ -164,21 +164,22 @@ class Rates:
 
     @property
     def known_prefill_tokens_per_s(self) -> float | None:
-        """Set or measured; None while it would be a guess."""
+        """Tokens per second, set or measured; None before the first measurement."""
         return self._fixed_prefill or self._prefill.value
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """The same, or the assumption."""
+        """The rate that is set or measured, or else the assumed one."""
         return self.known_prefill_tokens_per_s or self._costs.prefill_tokens_per_s
 
     @property
     def swap_bytes_per_s(self) -> float:
-        """One way: set, measured or assumed."""
+        """Bytes per second in one direction, set, measured or assumed."""
         return self._fixed_swap or self._swap.value or self._costs.swap_bytes_per_s
 
     def num_prompt_tokens_beside(self, num_rows: int, most: int) -> int:
-        """Prompt tokens, at most `most`, that the step being planned may compute beside `num_rows` decoding rows."""
+        """Return how many prompt tokens, at most `most`, the step being planned may compute beside `num_rows` decoding
+        rows."""
         self._num_allowed = int(min(most, self.pace.num_prompt_tokens(num_rows, self.known_prefill_tokens_per_s)))
         return self._num_allowed
 
@@ -191,7 +192,7 @@ class Rates:
         self._num_allowed = 0
 
     def note_done(self, now: float, swap_s: float) -> None:
-        """The oldest submitted step has returned. `swap_s`: what moving blocks to and from the host took of it."""
+        """Note that the oldest submitted step has returned. Moving blocks to and from the host took `swap_s` of it."""
         step = self._planned.popleft()
         # with several steps in flight one begins when the one before it ends
         seconds = now - max(step.time, self._last_end) - swap_s

@@ -1,4 +1,4 @@
-"""Rows for groups that have blocks: the one line of code that computes prompts, pieces of prompts, and next tokens."""
+"""Rows for groups that have blocks: prompts, pieces of prompts, and next tokens are computed by the same code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from octavo.scheduler.registry import Registry
 
 
 class RowPlanner:
-    """Plans rows and makes their tokens writable; when blocks run out, groups give way."""
+    """Plans rows and makes their tokens writable; when no block is free, groups are preempted."""
 
     def __init__(
         self, registry: Registry, preemption: Preemption, policy: Policy, proposer: Proposer | None = None
@@ -42,15 +42,15 @@ class RowPlanner:
                 unfinished.append(group)
             if len(running) == num_running:
                 index += 1
-            else:  # groups gave way, before it in the list or behind, perhaps itself
+            else:  # groups were preempted, before it in the list or behind, perhaps itself
                 index = bisect_right(running, group.arrival, key=lambda other: other.arrival)
         return unfinished
 
     def _plan_next_token(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> bool:
-        """The row that nearly all rows are: one more token of a sequence that the worker knows, drawn like the last,
-        into a block that it has. False, and nothing has happened, when it takes more than that.
+        """Plan the most frequent row: one more token of a sequence that the worker knows, drawn like the last, into a
+        block that it has. Returns False, with nothing changed, when the row needs more than that.
 
-        It does what `_plan_sequence` does. A thousand of them are planned while a step waits, hence a path of its own.
+        It does what `_plan_sequence` does, but faster: a step may have a thousand such rows.
         """
         start, pending = sequence.num_computed_tokens, sequence.num_pending
         num_tokens = len(sequence.token_ids) + pending
@@ -69,7 +69,7 @@ class RowPlanner:
         return True
 
     def plan_group(self, group: SequenceGroup, plan: StepPlan) -> None:
-        """Rows for the group's sequences. When blocks run out, groups are preempted, at last this one."""
+        """Plan rows for the group's sequences. When no block is free, groups are preempted, at last this one."""
         if not group.is_forked and group.live[0].num_pending:
             return  # its first tokens are on their way: it forks when they arrive
         if group.refork_at is not None:
@@ -90,7 +90,7 @@ class RowPlanner:
                 return
 
     def _plan_sequence(self, group: SequenceGroup, sequence: Sequence, target: int, plan: StepPlan) -> bool:
-        """A row that brings the sequence nearer to `target` computed tokens. False when the group had to give way."""
+        """Plan a row towards `target` computed tokens. Returns False when the group itself was preempted."""
         pending = sequence.num_pending
         if pending and sequence.num_output_tokens + pending >= group.max_tokens:
             return True  # its last token is on its way
@@ -140,15 +140,15 @@ class RowPlanner:
         return tuple(self._proposer.propose(group, sequence, max_drafts)[:max_drafts]) if max_drafts > 0 else ()
 
     def _note_filled(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> None:
-        """Whether its newest row fills a block that the prefix index does not know."""
+        """Note whether the sequence's newest row fills a block that is not in the prefix index yet."""
         num_published = self._tables[sequence.seq_id].num_published
         is_full = sequence.num_computed_tokens >= (num_published + 1) * self._block_size
         if is_full and self._block_manager.enable_prefix_caching:
             plan.filling[sequence.seq_id] = group, sequence
 
     def _make_room(self, group: SequenceGroup, plan: StepPlan) -> bool:
-        """Free blocks that the group needs: one that runs gives way, or, when no other does, pins go. False when it had
-        to give way itself."""
+        """Free blocks for the group: preempt a running one, or, when no other runs, end all pins. Returns False when
+        the group itself was preempted."""
         running = self._registry.running
         if len(running) == 1 and self._preemption.clear_pins(group):
             return True
@@ -157,7 +157,7 @@ class RowPlanner:
         return victim is not group
 
     def _refork(self, group: SequenceGroup) -> None:
-        """The common prefix is there again: the siblings of the first live sequence take their share of its blocks."""
+        """Fork the siblings of the first live sequence from it, which has computed their common prefix again."""
         leader = group.live[0]
         for sibling in group.live[1:]:
             self._block_manager.fork(leader, sibling)

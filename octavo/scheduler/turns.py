@@ -30,5 +30,5 @@ class Turns:
         return list(accumulate(lengths[:-1], initial=self._now))
 
     def note_admitted(self, group: SequenceGroup) -> None:
-        """The group is admitted for the first time."""
+        """Advance virtual time: the group is admitted for the first time."""
         self._now = max(self._now, group.virtual_start) + _LEAST_SHARE * group.num_prompt_tokens
