@@ -1,0 +1,56 @@
+"""Drafts change no bit of a real model's results: tokens, log-probabilities, texts and finish reasons, all `==`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from octavo import LLM, SamplingParams
+from octavo.core.outputs import CompletionOutput
+from octavo.engine.engine_core import EngineCore
+from octavo.scheduler.scheduler import Scheduler
+from tests.conformance.runtimes import LEVELS
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.exact_products import need_exact_products
+from tests.fakes.proposer import ToyProposer
+
+VOCABULARY = 300
+PROMPTS = [[7 * i % VOCABULARY for i in range(length)] for length in (1, 15, 16, 40, 23)]
+PARAMS = [
+    SamplingParams(temperature=0.0, logprobs=2, repetition_penalty=1.3, max_tokens=40),
+    SamplingParams(seed=1, top_p=0.9, top_k=40, n=3, logprobs=0, max_tokens=24),
+    SamplingParams(seed=2, frequency_penalty=1.0, min_tokens=20, stop_token_ids=tuple(range(0, 300, 5)), max_tokens=40),
+    SamplingParams(seed=3, bad_words=("a", "b", "cd"), logit_bias={100: 3.0, 200: -5.0}, prompt_logprobs=1),
+    SamplingParams(seed=4, min_p=0.02, stop=tuple("abcdefghijklm"), max_tokens=40),
+]
+
+
+def answers(llm: LLM) -> list[list[CompletionOutput]]:
+    return [each.outputs for each in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_drafts_change_no_bit(device: str, tmp_path: Path) -> None:
+    if device == "cpu" and not LEVELS:
+        pytest.skip("the compiled kernels cannot run on this machine")
+    if device == "reference":
+        need_exact_products(torch.bfloat16)
+    make_checkpoint("llama", tmp_path, vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128)
+    write_byte_tokenizer(tmp_path)
+    with LLM(str(tmp_path), device=device, dtype="bfloat16", num_gpu_blocks_override=64, max_model_len=128) as llm:
+        core = llm.engine.core
+        assert isinstance(core, EngineCore)
+        expected = answers(llm)
+        tokens = [{each.index: each.token_ids for each in sequences} for sequences in expected]
+        plain = core.scheduler
+        num_steps = plain.stats().num_steps
+        for rightness in (0.0, 0.7, 1.0):
+            proposer = ToyProposer(lambda group: tokens[PROMPTS.index(group.request.prompt_token_ids)], rightness)
+            assert plain.reset_prefix_cache()
+            core.scheduler = Scheduler(plain.block_manager, plain.config, proposer=proposer)
+            assert answers(llm) == expected
+            assert proposer.num_proposed > 0
+        assert core.scheduler.stats().num_steps < 0.5 * num_steps
