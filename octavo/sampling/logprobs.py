@@ -1,4 +1,4 @@
-"""Log-probabilities as a caller sees them: of the model's own distribution, before processors, temperature, filters."""
+"""Makes the log-probabilities that callers see: of the model's own distribution, before processors and filters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def token_logprobs(
 
 
 def ranked_tokens(ids: list[int], scores: list[float], logprobs: list[float]) -> TokenLogprobs:
-    """The candidates of a beam in the order of their scores, with the model's log-probabilities (-inf where barred)."""
+    """Return the candidates of a beam, by falling score, with the model's log-probabilities (-inf where barred)."""
     logprobs = [logprob if score > -math.inf else score for logprob, score in zip(logprobs, scores, strict=True)]
     return TokenLogprobs(
         token_id=ids[0],
@@ -52,7 +52,7 @@ def ranked_tokens(ids: list[int], scores: list[float], logprobs: list[float]) ->
 def _likeliest(
     logprobs: Tensor, rows: Tensor, values: Tensor, count: int
 ) -> tuple[list[int], list[list[int]], list[list[float]]]:
-    """Rank of each of `values` [draws] in its row, and the `count` likeliest ids there with their log-probabilities."""
+    """Return the rank of each of `values` [draws] in its row, and the `count` likeliest ids there with their values."""
     # many draws may share a row (n > 1): it is looked at once
     distinct, place = torch.unique(rows, return_inverse=True)
     selected = logprobs if len(distinct) == len(logprobs) else logprobs[distinct]

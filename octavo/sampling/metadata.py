@@ -1,4 +1,4 @@
-"""What the sampler is told about the rows whose logits it gets."""
+"""Defines what the sampler reads of a row and its sequence, and what it returns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SampledSequence(Protocol):
 
     @property
     def index(self) -> int:
-        """Index of the sequence in its group."""
+        """Index of the sequence in its group, which is part of the key of its draws."""
         ...
 
     @property
@@ -63,12 +63,12 @@ class SamplingRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowSamples(msgspec.Struct, frozen=True, gc=False):
-    """What was drawn for one row; with an `error` nothing was."""
+    """What was drawn for one row; nothing where there is an `error`."""
 
     tokens: list[TokenLogprobs]
     error: RequestError | None = None
     candidates: TokenLogprobs | None = None
-    """What may follow, for a row of a beam search."""
+    """The likeliest tokens, of a row of a beam search."""
 
 
 def verified(drafts: Sequence[int], drawn: Sequence[RowSamples]) -> RowSamples:

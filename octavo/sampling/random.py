@@ -36,7 +36,7 @@ class Purpose(IntEnum):
 
 
 def draw_key(seed: int, index: int, position: int, purpose: Purpose = Purpose.TOKEN) -> tuple[int, int]:
-    """Two 32-bit keys of one draw.
+    """Return the two 32-bit keys of one draw.
 
     `index` is the sequence's index in its group, `position` that of the drawn token in its sequence.
     """
@@ -45,14 +45,14 @@ def draw_key(seed: int, index: int, position: int, purpose: Purpose = Purpose.TO
 
 
 def packed_draw_key(seed: int, index: int, position: int, purpose: Purpose = Purpose.TOKEN) -> bytes:
-    """The same as eight bytes, little-endian."""
+    """Return `draw_key` as eight bytes, little-endian."""
     return blake2b(_PACK(seed, index, position, purpose), digest_size=8).digest()
 
 
 def hash_tokens(
     token_ids: NDArray[np.uint32], key_1: NDArray[np.uint32], key_2: NDArray[np.uint32]
 ) -> NDArray[np.uint32]:
-    """32 random bits per token id under two keys; the arguments broadcast."""
+    """Return 32 random bits per token id under two keys; the arguments broadcast."""
     hashed = token_ids ^ key_1
     scratch = np.empty_like(hashed)
     _mix(hashed, scratch)
@@ -64,7 +64,7 @@ def hash_tokens(
 def exponentials(
     token_ids: NDArray[np.uint32], key_1: NDArray[np.uint32], key_2: NDArray[np.uint32]
 ) -> NDArray[np.float32]:
-    """One standard exponential per token id under two keys, float32 and positive; the arguments broadcast."""
+    """Return a standard exponential per token id under two keys, float32 and positive; the arguments broadcast."""
     hashed = hash_tokens(token_ids, key_1, key_2)
     values = hashed.astype(np.float32)
     # v lies in (0, 1) and is finest near 0, where the small values are that win races
@@ -99,7 +99,7 @@ def race(probabilities: NDArray[np.float32], keys: NDArray[np.uint32], *, sparse
 def race_among(
     token_ids: NDArray[np.int64], weights: NDArray[np.float32], keys: NDArray[np.uint32]
 ) -> NDArray[np.int64]:
-    """Like `race` where everything that can be drawn is listed: `token_ids` and `weights` are [draws, listed]."""
+    """Do what `race` does where all that can be drawn is listed: `token_ids` and `weights` are [draws, listed]."""
     noise = exponentials(token_ids.astype(np.uint32), keys[:, :1], keys[:, 1:])
     winners: NDArray[np.int64] = np.take_along_axis(token_ids, _argmax(weights / noise)[:, None], axis=1)[:, 0]
     return winners
@@ -111,7 +111,7 @@ def _argmax(scores: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def _mix(hashed: NDArray[np.uint32], scratch: NDArray[np.uint32]) -> None:
-    """One round of lowbias32, in place."""
+    """Apply one round of lowbias32 in place."""
     np.right_shift(hashed, _SHIFT_1, out=scratch)
     np.bitwise_xor(hashed, scratch, out=hashed)
     np.multiply(hashed, _MULTIPLIER_1, out=hashed)

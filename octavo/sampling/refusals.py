@@ -1,4 +1,4 @@
-"""Why nothing could be drawn for a row, as an error of its request: the others of the batch go on."""
+"""Makes the error of a request for which nothing can be drawn; the other rows of the batch are not affected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo.sampling.processors.penalties import asked_penalties
 
 
 def refusal(position: int, params: SamplingParams, model_largest: float, largest: float) -> RequestError | None:
-    """The error of a row, None when it is sound.
+    """Return the error of a row; None when a token can be drawn.
 
     model_largest, largest: the row's largest logit before and after the processors; NaN where one is among them.
     """
@@ -33,7 +33,7 @@ def refusal(position: int, params: SamplingParams, model_largest: float, largest
 
 
 def not_finite(position: int) -> RequestError:
-    """The error of a row whose logits are not numbers."""
+    """Return the error of a row whose logits are not numbers."""
     return RequestError(
         f"the model's logits for position {position} hold NaN or infinity; the checkpoint is damaged, "
         "or its numbers need a wider dtype (try float32)"

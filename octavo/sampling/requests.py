@@ -1,4 +1,4 @@
-"""What a row is asked for, as the compiled sampler reads it."""
+"""Packs the parameters of a row in the layout that the compiled sampler reads."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from octavo.sampling.random import packed_draw_key
 _LAYOUT = struct.Struct("=ffdiiifffiiiiQQQQQQ")
 REQUEST_BYTES = _LAYOUT.size
 IN_THE_CALL = (AllowedTokenIds, LogitBias, MinTokens, BadWords, Penalties)
-"""The processors that the compiled sampler does itself."""
+"""The processors that the compiled sampler implements."""
 FILTERS_IN_THE_CALL = (MinP, TopK, TopP)
-"""The filters that it does itself."""
+"""The filters that the compiled sampler implements."""
 
 _LOWEST = -float(np.finfo(np.float32).max)
 _MOST = 2**31 - 1
 
 
 class PackedRequest:
-    """One sequence's request: what never changes is packed once, what its tokens change is brought up to date."""
+    """The parameters of one sequence: constant parts are packed once, those that depend on its tokens for each row."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class PackedRequest:
     ) -> None:
         params = sequence.params
         self.has_other_filters = has_other_filters and not params.is_greedy
-        """Whether it needs filters that the compiled sampler does not do."""
+        """Whether it needs filters that the compiled sampler does not implement."""
         self.processors = processors
-        """Of those that act before the compiled sampler, the ones that this request needs."""
+        """The processors that this request needs before the compiled sampler."""
         # after a processor the logits are not the model's any more
         self.lists_logprobs = params.needs_logprobs and not processors
-        """Whether the compiled sampler tells log-probabilities."""
+        """Whether the compiled sampler returns log-probabilities."""
         self.num_listed = min(params.logprobs or 0, vocab_size) if self.lists_logprobs else 0
-        """And of how many likeliest tokens."""
+        """How many likeliest tokens it lists with them."""
         self.is_greedy = params.is_greedy
         self._index = sequence.index
         self._seed = params.seed or 0
@@ -74,7 +74,7 @@ class PackedRequest:
         self._constant = None if self._counts is not None or self._can_bar else self._pack(1)
 
     def for_row(self, row: SamplingRow) -> PackedRequest:
-        """Return this, or for a row with drafts a copy: several rows of a sequence have arrays of their own."""
+        """Return this, or a copy for a row with drafts, because each row of a sequence needs its own arrays."""
         if not row.num_drafts:
             return self
         other = copy(self)
@@ -94,17 +94,17 @@ class PackedRequest:
 
     @property
     def changes_scores(self) -> bool:
-        """Whether log-probabilities of tokens that are not barred change."""
+        """Whether a bias or a penalty changes log-probabilities of tokens that are not barred."""
         return len(self._biased) > 0 or self._counts is not None
 
     def changed_places(self, token_ids: list[int]) -> list[int]:
-        """The places in `token_ids` of those whose log-probabilities a bias or a penalty changes."""
+        """Return the places in `token_ids` of those whose log-probabilities a bias or a penalty changes."""
         penalized = np.empty(0, dtype=np.int64) if self._counts is None else self._counts.token_ids
         places: list[int] = np.flatnonzero(np.isin(token_ids, np.concatenate((self._biased, penalized)))).tolist()
         return places
 
     def keys(self, row: SamplingRow) -> bytes:
-        """The keys of the row's draws: none for a greedy row."""
+        """Return the keys of the row's draws: none for a greedy row."""
         if self.is_greedy:
             return b""
         if row.num_samples == 1:
@@ -135,6 +135,6 @@ class PackedRequest:
 
 
 def address_of(array: NDArray[Any]) -> int:
-    """Where the array's first element lies."""
+    """Return the address of the array's first element."""
     address: int = array.__array_interface__["data"][0]
     return address

@@ -12,7 +12,7 @@ from octavo.sampling.metadata import RowSamples, SamplingRow
 
 
 class Sampler(Protocol):
-    """From logits to drawn tokens with their log-probabilities. A row's result depends on that row alone."""
+    """Draws tokens from logits and describes them. A row's result depends on that row alone."""
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[RowSamples]:
         """Draw for each of `rows` from its row of `logits`, float32 [rows, vocab], which is overwritten.
@@ -31,7 +31,7 @@ class Sampler(Protocol):
         ...
 
     def describe(self, logits: Tensor, token_ids: Sequence[int], num_logprobs: int) -> list[TokenLogprobs]:
-        """Log-probability and rank of one given token in each row of `logits`, float32 [rows, vocab].
+        """Return log-probability and rank of one given token in each row of `logits`, float32 [rows, vocab].
 
         With the `num_logprobs` likeliest tokens there. The log-probability is NaN where logits are not numbers.
         """

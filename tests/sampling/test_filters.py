@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.sampling.filters import default_filters, filtered_probabilities, scale
-from octavo.sampling.head import filtered_head
+from octavo.sampling.top_tokens import filtered_top_tokens
 
 
 def kept_tokens(logits: list[float], **params: Any) -> list[int]:
@@ -153,9 +153,9 @@ def test_top_p_ends_with_the_token_that_reaches_it(top_p: float, num_kept: int, 
     logits = torch.tensor([POWERS_OF_TWO + [-200.0] * others])
     params = SamplingParams(top_p=top_p)
     assert filter_rows(logits, params)[0].nonzero().flatten().tolist() == list(range(num_kept))
-    head = filtered_head(scale(logits, [1.0]), [params])
-    assert head.is_decided == [True]
-    assert sorted(head.token_ids[0, head.weights[0] > 0].tolist()) == list(range(num_kept))
+    top = filtered_top_tokens(scale(logits, [1.0]), [params])
+    assert top.is_decided == [True]
+    assert sorted(top.token_ids[0, top.weights[0] > 0].tolist()) == list(range(num_kept))
 
 
 def test_top_p_ends_with_the_token_that_reaches_it_among_tokens_that_are_nearly_as_likely() -> None:

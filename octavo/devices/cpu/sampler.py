@@ -192,7 +192,7 @@ class NativeSampler:
         return results
 
     def _logprobs(self, logits: Tensor, token_ids: Sequence[int]) -> list[float]:
-        """Log-probabilities of given tokens of one row, float32 [vocab], counted from that of the likeliest one."""
+        """Return log-probabilities of tokens of one row, float32 [vocab], counted from that of the likeliest one."""
         (row,) = self.describe(logits.unsqueeze(0), [0], 1)
         values = logits[[*row.top_ids, *token_ids]].double()
         logprobs: list[float] = (values[1:] - values[0] + row.top_logprobs[0]).float().tolist()
@@ -226,7 +226,7 @@ class NativeSampler:
         return self._answer
 
     def _of_processed(self, row: SamplingRow, result: RowSamples, before: Tensor, after: Tensor) -> RowSamples:
-        """What only the logits before the processors say: the log-probabilities, and whose fault an error is."""
+        """Return the result with what depends on the logits before the processors: log-probabilities and errors."""
         params = row.sequence.params
         # a processor may have written over what was no number
         largest = float(after.amax()) if result.error is not None else 0.0
@@ -240,13 +240,13 @@ class NativeSampler:
 
 
 def native_bytes(num_rows: int, vocab_size: int) -> int:
-    """Most bytes that `NativeSampler` holds for that many rows of logits."""
+    """Return the most bytes that `NativeSampler` holds for that many rows of logits."""
     # five words for each token, and less than half a word more
     return min(num_rows, _MOST_ROWS_AT_ONCE) * (22 * vocab_size + (32 << 10))
 
 
 def process(logits: Tensor, rows: Sequence[SamplingRow], requests: Sequence[PackedRequest]) -> dict[int, Tensor]:
-    """Apply the processors of the requests to `logits`; answers the rows [vocab] they change as they were before."""
+    """Apply the processors of the requests to `logits`; returns copies of the changed rows [vocab] from before."""
     processors = dict.fromkeys(each for request in requests for each in request.processors)
     before = {place: logits[place].clone() for place, request in enumerate(requests) if request.processors}
     for processor in processors:
@@ -310,7 +310,7 @@ class _Answer:
 
 
 class _Read:
-    """What a call has written, in Python's numbers."""
+    """The results of a call as Python's numbers."""
 
     def __init__(self, words: NDArray[np.int32], draws: int, top_ids: int, top_logprobs: int) -> None:
         numbers = words[:top_ids].tolist()
@@ -323,7 +323,7 @@ class _Read:
         self._top_logprobs = floats[top_logprobs:]
 
     def described(self, draw: int, first_listed: int, num_listed: int) -> TokenLogprobs:
-        """Draw number `draw`, with `num_listed` likeliest tokens."""
+        """Return draw number `draw`, with `num_listed` likeliest tokens."""
         top_ids, top_logprobs = self.listed(first_listed, num_listed)
         return TokenLogprobs(
             token_id=self.tokens[draw],
@@ -334,26 +334,26 @@ class _Read:
         )
 
     def listed(self, first: int, count: int) -> tuple[list[int], list[float]]:
-        """Ids and log-probabilities of listed tokens."""
+        """Return ids and log-probabilities of listed tokens."""
         return self._top_ids[first : first + count].tolist(), self._top_logprobs[first : first + count].tolist()
 
 
 class _Memory:
-    """Bytes at one address, which moves only when more are asked for than ever before."""
+    """Bytes at one address, which changes only when more are reserved than before."""
 
     def __init__(self) -> None:
         self.array: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
         self._address = 0
 
     def reserve(self, num_bytes: int) -> int:
-        """The address of at least so many bytes."""
+        """Return the address of at least so many bytes."""
         if num_bytes > len(self.array):
             self.array = np.empty(num_bytes, dtype=np.uint8)
             self._address = address_of(self.array)
         return self._address
 
     def write(self, data: bytes) -> int:
-        """The address of a copy."""
+        """Return the address of a copy."""
         address = self.reserve(len(data))
         self.array.data[: len(data)] = data
         return address

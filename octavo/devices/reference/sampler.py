@@ -1,4 +1,4 @@
-"""The sampler in plain torch: it says what is right, and does the work where no compiled kernels are.
+"""The sampler in plain torch: the definition of each stage, and the sampler of devices without compiled kernels.
 
 Stages: log-probabilities of the model's own distribution → processors → greedy choice, or temperature → filters → draw.
 A row's result depends on its logits, its sequence and its key; the other rows of the batch change no bit of it.
@@ -20,12 +20,12 @@ from octavo.core.outputs import RequestError
 from octavo.core.step import TokenLogprobs
 from octavo.sampling.chunks import chunks, rows_per_chunk
 from octavo.sampling.filters import HISTOGRAM_BYTES, Filter, default_filters, filtered_probabilities, scale
-from octavo.sampling.head import DECIDED_IN_A_HEAD, Head, filtered_head
 from octavo.sampling.logprobs import ranked_tokens, token_logprobs
 from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
 from octavo.sampling.processors import LogitsProcessor, ProcessedRow, default_processors
 from octavo.sampling.random import draw_key, race, race_among
 from octavo.sampling.refusals import refusal
+from octavo.sampling.top_tokens import DECIDED_BY_TOP_TOKENS, TopTokens, filtered_top_tokens
 
 CHUNK_BYTES = 2 << 20
 """Logits that are sampled at a time: small enough to stay in cache, and a bound on the memory that sampling takes."""
@@ -36,7 +36,7 @@ PEAK_FACTOR = 28
 
 @dataclass(frozen=True, slots=True)
 class _Traits:
-    """What a sequence's parameters say about its way through the sampler; looked up once per sequence."""
+    """Which stages a sequence's parameters need; looked up once per sequence."""
 
     is_greedy: bool
     is_described: bool
@@ -44,8 +44,8 @@ class _Traits:
     filters: tuple[Filter, ...]
 
     @property
-    def may_fit_a_head(self) -> bool:
-        return all(isinstance(each, DECIDED_IN_A_HEAD) for each in self.filters)
+    def may_be_decided(self) -> bool:
+        return all(isinstance(each, DECIDED_BY_TOP_TOKENS) for each in self.filters)
 
 
 class ReferenceSampler:
@@ -118,7 +118,7 @@ class ReferenceSampler:
     def _process(
         self, logits: Tensor, rows: Sequence[SamplingRow], *, may_bar_all: bool = False
     ) -> dict[int, RequestError]:
-        """Apply the processors to `logits` [rows, vocab]; errors of the rows from which nothing can be drawn.
+        """Apply the processors to `logits` [rows, vocab]; returns the errors of rows from which nothing can be drawn.
 
         may_bar_all: a row of numbers whose tokens are all barred is no error.
         """
@@ -146,7 +146,7 @@ class ReferenceSampler:
     def _draw(
         self, logits: Tensor, rows: Sequence[SamplingRow], traits: Sequence[_Traits], errors: dict[int, RequestError]
     ) -> list[list[int]]:
-        """Token ids drawn for each row: `num_samples` of them, none for a row with an error."""
+        """Return the token ids drawn for each row: `num_samples` of them, none for a row with an error."""
         draws: list[list[int]] = [[] for _ in rows]
         sound = [row for row in range(len(rows)) if row not in errors]
         greedy = [row for row in sound if traits[row].is_greedy]
@@ -169,18 +169,18 @@ class ReferenceSampler:
         if not filtered:
             return _race(torch.softmax(scaled, dim=-1), rows, sparse=False)
         drawn: list[list[int]] = [[] for _ in rows]
-        head = filtered_head(scaled, params)
+        top = filtered_top_tokens(scaled, params)
         decided = [
             place
             for place, row in enumerate(rows)
-            if head.is_decided[place] and self._traits_of(row.sequence).may_fit_a_head
+            if top.is_decided[place] and self._traits_of(row.sequence).may_be_decided
         ]
         if decided:
-            part = Head(head.token_ids[decided], head.weights[decided], [True] * len(decided))
-            for row, token_ids in zip(decided, _race_in_head(part, [rows[row] for row in decided]), strict=True):
+            part = TopTokens(top.token_ids[decided], top.weights[decided], [True] * len(decided))
+            for row, token_ids in zip(decided, _race_among_top(part, [rows[row] for row in decided]), strict=True):
                 drawn[row] = token_ids
         wide = sorted(set(range(len(rows))) - set(decided))
-        del head
+        del top
         if wide:
             scaled = _rows(scaled, wide)
             probabilities = filtered_probabilities(scaled, [params[row] for row in wide], self._filters)
@@ -193,7 +193,7 @@ class ReferenceSampler:
 
 
 def reference_bytes(num_rows: int, vocab_size: int) -> int:
-    """Most bytes that `ReferenceSampler.sample` allocates for that many rows of logits."""
+    """Return the most bytes that `ReferenceSampler.sample` allocates for that many rows of logits."""
     return min(num_rows, rows_per_chunk(vocab_size, CHUNK_BYTES)) * (PEAK_FACTOR * 4 * vocab_size + HISTOGRAM_BYTES)
 
 
@@ -204,7 +204,7 @@ def _rows(logits: Tensor, rows: list[int]) -> Tensor:
 def _describe(
     logprobs: Tensor, described: list[int], rows: Sequence[SamplingRow], draws: list[list[int]]
 ) -> list[list[TokenLogprobs]]:
-    """The draws of the `described` rows, which are those of `logprobs`."""
+    """Return the draws of the `described` rows, which are those of `logprobs`."""
     owners = [place for place, row in enumerate(described) for _ in draws[row]]
     token_ids = [token_id for row in described for token_id in draws[row]]
     if not token_ids:
@@ -222,15 +222,15 @@ def _race(probabilities: Tensor, rows: Sequence[SamplingRow], *, sparse: bool) -
     return _draw_each(rows, lambda owners, keys: race(source[owners], keys, sparse=sparse))
 
 
-def _race_in_head(head: Head, rows: Sequence[SamplingRow]) -> list[list[int]]:
-    token_ids, weights = head.token_ids.cpu().numpy(), head.weights.cpu().numpy()
+def _race_among_top(top: TopTokens, rows: Sequence[SamplingRow]) -> list[list[int]]:
+    token_ids, weights = top.token_ids.cpu().numpy(), top.weights.cpu().numpy()
     return _draw_each(rows, lambda owners, keys: race_among(token_ids[owners], weights[owners], keys))
 
 
 def _draw_each(
     rows: Sequence[SamplingRow], draw: Callable[[slice | NDArray[np.int64], NDArray[np.uint32]], NDArray[np.int64]]
 ) -> list[list[int]]:
-    """Token ids per row. `draw` gets the rows to draw from, one for each draw, and the keys [draws, 2]."""
+    """Return token ids per row. `draw` gets the rows to draw from, one for each draw, and the keys [draws, 2]."""
     keys = np.array([key for row in rows for key in _keys(row)], dtype=np.uint32)
     if len(keys) == len(rows):
         return [[token_id] for token_id in draw(slice(None), keys).tolist()]
@@ -251,7 +251,7 @@ def _keys(row: SamplingRow) -> Iterator[tuple[int, int]]:
 
 
 def _argmax(logits: Tensor) -> Tensor:
-    """First index of the largest logit in each row, int64 [rows]."""
+    """Return the first index of the largest logit in each row, int64 [rows]."""
     if logits.device.type == "cpu":
         # numpy's is ten times as fast on a CPU
         return torch.from_numpy(logits.numpy().argmax(axis=1))

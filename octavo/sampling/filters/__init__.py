@@ -21,12 +21,12 @@ __all__ = ["HISTOGRAM_BYTES", "Filter", "MinP", "TopK", "TopP", "default_filters
 
 
 def default_filters() -> tuple[Filter, ...]:
-    """The filters that sampling parameters ask for."""
+    """Return the filters that sampling parameters can name."""
     return (MinP(), TopK(), TopP())
 
 
 def scale(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
-    """Logits over temperature, shifted so that the largest of each row is 0; a new tensor [rows, vocab]."""
+    """Return logits over temperature, shifted so that the largest of each row is 0; a new tensor [rows, vocab]."""
     # shifted first: a small temperature then overflows towards -inf only
     scaled = logits - logits.amax(dim=-1, keepdim=True)
     if any(temperature != 1.0 for temperature in temperatures):
@@ -37,7 +37,7 @@ def scale(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
 def filtered_probabilities(
     scaled: Tensor, params: Sequence[SamplingParams], filters: Sequence[Filter] | None = None
 ) -> Tensor:
-    """Probabilities [rows, vocab] of what the filters (by default the default ones) keep, 0 elsewhere.
+    """Return probabilities [rows, vocab] of what the filters (by default the default ones) keep, 0 elsewhere.
 
     `scaled` is from `scale` and is overwritten.
     """

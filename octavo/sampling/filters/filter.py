@@ -1,4 +1,4 @@
-"""What every filter does: drop tokens from the distribution that a token is drawn from."""
+"""Defines a filter: it drops tokens from the distribution that a token is drawn from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from octavo.core.sampling_params import SamplingParams
 
 
 class Filter(Protocol):
-    """The one definition of a filter. A sampler without an implementation of its own calls it.
+    """The definition of a filter, which a sampler without an implementation of its own calls.
 
     A row's result depends on that row and its parameters alone, with all its bits, and at least one token remains.
     """
@@ -20,7 +20,7 @@ class Filter(Protocol):
     """The sampling parameter that turns it on."""
 
     def needs(self, params: SamplingParams) -> bool:
-        """True when it can drop a token of a request with these parameters."""
+        """Return whether it can drop a token of a request with these parameters."""
         ...
 
     def drop(self, scaled: Tensor, params: Sequence[SamplingParams]) -> None:

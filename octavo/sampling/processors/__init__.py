@@ -25,5 +25,5 @@ __all__ = [
 
 
 def default_processors() -> tuple[LogitsProcessor, ...]:
-    """New processors for one sampler."""
+    """Return new processors for one sampler."""
     return (AllowedTokenIds(), LogitBias(), MinTokens(), BadWords(), Penalties())

@@ -60,7 +60,7 @@ class Penalties:
 
 
 def asked_penalties(params: SamplingParams) -> list[str]:
-    """Names of the penalties that are not neutral."""
+    """Return the names of the penalties that are not neutral."""
     neutral = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
     return [name for name, value in neutral.items() if getattr(params, name) != value]
 

@@ -1,4 +1,4 @@
-"""The seam behind which everything lives that changes logits before a token is drawn."""
+"""The extension point for what changes logits before a token is drawn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ProcessedRow:
 
 
 class LogitsProcessor(Protocol):
-    """Changes the logits of the rows that ask for it. Per step: `update` with those rows, then `apply`.
+    """Changes the logits of the rows that need it. Per step: `update` with those rows, then `apply`.
 
     State that it keeps between steps must be recomputable from a sequence's tokens, because a preempted or moved
     sequence arrives without it, and must not count drafts (`SamplingRow.num_drafts`).
@@ -36,11 +36,11 @@ class LogitsProcessor(Protocol):
     name: str
 
     def needs(self, params: SamplingParams) -> bool:
-        """True when a request with these parameters can ever be changed by this processor."""
+        """Return whether a request with these parameters can ever be changed by this processor."""
         ...
 
     def update(self, rows: Sequence[ProcessedRow]) -> None:
-        """Take the rows of the coming `apply`: only sequences whose parameters need it."""
+        """Prepare the next `apply` to these rows, whose parameters all need it."""
         ...
 
     def apply(self, logits: Tensor) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.sampling.filters import filtered_probabilities, scale
-from octavo.sampling.head import filtered_head, head_size
+from octavo.sampling.top_tokens import filtered_top_tokens, num_top_tokens
 
 PARAMS = st.builds(
     SamplingParams,
@@ -31,17 +31,17 @@ def make_logits(seed: int, vocab_size: int, spread: float, coarse: bool) -> torc
     spread=st.sampled_from([0.0, 0.5, 4.0]),
     coarse=st.booleans(),
 )
-def test_a_decided_head_keeps_what_the_filters_keep(
+def test_decided_top_tokens_keep_what_the_filters_keep(
     params: SamplingParams, seed: int, vocab_size: int, spread: float, coarse: bool
 ) -> None:
     scaled = scale(make_logits(seed, vocab_size, spread, coarse), [params.temperature])
-    head = filtered_head(scaled, [params])
-    if not head.is_decided[0]:
+    top = filtered_top_tokens(scaled, [params])
+    if not top.is_decided[0]:
         return
-    from_head = torch.zeros(vocab_size).index_put((head.token_ids[0],), head.weights[0])
+    from_top = torch.zeros(vocab_size).index_put((top.token_ids[0],), top.weights[0])
     expected = filtered_probabilities(scaled, [params])[0]
-    assert torch.equal(from_head > 0, expected > 0)
-    torch.testing.assert_close(from_head / from_head.sum(), expected / expected.sum())
+    assert torch.equal(from_top > 0, expected > 0)
+    torch.testing.assert_close(from_top / from_top.sum(), expected / expected.sum())
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_likely_tokens_decide_and_broad_distributions_do_not(
     params: dict[str, float], spread: float, decided: bool
 ) -> None:
     scaled = scale(make_logits(1, 1000, spread, coarse=False), [1.0])
-    assert filtered_head(scaled, [SamplingParams(**params)]).is_decided == [decided]  # type: ignore[arg-type]
+    assert filtered_top_tokens(scaled, [SamplingParams(**params)]).is_decided == [decided]  # type: ignore[arg-type]
 
 
-def test_a_small_vocabulary_is_all_head() -> None:
-    assert head_size(20) == 20
-    assert filtered_head(torch.zeros(1, 20), [SamplingParams(top_p=0.5)]).is_decided == [True]
+def test_a_small_vocabulary_is_all_looked_at() -> None:
+    assert num_top_tokens(20) == 20
+    assert filtered_top_tokens(torch.zeros(1, 20), [SamplingParams(top_p=0.5)]).is_decided == [True]
 
 
-def test_the_heads_of_large_vocabularies_stay_small() -> None:
-    assert [head_size(size) for size in (500, 4096, 32_000, 152_000)] == [32, 64, 256, 256]
+def test_few_tokens_of_large_vocabularies_are_looked_at() -> None:
+    assert [num_top_tokens(size) for size in (500, 4096, 32_000, 152_000)] == [32, 64, 256, 256]

@@ -1,7 +1,7 @@
-"""The filters decided on the likeliest few tokens of a row, which is where real distributions end.
+"""Applies the filters to the likeliest few tokens of a row, which hold nearly all of a real distribution.
 
-Most rows never look at the rest of the vocabulary again. Whether a row can be decided here depends on that row and its
-parameters alone, so it takes the same way in every batch; what cannot be decided goes to `filtered_probabilities`.
+Most rows are decided here, without the rest of the vocabulary; the others go to `filtered_probabilities`. Whether a row
+can be decided depends on that row and its parameters alone, so every batch treats it alike.
 """
 
 from __future__ import annotations
@@ -16,34 +16,37 @@ from torch import Tensor
 from octavo.core.sampling_params import SamplingParams
 from octavo.sampling.filters import MinP, TopK, TopP
 
-DECIDED_IN_A_HEAD = (MinP, TopK, TopP)
-"""The filters of which `filtered_head` is an implementation."""
+DECIDED_BY_TOP_TOKENS = (MinP, TopK, TopP)
+"""The filters of which `filtered_top_tokens` is an implementation."""
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class TopTokens:
     """The likeliest tokens of some rows."""
 
     token_ids: Tensor
-    """int64 [rows, head]."""
+    """int64 [rows, top]."""
     weights: Tensor
-    """float32 [rows, head]: in proportion to the probability, 0 for what the filters drop."""
+    """float32 [rows, top]: in proportion to the probability, 0 for what the filters drop."""
     is_decided: list[bool]
-    """Per row: True when the filters keep nothing outside the head. Weights of other rows mean nothing."""
+    """Per row: True when the filters keep nothing but these tokens. The weights of other rows are undefined."""
 
 
-def head_size(vocab_size: int) -> int:
-    """Tokens in a head: few enough for one pass over the row to find them."""
+def num_top_tokens(vocab_size: int) -> int:
+    """Return how many likeliest tokens are looked at: few enough for one pass over the row to find them."""
     return min(vocab_size, 256, max(32, vocab_size // 64))
 
 
-def filtered_head(scaled: Tensor, params: Sequence[SamplingParams]) -> Head:
-    """min-p, top-k and top-p, in this order, on the heads of `scaled` (see `scale`), float32 [rows, vocab]."""
-    size = head_size(scaled.shape[1])
+def filtered_top_tokens(scaled: Tensor, params: Sequence[SamplingParams]) -> TopTokens:
+    """Apply min-p, top-k and top-p, in this order, to the likeliest tokens of `scaled`, float32 [rows, vocab].
+
+    `scaled` is what `scale` returns.
+    """
+    size = num_top_tokens(scaled.shape[1])
     values, token_ids = torch.topk(scaled, size, dim=-1)
     lowest = values[:, -1]
     boundaries = _boundaries(values, params)
-    # a boundary above the lowest value: all that it keeps, ties included, is in the head
+    # a boundary above the lowest value: all that it keeps, ties included, is among these
     is_bounded = boundaries > lowest
     dropped = values < boundaries.unsqueeze(1)
     weights = torch.softmax(values.masked_fill(dropped, -math.inf), dim=-1)
@@ -53,7 +56,7 @@ def filtered_head(scaled: Tensor, params: Sequence[SamplingParams]) -> Head:
     is_free = torch.tensor([each.top_k <= 0 and each.min_p == 0.0 for each in params], device=scaled.device)
     free = is_free.nonzero().squeeze(1)
     if len(free):
-        # top-p alone counts the mass of the whole row, here in units of the head's
+        # top-p alone counts the mass of the whole row, here in units of theirs
         whole_row = torch.softmax(scaled if len(free) == len(params) else scaled[free], dim=-1)
         mass[free] = weights[free, 0].double() / whole_row.amax(dim=-1).double()
     is_kept = totals - weights < (nucleus * mass).unsqueeze(1)
@@ -63,11 +66,11 @@ def filtered_head(scaled: Tensor, params: Sequence[SamplingParams]) -> Head:
     is_cut = is_limited & (smallest.squeeze(1) > weights[:, -1])
     is_decided = is_bounded | (is_free & is_cut) | (size == scaled.shape[1])
     weights = weights.masked_fill(is_limited.unsqueeze(1) & (weights < smallest), 0.0)
-    return Head(token_ids, weights, is_decided.tolist())
+    return TopTokens(token_ids, weights, is_decided.tolist())
 
 
 def _boundaries(values: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Smallest value [rows] that min-p and top-k keep, as far as the head [rows, head] tells; -inf for no limit."""
+    """Return the smallest values [rows] that min-p and top-k keep of `values` [rows, top]; -inf for no limit."""
     boundaries = torch.tensor(
         [math.log(each.min_p) if each.min_p > 0.0 else -math.inf for each in params],
         dtype=torch.float32,
