@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
@@ -27,36 +27,33 @@ from octavo.errors import ConfigError, EngineDeadError
 if TYPE_CHECKING:
     from octavo.llm import LLM
 
-_GROUP: Final = "Benchmark"
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions(Options):
     """Lengths of requests, and how often they are measured."""
 
-    input_len: Annotated[int, Arg("Tokens of each prompt.", group=_GROUP, ge=1)] = 128
-    output_len: Annotated[int, Arg("Tokens to generate for each prompt.", group=_GROUP, ge=1)] = 64
-    repetitions: Annotated[int, Arg("Times to measure; the median counts.", group=_GROUP, ge=1)] = 3
+    heading: ClassVar = "Benchmark"
+
+    input_len: Annotated[int, Arg("Tokens of each prompt.", ge=1)] = 128
+    output_len: Annotated[int, Arg("Tokens to generate for each prompt.", ge=1)] = 64
+    repetitions: Annotated[int, Arg("Times to measure; the median counts.", ge=1)] = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThroughputOptions(LoadOptions):
     """What `octavo bench throughput` measures."""
 
-    num_prompts: Annotated[int, Arg("Requests that are added at once.", group=_GROUP, ge=1)] = 64
+    num_prompts: Annotated[int, Arg("Requests that are added at once.", ge=1)] = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyOptions(LoadOptions):
     """What `octavo bench latency` measures."""
 
-    batch_size: Annotated[
-        str, Arg("Requests that run together; several numbers, as in 1,64, are several runs.", group=_GROUP)
-    ] = "1"
-    repetitions: Annotated[int, Arg("Times to measure; the median counts.", group=_GROUP, ge=1)] = 5
+    batch_size: Annotated[str, Arg("Requests that run together; several numbers, as in 1,64, are several runs.")] = "1"
+    repetitions: Annotated[int, Arg("Times to measure; the median counts.", ge=1)] = 5
     breakdown: Annotated[
-        bool,
-        Arg("Also show where the time of a decode step goes, and how much of it is not kernels.", group=_GROUP),
+        bool, Arg("Also show where the time of a decode step goes, and how much of it is not kernels.")
     ] = False
 
 
@@ -64,7 +61,9 @@ class LatencyOptions(LoadOptions):
 class StartupOptions(Options):
     """What `octavo bench startup` measures."""
 
-    repetitions: Annotated[int, Arg("Times to measure; the median counts.", group=_GROUP, ge=1)] = 3
+    heading: ClassVar = "Benchmark"
+
+    repetitions: Annotated[int, Arg("Times to measure; the median counts.", ge=1)] = 3
 
 
 @with_options(ThroughputOptions, EngineArgs)

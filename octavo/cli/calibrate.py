@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
 import msgspec
 
@@ -58,19 +58,16 @@ _MIXED = Workload(arrivals="at-once", num_requests=48, input_len=96, output_len=
 class CalibrateOptions(Options):
     """What `octavo bench calibrate` measures, and where the results go."""
 
-    output: Annotated[str | None, Arg("File that gets the cost model.", group="Benchmark")] = None
+    heading: ClassVar = "Benchmark"
+
+    output: Annotated[str | None, Arg("File that gets the cost model.")] = None
     engine_config: Annotated[
-        str | None,
-        Arg(
-            "File (YAML) that gets the measured rates as engine arguments, for octavo serve --config.",
-            group="Benchmark",
-        ),
+        str | None, Arg("File (YAML) that gets the measured rates as engine arguments, for octavo serve --config.")
     ] = None
-    batch_sizes: Annotated[str, Arg("Requests that run together.", group="Benchmark")] = "1,4,16,64,256"
-    input_lens: Annotated[str, Arg("Tokens of their prompts.", group="Benchmark")] = "16,128,512"
+    batch_sizes: Annotated[str, Arg("Requests that run together.")] = "1,4,16,64,256"
+    input_lens: Annotated[str, Arg("Tokens of their prompts.")] = "16,128,512"
     repetitions: Annotated[
-        int,
-        Arg("Times to measure; the median of each step counts, interruptions left out.", group="Benchmark", ge=1),
+        int, Arg("Times to measure; the median of each step counts, interruptions left out.", ge=1)
     ] = 5
 
     def grid(self) -> Grid:

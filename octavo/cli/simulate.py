@@ -48,26 +48,25 @@ class SimulationOptions(Options):
         str | None,
         Arg(
             "Recording of octavo serve --record-trace, whose requests are simulated: with its settings where none are "
-            "given here, and its steps as cost model unless one is given.",
+            "given here, and its steps as cost model unless one is given."
         ),
     ] = None
     model: Annotated[
         str | None,
         Arg(
             "Model whose steps are estimated, on --device: a hub name (only config.json is fetched), a directory, or a "
-            "config.json.",
+            "config.json."
         ),
     ] = None
     device: Annotated[
-        str | None,
-        Arg("What the model runs on: a100, h100, h200, l4 and others, or a JSON file of your own."),
+        str | None, Arg("What the model runs on: a100, h100, h200, l4 and others, or a JSON file of your own.")
     ] = None
     tensor_parallel_size: Annotated[int, Arg("Devices that share each layer of --model.", ge=1, le=1024)] = 1
     cost_model: Annotated[
         str | None,
         Arg(
             "What steps cost, instead of --model and --device: DEVICE/MODEL, or a JSON file such as octavo bench "
-            f"calibrate writes. [default: {_DEFAULT_COST_MODEL}]",
+            f"calibrate writes. [default: {_DEFAULT_COST_MODEL}]"
         ),
     ] = None
     replicas: Annotated[int, Arg("Engines behind the router.", ge=1)] = 1
@@ -77,13 +76,11 @@ class SimulationOptions(Options):
         float, Arg("Rate at which keys and values get from the one to the other.", gt=0)
     ] = Disaggregation(num_prefill=1).bytes_per_s
     request_rate: Annotated[
-        str,
-        Arg("Requests (conversations) a second; several, as in 1,2,4, are as many simulations.", group="Workload"),
+        str, Arg("Requests (conversations) a second; several, as in 1,2,4, are as many simulations.", group="Workload")
     ] = f"{Workload.request_rate:g}"
     seed: Annotated[int, Arg("Seed of the generated requests.")] = 0
     processes: Annotated[
-        int | None,
-        Arg("Processes that share replicas, where those do not depend on each other.", ge=1),
+        int | None, Arg("Processes that share replicas, where those do not depend on each other.", ge=1)
     ] = None
     output: Annotated[str | None, Arg("File that gets the whole report as JSON.")] = None
     save_trace: Annotated[str | None, Arg("File that gets the generated trace.")] = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -32,31 +32,22 @@ from octavo.simulate.traces import Trace
 class ValidateOptions(Options):
     """What `octavo bench validate` compares, and where a cost model comes from."""
 
-    cost_model: Annotated[
-        str | None, Arg("File of octavo bench calibrate; by default calibrated first.", group="Benchmark")
-    ] = None
+    heading: ClassVar = "Benchmark"
+
+    cost_model: Annotated[str | None, Arg("File of octavo bench calibrate; by default calibrated first.")] = None
     trace: Annotated[
-        str | None,
-        Arg(
-            "File with a request per line (JSON) as the only load, instead of those that are generated.",
-            group="Benchmark",
-        ),
+        str | None, Arg("File with a request per line (JSON) as the only load, instead of those that are generated.")
     ] = None
-    num_requests: Annotated[int, Arg("Requests of each load.", group="Benchmark", ge=1)] = 300
-    repetitions: Annotated[
-        int, Arg("Times to measure each load; the least disturbed counts.", group="Benchmark", ge=1)
-    ] = 3
+    num_requests: Annotated[int, Arg("Requests of each load.", ge=1)] = 300
+    repetitions: Annotated[int, Arg("Times to measure each load; the least disturbed counts.", ge=1)] = 3
     processor_clock: Annotated[
         bool,
         Arg(
             "Count the seconds in which this process had a processor, not those on the wall: for machines that other "
-            "programs use too, with one thread.",
-            group="Benchmark",
+            "programs use too, with one thread."
         ),
     ] = False
-    output: Annotated[str | None, Arg("File that gets the cost model, when it is calibrated.", group="Benchmark")] = (
-        None
-    )
+    output: Annotated[str | None, Arg("File that gets the cost model, when it is calibrated.")] = None
 
 
 @with_options(ValidateOptions, EngineArgs)

@@ -210,10 +210,7 @@ class Workload:
 
     heading: ClassVar = "Workload"
 
-    arrivals: Annotated[
-        str,
-        Arg("How requests arrive.", choices=("poisson", "gamma", "on-off", "at-once")),
-    ] = "poisson"
+    arrivals: Annotated[str, Arg("How requests arrive.", choices=("poisson", "gamma", "on-off", "at-once"))] = "poisson"
     num_requests: Annotated[int, Arg("Requests.", ge=1)] = 1000
     request_rate: Annotated[float, Arg("Requests (conversations) a second.", gt=0)] = 1.0
     burstiness: Annotated[
