@@ -97,7 +97,26 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     token_time_error: float
 
 
-class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="roofline"):
+class BlockCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """The costs of moving blocks. swap_bytes_per_s: between device and host."""
+
+    kv_bytes_per_token: Rate
+    swap_bytes_per_s: Rate
+    sliding_window: Window = None
+
+    def swap_seconds(self, num_blocks: int, block_size: int) -> float:
+        """Return the seconds that moving blocks between device and host takes."""
+        return num_blocks * block_size * self.kv_bytes_per_token / self.swap_bytes_per_s
+
+    def move_seconds(self, work: StepWork, block_size: int, copy_bytes_per_s: float) -> float:
+        """Return the seconds of all block moves of a step."""
+        if not (work.num_swapped_blocks or work.num_copied_blocks):
+            return 0.0
+        copy_s = work.num_copied_blocks * block_size * self.kv_bytes_per_token / copy_bytes_per_s
+        return self.swap_seconds(work.num_swapped_blocks, block_size) + copy_s
+
+
+class Roofline(BlockCosts, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="roofline"):
     """A model on a device. Sizes are bytes, times seconds; rates are those that are reached, not those of data sheets.
 
     kv_bytes_per_token: keys and values of one token over all layers. flops_per_pair: attention over all layers for one
@@ -109,7 +128,6 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     name: str
     weight_bytes: Amount
-    kv_bytes_per_token: Rate
     flops_per_token: Amount
     flops_per_pair: Amount
     device_bytes: Amount
@@ -119,7 +137,6 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     step_s: Amount = STEP_S
     sequence_s: Amount = 10e-6
     token_s: Amount = 0.0
-    sliding_window: Window = None
     expert_bytes: Amount = 0.0
     expert_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
 
@@ -130,20 +147,13 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             bytes_read -= self.expert_bytes * (1 - self.expert_share) ** work.num_tokens
         pairs = work.num_pairs + work.num_context_tokens
         flops = self.flops_per_token * work.num_tokens + self.flops_per_pair * pairs
-        seconds = (
+        return (
             self.step_s
             + self.sequence_s * work.num_sequences
             + self.token_s * work.num_tokens
             + max(bytes_read / self.bytes_per_s, flops / self.flops_per_s)
+            + self.move_seconds(work, block_size, self.bytes_per_s / 2)
         )
-        if work.num_swapped_blocks or work.num_copied_blocks:
-            seconds += self.swap_seconds(work.num_swapped_blocks, block_size)
-            seconds += 2 * work.num_copied_blocks * block_size * self.kv_bytes_per_token / self.bytes_per_s
-        return seconds
-
-    def swap_seconds(self, num_blocks: int, block_size: int) -> float:
-        """Return the seconds that moving blocks between device and host takes."""
-        return num_blocks * block_size * self.kv_bytes_per_token / self.swap_bytes_per_s
 
     def kv_tokens(self, memory_utilization: float) -> int:
         """Return the tokens whose keys and values fit beside the weights into this share of the device's memory."""
@@ -180,7 +190,7 @@ _MOST_INTERRUPTED, _WIDEST_SPREAD = 0.1, 0.5
 """`interrupted_share` and `repetition_spread` beyond which the machine was busy."""
 
 
-class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="fitted"):
+class Fitted(BlockCosts, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="fitted"):
     """Coefficients in seconds: per step, per step with a prefill in addition, per row, per row beyond the eighth in
     addition, per prefill token, per token of context of a decoding row, and per query-key pair of a prefill.
 
@@ -200,37 +210,18 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     prefill_token_s: Amount
     context_token_s: Amount
     pair_s: Amount
-    kv_bytes_per_token: Rate
     num_kv_tokens: Annotated[int, msgspec.Meta(ge=0)]
     swap_bytes_per_s: Rate = 4e9
     copy_bytes_per_s: Rate = 4e9
     prefill_tokens_per_s: Rate = 2000.0
-    sliding_window: Window = None
     fit_error: Amount = 0.0
     checks: tuple[Check, ...] = ()
     interrupted_share: Amount = 0.0
     repetition_spread: Amount = 0.0
 
     def step_seconds(self, work: StepWork, block_size: int) -> float:
-        seconds = (
-            self.step_s
-            + self.sequence_s * work.num_sequences
-            + self.prefill_token_s * work.num_prefill_tokens
-            + self.context_token_s * work.num_context_tokens
-            + self.pair_s * work.num_pairs
-        )
-        if work.num_prefill_tokens:
-            seconds += self.prefill_step_s
-        if work.num_sequences > _FEW_SEQUENCES:
-            seconds += self.further_sequence_s * (work.num_sequences - _FEW_SEQUENCES)
-        if work.num_swapped_blocks or work.num_copied_blocks:
-            seconds += self.swap_seconds(work.num_swapped_blocks, block_size)
-            seconds += work.num_copied_blocks * block_size * self.kv_bytes_per_token / self.copy_bytes_per_s
-        return seconds
-
-    def swap_seconds(self, num_blocks: int, block_size: int) -> float:
-        """Return the seconds that moving blocks between device and host takes."""
-        return num_blocks * block_size * self.kv_bytes_per_token / self.swap_bytes_per_s
+        coefficients = [getattr(self, name) for name in FEATURES]
+        return _dot(coefficients, _features(work)) + self.move_seconds(work, block_size, self.copy_bytes_per_s)
 
     def with_prefill_rate(self, prompt_len: int, block_size: int) -> Fitted:
         """Return the model with the rate at which it computes a prompt of this length in one step."""

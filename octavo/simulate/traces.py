@@ -72,13 +72,16 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError("a request has either num_prompt_tokens or prompt_token_ids")
         if self.prompt_token_ids is not None and (self.prefixes or self.conversation):
             raise ValueError("prefixes and conversation go with num_prompt_tokens, not with prompt_token_ids")
-        if self.output_lens and (len(self.output_lens) != self.width or max(self.output_lens) != self.output_len):
-            raise ValueError("output_lens has a length for each sequence, of which output_len is the longest")
         lengths = self.output_lens or [self.output_len] * self.width
+        if len(lengths) != self.width or max(lengths) != self.output_len:
+            raise ValueError("output_lens has a length for each sequence, of which output_len is the longest")
         if self.output_token_ids and [len(each) for each in self.output_token_ids] != lengths:
-            raise ValueError("output_token_ids has as many tokens for each sequence as output_len or output_lens says")
+            raise ValueError("output_token_ids has as many tokens for each sequence as output_len or output_lens")
         if sum(length for _, length in self.prefixes) > self.prompt_len:
             raise ValueError("its prefixes are longer than num_prompt_tokens")
+        self._check_placeholders()
+
+    def _check_placeholders(self) -> None:
         end = 0
         for offset, length, name in self.placeholders:
             if offset < end or offset + length > self.prompt_len:
@@ -114,31 +117,36 @@ class Trace:
         if not requests:
             raise ConfigError("the trace has no requests")
         self.requests = requests
-        self._streams: dict[str, int] = {}
         self.ids = [request.request_id or str(number) for number, request in enumerate(requests)]
-        numbers: dict[str, int] = {}
         self.followers: dict[int, list[int]] = {}
         """Number of a request → numbers of those that follow it."""
-        for number, (name, request) in enumerate(zip(self.ids, requests, strict=True)):
-            place = f"request {number + 1} of the trace" if places is None else places[number]
-            if name in numbers:
-                raise ConfigError(f"{place}: request_id is {name!r}, which an earlier request has")
-            if request.follows is not None:
-                if request.follows not in numbers:
-                    raise ConfigError(f"{place}: follows is {request.follows!r}, which is no earlier request")
-                self.followers.setdefault(numbers[request.follows], []).append(number)
-            if request.width > 1 or request.best_of is not None or request.use_beam_search:
-                try:
-                    self._params(number)
-                except InvalidRequest as error:
-                    raise ConfigError(f"{place}: {error}") from error
-            numbers[name] = number
+        self._streams: dict[str, int] = {}
+        numbers: dict[str, int] = {}
+        for number, name in enumerate(self.ids):
+            try:
+                self._add(number, name, numbers)
+            except (ValueError, InvalidRequest) as error:
+                place = f"request {number + 1} of the trace" if places is None else places[number]
+                raise ConfigError(f"{place}: {error}") from error
         # every name has its number before the first request is made: token ids depend on the trace alone
         for request in requests:
             for name, _ in request.prefixes:
                 self._stream(f"prefix {name}")
             if request.conversation is not None:
                 self._stream(f"conversation {request.conversation}")
+
+    def _add(self, number: int, name: str, numbers: dict[str, int]) -> None:
+        """Check a request against the earlier ones, whose numbers by id are in `numbers`."""
+        request = self.requests[number]
+        if name in numbers:
+            raise ValueError(f"request_id is {name!r}, which an earlier request has")
+        if request.follows is not None:
+            if request.follows not in numbers:
+                raise ValueError(f"follows is {request.follows!r}, which is no earlier request")
+            self.followers.setdefault(numbers[request.follows], []).append(number)
+        if request.width > 1 or request.best_of is not None or request.use_beam_search:
+            self._params(number)
+        numbers[name] = number
 
     def __len__(self) -> int:
         return len(self.requests)
