@@ -121,7 +121,7 @@ class AsyncLLM:
 
     async def generate(
         self,
-        prompt: PromptLike | Prompt,
+        prompt: PromptLike,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         **options: Unpack[RequestKeywords],
@@ -139,7 +139,7 @@ class AsyncLLM:
 
     async def generate_together(
         self,
-        prompts: Sequence[PromptLike | Prompt],
+        prompts: Sequence[PromptLike],
         sampling_params: SamplingParams | None = None,
         request_ids: Sequence[str] | None = None,
         options: RequestOptions | None = None,

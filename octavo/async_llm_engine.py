@@ -10,7 +10,7 @@ from typing import Any
 from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
 from octavo.core.outputs import RequestOutput
-from octavo.core.prompt import Prompt, PromptLike
+from octavo.core.prompt import PromptLike
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.tokenizer import Tokenizer
 
@@ -40,7 +40,7 @@ class AsyncLLMEngine:
 
     async def generate(
         self,
-        prompt: PromptLike | Prompt,
+        prompt: PromptLike,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         **options: Any,

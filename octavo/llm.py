@@ -69,7 +69,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: PromptLike | Prompt | Sequence[PromptLike | Prompt],
+        prompts: PromptLike | Sequence[PromptLike],
         sampling_params: ParamsLike = None,
         use_tqdm: bool | None = None,
         **options: Unpack[BatchKeywords],
@@ -109,7 +109,7 @@ class LLM:
 
     def beam_search(
         self,
-        prompts: PromptLike | Prompt | Sequence[PromptLike | Prompt],
+        prompts: PromptLike | Sequence[PromptLike],
         beam_width: int = 4,
         *,
         n: int | None = None,

@@ -221,7 +221,7 @@ class CoreReady(msgspec.Struct, kw_only=True, tag="ready"):
     plan: str
     """The memory plan as text, for the log of the front."""
     plan_summary: str = ""
-    """The same in one line."""
+    """The memory plan in one line."""
 
 
 class CoreFailed(msgspec.Struct, kw_only=True, tag="failed"):

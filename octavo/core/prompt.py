@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import msgspec
 
 from octavo.core.request_limits import check_field
 from octavo.errors import InvalidRequest
-
-
-class TextPrompt(TypedDict):
-    """`{"prompt": "text"}`, as vLLM users write it."""
-
-    prompt: str
-    cache_salt: NotRequired[str]
-    cache_namespace: NotRequired[str]
-
-
-class TokensPrompt(TypedDict):
-    """`{"prompt_token_ids": [1, 2, 3]}`."""
-
-    prompt_token_ids: list[int]
-    cache_salt: NotRequired[str]
-    cache_namespace: NotRequired[str]
-
-
-PromptLike = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -46,7 +27,7 @@ class Prompt(msgspec.Struct, frozen=True):
     cuts: tuple[int, ...] = ()
 
     @classmethod
-    def read(cls, value: PromptLike | Prompt) -> Prompt:
+    def read(cls, value: PromptLike) -> Prompt:
         """Normalise one prompt. Raises InvalidRequest for anything that is neither text nor token ids."""
         if isinstance(value, Prompt):
             return value
@@ -59,14 +40,16 @@ class Prompt(msgspec.Struct, frozen=True):
                     f"cache_salt and cache_namespace; got {sorted(map(str, value))}",
                     field="prompt",
                 )
-            items: Mapping[str, Any] = value
-            salt = checked_cache_salt(items.get("cache_salt"))
-            namespace = _checked_namespace(items.get("cache_namespace"))
-            if "prompt" in items:
-                return cls(text=_text(items["prompt"]), cache_salt=salt, cache_namespace=namespace)
-            token_ids = _token_ids(items["prompt_token_ids"])
-            return cls(token_ids=token_ids, cache_salt=salt, cache_namespace=namespace)
+            salt = checked_cache_salt(value.get("cache_salt"))
+            namespace = _checked_namespace(value.get("cache_namespace"))
+            if "prompt" in value:
+                return cls(text=_text(value["prompt"]), cache_salt=salt, cache_namespace=namespace)
+            return cls(token_ids=_token_ids(value["prompt_token_ids"]), cache_salt=salt, cache_namespace=namespace)
         return cls(token_ids=_token_ids(value))
+
+
+PromptLike = str | Sequence[int] | Mapping[str, Any] | Prompt
+"""Text, token ids, or a mapping with `prompt` or `prompt_token_ids`, and perhaps `cache_salt` and `cache_namespace`."""
 
 
 def is_single_prompt(value: Any) -> bool:

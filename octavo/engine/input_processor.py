@@ -25,7 +25,7 @@ from octavo.errors import ContextTooLong, InvalidRequest
 if TYPE_CHECKING:
     from octavo.engine.template_budget import RenderLimits
 
-PrefixLike = PromptLike | Prompt | Sequence[Message]
+PrefixLike = PromptLike | Sequence[Message]
 """What may be pinned: a prompt's beginning in any form of a prompt, or the first messages of conversations."""
 
 MAX_TTL_S: Final = 365 * 86400
@@ -99,7 +99,7 @@ class InputProcessor:
     def process(
         self,
         request_id: str,
-        prompt: PromptLike | Prompt,
+        prompt: PromptLike,
         params: SamplingParams,
         options: RequestOptions | None = None,
     ) -> EngineCoreRequest:

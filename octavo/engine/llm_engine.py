@@ -104,7 +104,7 @@ class LLMEngine:
     def add_request(
         self,
         request_id: str,
-        prompt: PromptLike | Prompt,
+        prompt: PromptLike,
         params: SamplingParams | None = None,
         **options: Unpack[RequestKeywords],
     ) -> None:
