@@ -104,10 +104,9 @@ def running_group(registry: Registry, num_blocks: int, max_tokens: int = 1) -> S
     request = EngineCoreRequest(request_id="a", prompt_token_ids=prompt, params=params, arrival_time=0.0)
     (group,) = registry.new_groups([request])
     registry.add(group)
-    registry.waiting.remove(group)
     sequence = group.live[0]
     registry.block_manager.allocate(sequence, len(prompt), registry.block_manager.find_prefix(group, sequence, 0))
-    registry.start(group)
+    registry.admit(group, "", 0.0)
     sequence.num_computed_tokens = len(prompt)
     return group
 

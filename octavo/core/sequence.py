@@ -21,6 +21,7 @@ class SequenceStatus(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
     SWAPPED = "swapped"
+    FETCHING = "fetching"
     FINISHED_STOPPED = "stop"
     FINISHED_LENGTH_CAPPED = "length"
     FINISHED_ABORTED = "abort"
@@ -29,7 +30,7 @@ class SequenceStatus(enum.Enum):
 
     def __init__(self, value: str) -> None:
         # an attribute: it is asked for every token
-        self.is_finished = value not in ("waiting", "running", "swapped")
+        self.is_finished = value not in ("waiting", "running", "swapped", "fetching")
 
 
 class Attachment(Protocol):

@@ -156,7 +156,8 @@ class EngineCore:
             result = self._beam_texts.mark(result, self.scheduler.find, self.scheduler.groups)
             outputs += self.scheduler.update(result, self.clock())
         else:
-            assert outputs or not self.scheduler.groups, "requests are left, but no step can be planned"
+            idle = not self.scheduler.groups or self.scheduler.is_fetching
+            assert outputs or idle, "requests are left, but no step can be planned"
         times = None if self._timed is None else self._timed.take_times()
         return StepOutputs(outputs=outputs, stats=self.scheduler.stats(), times=times)
 

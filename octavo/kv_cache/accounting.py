@@ -21,10 +21,10 @@ def num_leading_shared(pool: BlockPool, tables: list[list[int]]) -> int:
     return count
 
 
-def check_tables(pool: BlockPool, tables: Iterable[list[int]], pinned: Iterable[int] = ()) -> None:
+def check_tables(pool: BlockPool, tables: Iterable[list[int]], others: Iterable[int] = ()) -> None:
     """Raise AssertionError unless no table has a gap or a block twice, and the pool counts as many users of each block
-    as tables and pins use it."""
-    counts = Counter(pinned)
+    as tables and `others` use it."""
+    counts = Counter(others)
     for whole in tables:
         table = whole[whole.count(NULL_BLOCK) :]
         assert NULL_BLOCK not in table, "a table has a gap"

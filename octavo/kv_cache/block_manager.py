@@ -16,9 +16,10 @@ from octavo.core.step import BlockCopy, TableChange
 from octavo.kv_cache.accounting import check_tables, num_leading_shared
 from octavo.kv_cache.allocation import UNCHANGED, Allocation, PrefixHit, SlotGrowth, most_severe
 from octavo.kv_cache.block_hash import extend_chain, root_digest, token_keys
-from octavo.kv_cache.block_pool import NULL_BLOCK, BlockPool, Content
+from octavo.kv_cache.block_pool import NULL_BLOCK, Content
 from octavo.kv_cache.block_table import BlockTable
 from octavo.kv_cache.group_cache import GroupCache
+from octavo.kv_cache.holds import BlockHolds
 from octavo.kv_cache.pinned_prefixes import PinnedPrefixes
 from octavo.kv_cache.swap import SwapSpace
 
@@ -62,7 +63,8 @@ class BlockManager:
         self.pins = PinnedPrefixes(self.groups, limits.block_size)
         self._tables: dict[int, BlockTable] = {}
         self.swap_space = SwapSpace(self.groups, limits, self._tables)
-        self._held: list[tuple[BlockPool, int]] = []
+        self._holds = BlockHolds()
+        self._fetched_tokens: dict[int, int] = {}
 
     @property
     def tables(self) -> Mapping[int, BlockTable]:
@@ -151,24 +153,54 @@ class BlockManager:
             ]
         )
 
-    def allocate(self, sequence: Sequence, num_tokens: int, hit: PrefixHit) -> list[BlockCopy]:
+    def allocate(
+        self, sequence: Sequence, num_tokens: int, hit: PrefixHit, num_fetched_blocks: int = 0
+    ) -> list[BlockCopy]:
         """Allocate blocks for the first `num_tokens` tokens of a sequence, of which `hit.num_tokens` need not be
-        computed. Returns the copies that bring the last of those. Their sources are held until `end_planning`."""
+        computed. Returns the copies that bring the last of those. Their sources are held until `end_planning`.
+
+        num_fetched_blocks: blocks behind the hit that are fetched; then nothing is copied.
+        """
         table = self._table(sequence)
         assert not table.blocks, f"sequence {sequence.seq_id} has blocks already"
+        self._holds.hold("planning", zip((cache.pool for cache in self.groups), hit.sources, strict=False))
         for cache, source in zip(self.groups, hit.sources, strict=False):
-            cache.pool.acquire(source)
             cache.pool.note_hit(source)
-            self._held.append((cache.pool, source))
-        blocks = [cache.allocate(num_tokens, hit.blocks_of(cache.index)) for cache in self.groups]
+        blocks = [cache.allocate(num_tokens, hit.blocks_of(cache.index), num_fetched_blocks) for cache in self.groups]
         table.set_blocks(blocks, hit.num_blocks)
         return [BlockCopy(source, blocks[i][hit.num_blocks], i) for i, source in enumerate(hit.sources)]
 
     def end_planning(self) -> None:
         """Release what the planned step copies from: the next step may allocate it."""
-        for pool, block in self._held:
-            pool.release(block)
-        self._held.clear()
+        self._holds.end("planning")
+
+    # ---- blocks that others read and write ----
+
+    def begin_fetch(self, fetch_id: int, sequence: Sequence, first: int, num_blocks: int) -> list[list[int]]:
+        """Keep `num_blocks` entries of a sequence's tables from `first` on until `end_fetch`, and return them."""
+        end = first + num_blocks
+        blocks = [table[first:end] for table in self.block_ids(sequence)]
+        held = ((cache.pool, block) for cache, ids in zip(self.groups, blocks, strict=True) for block in ids if block)
+        self._holds.hold(("fetch", fetch_id), held)
+        self._fetched_tokens[fetch_id] = end * self.block_size
+        return blocks
+
+    def end_fetch(self, fetch_id: int) -> int:
+        """Release what a fetch has kept. Returns the leading tokens of its sequence that are in blocks now, if it
+        succeeded."""
+        self._holds.end(("fetch", fetch_id))
+        return self._fetched_tokens.pop(fetch_id)
+
+    def free_after_step(self, sequence: Sequence, step_id: int) -> None:
+        """Free a sequence, whose blocks stay used until the step that still reads them has returned."""
+        tables = self._tables[sequence.seq_id].blocks
+        held = ((cache.pool, block) for cache, ids in zip(self.groups, tables, strict=False) for block in ids if block)
+        self._holds.hold(("step", step_id), held)
+        self.free(sequence)
+
+    def note_returned(self, step_id: int) -> None:
+        """Release the blocks that were kept for a step, which has returned."""
+        self._holds.end(("step", step_id))
 
     # ---- growth ----
 
@@ -304,8 +336,8 @@ class BlockManager:
         self._tables.pop(sequence.seq_id, None)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached content, pinned or not; refused (False) while any request has blocks."""
-        if any(table.blocks and not table.is_on_host for table in self._tables.values()):
+        """Forget all cached content, pinned or not; refused (False) while any request or fetch has blocks."""
+        if self._holds or any(table.blocks and not table.is_on_host for table in self._tables.values()):
             return False
         self.pins.clear()
         were_reset = [cache.pool.reset() for cache in self.groups]
@@ -341,8 +373,8 @@ class BlockManager:
             assert {sequence.seq_id for sequence in sequences} == tables.keys(), "others have blocks than should"
             for cache in self.groups:
                 pool = cache.host_pool if is_on_host else cache.pool
-                pinned = () if is_on_host else cache.pins.blocks
-                check_tables(pool, [blocks[cache.index] for blocks in tables.values()], pinned)
+                others = [] if is_on_host else [*cache.pins.blocks, *self._holds.blocks_of(pool)]
+                check_tables(pool, [blocks[cache.index] for blocks in tables.values()], others)
         for cache in self.groups:
             cache.pins.check()
 

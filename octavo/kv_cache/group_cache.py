@@ -78,16 +78,21 @@ class GroupCache:
         kept = 0 if waive_watermark else max(self._num_watermark_blocks, from_free if is_returning else 0)
         return _from_free(from_free, pool, kept)
 
-    def allocate(self, num_tokens: int, hit_blocks: Sequence[int]) -> list[int]:
-        """Return a table for `num_tokens` tokens, the cached blocks first; where later steps release blocks, no more
-        than are held at once: the table grows with the steps."""
+    def allocate(self, num_tokens: int, hit_blocks: Sequence[int], num_fetched: int) -> list[int]:
+        """Return a table for `num_tokens` tokens, the cached blocks first and behind them `num_fetched` that are
+        fetched; where later steps release blocks, no more than are held at once: the table grows with the steps."""
         num_unseen = hit_blocks.count(NULL_BLOCK)
+        if num_fetched:
+            num_unseen = self.keeps.num_unseen_blocks((len(hit_blocks) + num_fetched) * self._block_size)
+        table = [NULL_BLOCK] * num_unseen
         for block in hit_blocks[num_unseen:]:
             self.pool.acquire(block)
             self.pool.note_hit(block)
+            table.append(block)
         num_live = self.keeps.at_once(num_blocks_for(num_tokens, self._block_size) - num_unseen)
-        num_new = num_unseen + num_live - len(hit_blocks)
-        return [*hit_blocks, *(self.pool.allocate() for _ in range(num_new))]
+        num_new = num_unseen + num_live - len(table)
+        table.extend(self.pool.allocate() for _ in range(num_new))
+        return table
 
     # ---- growth ----
 

@@ -13,6 +13,7 @@ from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.kv_cache.allocation import Allocation, AllocStatus, PrefixHit
 from octavo.scheduler.budget import AdapterBudget
 from octavo.scheduler.decisions import DecisionLog
+from octavo.scheduler.fetching import Fetching
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.policy import Policy
 from octavo.scheduler.preemption import Preemption
@@ -57,7 +58,9 @@ class Admission:
         policy: Policy,
         log: DecisionLog,
         config: SchedulerConfig,
+        fetching: Fetching | None = None,
     ) -> None:
+        self._fetching = fetching
         self._registry = registry
         self._block_manager = registry.block_manager
         self._rows = rows
@@ -99,6 +102,8 @@ class Admission:
 
     def _start(self, group: SequenceGroup, plan: StepPlan, computing: set[bytes]) -> None:
         plan.admit(group)
+        if group.status is SequenceStatus.FETCHING:
+            return  # it runs when its blocks are there
         self._rows.plan_group(group, plan)
         if not self._whole_prompts and group.live[0].seq_id in plan.rows:
             computing.update(plan.hashes_computed_by(group.live[0], self._block_manager))
@@ -179,27 +184,30 @@ class Admission:
         no other group would ever free it.
         """
         hit = self._block_manager.find_prefix(group, group.live[0], tokens_to_allocate(group))
-        if hit.sources and not self._registry.running and self._can_allocate(group, hit).status is AllocStatus.LATER:
+        if hit.sources and not self._registry.on_device and self._can_allocate(group, hit).status is AllocStatus.LATER:
             return hit.without_copy("no block is left to copy the beginning of the next from")
         return hit
 
     def _can_allocate(self, group: SequenceGroup, hit: PrefixHit) -> Allocation:
-        is_returning, is_idle = group.metrics.num_preemptions > 1, not self._registry.running
+        is_returning, is_idle = group.metrics.num_preemptions > 1, not self._registry.on_device
         return self._block_manager.can_allocate(group, hit, waive_watermark=is_idle, is_returning=is_returning)
 
     def _can_swap_in(self, group: SequenceGroup) -> Allocation:
-        return self._block_manager.swap_space.can_swap_in(group.live, waive_watermark=not self._registry.running)
+        return self._block_manager.swap_space.can_swap_in(group.live, waive_watermark=not self._registry.on_device)
 
     def _allocation(self, group: SequenceGroup, find: Callable[[], Allocation]) -> Allocation:
         """Return what `find` returns; when nothing runs and pins hold what the group lacks, all pins end before."""
         allocation = find()
-        must_wait = allocation.status is AllocStatus.LATER and not self._registry.running
+        must_wait = allocation.status is AllocStatus.LATER and not self._registry.on_device
         return find() if must_wait and self._preemption.clear_pins(group) else allocation
 
     def allocate(self, group: SequenceGroup, hit: PrefixHit, plan: StepPlan, now: float) -> None:
         """Give blocks to a waiting group, and let it run."""
         first, num_tokens = group.live[0], tokens_to_allocate(group)
-        copies = self._block_manager.allocate(first, num_tokens, hit)
+        num_fetched = 0 if self._fetching is None else self._fetching.num_blocks(group, hit, num_tokens)
+        if num_fetched:
+            hit = hit.without_copy(hit.because)
+        copies = self._block_manager.allocate(first, num_tokens, hit, num_fetched)
         first.num_computed_tokens = hit.num_tokens
         if copies:
             plan.prefix_copies[first.seq_id] = copies
@@ -207,6 +215,8 @@ class Admission:
         self._registry.admit(group, hit.because, now)
         because = f"; {hit.because}" if hit.because else ""
         self._log.note("admitted", group.request, f"{hit.num_tokens} of {num_tokens} tokens were in the cache{because}")
+        if num_fetched and self._fetching is not None:
+            self._fetching.begin(group, hit.num_blocks, num_fetched)
 
 
 def tokens_to_allocate(group: SequenceGroup) -> int:

@@ -7,6 +7,7 @@ import msgspec
 from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.cache_limits import CacheLimits
 from octavo.kv_cache.block_manager import BlockManager
+from octavo.kv_cache.prefix_source import PrefixSource
 from octavo.scheduler.drafts import Proposer
 from octavo.scheduler.policies import make_policy
 from octavo.scheduler.rates import PreemptionCosts, Rates
@@ -26,8 +27,13 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     sends_tokens: bool = False
 
 
-def build_scheduler(settings: SchedulerSettings, proposer: Proposer | None = None) -> Scheduler:
-    """Build a scheduler and its block manager, without requests. `proposer` guesses tokens that steps verify."""
+def build_scheduler(
+    settings: SchedulerSettings, proposer: Proposer | None = None, source: PrefixSource | None = None
+) -> Scheduler:
+    """Build a scheduler and its block manager, without requests.
+
+    proposer: guesses tokens that steps verify. source: has prefixes that the local cache does not have.
+    """
     cache, scheduler = settings.cache, settings.scheduler
     block_manager = BlockManager(
         settings.limits,
@@ -46,4 +52,5 @@ def build_scheduler(settings: SchedulerSettings, proposer: Proposer | None = Non
         rates,
         sends_tokens=settings.sends_tokens,
         proposer=proposer,
+        source=source,
     )

@@ -135,7 +135,7 @@ class StepPlan:
 
 def begin_plan(config: SchedulerConfig, registry: Registry) -> StepPlan:
     """Return an empty plan with the budgets of a step."""
-    budgets = make_budgets(config, registry.running, registry.num_running_sequences)
+    budgets = make_budgets(config, registry.on_device, registry.num_running_sequences)
     return StepPlan(TokenBudget(config.max_num_batched_tokens), *budgets)
 
 

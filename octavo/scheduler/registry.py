@@ -23,6 +23,7 @@ from octavo.scheduler.waiting_queue import WaitingQueue
 NUM_TIMELINES: Final = 256
 """Ended requests whose timelines are kept."""
 
+_ON_DEVICE: Final = (SequenceStatus.RUNNING, SequenceStatus.FETCHING)
 _HOW_ENDED: Final = {
     SequenceStatus.FINISHED_ABORTED: "aborted",
     SequenceStatus.FINISHED_ERROR: "failed",
@@ -36,7 +37,8 @@ class Registry:
     waiting: groups without blocks, new ones and preempted ones.
     running: groups with blocks on the device, in order of arrival.
     swapped: groups whose blocks are on the host.
-    num_running_sequences: most sequences that the running groups can still run at once.
+    fetching: groups whose blocks on the device are being fetched, by the id of the fetch.
+    num_running_sequences: most sequences that the running groups and those being fetched can still run at once.
     num_departures: how often a group has left the running ones.
     num_queued_tokens: prompt tokens of the waiting groups that have never run.
     timelines: those of the requests that ended last.
@@ -49,6 +51,7 @@ class Registry:
         self.waiting = policy.make_queue()
         self.running: list[SequenceGroup] = []
         self.swapped = WaitingQueue(policy.key)
+        self.fetching: dict[int, SequenceGroup] = {}
         self.num_running_sequences = 0
         self.num_departures = 0
         self.num_queued_tokens = 0
@@ -113,15 +116,20 @@ class Registry:
         policy, total = self._policy, 0
         place = policy.place(group, now)
         for other in self.groups.values():
-            is_running = other.status is SequenceStatus.RUNNING
+            is_running = other.status in _ON_DEVICE
             is_after = policy.outranks(group, other, now) if is_running else place < policy.place(other, now)
             if not is_after and other.status is not SequenceStatus.SWAPPED:
                 total += max(0, other.num_prompt_tokens - other.live[0].num_computed_tokens)
         return total
 
+    @property
+    def on_device(self) -> list[SequenceGroup]:
+        """Groups with blocks on the device: the running ones, and those being fetched."""
+        return [*self.running, *self.fetching.values()] if self.fetching else self.running
+
     def sequences_on_device(self) -> Iterator[Sequence]:
         """Yield the live sequences with blocks on the device."""
-        for group in self.running:
+        for group in self.on_device:
             yield from group.live if group.refork_at is None else group.live[:1]
 
     # ---- groups come onto the device and leave it ----
@@ -165,6 +173,27 @@ class Registry:
         self.stats.num_preemptions += 1
         self.stats.num_preemptions_by_swap += is_swapped
 
+    def begin_fetch(self, group: SequenceGroup, fetch_id: int) -> None:
+        """Take a group from the running ones until its fetch has ended."""
+        self.running.remove(group)
+        self.fetching[fetch_id] = group
+        group.status = SequenceStatus.FETCHING
+
+    def end_fetch(self, fetch_id: int, now: float, *, is_complete: bool) -> SequenceGroup | None:
+        """Return the group whose fetch has ended, None when it has ended itself. It runs, or waits again."""
+        group = self.fetching.pop(fetch_id, None)
+        if group is None:
+            return None
+        self.num_running_sequences -= group.max_running_sequences
+        group.metrics.note(now, "fetched" if is_complete else "not fetched, to be computed")
+        if is_complete:
+            self._run(group)
+        else:
+            self.num_departures += 1
+            group.status, group.was_preempted = SequenceStatus.WAITING, True
+            self.waiting.push(group)
+        return group
+
     def _run(self, group: SequenceGroup) -> None:
         group.status = SequenceStatus.RUNNING
         insort(self.running, group, key=_arrival)
@@ -191,7 +220,7 @@ class Registry:
         sequence.status = status
         before = group.max_running_sequences
         group.live.remove(sequence)
-        if group.status is SequenceStatus.RUNNING:
+        if group.status in _ON_DEVICE:
             self.num_running_sequences -= before - group.max_running_sequences
             if group.refork_at is None and status is not SequenceStatus.FINISHED_ERROR:
                 self.block_manager.publish(sequence, group.request.cache_key)
@@ -224,6 +253,10 @@ class Registry:
             self.end_sequence(group, sequence, status)
         if group.status is SequenceStatus.RUNNING:
             self._leave_running(group)
+        elif group.status is SequenceStatus.FETCHING:
+            self.fetching = {fetch_id: each for fetch_id, each in self.fetching.items() if each is not group}
+            self.num_running_sequences -= group.max_running_sequences
+            self.num_departures += 1
         else:
             self.queue_of(group).remove(group)
             if not group.was_preempted:
@@ -272,9 +305,9 @@ class Registry:
         """Prove that queues, groups and blocks agree. Raises AssertionError."""
         in_swapped = [s for g in self.groups.values() if g.status is SequenceStatus.SWAPPED for s in g.live]
         self.block_manager.check(self.sequences_on_device(), in_swapped)
-        assert len(self.running) + len(self.waiting) + len(self.swapped) == len(self.groups)
+        assert len(self.on_device) + len(self.waiting) + len(self.swapped) == len(self.groups)
         assert [g.arrival for g in self.running] == sorted(g.arrival for g in self.running)
-        assert self.num_running_sequences == sum(g.max_running_sequences for g in self.running)
+        assert self.num_running_sequences == sum(g.max_running_sequences for g in self.on_device)
         assert {s.seq_id for g in self.groups.values() for s in g.sequences} == set(self._by_sequence)
 
 

@@ -21,12 +21,14 @@ from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import RequestTooLarge
 from octavo.kv_cache.block_manager import BlockManager
+from octavo.kv_cache.prefix_source import PrefixSource
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.admission_control import AdmissionControl
 from octavo.scheduler.classic import ClassicPlanner
 from octavo.scheduler.continuous import ContinuousPlanner
 from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.drafts import Proposer
+from octavo.scheduler.fetching import Fetching
 from octavo.scheduler.policy import Policy
 from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.rates import Rates
@@ -53,10 +55,11 @@ class Scheduler:
         *,
         sends_tokens: bool = False,
         proposer: Proposer | None = None,
+        source: PrefixSource | None = None,
     ) -> None:
         """sends_tokens: a step carries the tokens that were drawn since, for workers that do not draw.
 
-        proposer: guesses tokens that the next rows verify.
+        proposer: guesses tokens that the next rows verify. source: has prefixes that the local cache does not have.
         """
         self.block_manager = block_manager
         self.config = config
@@ -71,7 +74,8 @@ class Scheduler:
         self._results = Results(registry)
         self._preemption = Preemption(registry, log, policy, config.preemption_mode, rates)
         self._rows = RowPlanner(registry, self._preemption, policy, proposer)
-        self._admission = Admission(registry, self._rows, self._preemption, policy, log, config)
+        self._fetching = None if source is None else Fetching(registry, source, log)
+        self._admission = Admission(registry, self._rows, self._preemption, policy, log, config, self._fetching)
         self._planner: ContinuousPlanner | ClassicPlanner
         if config.enable_chunked_prefill:
             self._planner = ContinuousPlanner(registry, self._rows, self._admission, policy, rates, config)
@@ -152,6 +156,11 @@ class Scheduler:
         if not group.live:
             self._registry.end_group(group, SequenceStatus.FINISHED_STOPPED, self.log.now if now is None else now)
 
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a request waits for blocks from the prefix source."""
+        return bool(self._registry.fetching)
+
     def has_unfinished(self) -> bool:
         return bool(self.groups) or self._registry.has_ended
 
@@ -162,6 +171,7 @@ class Scheduler:
     def update(self, output: ModelRunnerOutput, now: float) -> list[EngineCoreOutput]:
         """Apply the results of the oldest step at time `now`. Returns one output for each request that has news."""
         self.rates.note_done(now, output.swap_s)
+        self.block_manager.note_returned(output.step_id)
         return self._results.apply(output, now)
 
     def reset_prefix_cache(self) -> bool:
@@ -185,6 +195,8 @@ class Scheduler:
         registry = self._registry
         self.log.begin(registry.stats.num_steps + 1, now)
         self.block_manager.pins.expire(now)
+        if self._fetching is not None:
+            self._fetching.collect(now)
         plan = self._planner.plan(now)
         self.block_manager.end_planning()
         self._admission_control.note_planned()

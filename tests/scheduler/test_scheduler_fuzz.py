@@ -18,6 +18,7 @@ from octavo.core.sequence import SequenceGroup
 from octavo.simulate.replay import Replay
 from tests.fakes.engine import Clock, Collected, make_core, make_request, run_alone
 from tests.fakes.executor import HashExecutor
+from tests.fakes.prefix_source import ToySource
 from tests.fakes.proposer import ToyProposer
 
 KINDS: list[dict[str, object]] = [
@@ -112,6 +113,7 @@ class Schedules(RuleBasedStateMachine):
         prefill_tokens_per_s=st.sampled_from([None, 2.0, 50.0]),
         sliding_window=st.sampled_from([None, None, 1, 2, 4, 5, 11, (None, 4), (None, 4), (5, None), (2, 11, None)]),
         later_share=st.sampled_from([1.0, 0.6]),
+        fetch_fails=st.sampled_from([None, None, 0, 2]),
         target_step_ms=st.sampled_from([None, None, 0.0, 1500.0]),
         may_fail=st.sampled_from([False, False, False, True]),
         rightness=st.sampled_from([None, None, None, 0.0, 0.6, 1.0]),
@@ -120,6 +122,7 @@ class Schedules(RuleBasedStateMachine):
     )
     def build(
         self, first: list[EngineCoreRequest], block_size: int, num_slots: int, later_share: float, may_fail: bool,
+        fetch_fails: int | None,
         is_recorded: bool, rightness: float | None, **options: object,
     ) -> MultipleResults[EngineCoreRequest]:  # fmt: skip
         self.folder = TemporaryDirectory() if is_recorded else None
@@ -132,13 +135,18 @@ class Schedules(RuleBasedStateMachine):
         has_drafts = rightness is not None and not is_recorded
         # of several cache groups, the later ones may have fewer blocks
         num_blocks = tuple(int(num_slots * share) // block_size for share in (1.0, later_share, later_share))
+        # a replay has no source
+        self.source = ToySource(fetch_fails) if fetch_fails is not None and not is_recorded else None
         self.core = make_core(
+            source=self.source,
             num_blocks=num_blocks, block_size=block_size, clock=self.clock,
             fail_token=self.fail_token, record_to=self.recording,
             proposer=ToyProposer(self._alone, rightness) if has_drafts else None, **options,
         )  # fmt: skip
         assert isinstance(self.core.executor, HashExecutor)
         self.executor = self.core.executor
+        if self.source is not None:
+            self.source.executor = self.executor
         self.options = options
         self.seen = Collected()
         self.cut: dict[str, set[int]] = {}
@@ -178,6 +186,8 @@ class Schedules(RuleBasedStateMachine):
             request.arrival_time = self.clock.time
             self.expected[request.request_id] = request
         for part in [batch] if together else [[request] for request in batch]:
+            if self.source is not None and self.count % 2:
+                self.source.learn(part[0])
             self.core.add_requests(part)
             self.companions.update((request.request_id, part) for request in part)
         return multiple(*batch)
@@ -199,6 +209,7 @@ class Schedules(RuleBasedStateMachine):
             assert self.core.pin_prefix(prompt, ttl_s, request.cache_salt).num_tokens <= len(prompt)
         elif event == "reset":
             has_blocks = any(True for _ in self.core.scheduler._registry.sequences_on_device())
+            has_blocks |= self.source is not None and self.source.is_busy
             assert self.core.reset_prefix_cache() is not has_blocks
         elif event == "same id" and group is not None:
             self.core.add_request(request)
@@ -270,7 +281,10 @@ class Schedules(RuleBasedStateMachine):
         scheduler = self.core.scheduler
         registry, block_manager = scheduler._registry, scheduler.block_manager
         block_manager.pins.clear()
+        while self.source is not None and self.source.is_busy:
+            scheduler.schedule(self.clock())
         scheduler.check()
+        assert not block_manager.tables
         assert block_manager.num_used_blocks == block_manager.num_used_host_blocks == 0
         assert not registry.groups
         assert not registry.running

@@ -1,0 +1,69 @@
+"""A prefix source over the hash executor: it knows some prompts, a fetch takes some steps, and some fetches fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.core.messages import EngineCoreRequest
+from octavo.core.sampling_params import SamplingParams
+from octavo.kv_cache.block_hash import extend_chain
+from octavo.kv_cache.prefix_source import Fetch
+from tests.fakes.executor import HashExecutor, State
+
+
+class ToySource:
+    """fail_every: each so-many-th fetch fails, and leaves the blocks spoilt; 0: none."""
+
+    def __init__(self, fail_every: int = 0, most_steps: int = 3) -> None:
+        self.executor: HashExecutor
+        self.num_fetched = self.num_failed = 0
+        self._fail_every = fail_every
+        self._most_steps = most_steps
+        self._contents: dict[bytes, list[list[int]]] = {}
+        self._pending: list[tuple[int, Fetch]] = []
+        self._count = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._pending)
+
+    def learn(self, request: EngineCoreRequest) -> None:
+        """Have the full blocks of the prompt from now on."""
+        size, state = self.executor.block_size, State(0, request.prompt_token_ids, [], SamplingParams(), 0)
+        for i, digest in enumerate(extend_chain([], request.prompt_token_ids, size, request.cache_key)):
+            places = range(i * size, (i + 1) * size)
+            self._contents[digest] = [
+                [state.chain(place, 2 if window is None else window) for place in places]
+                for window in self.executor.windows
+            ]
+
+    def find(self, digests: Sequence[bytes]) -> int:
+        return next((i for i, digest in enumerate(digests) if digest not in self._contents), len(digests))
+
+    def fetch(self, fetch: Fetch) -> None:
+        self._count += 1
+        self._pending.append((1 + self._count * 7 % self._most_steps, fetch))
+
+    def take_fetched(self) -> list[tuple[int, bool]]:
+        ended: list[tuple[int, bool]] = []
+        pending, self._pending = self._pending, []
+        for num_steps, fetch in pending:
+            if num_steps > 1:
+                self._pending.append((num_steps - 1, fetch))
+                continue
+            is_complete = not self._fail_every or fetch.fetch_id % self._fail_every != 0
+            self._write(fetch, is_complete=is_complete)
+            ended.append((fetch.fetch_id, is_complete))
+            self.num_fetched += is_complete
+            self.num_failed += not is_complete
+        return ended
+
+    def _write(self, fetch: Fetch, *, is_complete: bool) -> None:
+        for group, blocks in enumerate(fetch.block_ids):
+            for digest, block in zip(fetch.digests, blocks, strict=True):
+                if not block:
+                    continue
+                for offset, value in enumerate(self._contents[digest][group]):
+                    for executor in (self.executor, self.executor.follower):
+                        if executor is not None:
+                            executor.slots[group, block, offset] = value if is_complete else -7

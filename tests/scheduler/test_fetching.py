@@ -1,0 +1,86 @@
+"""Prefixes that come from somewhere else: requests wait for them without being in the way of others."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.sequence import SequenceStatus
+from octavo.engine.engine_core import EngineCore
+from tests.fakes.engine import make_core, make_request, run, run_alone
+from tests.fakes.executor import HashExecutor
+from tests.fakes.prefix_source import ToySource
+
+
+def make(fail_every: int = 0, most_steps: int = 3, **options: object) -> tuple[EngineCore, HashExecutor, ToySource]:
+    source = ToySource(fail_every, most_steps)
+    core = make_core(block_size=4, source=source, **options)  # type: ignore[arg-type]
+    assert isinstance(core.executor, HashExecutor)
+    source.executor = core.executor
+    return core, core.executor, source
+
+
+@pytest.mark.parametrize("window", [None, 6, (None, 6)])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_was_fetched_is_not_computed_and_found_again(window: object, depth: int) -> None:
+    core, executor, source = make(sliding_window=window, depth=depth)
+    request = make_request("a", range(30), max_tokens=5)
+    source.learn(request)
+    expected = run_alone(request, window).token_ids["a"]  # type: ignore[arg-type]
+    assert run(core, [request]).token_ids["a"] == expected
+    assert source.num_fetched == 1
+    # 28 of 30 tokens lie in full blocks
+    assert executor.num_computed_tokens == 2 + 4
+    again = make_request("b", range(30), max_tokens=5)
+    seen = run(core, [again])
+    assert seen.token_ids["b"] == expected
+    assert (source.num_fetched, seen.finals["b"].num_cached_tokens) == (1, 29)
+
+
+def test_what_the_local_cache_has_is_not_fetched() -> None:
+    core, _, source = make()
+    run(core, [make_request("short", range(9), max_tokens=1)])
+    request = make_request("long", range(30), max_tokens=5)
+    source.learn(request)
+    seen = run(core, [request])
+    assert seen.finals["long"].num_cached_tokens == 8
+    assert source.num_fetched == 1
+    assert seen.token_ids == run_alone(request).token_ids
+
+
+def test_a_failed_fetch_is_computed() -> None:
+    core, executor, source = make(fail_every=1)
+    request = make_request("a", range(30), max_tokens=5)
+    source.learn(request)
+    assert run(core, [request]).token_ids == run_alone(request).token_ids
+    assert (source.num_failed, source.num_fetched) == (1, 0)
+    assert executor.num_computed_tokens == 30 + 4
+
+
+def test_others_run_while_a_request_waits_for_its_blocks() -> None:
+    core, executor, source = make(most_steps=50)
+    far, near = make_request("far", range(30), max_tokens=5), make_request("near", [40, 41], max_tokens=3)
+    source.learn(far)
+    for request in (far, near):
+        core.add_request(request)
+    while "near" in core.scheduler.groups:
+        core.step()
+    assert core.scheduler.groups["far"].status is SequenceStatus.FETCHING
+    assert all(len(step.rows) == 1 for step in executor.steps)
+    assert run(core).token_ids["far"] == run_alone(far).token_ids["far"]
+
+
+def test_blocks_of_an_aborted_request_stay_used_until_its_fetch_has_ended() -> None:
+    core, _, source = make(most_steps=50)
+    request = make_request("a", range(30), max_tokens=5)
+    source.learn(request)
+    core.add_request(request)
+    core.step()
+    manager = core.scheduler.block_manager
+    core.abort_requests(["a"])
+    core.scheduler.check()
+    assert manager.num_used_blocks == 7
+    assert not core.reset_prefix_cache()
+    while source.is_busy:
+        core.step()
+    assert manager.num_used_blocks == 0
+    core.scheduler.check()
