@@ -1,7 +1,7 @@
 """Paged attention on the compiled library: one kernel for prefill, pieces of it and decoding, in any mixture.
 
 Keys are summed up in an order that is fixed by their absolute positions (csrc/cpu/attention/attention.h), so a token's
-answer has the same bits however a step came about and however many threads compute it.
+result has the same bits however a step was composed and however many threads compute it.
 """
 
 from __future__ import annotations

@@ -32,20 +32,20 @@ class Calls(Protocol):
     """Kernel calls that were kept."""
 
     def run(self) -> None:
-        """Make them again."""
+        """Repeat them."""
         ...
 
 
 class Runtime(Protocol):
-    """What is asked of the device's runtime."""
+    """The part of the device's runtime that records."""
 
     def record(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Calls]:
-        """What `compute` answers, and the kernel calls that it made; their memory stays theirs."""
+        """Return the result of `compute`, and the kernel calls that it made, which keep their memory."""
         ...
 
 
 class Model(Protocol):
-    """What is asked of the model."""
+    """The part of a model that is called."""
 
     def __call__(self, batch: ModelInput) -> Tensor:
         """Last hidden states [tokens, hidden]."""
@@ -117,7 +117,7 @@ class RecordedModel:
 
 
 def _addresses(batch: ModelInput) -> _Key:
-    """All that tells one decode batch from another for the kernels, but for what lies in its tensors."""
+    """Return what distinguishes decode batches for the kernels, except for the contents of their tensors."""
     first = batch.attention[0]
     return (
         len(first.lengths),
@@ -144,7 +144,7 @@ _DESCRIPTIONS = frozenset(
         *("numel", "size", "storage_offset", "stride", "untyped_storage"),
     }
 )
-"""What says how a tensor lies in memory, not what is in it. `__get__` reads attributes, such as `shape`."""
+"""Functions that describe how a tensor lies in memory, not its contents. `__get__` reads attributes (`shape`)."""
 
 
 class _Watch(TorchFunctionMode):
@@ -190,7 +190,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 class _WatchedInput:
-    """`ModelInput` that notices when someone looks at lengths on the host: they will be others next time."""
+    """A `ModelInput` that notices reads of lengths on the host, which are others in the next step."""
 
     def __init__(self, batch: ModelInput, watch: _Watch) -> None:
         self.token_ids = batch.token_ids

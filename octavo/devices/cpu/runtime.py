@@ -76,17 +76,17 @@ class CpuRuntime:
         return int(self.cpu.threads)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """An uninitialised dense tensor over memory that no other living tensor uses.
+        """Return an uninitialised dense tensor over memory that no other living tensor uses.
 
-        Memory is used again and never given back: fresh pages from the operating system cost more than most operators,
-        and recordings go on using the addresses they have seen. Small tensors are kept as they are, by shape: making
+        Memory is used again and never released: fresh pages from the operating system cost more than most operators,
+        and recordings use the addresses that they were made with. Small tensors are kept as they are, by shape: making
         one costs more than many a kernel.
         """
         use_count, references, uses = torch._C._storage_Use_Count, self._idle_references, self._idle_uses
         kept = self._ready.get((shape, dtype))
         if kept is not None:
             for tensor, storage in kept:
-                # nobody else holds the tensor, and no view its storage
+                # nothing else refers to the tensor, and no view to its storage
                 if getrefcount(tensor) == references and use_count(storage) == uses:
                     return tensor
         num_bytes = math.prod(shape) * dtype.itemsize
@@ -98,7 +98,7 @@ class CpuRuntime:
         return self._cut(num_bytes, shape, dtype)
 
     def _cut(self, num_bytes: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor over a part of an unused buffer, whose size is a power of two."""
+        """Return a tensor over a part of an unused buffer, whose size is a power of two."""
         size = max(_SMALLEST_BYTES, 1 << (num_bytes - 1).bit_length()) if num_bytes else _SMALLEST_BYTES
         buffers = self._buffers.setdefault((size, dtype), [])
         buffer = next(
@@ -113,23 +113,23 @@ class CpuRuntime:
         return buffer.as_strided(shape, strides[::-1])
 
     def release_idle(self) -> None:
-        """Let go of the large buffers that no tensor uses, but for those of recordings."""
+        """Release the large buffers that no tensor uses, except those of recordings."""
         self._buffers.clear()
 
     def record(self, compute: Callable[[], Tensor]) -> tuple[Tensor, _native.Recording]:
-        """What `compute` answers, and the kernel calls that it made.
+        """Return the result of `compute`, and the kernel calls that it made.
 
-        Memory that it takes by `empty` is given to recordings only, one after the other: the calls may be made again
-        while anything else is alive but what other recordings computed.
+        Memory that it takes by `empty` serves recordings only, one after the other: the calls may be repeated while
+        anything is alive except the results of other recordings.
         """
         self._swap_memory()
         self.cpu.begin_recording()
         try:
-            answer = compute()
+            result = compute()
         finally:
             calls = self.cpu.end_recording()
             self._swap_memory()
-        return answer, calls
+        return result, calls
 
     def _swap_memory(self) -> None:
         memory = self._ready, self._ready_bytes_left, self._buffers

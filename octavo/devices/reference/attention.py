@@ -2,7 +2,7 @@
 
 Rows that compute one token (decode) are attended together where they see equally many keys; rows that compute more go
 one by one, in pieces. How many keys a query is attended to with depends on its position alone, and queries come in
-fours: so on a CPU a token's answer has the same bits in a whole prefill, in any piece of it, in a decode step, alone
+fours: so on a CPU a token's result has the same bits in a whole prefill, in any piece of it, in a decode step, alone
 and in any batch. What a layer allocates is bounded.
 """
 
@@ -62,7 +62,7 @@ class ReferenceBackend:
     def workspace_bytes(
         self, max_tokens: int, max_length: int, num_heads: int, kv_heads: int, head_dim: int, element_size: int
     ) -> int:
-        """Gathered keys and values with their indices, a mask, what is written, and copies of queries and answers."""
+        """Return the bytes of gathered keys and values with indices and mask, writes, and copies of queries and results."""
         # quantised rows are gathered as bytes, split into codes and scales, and widened by way of float32
         widened = 0 if self._quantized is None else 2 * head_dim + 8 + 4 * head_dim
         row_bytes = 2 * kv_heads * (head_dim * element_size + 8 + widened)
@@ -103,10 +103,10 @@ class ReferenceBackend:
             rows = metadata.once(("rows", index, layout, sliding_window), make) if len(pieces) < 4 else make()
             # [2, kv_heads, rows, keys] cache rows give [2, kv_heads, rows, keys, dim]
             keys, values = self._restored(F.embedding(rows, flat), q.dtype).transpose(1, 2)
-            answer = _attend(queries, keys, values, piece, scale, soft_cap, alibi)
+            result = _attend(queries, keys, values, piece, scale, soft_cap, alibi)
             if piece.tokens is None:
-                return answer
-            out[piece.tokens] = answer
+                return result
+            out[piece.tokens] = result
             # or they would live beside those of the next piece
             del keys, values
         return out
@@ -248,7 +248,7 @@ def _row_mask(distance: Callable[[], Tensor], window: int | None, dtype: torch.d
 
 
 def _constant(tensor: Tensor) -> Callable[[], Tensor]:
-    """A function that answers `tensor`."""
+    """Return a function that returns `tensor`."""
     return lambda: tensor
 
 
@@ -260,7 +260,7 @@ def _mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, piece: _Piece, scale: float, soft_cap: float | None, alibi: Tensor | None
 ) -> Tensor:
-    """Attend q [rows or queries, heads, dim] to k, v [rows, kv_heads, keys, dim]; the answer has q's shape.
+    """Attend q [rows or queries, heads, dim] to k, v [rows, kv_heads, keys, dim]; the result has q's shape.
 
     Query heads that share a key head are laid out so that keys are never repeated: as queries of one token (decode),
     as heads with a stride of zero (one row).
