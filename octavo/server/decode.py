@@ -5,30 +5,45 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
+from octavo.core.request_limits import REQUEST_LIMITS, check_chars, check_field
 from octavo.errors import InvalidRequest, suggestion
 from octavo.server.checks import not_json
 from octavo.server.errors import ClientDisconnectedError
 
 
 class RequestBody(msgspec.Struct):
-    """The body of a request."""
+    """The body of a request, whose lists and texts have the limits of the one table, by the names of their fields."""
 
     def check(self) -> None:
-        """Raise InvalidRequest for fields that are too long or contradict each other."""
-        raise NotImplementedError
+        """Raise InvalidRequest for fields that are too long, or that contradict each other."""
+        for name in _limited_fields(type(self)):
+            value = getattr(self, name)
+            # prompts and messages are measured piece by piece; token ids are limited by the context
+            if value is not None and (name not in ("prompt", "messages") or isinstance(value, str)):
+                check_field(name, value)
+        messages = getattr(self, "messages", None) or []
+        check_field("messages", messages)
+        num_chars = sum(message.check(f"messages[{index}]") for index, message in enumerate(messages))
+        check_chars("messages", num_chars, REQUEST_LIMITS["messages"].total_chars, " together")
+
+
+@functools.cache
+def _limited_fields(kind: type[RequestBody]) -> list[str]:
+    return [name for name in kind.__struct_fields__ if name in REQUEST_LIMITS]
 
 
 T = TypeVar("T", bound=RequestBody)
 
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?\Z", re.DOTALL)
-_STEP = re.compile(r"\.([^.\[\]]+)|\[[^\]]*\]")
+_STEP = re.compile(r"[^.\[\]]+|\[[^\]]*\]")
+_INVALID = re.compile("^Invalid (enum )?value ")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`?\Z", re.DOTALL)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _LONE = re.compile("[\ud800-\udfff]")
@@ -145,19 +160,22 @@ def _misfit(message: str, kind: type[msgspec.Struct]) -> InvalidRequest:
     match = _PATH.match(message)
     assert match is not None
     what, path = match["what"][:_LONGEST_QUOTE], (match["path"] or "").removeprefix(".")
+    steps, root = _STEP.findall(path), inspect.type_info(kind)
+    structs = [t for t in _types_at(root, steps) if isinstance(t, inspect.StructType)]
     if unknown := _UNKNOWN.match(what):
-        name = unknown[1]
-        near = suggestion(name, _field_names(kind, path))
-        field = f"{path}.{name}" if path else name
+        near = suggestion(unknown[1], [field.name for struct in structs for field in struct.fields])
+        field = f"{path}.{unknown[1]}".removeprefix(".")
         return InvalidRequest(f"{field} is not a known field{near}", field=field, code="unknown_parameter")
     if missing := _MISSING.fullmatch(what):
-        field = f"{path}.{missing[1]}" if path else missing[1]
+        field = f"{path}.{missing[1]}".removeprefix(".")
         return InvalidRequest(f"{field} is missing", field=field, code="missing_required_parameter")
-    if what.startswith("Invalid enum value") and (values := _choices(kind, path)):
-        what = f"{what.removeprefix('Invalid enum value ')} is not one of {', '.join(values)}"
+    values: list[Any] = []
+    if what.startswith("Invalid enum value"):
+        values = [value for t in _types_at(root, steps) if isinstance(t, inspect.LiteralType) for value in t.values]
     elif what.startswith("Invalid value") and path.endswith("type"):
-        tags = sorted(str(t.tag) for t in _types_at(kind, path.rpartition(".")[0]) if isinstance(t, inspect.StructType))
-        what = f"{what.removeprefix('Invalid value ')} is not one of {', '.join(tags)}"
+        values = sorted(t.tag for t in _types_at(root, steps[:-1]) if isinstance(t, inspect.StructType))
+    if values:
+        what = f"{_INVALID.sub('', what)} is not one of {', '.join(map(str, values))}"
     else:
         what = what[:1].lower() + what[1:]
     # the message about a value of the right type that is outside its limits does not quote it
@@ -165,36 +183,18 @@ def _misfit(message: str, kind: type[msgspec.Struct]) -> InvalidRequest:
     return InvalidRequest(f"{path or 'the body'}: {what}", field=path or None, code=code)
 
 
-def _field_names(kind: type[msgspec.Struct], path: str) -> list[str]:
-    return [field.name for t in _types_at(kind, path) if isinstance(t, inspect.StructType) for field in t.fields]
-
-
-def _choices(kind: type[msgspec.Struct], path: str) -> list[str]:
-    return [str(value) for t in _types_at(kind, path) if isinstance(t, inspect.LiteralType) for value in t.values]
-
-
-def _types_at(kind: type[msgspec.Struct], path: str) -> list[inspect.Type]:
-    """Return the types that a value at a path such as `messages[0].content` may have."""
-    types = list(_alternatives(inspect.type_info(kind)))
-    for step in _STEP.finditer(f".{path}" if path else ""):
-        types = [inner for t in types for outer in _inside(t, step[1]) for inner in _alternatives(outer)]
-    return types
-
-
-def _alternatives(kind: inspect.Type) -> Iterator[inspect.Type]:
+def _types_at(kind: inspect.Type, steps: Sequence[str]) -> Iterator[inspect.Type]:
+    """Yield the types that a value of this type may have at a path of names and `[…]`, which stands for any entry."""
     if isinstance(kind, inspect.UnionType):
         for inner in kind.types:
-            yield from _alternatives(inner)
+            yield from _types_at(inner, steps)
     elif isinstance(kind, inspect.Metadata):
-        yield from _alternatives(kind.type)
-    else:
+        yield from _types_at(kind.type, steps)
+    elif not steps:
         yield kind
-
-
-def _inside(kind: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
-    if name is None and isinstance(kind, inspect.ListType):
-        yield kind.item_type
-    elif name is None and isinstance(kind, inspect.DictType):
-        yield kind.value_type
-    elif name is not None and isinstance(kind, inspect.StructType):
-        yield from (field.type for field in kind.fields if field.name == name)
+    elif isinstance(kind, inspect.StructType):
+        for field in kind.fields:
+            if field.name == steps[0]:
+                yield from _types_at(field.type, steps[1:])
+    elif isinstance(kind, inspect.ListType | inspect.DictType):
+        yield from _types_at(kind.item_type if isinstance(kind, inspect.ListType) else kind.value_type, steps[1:])

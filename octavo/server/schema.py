@@ -8,9 +8,8 @@ core/request_limits.py.
 
 from __future__ import annotations
 
-import functools
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Union, get_args, get_type_hints
 
 from msgspec import Meta, Struct, defstruct
 
@@ -18,7 +17,6 @@ from octavo.core.request_limits import (
     MAX_REQUEST_TOKENS,
     MAX_SEQUENCES,
     REQUEST_LIMITS,
-    check_chars,
     check_entries,
     check_field,
     check_texts,
@@ -37,27 +35,6 @@ _STRUCTURED = Refused("structured output is not there yet")
 _TOOLS = Refused("tool calls are not there yet", harmless=([],))
 _NO_TOOLS = Refused("tool calls are not there yet", harmless=("none",))
 _MEDIA = Refused("the server reads and writes text only")
-
-
-class Limited(RequestBody):
-    """A request whose lists and texts have the limits of the one table, by the names of their fields."""
-
-    def check(self) -> None:
-        """Raise InvalidRequest for a field that is too long."""
-        for name in _limited_fields(type(self)):
-            value = getattr(self, name)
-            # prompts and messages are measured piece by piece; token ids are limited by the context
-            if value is not None and (name not in ("prompt", "messages") or isinstance(value, str)):
-                check_field(name, value)
-        messages: list[Message] = getattr(self, "messages", None) or []
-        check_field("messages", messages)
-        num_chars = sum(message.check(f"messages[{index}]") for index, message in enumerate(messages))
-        check_chars("messages", num_chars, REQUEST_LIMITS["messages"].total_chars, " together")
-
-
-@functools.cache
-def _limited_fields(kind: type[Limited]) -> list[str]:
-    return [name for name in kind.__struct_fields__ if name in REQUEST_LIMITS]
 
 
 _SAMPLING_PARAMETERS: Final = {
@@ -83,13 +60,13 @@ def _json_type(name: str, annotation: Any, description: str) -> Any:
 
 
 if TYPE_CHECKING:
-    _SamplingFields = Limited
+    _SamplingFields = RequestBody
 else:
     _HINTS = get_type_hints(SamplingParams)
     _SamplingFields = defstruct(
         "_SamplingFields",
         [(name, _json_type(name, _HINTS[name], param.doc), None) for name, param in _SAMPLING_PARAMETERS.items()],
-        bases=(Limited,),
+        bases=(RequestBody,),
         kw_only=True,
     )
 
@@ -158,7 +135,7 @@ class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=Tru
 
     def check(self) -> None:
         """Raise InvalidRequest for fields that are too long or contradict each other."""
-        Limited.check(self)
+        RequestBody.check(self)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream to be true", field="stream_options")
         if self.stream and self.prompt_logprobs is not None:
@@ -232,9 +209,15 @@ class RefusalPart(Struct, tag_field="type", tag="refusal", forbid_unknown_fields
 
     refusal: str
 
+    @property
+    def text(self) -> str:
+        return self.refusal
+
 
 class _MediaPart(Struct, tag_field="type"):
     """Something that is not text."""
+
+    text: ClassVar[str] = ""
 
 
 if TYPE_CHECKING:
@@ -272,15 +255,12 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
         check_entries(f"{field}.content", len(parts), REQUEST_LIMITS["messages[].content"].entries)
         if self.annotations is not None:
             check_field("messages[].annotations", self.annotations, f"{field}.annotations")
-        num_chars = 0
+        num_chars = sum(len(part.text) for part in parts)
         for name in ("content", "refusal", "reasoning_content", "name", "tool_call_id"):
             text = getattr(self, name)
             if isinstance(text, str):
                 check_field(f"messages[].{name}", text, f"{field}.{name}")
                 num_chars += len(text)
-        for part in parts:
-            text = part.text if isinstance(part, TextPart) else part.refusal if isinstance(part, RefusalPart) else ""
-            num_chars += len(text)
         return num_chars
 
     def as_dict(self, field: str) -> dict[str, Any]:
@@ -310,7 +290,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
                     field=f"{field}[{index}]",
                     code="unsupported_content_type",
                 )
-            texts.append(part.text if isinstance(part, TextPart) else part.refusal)
+            texts.append(part.text)
         return "\n".join(texts)
 
 
@@ -363,7 +343,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-class TextRequest(Limited, kw_only=True, forbid_unknown_fields=True):
+class TextRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
     """What requests about a text or a conversation have in common."""
 
     model: str | None = None
@@ -395,7 +375,7 @@ class PinPrefixRequest(PrefixRequest, kw_only=True, forbid_unknown_fields=True):
     ttl_s: float
 
 
-class DetokenizeRequest(Limited, kw_only=True, forbid_unknown_fields=True):
+class DetokenizeRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
     """`POST /detokenize`."""
 
     model: str | None = None
