@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import TextIOWrapper
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +14,7 @@ from octavo.cli.start import load, log_quietly, mention_demonstration_model
 from octavo.cli.terminal import WordWrap, say
 from octavo.config.args import EngineArgs
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.interrupt import Interrupt
+from octavo.engine.interrupt import Interrupt, interrupt_handler
 from octavo.errors import OctavoError
 
 if TYPE_CHECKING:
@@ -27,7 +23,7 @@ if TYPE_CHECKING:
 _HELP = "/exit or Ctrl-C twice ends, /clear starts a new conversation, Ctrl-C stops an answer."
 
 
-@with_options(SamplingParams, EngineArgs, model="positional", without=("n", "served_model_name", "disable_log_stats"))
+@with_options(SamplingParams, EngineArgs, model="positional", without=("n",))
 def chat(
     *,
     system: Annotated[
@@ -37,7 +33,7 @@ def chat(
 ) -> int:
     """Talk to a model; each answer is written as it is generated."""
     args = given.arguments(EngineArgs)
-    given.sampling({"max_tokens": None})  # what is wrong with the flags is said before a model is loaded
+    given.sampling({"max_tokens": None})  # raises for wrong flags before a model is loaded
     log_quietly(args)
     mention_demonstration_model(args)
     engine = load(args)
@@ -47,26 +43,15 @@ def chat(
 
 
 class _CtrlC(Interrupt):
-    """What Ctrl-C does during a conversation: at the prompt it raises KeyboardInterrupt, while an answer is written it
-    asks for its end, and in between it does nothing. Three during one answer raise KeyboardInterrupt, too."""
+    """Ctrl-C during a conversation: at the prompt it raises KeyboardInterrupt, during a response it requests its end.
+
+    Three during one response raise KeyboardInterrupt, too.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._is_at_prompt = False
         self._num_presses = 0
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Handle SIGINT inside; not outside of the main thread, nor where the program has a handler of its own."""
-        is_ours = threading.current_thread() is threading.main_thread()
-        if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            yield
-            return
-        signal.signal(signal.SIGINT, self._handle)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def read_line(self, prompt: str) -> str | None:
         """Return the next line without surrounding blanks; None at the end of the input. Raises KeyboardInterrupt."""
@@ -78,7 +63,8 @@ class _CtrlC(Interrupt):
         finally:
             self._is_at_prompt = False
 
-    def _handle(self, signal_number: int, frame: FrameType | None) -> None:
+    def handle(self, signal_number: int, frame: FrameType | None) -> None:
+        """Take a press of Ctrl-C."""
         self._num_presses += 1
         if self._is_at_prompt or self._num_presses > 2:
             raise KeyboardInterrupt
@@ -86,7 +72,7 @@ class _CtrlC(Interrupt):
 
 
 def converse(engine: LLMEngine, params: SamplingParams, system: str | None) -> None:
-    """Read a line, write an answer, until /exit or the end of the input. A refused turn is forgotten.
+    """Read lines and write responses, until /exit or the end of the input. A refused turn is dropped.
 
     Raises KeyboardInterrupt for Ctrl-C twice at the prompt; once keeps the conversation.
     """
@@ -99,7 +85,7 @@ def converse(engine: LLMEngine, params: SamplingParams, system: str | None) -> N
     if is_terminal:
         say(_HELP, sys.stderr)
     ctrl_c, was_interrupted = _CtrlC(), False
-    with ctrl_c.installed():
+    with interrupt_handler(ctrl_c.handle):
         while True:
             try:
                 line = ctrl_c.read_line("> " if is_terminal else "")

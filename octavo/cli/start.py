@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from octavo.cli.terminal import say
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
+from octavo.engine.interrupt import interrupt_handler
 from octavo.logging import set_up
 
 if TYPE_CHECKING:
@@ -41,18 +40,6 @@ def load(args: EngineArgs) -> LLMEngine:
     return engine
 
 
-@contextmanager
-def ends_at_interrupt() -> Iterator[None]:
-    """Inside, Ctrl-C ends the process at once: some of the libraries that load a model lose exceptions.
-
-    Signals stay as they are outside of the main thread, and where the program has a handler of its own.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+def ends_at_interrupt() -> AbstractContextManager[None]:
+    """Inside, Ctrl-C ends the process at once: some of the libraries that load a model lose exceptions."""
+    return interrupt_handler(signal.SIG_DFL)
