@@ -14,20 +14,22 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from octavo.core.messages import StepTimes
+import msgspec
+
+from octavo.core.messages import EngineCoreRequest, StepTimes
 from octavo.core.outputs import RequestOutput
 from octavo.core.prompt import Prompt
-from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.core.sampling_params import OutputKind
 from octavo.core.step import SchedulerOutput
 from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
 from octavo.simulate.comparison import Comparison, Measured
 from octavo.simulate.cost_model import CostModel
-from octavo.simulate.executor import TokenGaps
+from octavo.simulate.executor import END_TOKEN, TokenGaps
 from octavo.simulate.outcome import Outcome, RequestRecord, Totals
 from octavo.simulate.report import summarize
 from octavo.simulate.simulation import Simulation, simulate
-from octavo.simulate.traces import Trace, TraceRequest, Workload, generate
+from octavo.simulate.traces import Trace, Workload, generate
 
 if TYPE_CHECKING:
     from octavo.engine.llm_engine import LLMEngine
@@ -117,19 +119,14 @@ class Live:
         self._engine = llm.engine
         self._clock = clock or WallClock()
         self._trace = trace
-        self._vocab_size = llm.config.model.vocab_size
         self._histories: dict[str, list[int]] = {}
         self._numbers = {name: number for number, name in enumerate(trace.ids)}
         self._records: dict[int, RequestRecord] = {}
         self._due = [(each.arrival_s, number) for number, each in enumerate(trace.requests) if each.follows is None]
         heapq.heapify(self._due)
-        # drawn before the clock starts: the clients of a server make the prompts
-        self._prefixes = {
-            name: self._random(f"prefix {name}", length)
-            for request in trace.requests
-            for name, length in request.prefixes
-        }
-        self._rests = [self._random(f"request {number}", each.prompt_len) for number, each in enumerate(trace.requests)]
+        # made before the clock starts: the clients of a server make the prompts
+        vocab_size = llm.config.model.vocab_size
+        self._requests = [_with_tokens(trace.request(number, 0.0)[0], vocab_size) for number in range(len(trace))]
 
     def run(self) -> Measured:
         """Run until every request has ended; return what was measured."""
@@ -176,15 +173,14 @@ class Live:
         return Measured(summarize(outcome), min(1.0, cpu_s / max(busy_s, 1e-9)))
 
     def _submit(self, arrival_s: float, number: int) -> None:
-        traced = self._trace.requests[number]
-        prompt = self._prompt(number, traced)
-        params = SamplingParams(
-            max_tokens=min(traced.output_len, traced.max_tokens or traced.output_len),
-            n=traced.n,
-            best_of=traced.best_of,
-            use_beam_search=traced.use_beam_search,
+        request, traced = self._requests[number], self._trace.requests[number]
+        # a later turn begins with all before it
+        prompt = list(self._histories.get(traced.conversation or "", ()))
+        prompt = (prompt + request.prompt_token_ids[len(prompt) :])[: traced.prompt_len]
+        params = msgspec.structs.replace(
+            request.params,
+            max_tokens=traced.final_len,
             temperature=0.0 if traced.use_beam_search or traced.width == 1 else 1.0,
-            seed=number,
             ignore_eos=True,
             detokenize=False,
             output_kind=OutputKind.FINAL_ONLY,
@@ -193,27 +189,13 @@ class Live:
             number=number, arrival_s=arrival_s, num_sequences=traced.width, num_prompt_tokens=len(prompt)
         )
         self._engine.add_request(
-            self._trace.ids[number],
-            Prompt(token_ids=prompt, cache_salt=traced.cache_salt, cache_namespace=traced.cache_namespace),
+            request.request_id,
+            Prompt(token_ids=prompt, cache_salt=request.cache_salt, cache_namespace=request.cache_namespace),
             params,
-            priority=traced.priority,
-            first_token_deadline_s=traced.first_token_deadline_s,
-            tenant=traced.tenant,
+            priority=request.priority,
+            first_token_deadline_s=request.first_token_deadline_s,
+            tenant=request.tenant,
         )
-
-    def _prompt(self, number: int, traced: TraceRequest) -> list[int]:
-        """Return random tokens: the same ones for the same name; a later turn begins with all before it."""
-        if traced.prompt_token_ids is not None:
-            return traced.prompt_token_ids
-        prompt = list(self._histories.get(traced.conversation or "", ()))
-        if not prompt:
-            for name, _ in traced.prefixes:
-                prompt += self._prefixes[name]
-        return (prompt + self._rests[number])[: traced.prompt_len]
-
-    def _random(self, name: str, length: int) -> list[int]:
-        source = random.Random(name)
-        return [source.randrange(self._vocab_size) for _ in range(length)]
 
     def _finish(self, output: RequestOutput, began: float) -> None:
         number = self._numbers[output.request_id]
@@ -233,6 +215,16 @@ class Live:
             self._histories[traced.conversation] = [*output.prompt_token_ids, *output.outputs[0].token_ids]
         for follower in self._trace.followers.get(number, ()):
             heapq.heappush(self._due, (record.finished_s + self._trace.requests[follower].arrival_s, follower))
+
+
+def _with_tokens(request: EngineCoreRequest, vocab_size: int) -> EngineCoreRequest:
+    """Return the request with random tokens in place of the ids of streams; a stream has the same ones everywhere."""
+    streams = request.prompt_token_ids
+    if min(streams) < END_TOKEN:
+        return request
+    tokens = {each: random.Random(each).choices(range(vocab_size), k=len(streams)) for each in set(streams)}
+    prompt = [tokens[stream][place] for place, stream in enumerate(streams)]
+    return msgspec.structs.replace(request, prompt_token_ids=prompt)
 
 
 @contextmanager
