@@ -90,7 +90,7 @@ class TiedHead(Layer):
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield the table once more, which a checkpoint may repeat."""
         name = f"{path}.weight"
-        yield TensorSlot(name, self.table_shape, partial(self._compare, name), compared_with=self._shared[0])
+        yield TensorSlot(name, self.table_shape, partial(self._compare, name), required=False)
 
     def _compare(self, name: str, stored: Tensor) -> None:
         if not self._shared[0].holds(stored):

@@ -30,13 +30,8 @@ class TensorSlot:
     fill: Callable[[Tensor], None]
     """Makes it, or this rank's share of it, the parameter or a part of it, in the parameter's type. The tensor may be a
     view of a mapped file; it stays as it is until the layer is finished."""
-    compared_with: Layer | None = None
-    """Set for a tensor that may be absent: it repeats what that layer holds and is filled once that is finished."""
-
-    @property
-    def required(self) -> bool:
-        """False for a tensor that may be absent."""
-        return self.compared_with is None
+    required: bool = True
+    """False for a tensor that may be absent: it repeats what another layer holds, and is filled after all others."""
 
 
 @dataclass(frozen=True, slots=True)

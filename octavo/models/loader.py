@@ -236,51 +236,40 @@ class _Arrivals:
     """Fills slots and finishes a layer as soon as it has all its tensors, which releases what it was made from."""
 
     def __init__(self, model: DecoderStack) -> None:
-        self._owner: dict[str, Layer] = {}
-        self._paths: dict[Layer, str] = {}
-        self._awaited: dict[Layer, set[str]] = {}
-        self._early: dict[Layer, list[tuple[TensorSlot, Tensor]]] = {}
+        self._owner: dict[str, tuple[str, Layer]] = {}
+        self._num_awaited: dict[Layer, int] = {}
         for path, layer in model.layers_by_path():
-            names = {slot.name for slot in layer.tensor_slots(path) if slot.required}
-            if names:
-                self._paths[layer] = path
-                self._awaited[layer] = names
-                self._owner.update(dict.fromkeys(names, layer))
+            names = [slot.name for slot in layer.tensor_slots(path) if slot.required]
+            self._num_awaited[layer] = len(names)
+            self._owner.update(dict.fromkeys(names, (path, layer)))
 
     def take(self, slot: TensorSlot, stored: Tensor) -> None:
-        """Fill `slot`, or keep the tensor until what it is compared with is there. Raises CheckpointError."""
-        if slot.compared_with is not None:
-            if slot.compared_with in self._awaited:
-                self._early.setdefault(slot.compared_with, []).append((slot, stored))
-            else:
-                slot.fill(stored)
-            return
+        """Fill `slot`. A tensor that repeats others comes after them. Raises CheckpointError."""
         slot.fill(stored)
-        layer = self._owner[slot.name]
-        awaited = self._awaited[layer]
-        awaited.remove(slot.name)
-        if awaited:
+        if not slot.required:
+            return
+        path, layer = self._owner[slot.name]
+        self._num_awaited[layer] -= 1
+        if self._num_awaited[layer]:
             return
         try:
             layer.finish()
         except NotFinite as error:
             raise CheckpointError(
-                f"{self._tensor_with_row(layer, error.row)} holds NaN or an infinity, which cannot be quantised; "
+                f"{_tensor_with_row(path, layer, error.row)} holds NaN or an infinity, which cannot be quantised; "
                 "the checkpoint is damaged, download it again"
             ) from error
-        del self._awaited[layer]
-        for repeated, tensor in self._early.pop(layer, ()):
-            repeated.fill(tensor)
 
-    def _tensor_with_row(self, layer: Layer, row: int) -> str:
-        """Return which of the tensors that are stacked to the layer's weight holds its row `row`."""
-        stacked = [slot for slot in layer.tensor_slots(self._paths[layer]) if slot.name.endswith("weight")]
-        outputs = 1 if getattr(layer, "transposed", False) else 0
-        for slot in stacked:
-            row -= slot.shape[outputs]
-            if row < 0:
-                break
-        return slot.name
+
+def _tensor_with_row(path: str, layer: Layer, row: int) -> str:
+    """Return which of the tensors that are stacked to the layer's weight holds its row `row`."""
+    stacked = [slot for slot in layer.tensor_slots(path) if slot.name.endswith("weight")]
+    outputs = 1 if getattr(layer, "transposed", False) else 0
+    for slot in stacked:
+        row -= slot.shape[outputs]
+        if row < 0:
+            break
+    return slot.name
 
 
 def _fill(checkpoint: Checkpoint, model: DecoderStack, device: torch.device | str, progress: bool) -> None:
@@ -290,6 +279,8 @@ def _fill(checkpoint: Checkpoint, model: DecoderStack, device: torch.device | st
         check_tensors(checkpoint, model, stored)
     slots, arrivals = tensor_slots(model), _Arrivals(model)
     wanted = [tensor for tensor in stored if strip_prefix(model, tensor.name) in slots]
+    # what repeats other tensors is compared with them, so it comes last
+    wanted.sort(key=lambda tensor: not slots[strip_prefix(model, tensor.name)].required)
     show: AbstractContextManager[Callable[[int], None]] = nullcontext(lambda _: None)
     if progress:
         show = progress_bar(f"Loading {checkpoint.path.name}", sum(tensor.nbytes for tensor in wanted))

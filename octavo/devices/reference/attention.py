@@ -62,7 +62,7 @@ class ReferenceBackend:
     def workspace_bytes(
         self, max_tokens: int, max_length: int, num_heads: int, kv_heads: int, head_dim: int, element_size: int
     ) -> int:
-        """Return the bytes of gathered keys and values with indices and mask, writes, and copies of queries and results."""
+        """Return the bytes of gathered keys and values, indices, a mask, writes, and copies of queries and results."""
         # quantised rows are gathered as bytes, split into codes and scales, and widened by way of float32
         widened = 0 if self._quantized is None else 2 * head_dim + 8 + 4 * head_dim
         row_bytes = 2 * kv_heads * (head_dim * element_size + 8 + widened)
