@@ -28,7 +28,7 @@ class TokenStore(Protocol):
         """Write token `positions[i]` of line `lines[i]` to `out[i]`, int64 [tokens]."""
         ...
 
-    def append(self, lines: NDArray[np.int64], positions: NDArray[np.int64], token_ids: Sequence[int]) -> None:
+    def append(self, lines: Sequence[int], positions: Sequence[int], token_ids: Sequence[int]) -> None:
         """Store drawn token i at `positions[i]` of line `lines[i]`."""
         ...
 
@@ -58,9 +58,9 @@ class HostTokenStore:
         """See `TokenStore.gather`."""
         out.numpy()[:] = self._tokens[lines, positions]
 
-    def append(self, lines: NDArray[np.int64], positions: NDArray[np.int64], token_ids: Sequence[int]) -> None:
+    def append(self, lines: Sequence[int], positions: Sequence[int], token_ids: Sequence[int]) -> None:
         """See `TokenStore.append`."""
-        self._reserve(0, int(positions.max()) + 1)
+        self._reserve(0, max(positions) + 1)
         self._tokens[lines, positions] = token_ids
 
     def read(self, line: int, num_tokens: int) -> NDArray[np.int32]:

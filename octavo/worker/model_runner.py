@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -89,7 +88,7 @@ class ModelRunner:
             token_ids.append(output.tokens[num_right].token_id if output.tokens else 0)
             state.num_tokens += num_right + 1
         if lines:
-            self.sequences.tokens.append(np.array(lines), np.array(positions), token_ids)
+            self.sequences.tokens.append(lines, positions, token_ids)
 
     def release_memory(self, empty_blocks: Sequence[Sequence[int]]) -> None:
         """Give back the memory of KV blocks, for each cache group, whose content is not needed."""

@@ -30,8 +30,8 @@ def test_what_a_step_draws_the_next_one_gathers(store: TokenStore) -> None:
     store.write(0, 0, [1, 2, 3])
     store.write(1, 0, [4])
     for number in range(10):
-        positions = np.array([3 + number, 1 + number])
-        store.append(np.array([0, 1]), positions, [10 + number, 20 + number])
+        positions = [3 + number, 1 + number]
+        store.append([0, 1], positions, [10 + number, 20 + number])
         assert gathered(store, (0, 3 + number), (1, 1 + number)) == [10 + number, 20 + number]
     assert store.read(1, 11).tolist() == [4, *range(20, 30)]
 
@@ -39,6 +39,6 @@ def test_what_a_step_draws_the_next_one_gathers(store: TokenStore) -> None:
 def test_a_copied_line_goes_on_alone(store: TokenStore) -> None:
     store.write(0, 0, [1, 2, 3])
     store.copy(0, 5, 2)
-    store.append(np.array([0, 5]), np.array([3, 2]), [7, 9])
+    store.append([0, 5], [3, 2], [7, 9])
     assert store.read(0, 4).tolist() == [1, 2, 3, 7]
     assert store.read(5, 3).tolist() == [1, 2, 9]
