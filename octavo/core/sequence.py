@@ -16,7 +16,7 @@ from octavo.core.step import TokenLogprobs
 
 
 class SequenceStatus(enum.Enum):
-    """Where a sequence stands. Names of finished states begin with FINISHED."""
+    """The state of a sequence. Names of finished states begin with FINISHED."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -29,7 +29,7 @@ class SequenceStatus(enum.Enum):
     FINISHED_ERROR = "error"
 
     def __init__(self, value: str) -> None:
-        # an attribute: it is asked for every token
+        # an attribute, because it is read for every token
         self.is_finished = value not in ("waiting", "running", "swapped", "fetching")
 
 
@@ -90,16 +90,16 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Known tokens and those on their way."""
+        """Number of tokens that are known or pending."""
         return len(self.token_ids) + self.num_pending
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens drawn and known."""
+        """Number of tokens that are drawn and known."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     def fork(self, seq_id: int, index: int) -> Sequence:
-        """A copy with the same tokens and the same computed part; the caller forks its blocks."""
+        """Return a copy with the same tokens and the same computed part; the caller forks its blocks."""
         child = Sequence(seq_id, index, list(self.token_ids), self.num_prompt_tokens)
         child.status = self.status
         child.num_computed_tokens = self.num_computed_tokens
@@ -155,9 +155,9 @@ class SequenceGroup:
     beams: the state of the beam search; None for requests that draw.
     waits_for_results: the next row of a sequence is planned only when all results of its last row are known.
     num_dropped_tokens: tokens that had been computed when it was last preempted to be recomputed.
-    num_passed: how often a later group was let in before this one while it stood first.
-    num_prompt_logprobs_sent: prompt positions whose log-probabilities have gone out (the first has none).
-    num_sent_events: events of the timeline that the front knows.
+    num_passed: how often a later group was admitted before this one while it was the first.
+    num_prompt_logprobs_sent: prompt positions whose log-probabilities were sent (the first has none).
+    num_sent_events: events of the timeline that were sent to the front.
     """
 
     __slots__ = (
@@ -235,6 +235,6 @@ class SequenceGroup:
 
     @property
     def may_read_prefix_cache(self) -> bool:
-        """Positions whose log-probabilities are still owed must be computed, not looked up."""
+        """False while log-probabilities of prompt positions are to be sent: those positions must be computed."""
         wanted = self.request.params.prompt_logprobs is not None
         return not wanted or self.num_prompt_logprobs_sent >= self.num_prompt_tokens

@@ -1,4 +1,4 @@
-"""What travels between the control plane and the device plane: a step goes down, its results come up."""
+"""The messages between the control plane and the device plane: a step goes down, its results come up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from octavo.core.step_times import PartTime
 
 
 class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
-    """A sequence that the worker does not know (yet, or any more).
+    """A sequence whose state the worker does not hold, or no longer holds.
 
     A fork names a parent that the worker still holds: its first `num_shared_tokens` tokens are the parent's, and
     `token_ids` holds those that follow. Without a parent `token_ids` holds all.
@@ -82,7 +82,7 @@ class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BlockOps(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens to blocks before the forward pass, in this order."""
+    """Moves and copies of blocks that take effect before the forward pass, in this order."""
 
     swap_outs: list[BlockCopy] = []
     swap_ins: list[BlockCopy] = []

@@ -1,6 +1,6 @@
-"""Stop strings for beams. Their text is nobody's answer before the search ends, so the core makes it for itself.
+"""Finds stop strings in beams. The front gets no text before a search ends, so the core makes it.
 
-The candidates that complete a stop string are marked in a step's results before the scheduler takes them in: what it
+The candidates that complete a stop string are marked in a step's results before the scheduler applies them: what it
 decides follows from requests and results alone, and can be replayed without a tokenizer.
 """
 
@@ -19,11 +19,11 @@ from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ConfigError
 
 Find = Callable[[int], tuple[SequenceGroup | None, Sequence | None]]
-"""The group and the sequence of an id; None, None when it is gone."""
+"""Returns the group and the sequence of an id; None, None when it is gone."""
 
 
 class _Known(NamedTuple):
-    """The text of a beam's first output tokens. It is shared with the beam's forks, and never changed."""
+    """The text of a beam's first output tokens, which is shared with the beam's forks and never changed."""
 
     num_tokens: int
     text: SequenceText
@@ -33,7 +33,7 @@ class _Known(NamedTuple):
 
 
 class BeamTexts:
-    """Marks the candidates whose text meets a stop string. The tokenizer is opened for the first request in need."""
+    """Marks the candidates whose text contains a stop string. The first request that needs the tokenizer opens it."""
 
     def __init__(self, open_tokenizer: Callable[[], Tokenizer] | None) -> None:
         self._open_tokenizer = open_tokenizer
@@ -41,7 +41,7 @@ class BeamTexts:
         self._request_ids: set[str] = set()
 
     def add(self, request: EngineCoreRequest) -> None:
-        """Take note of a request. Raises CheckpointError, or ConfigError where there is no tokenizer."""
+        """Watch a request if needed. Raises CheckpointError, or ConfigError where there is no tokenizer."""
         if not (request.params.use_beam_search and request.params.stop):
             return
         if self._tokenizer is None:
@@ -51,7 +51,7 @@ class BeamTexts:
         self._request_ids.add(request.request_id)
 
     def mark(self, output: ModelRunnerOutput, find: Find, open_ids: dict[str, SequenceGroup]) -> ModelRunnerOutput:
-        """The results of a step, with `stop_places` where beams of the open requests need them."""
+        """Return the results of a step with `stop_places` where beams of the open requests need them."""
         if not self._request_ids:
             return output
         self._request_ids &= open_ids.keys()
@@ -74,7 +74,7 @@ class BeamTexts:
         return msgspec.structs.replace(row, candidates=msgspec.structs.replace(row.candidates, stop_places=places))
 
     def _text_of(self, group: SequenceGroup, beam: Sequence) -> SequenceText:
-        """The text of a beam's known tokens."""
+        """Return the text of a beam's known tokens."""
         assert self._tokenizer is not None
         known = beam.attached(_Known)
         if known is None:

@@ -70,7 +70,7 @@ class Results:
         return [each for each in outputs.values() if each.deltas or each.finished or each.prompt_logprobs is not None]
 
     def _fork(self, group: SequenceGroup, sequence: Sequence, tokens: list[TokenLogprobs]) -> list[SequenceDelta]:
-        """The prompt is computed: all sequences exist from here on, and share its blocks."""
+        """Make all sequences of a group whose prompt is computed; they share its blocks."""
         for index in range(1, group.width):
             self._registry.fork(group, sequence, index)
         group.is_forked = True
@@ -122,7 +122,7 @@ class Results:
 
 
 def _owed_prompt_logprobs(group: SequenceGroup, got: PromptLogprobs) -> PromptLogprobs | None:
-    """The part that has not gone out yet: a preempted prompt is computed twice, and reported once."""
+    """Return the part that was not sent yet: a preempted prompt is computed twice, and reported once."""
     first = max(got.first_position, group.num_prompt_logprobs_sent)
     tokens = got.tokens[first - got.first_position :]
     if not tokens:

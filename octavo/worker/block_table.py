@@ -1,4 +1,4 @@
-"""Block tables of all sequences in one array, so that a step gathers them without a loop."""
+"""Holds the block tables of all sequences in one array, so that a step gathers them without a loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BlockTables:
         self._lengths = [0] * num_lines
 
     def write(self, line: int, first: int, block_ids: Sequence[int]) -> None:
-        """The table of `line` is `block_ids` from entry `first` on, and ends after them."""
+        """Set the table of `line` to `block_ids` from entry `first` on; it ends after them."""
         end = first + len(block_ids)
         while line >= len(self._lengths):
             self._blocks = np.concatenate((self._blocks, np.zeros_like(self._blocks)))
@@ -33,7 +33,7 @@ class BlockTables:
 
     @property
     def width(self) -> int:
-        """Entries of a line, used or not."""
+        """Number of entries of a line, used or not."""
         return self._blocks.shape[1]
 
     def gather(self, lines: NDArray[np.int64], out: NDArray[np.int32]) -> None:
@@ -42,5 +42,5 @@ class BlockTables:
         self._blocks.take(lines, axis=0, out=out, mode="clip")
 
     def blocks_at(self, lines: NDArray[np.int64], entries: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Entry `entries[i]` of line `lines[i]`, int32 like them."""
+        """Return entry `entries[i]` of line `lines[i]`, int32."""
         return self._blocks[lines, entries]

@@ -1,4 +1,4 @@
-"""From the hidden states of a step to the results of its rows."""
+"""Makes the results of rows from the hidden states of a step."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Drawing:
         return {place: verified(rows[place].scheduled.drafts, [each for _, each in group]) for place, group in by_row}
 
     def _choose(self, logits: Tensor, rows: list[SamplingRow], counts: list[int]) -> list[RowSamples]:
-        """Draw for the rows; those with a count, which belong to beams, get their likeliest tokens instead."""
+        """Draw for the rows. Those with a count belong to beams: they get their likeliest tokens instead."""
         if not any(counts):
             return self._sampler.sample(logits, rows)
         if all(counts):
@@ -85,7 +85,7 @@ class Drawing:
         return [results[i] for i in range(len(rows))]
 
     def _prompt_logprobs(self, hidden: Tensor, rows: Sequence[BatchRow]) -> dict[int, _PromptResult]:
-        """What the rows that ask for it get, by place in `rows`."""
+        """Return the log-probabilities of prompts by place in `rows`, for the rows that need them."""
         results = {}
         end = 0
         for place, row in enumerate(rows):
@@ -96,7 +96,7 @@ class Drawing:
         return results
 
     def _describe_prompt(self, hidden: Tensor, row: BatchRow) -> _PromptResult:
-        """The tokens that follow the positions whose hidden states [positions, hidden] these are."""
+        """Describe the tokens that follow the positions whose hidden states [positions, hidden] are given."""
         first = row.scheduled.start + 1
         following: list[int] = row.state.first_tokens(first + len(hidden))[first:].tolist()
         assert first + len(hidden) <= row.state.num_tokens, "prompt log-probabilities end with the known tokens"

@@ -1,4 +1,4 @@
-"""Made-up steps that look like real ones: for warm-up, and to see what the fullest step takes."""
+"""Makes steps that look like real ones, for warm-up and to measure the largest step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FULLEST = SamplingParams(
     logprobs=20,
     seed=0,
 )
-"""Every stage of sampling has something to do."""
+"""Parameters that need every stage of sampling."""
 
 
 def dummy_step(
@@ -54,6 +54,6 @@ def dummy_step(
 
 
 def dummy_end(num_seqs: int) -> SchedulerOutput:
-    """The step that drops the sequences of a `dummy_step`."""
+    """Return the step that drops the sequences of a `dummy_step`."""
     ids = [-1 - i for i in range(num_seqs)]
     return SchedulerOutput(step_id=-1, new_sequences=[], rows=[], finished_ids=ids, block_ops=BlockOps())

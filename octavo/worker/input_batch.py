@@ -1,4 +1,4 @@
-"""A step's rows as the flat tensors that a model reads."""
+"""Builds the flat tensors that a model reads from the rows of a step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from octavo.worker.sequence_state import Sequences, SequenceState
 
 
 class BatchRow(NamedTuple):
-    """A row of the step beside the state of its sequence."""
+    """A row of the step and the state of its sequence."""
 
     scheduled: ScheduledSequence
     state: SequenceState
 
     @property
     def end(self) -> int:
-        """Tokens in the cache after this step."""
+        """Number of the sequence's tokens in the cache after this step, drafts included."""
         return self.scheduled.start + self.scheduled.num_tokens
 
 
@@ -77,7 +77,7 @@ class _Views(NamedTuple):
 
 
 class InputBatchBuilder:
-    """Holds buffers for `max_num_tokens` tokens, so that a step allocates next to nothing.
+    """Holds buffers for `max_num_tokens` tokens, so that a step allocates hardly any memory.
 
     On a CPU the tensors of steps with as many rows lie at the same addresses, until a block table grows beyond all
     before it.

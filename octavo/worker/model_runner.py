@@ -1,33 +1,19 @@
-"""One step on the device: bring the states up to date, run the model, sample. Real and dummy batches take this path."""
+"""Executes one step on a device: it updates states, runs the model and draws. Dummy batches take the same path."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
-from octavo.attention.metadata import ModelInput
 from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput
+from octavo.devices.device import LanguageModel
 from octavo.devices.token_store import TokenStore
 from octavo.sampling.sampler import Sampler
 from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.drawing import Drawing
 from octavo.worker.input_batch import BatchRow, InputBatchBuilder
 from octavo.worker.sequence_state import Sequences
-
-
-class LanguageModel(Protocol):
-    """What the runner asks of a model."""
-
-    def __call__(self, batch: ModelInput) -> Tensor:
-        """Last hidden states [tokens, hidden]."""
-        ...
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """float32 [rows, vocab]."""
-        ...
 
 
 class ModelRunner:

@@ -1,4 +1,4 @@
-"""What the worker holds of a sequence: its line of tokens and blocks, and how it samples."""
+"""The state that the worker holds of a sequence: its line of tokens and blocks, and its sampling parameters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SequenceState:
     adapter: int = 0
     """Index of its adapter; 0 for none."""
     error: RequestError | None = None
-    """Why no further token can come: steps that were already planned repeat it."""
+    """Why no further token can be drawn; steps that were already planned return it again."""
 
     def first_tokens(self, count: int) -> NDArray[np.int32]:
         """Return the first `count` tokens of its line, a view; drafts may follow the known ones."""

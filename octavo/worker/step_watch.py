@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
 from octavo.core.step_times import BATCH_BUILDING, HEAD, MODEL_FORWARD, SAMPLING, KernelClock, PartTime
-from octavo.worker.model_runner import LanguageModel
+from octavo.devices.device import LanguageModel
 
 
 class StepWatch:

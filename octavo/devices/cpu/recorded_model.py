@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from octavo.attention.metadata import AttentionMetadata, ModelInput
+from octavo.devices.device import LanguageModel
 
 _log = logging.getLogger(__name__)
 
@@ -44,18 +45,6 @@ class Runtime(Protocol):
         ...
 
 
-class Model(Protocol):
-    """The part of a model that is called."""
-
-    def __call__(self, batch: ModelInput) -> Tensor:
-        """Last hidden states [tokens, hidden]."""
-        ...
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """float32 [rows, vocab]."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Recording:
     calls: Calls
@@ -72,7 +61,7 @@ class RecordedModel:
     model that computes with anything but compiled kernels is never recorded; a line in the log says what it is.
     """
 
-    def __init__(self, model: Model, runtime: Runtime) -> None:
+    def __init__(self, model: LanguageModel, runtime: Runtime) -> None:
         self._model = model
         self._runtime = runtime
         self._recordings: dict[_Key, _Recording | None] = {}
