@@ -43,6 +43,12 @@ class RequestOptions(msgspec.Struct, kw_only=True):
             checked_text(self.tenant, "tenant")
         checked_cache_salt(self.cache_salt)
 
+    @classmethod
+    def of_fields(cls, source: object, **others: Any) -> RequestOptions:
+        """Return the options that `source` has as attributes other than None, with `others` in their place."""
+        given = {name: getattr(source, name, None) for name in cls.__struct_fields__} | others
+        return cls(**{name: value for name, value in given.items() if value is not None})
+
 
 class RequestKeywords(TypedDict, total=False):
     """The fields of `RequestOptions` as keywords of a method that adds one request."""

@@ -171,6 +171,6 @@ async def _how_it_ended(core: SpawnedCore | None) -> str:
     except subprocess.TimeoutExpired:
         return f"the engine core (process {core.process.pid}) has closed its connection but still runs"
     if code == -9:
-        return "the engine core was killed (signal 9); when nobody did it by hand, the machine ran out of memory"
+        return "the engine core was killed (signal 9); unless someone did it by hand, the machine ran out of memory"
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return f"the engine core has stopped ({how}); its log says more"

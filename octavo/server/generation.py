@@ -19,6 +19,7 @@ from starlette.responses import Response
 from octavo import __version__
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
+from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import EngineDeadError, InvalidRequest
 from octavo.server.context import ServerContext
@@ -179,7 +180,7 @@ class Generation(ABC):
             [in_namespace_of(self.caller, prompt) for prompt in self.prompts],
             self.params,
             [engine_id(self.id, index, unique) for index in range(len(self.prompts))],
-            self.asked.options(self.caller.tenant),
+            RequestOptions.of_fields(self.asked, tenant=self.caller.tenant),
         )
         async with aclosing(outputs):
             with named_by_the_client(self.field_names), without_details_of_others(self.caller):

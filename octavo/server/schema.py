@@ -21,7 +21,6 @@ from octavo.core.request_limits import (
     check_field,
     check_texts,
 )
-from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import OutputKind, SamplingParams, documented_fields
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, RequestBody, refuse_unsupported
@@ -119,11 +118,6 @@ class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=Tru
         """Return the sampling parameters that the request sets, and `others`: what goes over the model's defaults."""
         given = {name: value for name in _SAMPLING_PARAMETERS if (value := getattr(self, name)) is not None}
         return {**given, **others, "output_kind": OutputKind.DELTA if self.stream else OutputKind.FINAL_ONLY}
-
-    def options(self, tenant: str | None) -> RequestOptions:
-        """Return the options of the requests to the engine. Raises InvalidRequest."""
-        given = {name: getattr(self, name, None) for name in RequestOptions.__struct_fields__}
-        return RequestOptions(**{name: value for name, value in given.items() if value is not None}, tenant=tenant)
 
     @property
     def wants_usage_chunk(self) -> bool:

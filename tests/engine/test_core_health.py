@@ -112,7 +112,7 @@ async def test_core_answers_a_ping_in_the_middle_of_a_step(monkeypatch: pytest.M
         client.send(AddRequests([request]))
         await asyncio.to_thread(begun.wait, 20)
         if is_hung:
-            with pytest.raises(EngineUnresponsiveError, match="has been in one step for 0 s"):
+            with pytest.raises(EngineUnresponsiveError, match=r"has been in one step for \d+ s"):
                 await client.check_health()
         else:
             await client.check_health()
