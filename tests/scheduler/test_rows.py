@@ -12,6 +12,7 @@ from octavo.scheduler.plan import StepPlan, new_sequence
 from octavo.scheduler.rows import RowPlanner
 from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
 from tests.fakes.executor import HashExecutor
+from tests.fakes.proposer import ToyProposer
 
 KINDS: list[dict[str, object]] = [{}, {"n": 3}, {"n": 2, "use_beam_search": True}, {"prompt_logprobs": 0}]
 
@@ -87,3 +88,24 @@ def test_the_adapter_of_a_group_and_the_payload_of_a_plan_travel_with_the_step()
     assert plan.output(1, []).connector is None
     plan.connector = b"blocks"
     assert plan.output(1, []).connector == b"blocks"
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("rightness", [None, 0.5])
+@pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])
+def test_a_worker_that_never_draws_holds_the_same_tokens(
+    preemption_mode: str, rightness: float | None, depth: int
+) -> None:
+    requests = [
+        make_request(f"r{number}", [number, *range(7)], max_tokens=10, seed=number, **KINDS[number % 4])
+        for number in range(8)
+    ]
+    alone = {each.request_id: run_alone(each).token_ids[each.request_id] for each in requests}
+    proposer = None if rightness is None else ToyProposer(lambda group: alone[group.request_id], rightness)
+    core = make_core(
+        num_blocks=14, depth=depth, preemption_mode=preemption_mode, num_host_blocks=20, proposer=proposer,
+        sends_tokens=True,
+    )  # fmt: skip
+    # the fake executor compares the tokens and the blocks of both workers at each row
+    assert run(core, requests).token_ids == alone
+    assert core.stats().num_preemptions > 0
