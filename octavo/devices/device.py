@@ -84,6 +84,17 @@ class LanguageModel(Protocol):
         ...
 
 
+class StepRun(Protocol):
+    """A step without data, for the memory plan."""
+
+    def __call__(self, ops: Ops, attention: AttentionBackend, num_tokens: int, *, is_decode: bool = False) -> Tensor:
+        """Compute `num_tokens` tokens on the meta device, of one row each where `is_decode`, and return what remains.
+
+        Unless `is_decode`, logits of as many rows are computed as a step computes at once.
+        """
+        ...
+
+
 class Device(Protocol):
     """What a worker computes with. One object per worker, made at start from the configuration by `open_device`."""
 
@@ -128,8 +139,19 @@ class Device(Protocol):
         """Return an empty store for the tokens of a worker's sequences."""
         ...
 
-    def recorded(self, model: LanguageModel) -> LanguageModel:
-        """Return `model` with its decode steps recorded and repeated where the device can, else `model` itself."""
+    def recorded(self, model: LanguageModel, max_rows: int) -> LanguageModel:
+        """Return `model` with its decode steps recorded and repeated where the device can, else `model` itself.
+
+        A step has at most `max_rows` rows.
+        """
+        ...
+
+    def activation_bytes(self, run: StepRun, num_tokens: int, num_rows: int) -> int:
+        """Return the most bytes that models hold beside weights and KV cache, attention's workspace not included.
+
+        `run` is called for a forward pass of `num_tokens` tokens, and for decode steps with up to `num_rows` rows where
+        they are recorded. The device holds no more from then on.
+        """
         ...
 
     def loading(self, plain_bytes: int, pages: Pages | None) -> AbstractContextManager[None]:

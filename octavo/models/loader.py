@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 import msgspec
@@ -135,6 +135,31 @@ class LoadedModel:
         if cache is not None:
             cache.keep(model.state())
         return model
+
+    @contextmanager
+    def bound_dry(self, ops: Ops, backend: AttentionBackend) -> Iterator[DecoderStack]:
+        """Bind the model, its weights without data, for a forward pass on the meta device; afterwards it is as before.
+
+        Tables that are made per position have one row.
+        """
+        layers = [layer for _, layer in self.model.layers_by_path()]
+        parameters = [dict(layer.named_parameters(recurse=False)) for layer in layers]
+        specs = self.model.state_specs(ops)
+        with torch._C.DisableTorchFunction():  # weights and tables are not what is measured here
+            rope = self.model.config.rope
+            # on the meta device torch imports seconds of Python before it computes a table
+            tables: dict[Hashable, Tensor] = {} if rope is None else {rope: torch.empty((1, rope.dim), device="meta")}
+            state = {name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for name, spec in specs.items()}
+        binding = Binding(ops, backend, max_positions=1, device="meta", made=tables)
+        for layer in layers:
+            layer.bind(binding)
+        self.model.restore(state, ops)
+        try:
+            yield self.model
+        finally:
+            for layer, own in zip(layers, parameters, strict=True):
+                for name, parameter in own.items():
+                    layer.register_parameter(name, parameter)
 
     def _packed_cache(self, packed: PackedFolder, ops: Ops) -> PackedCache:
         """Open the cache of packed weights. Raises ConfigError for a folder that cannot be made."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,9 +43,8 @@ class Drawing:
 
     def _sample(self, hidden: Tensor, rows: Sequence[BatchRow]) -> dict[int, RowSamples]:
         """Return what is drawn by place in `rows`."""
-        sampled: list[int] = []
-        last_tokens: list[int] = []
-        sampling_rows: list[SamplingRow] = []
+        drawn: list[_Position] = []
+        ranked: list[_Position] = []
         end = 0
         for place, row in enumerate(rows):
             scheduled, state = row
@@ -53,36 +53,33 @@ class Drawing:
                 first = row.end - len(scheduled.drafts)
                 assert first == state.num_tokens, "a row samples before all known tokens are computed"
                 for position in range(first, row.end + 1):
-                    sampled.append(place)
-                    last_tokens.append(end - 1 + position - row.end)
-                    sampling_rows.append(SamplingRow(state, position, scheduled.num_samples, position - first))
-        if not sampled:
+                    sampling_row = SamplingRow(state, position, scheduled.num_samples, position - first)
+                    found = _Position(place, end - 1 + position - row.end, sampling_row, scheduled.num_candidates)
+                    (ranked if scheduled.num_candidates else drawn).append(found)
+        if not drawn and not ranked:
             return {}
-        if len(sampled) < len(hidden):
-            hidden = hidden[torch.tensor(last_tokens, device=hidden.device)]
-        results: list[RowSamples] = []
-        for start, stop in chunks(len(sampled), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
-            logits = self._compute_logits(hidden[start:stop])
-            counts = [rows[place].scheduled.num_candidates for place in sampled[start:stop]]
-            results += self._choose(logits, sampling_rows[start:stop], counts)
-        if not any(row.num_drafts for row in sampling_rows):
+        wanted = drawn + ranked
+        if len(wanted) < len(hidden) or (drawn and ranked):
+            hidden = hidden[torch.tensor([each.token for each in wanted], device=hidden.device)]
+        results = self._choose(hidden[: len(drawn)], drawn) + self._choose(hidden[len(drawn) :], ranked)
+        sampled = [each.place for each in wanted]
+        if not any(each.row.num_drafts for each in drawn):
             return dict(zip(sampled, results, strict=True))
         by_row = groupby(zip(sampled, results, strict=True), key=itemgetter(0))
         return {place: verified(rows[place].scheduled.drafts, [each for _, each in group]) for place, group in by_row}
 
-    def _choose(self, logits: Tensor, rows: list[SamplingRow], counts: list[int]) -> list[RowSamples]:
-        """Draw for the rows. Those with a count belong to beams: they get their likeliest tokens instead."""
-        if not any(counts):
-            return self._sampler.sample(logits, rows)
-        if all(counts):
-            return self._sampler.rank(logits, rows, counts)
-        beams = [i for i, count in enumerate(counts) if count]
-        others = [i for i, count in enumerate(counts) if not count]
-        ranked = self._sampler.rank(logits[beams], [rows[i] for i in beams], [counts[i] for i in beams])
-        results = dict(zip(beams, ranked, strict=True))
-        if others:
-            results.update(zip(others, self._sampler.sample(logits[others], [rows[i] for i in others]), strict=True))
-        return [results[i] for i in range(len(rows))]
+    def _choose(self, hidden: Tensor, wanted: Sequence[_Position]) -> list[RowSamples]:
+        """Draw a token at each position, or list the likeliest ones where the positions belong to beams."""
+        results: list[RowSamples] = []
+        for start, stop in chunks(len(wanted), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
+            logits = self._compute_logits(hidden[start:stop])
+            rows = [each.row for each in wanted[start:stop]]
+            if wanted[0].num_candidates:
+                results += self._sampler.rank(logits, rows, [each.num_candidates for each in wanted[start:stop]])
+            else:
+                results += self._sampler.sample(logits, rows)
+            del logits  # the next piece takes its memory
+        return results
 
     def _prompt_logprobs(self, hidden: Tensor, rows: Sequence[BatchRow]) -> dict[int, _PromptResult]:
         """Return the log-probabilities of prompts by place in `rows`, for the rows that need them."""
@@ -104,10 +101,20 @@ class Drawing:
         for start, stop in chunks(len(hidden), rows_per_chunk(self._vocab_size, LOGITS_BYTES)):
             logits = self._compute_logits(hidden[start:stop])
             tokens += self._sampler.describe(logits, following[start:stop], row.state.params.prompt_logprobs or 0)
+            del logits  # the next piece takes its memory
         unsound = next((i for i, token in enumerate(tokens) if math.isnan(token.logprob or 0)), None)
         if unsound is not None:
             return _PromptResult(None, not_finite(first + unsound))
         return _PromptResult(PromptLogprobs(first_position=first, tokens=tokens))
+
+
+class _Position(NamedTuple):
+    """A position whose next token is wanted, of the row at `place`; its hidden state is that of `token` in the step."""
+
+    place: int
+    token: int
+    row: SamplingRow
+    num_candidates: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,13 +66,13 @@ class Worker:
 
     def prepare(self) -> MemoryPlan:
         """Return how this rank would divide its memory. Raises ConfigError, with a remedy, when there is too little."""
+        cache, scheduler = self._config.cache, self._config.scheduler
         self.plan = divide_memory(
-            ModelSizes.of(self._opened, self._device.ops),
-            self._attention.backend,
-            self._device,
-            self._mesh.size,
-            cache=self._config.cache,
-            scheduler=self._config.scheduler,
+            ModelSizes.of(self._opened, self._device, self._attention.backend, scheduler, cache.block_size),
+            self._device.memory().share(self._mesh.size),
+            cache=cache,
+            scheduler=scheduler,
+            device=self._device.name,
             user_set_max_model_len=self._config.model.user_set_max_model_len,
         )
         return self.plan
@@ -106,7 +106,7 @@ class Worker:
         ]
         cache = CacheEngine(arenas, backend.element_type, device)
         self._runner = ModelRunner(
-            device.recorded(loaded),
+            device.recorded(loaded, scheduler.max_num_seqs),
             cache,
             vocab_size=shape.vocab_size,
             block_size=limits.block_size,

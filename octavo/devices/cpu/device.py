@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -11,18 +12,25 @@ from octavo.config.schema import DeviceConfig
 from octavo.core.step import BlockCopy
 from octavo.core.step_times import KernelClock
 from octavo.devices.cpu.attention import CpuBackend
-from octavo.devices.cpu.recorded_model import RecordedModel
+from octavo.devices.cpu.dry_library import DryLibrary
+from octavo.devices.cpu.recorded_model import MAX_RECORDINGS, MAX_ROWS, RecordedModel
 from octavo.devices.cpu.runtime import CpuRuntime, obstacle
 from octavo.devices.cpu.sampler import NativeSampler, native_bytes
-from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel
+from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel, StepRun
+from octavo.devices.dry_run import DryAttention, peak_bytes
 from octavo.devices.reference.attention import ReferenceBackend
-from octavo.devices.reference.sampler import reference_bytes
 from octavo.devices.token_store import HostTokenStore, TokenStore
 from octavo.ops.pages import Pages
 from octavo.platform import Platform
 from octavo.sampling.filters import Filter
 from octavo.sampling.processors import LogitsProcessor
 from octavo.sampling.sampler import Sampler
+
+if TYPE_CHECKING:
+    from octavo import _native
+
+_CALL_BYTES = 256
+"""A kernel call that is kept: its arguments, and the function object around them."""
 
 _ALONE_BYTES = 64 << 20
 """Weights times tokens up to which a step runs on one thread: its kernels are too short to gather others."""
@@ -67,15 +75,31 @@ class CpuDevice:
 
     def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:
         """See `Device.sampling_bytes`."""
-        return max(native_bytes(num_rows, vocab_size), reference_bytes(num_rows, vocab_size))
+        return native_bytes(num_rows, vocab_size)
 
     def token_store(self) -> TokenStore:
         """See `Device.token_store`."""
         return HostTokenStore()
 
-    def recorded(self, model: LanguageModel) -> LanguageModel:
+    def recorded(self, model: LanguageModel, max_rows: int) -> LanguageModel:
         """See `Device.recorded`."""
-        return model if self._config.enforce_eager else RecordedModel(model, self.runtime)
+        return model if self._config.enforce_eager else RecordedModel(model, self.runtime, max_rows)
+
+    def activation_bytes(self, run: StepRun, num_tokens: int, num_rows: int) -> int:
+        """See `Device.activation_bytes`: the memory that steps share, scratch memory of kernels, and recordings."""
+        library = DryLibrary(self.runtime.cpu)
+        runtime = CpuRuntime(cast("_native.Cpu", library), "meta")
+        ops, attention = runtime.bind(self._config.op_overrides), DryAttention(runtime.empty)
+        beside = peak_bytes(lambda: run(ops, attention, num_tokens))
+        self.runtime.limit_memory(runtime.held_bytes)
+        total = runtime.held_bytes + beside + library.scratch_bytes
+        if self._config.enforce_eager:
+            return total
+        rows = min(MAX_ROWS, num_rows)
+        library.num_calls = 0
+        with torch.inference_mode():
+            hidden, _ = runtime.record(lambda: run(ops, attention, rows, is_decode=True))
+        return total + runtime.recorded_bytes + MAX_RECORDINGS * (hidden.nbytes + library.num_calls * _CALL_BYTES)
 
     @contextmanager
     def loading(self, plain_bytes: int, pages: Pages | None) -> Iterator[None]:

@@ -40,7 +40,7 @@ class Calls(Protocol):
 class Runtime(Protocol):
     """The part of the device's runtime that records."""
 
-    def record(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Calls]:
+    def record(self, compute: Callable[[], Tensor], room: tuple[int, int]) -> tuple[Tensor, Calls]:
         """Return the result of `compute`, and the kernel calls that it made, which keep their memory."""
         ...
 
@@ -61,9 +61,11 @@ class RecordedModel:
     model that computes with anything but compiled kernels is never recorded; a line in the log says what it is.
     """
 
-    def __init__(self, model: LanguageModel, runtime: Runtime) -> None:
+    def __init__(self, model: LanguageModel, runtime: Runtime, max_rows: int = MAX_ROWS) -> None:
+        """max_rows: most rows of a step; none with more than `MAX_ROWS` is recorded."""
         self._model = model
         self._runtime = runtime
+        self._max_rows = min(max_rows, MAX_ROWS)
         self._recordings: dict[_Key, _Recording | None] = {}
         """The least recently used one first; None for what was seen once."""
         self._is_recordable = True
@@ -73,7 +75,7 @@ class RecordedModel:
         """Last hidden states [tokens, hidden]."""
         num_rows = len(batch.attention[0].lengths)
         is_plain = len(batch.token_ids) == num_rows and batch.embeddings is None and batch.adapter_of_token is None
-        if not self._is_recordable or not is_plain or num_rows > MAX_ROWS:
+        if not self._is_recordable or not is_plain or num_rows > self._max_rows:
             return self._model(batch)
         key = _addresses(batch)
         was_seen = key in self._recordings
@@ -96,7 +98,8 @@ class RecordedModel:
         watch = _Watch()
         watched = _WatchedInput(batch, watch)
         with watch:
-            hidden, calls = self._runtime.record(lambda: self._model(watched))
+            room = self._max_rows, len(batch.token_ids)
+            hidden, calls = self._runtime.record(lambda: self._model(watched), room)
         if watch.obstacle is None:
             return hidden, _Recording(calls, hidden, (batch, watch.made))
         self._is_recordable = False

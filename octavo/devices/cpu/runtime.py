@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from sys import getrefcount
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -34,17 +35,35 @@ _READY_OF_A_SHAPE = 16
 """Most of them in one shape: looking through many costs more than making one."""
 
 
+class _Memory:
+    """Memory of activations: tensors that are kept in their shapes, and buffers by type, ascending by size.
+
+    A buffer stands beside its storage and its size. `held` is what both take; `room` is what one more token row of a
+    recorded step may take of a buffer, as a fraction (rows that there may be, rows that there are).
+    """
+
+    __slots__ = ("buffers", "held", "limit", "ready", "ready_bytes_left", "room")
+
+    def __init__(self, ready_bytes: int) -> None:
+        self.ready: dict[tuple[tuple[int, ...], torch.dtype], list[tuple[Tensor, int]]] = {}
+        self.ready_bytes_left = ready_bytes
+        self.buffers: dict[torch.dtype, list[tuple[Tensor, int, int]]] = {}
+        self.held = 0
+        self.limit = sys.maxsize
+        self.room = (1, 1)
+
+
 class CpuRuntime:
     """One per worker. `cpu` has the kernels as methods, which take tensors as addresses; `weights` is their memory."""
 
-    def __init__(self, cpu: _native.Cpu) -> None:
+    def __init__(self, cpu: _native.Cpu, device: str = "cpu") -> None:
+        """device: meta for a dry run, whose tensors have no data."""
         self.cpu = cpu
         self.weights = Arena()
+        self._device = device
         self._idle_references, self._idle_uses = _idle_counts()
-        self._ready: dict[tuple[tuple[int, ...], torch.dtype], list[tuple[Tensor, int]]] = {}
-        self._ready_bytes_left = _ALL_READY_BYTES
-        self._buffers: dict[tuple[int, torch.dtype], list[tuple[Tensor, int]]] = {}
-        self._memory_of_recordings: tuple[Any, int, Any] = ({}, _ALL_READY_BYTES, {})
+        self._memory = _Memory(_ALL_READY_BYTES)
+        self._memory_of_recordings = _Memory(0)
 
     @classmethod
     def open(cls, threads: int = 1, instruction_set: str = "auto") -> CpuRuntime:
@@ -78,63 +97,106 @@ class CpuRuntime:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return an uninitialised dense tensor over memory that no other living tensor uses.
 
-        Memory is used again and never released: fresh pages from the operating system cost more than most operators,
-        and recordings use the addresses that they were made with. Small tensors are kept as they are, by shape: making
-        one costs more than many a kernel.
+        Memory is used again: fresh pages from the operating system cost more than most operators. Small tensors are
+        kept as they are, by shape: making one costs more than many a kernel.
         """
         use_count, references, uses = torch._C._storage_Use_Count, self._idle_references, self._idle_uses
-        kept = self._ready.get((shape, dtype))
+        memory = self._memory
+        kept = memory.ready.get((shape, dtype))
         if kept is not None:
             for tensor, storage in kept:
                 # nothing else refers to the tensor, and no view to its storage
                 if getrefcount(tensor) == references and use_count(storage) == uses:
                     return tensor
         num_bytes = math.prod(shape) * dtype.itemsize
-        if num_bytes <= min(_READY_BYTES, self._ready_bytes_left) and (kept is None or len(kept) < _READY_OF_A_SHAPE):
-            self._ready_bytes_left -= max(num_bytes, _SMALLEST_BYTES)
-            tensor = _allocate(shape, dtype)
-            self._ready.setdefault((tuple(shape), dtype), []).append((tensor, tensor.untyped_storage()._cdata))
+        if num_bytes <= min(_READY_BYTES, memory.ready_bytes_left) and (kept is None or len(kept) < _READY_OF_A_SHAPE):
+            size = max(num_bytes, _SMALLEST_BYTES)
+            self._count(size)
+            memory.ready_bytes_left -= size
+            tensor = self._allocate(shape, dtype)
+            memory.ready.setdefault((tuple(shape), dtype), []).append((tensor, tensor.untyped_storage()._cdata))
             return tensor
         return self._cut(num_bytes, shape, dtype)
 
     def _cut(self, num_bytes: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a tensor over a part of an unused buffer, whose size is a power of two."""
-        size = max(_SMALLEST_BYTES, 1 << (num_bytes - 1).bit_length()) if num_bytes else _SMALLEST_BYTES
-        buffers = self._buffers.setdefault((size, dtype), [])
-        buffer = next(
-            (each for each, storage in buffers if torch._C._storage_Use_Count(storage) == self._idle_uses), None
+        """Return a tensor over a part of the smallest unused buffer that is large enough."""
+        memory, use_count, uses = self._memory, torch._C._storage_Use_Count, self._idle_uses
+        most_rows, rows = memory.room
+        size = _buffer_bytes(num_bytes * most_rows // rows)
+        unused = (
+            buffer
+            for buffer, storage, capacity in memory.buffers.get(dtype, ())
+            if capacity >= size and use_count(storage) == uses
         )
+        buffer = next(unused, None)
         if buffer is None:
-            buffer = _allocate((size // dtype.itemsize,), dtype)
-            buffers.append((buffer, buffer.untyped_storage()._cdata))
+            self._count(size)
+            buffer = self._allocate((size // dtype.itemsize,), dtype)
+            buffers = memory.buffers.setdefault(dtype, [])
+            buffers.append((buffer, buffer.untyped_storage()._cdata, size))
+            buffers.sort(key=lambda each: each[2])
         strides = [1]
         for extent in shape[:0:-1]:
             strides.append(strides[-1] * extent)
         return buffer.as_strided(shape, strides[::-1])
 
+    def _count(self, num_bytes: int) -> None:
+        """Count memory that is about to be allocated; release idle memory where the limit would be exceeded."""
+        memory = self._memory
+        if memory.held + num_bytes > memory.limit:
+            self.release_idle()
+        memory.held += num_bytes
+
+    def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        # the watch over a recording need not see this call: this memory stays
+        with torch._C.DisableTorchFunction():
+            return torch.empty(shape, dtype=dtype, device=self._device)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of activations, that of recordings not included."""
+        return self._memory.held
+
+    @property
+    def recorded_bytes(self) -> int:
+        """Memory of activations of recordings."""
+        return self._memory_of_recordings.held
+
+    def limit_memory(self, num_bytes: int) -> None:
+        """Release idle memory of activations before more than `num_bytes` is held, that of recordings not counted."""
+        self._memory.limit = num_bytes
+
     def release_idle(self) -> None:
-        """Release the large buffers that no tensor uses, except those of recordings."""
-        self._buffers.clear()
+        """Release the memory that no tensor uses, except that of recordings."""
+        memory, use_count = self._memory, torch._C._storage_Use_Count
+        memory.ready.clear()
+        memory.ready_bytes_left = min(_ALL_READY_BYTES, memory.limit)
+        for dtype, buffers in memory.buffers.items():
+            memory.buffers[dtype] = [each for each in buffers if use_count(each[1]) != self._idle_uses]
+        memory.held = sum(capacity for buffers in memory.buffers.values() for _, _, capacity in buffers)
 
-    def record(self, compute: Callable[[], Tensor]) -> tuple[Tensor, _native.Recording]:
-        """Return the result of `compute`, and the kernel calls that it made.
+    def record(self, compute: Callable[[], Tensor], room: tuple[int, int] = (1, 1)) -> tuple[Tensor, _native.Recording]:
+        """Return what `compute` returns, and the kernel calls that it made.
 
-        Memory that it takes by `empty` serves recordings only, one after the other: the calls may be repeated while
-        anything is alive except the results of other recordings.
+        Memory that it takes by `empty` is given to recordings only, one after the other, and never given back: the
+        calls may be made again while anything else is alive but what other recordings computed. `room` is the most rows
+        that a recorded step has, and the rows of this one: each buffer has room for the most.
         """
-        self._swap_memory()
+        ordinary, self._memory = self._memory, self._memory_of_recordings
+        self._memory.room = room
         self.cpu.begin_recording()
         try:
             result = compute()
         finally:
             calls = self.cpu.end_recording()
-            self._swap_memory()
+            self._memory = ordinary
         return result, calls
 
-    def _swap_memory(self) -> None:
-        memory = self._ready, self._ready_bytes_left, self._buffers
-        self._ready, self._ready_bytes_left, self._buffers = self._memory_of_recordings
-        self._memory_of_recordings = memory
+
+def _buffer_bytes(num_bytes: int) -> int:
+    """Return the size of the buffer for a tensor: at most an eighth more."""
+    step = max(_SMALLEST_BYTES, 1 << max(0, num_bytes.bit_length() - 4))
+    return -(-max(num_bytes, 1) // step) * step
 
 
 def _idle_counts() -> tuple[int, int]:
@@ -148,12 +210,6 @@ def _idle_counts() -> tuple[int, int]:
     for tensor, storage in kept:
         return getrefcount(tensor), torch._C._storage_Use_Count(storage)
     raise AssertionError("the list is not empty")
-
-
-def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    # who watches a recording for torch's operators need not know: this memory stays
-    with torch._C.DisableTorchFunction():
-        return torch.empty(shape, dtype=dtype)
 
 
 def obstacle(platform: Platform) -> str | None:

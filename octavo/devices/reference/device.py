@@ -9,7 +9,8 @@ import torch
 
 from octavo.config.schema import DeviceConfig
 from octavo.core.step import BlockCopy
-from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel
+from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel, StepRun
+from octavo.devices.dry_run import DryAttention, peak_bytes
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.devices.reference.blocks import copy_blocks
 from octavo.devices.reference.sampler import ReferenceSampler, reference_bytes
@@ -72,9 +73,13 @@ class ReferenceDevice:
         """See `Device.token_store`."""
         return HostTokenStore()
 
-    def recorded(self, model: LanguageModel) -> LanguageModel:
+    def recorded(self, model: LanguageModel, max_rows: int) -> LanguageModel:
         """See `Device.recorded`: torch's operators are not recorded."""
         return model
+
+    def activation_bytes(self, run: StepRun, num_tokens: int, num_rows: int) -> int:
+        """See `Device.activation_bytes`."""
+        return peak_bytes(lambda: run(self.ops, DryAttention(), num_tokens))
 
     @contextmanager
     def loading(self, plain_bytes: int, pages: Pages | None) -> Iterator[None]:

@@ -59,8 +59,27 @@ def test_small_tensors_take_bounded_memory_in_their_shapes() -> None:
     runtime = CpuRuntime.open()
     for width in range(1, 3000):
         runtime.empty((5, width), torch.float32)
-    assert runtime._ready_bytes_left >= 0
-    assert sum(len(buffers) for buffers in runtime._buffers.values()) <= 3
+    assert runtime._memory.ready_bytes_left >= 0
+    assert sum(len(buffers) for buffers in runtime._memory.buffers.values()) <= 20
+    assert runtime.held_bytes < 17 << 20
+
+
+@need_kernels
+def test_idle_memory_goes_before_a_limit_is_exceeded() -> None:
+    runtime = CpuRuntime.open()
+    runtime.limit_memory(20 << 20)
+    in_use = runtime.empty((1 << 20,), torch.float32).fill_(3.0)
+    for count in range(1 << 20, 3 << 20, 100_000):
+        runtime.empty((count,), torch.float32)
+        assert runtime.held_bytes <= 20 << 20
+    assert in_use.eq(3.0).all()
+
+
+@need_kernels
+def test_a_smaller_tensor_takes_part_of_a_larger_unused_buffer() -> None:
+    runtime = CpuRuntime.open()
+    address = runtime.empty((1 << 20,), torch.float32).data_ptr()
+    assert runtime.empty((700, 1000), torch.float32).data_ptr() == address
 
 
 @need_kernels

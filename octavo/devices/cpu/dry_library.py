@@ -1,0 +1,50 @@
+"""Stands for the compiled library in a dry run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from octavo import _native
+
+_PADDED: Final = 64
+_PANEL_COLUMNS: Final = 32
+_GROUP_BYTES: Final = 512 << 10
+_NARROW_LEVELS: Final = ("avx512_bf16", "amx", "amx_emulated")
+"""Levels that multiply bfloat16 without widening it."""
+
+
+class DryLibrary:
+    """Counts kernel calls instead of making them, and the most scratch memory that one of them works in."""
+
+    def __init__(self, cpu: _native.Cpu) -> None:
+        self._cpu = cpu
+        self.num_calls = 0
+        self.scratch_bytes = 0
+        self.instruction_set = str(cpu.instruction_set)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.endswith("_bytes"):
+            found: Callable[..., Any] = getattr(self._cpu, name)
+            return found
+        return self._call
+
+    def linear(self, x: int, stride: int, rows: int, *rest: Any) -> None:
+        """Count a product, whose rows of activations are rearranged."""
+        width = 2 if self.instruction_set in _NARROW_LEVELS else 4
+        self._use_scratch(rows, rest[3], width)
+
+    def quantized_linear(self, x: int, stride: int, rows: int, code: int, *rest: Any) -> None:
+        """Count a product whose rows of activations are quantised."""
+        self._use_scratch(rows, rest[7], 2)
+
+    def _use_scratch(self, rows: int, inputs: int, width: int) -> None:
+        self._call()
+        row_bytes = (inputs + _PADDED) * width
+        group_rows = min(rows, _GROUP_BYTES // row_bytes + 32)
+        sums = int(self._cpu.threads) * group_rows * _PANEL_COLUMNS * 4
+        self.scratch_bytes = max(self.scratch_bytes, rows * row_bytes + sums)
+
+    def _call(self, *_: Any) -> None:
+        self.num_calls += 1

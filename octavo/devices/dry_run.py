@@ -1,0 +1,116 @@
+"""A forward pass on tensors without data, which finds the memory that a step holds before any weight is read."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from octavo.attention.metadata import AttentionMetadata
+
+META = torch.device("meta")
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+class DryAttention:
+    """An attention backend that computes nothing; `empty` makes the tensor that it returns."""
+
+    name = "dry run"
+    element_type = torch.uint8
+
+    def __init__(self, empty: Callable[[tuple[int, ...], torch.dtype], Tensor] = _empty) -> None:
+        self._empty = empty
+
+    def cache_shape(self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        """See `AttentionBackend.cache_shape`: there is no cache."""
+        return 1, num_blocks, 0
+
+    def workspace_bytes(self, *sizes: int) -> int:
+        """See `AttentionBackend.workspace_bytes`: the real backend's is counted elsewhere."""
+        return 0
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, *_: Any) -> Tensor:
+        """See `AttentionBackend.run`."""
+        return self._empty(tuple(q.shape), q.dtype)
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """Return the most bytes that torch holds for new tensors while `run` computes on the meta device."""
+    try:
+        return _peak_bytes(run)
+    except NotImplementedError:
+        # an operator of torch itself needs a part that is not imported at start
+        import_module("torch._meta_registrations")
+        return _peak_bytes(run)
+
+
+def _peak_bytes(run: Callable[[], object]) -> int:
+    meter = _Meter()
+    with torch.inference_mode(), meter:
+        run()
+    return meter.peak
+
+
+def _embedding(ids: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tensor:
+    return weight.new_empty((*ids.shape, weight.shape[1]))
+
+
+def _layer_norm(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+_INSTEAD: Final[dict[Any, Callable[..., Tensor]]] = {F.embedding: _embedding, F.layer_norm: _layer_norm}
+"""Functions of torch that have no implementation on the meta device in what an engine imports of torch."""
+
+
+class _Meter(TorchFunctionMode):
+    """Follows the memory of the tensors that torch's functions return, as long as they live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._live = 0
+        self._uses: dict[int, int] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = _INSTEAD.get(func, func)(*args, **(kwargs or {}))
+        made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        if made:
+            inputs = {_storage(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+            for tensor in made:
+                self._follow(tensor, is_new=_storage(tensor) not in inputs)
+        return result
+
+    def _follow(self, tensor: Tensor, *, is_new: bool) -> None:
+        storage, num_bytes = _storage(tensor), tensor.untyped_storage().nbytes()
+        if storage not in self._uses:
+            if not is_new:
+                return  # a view of memory that is counted elsewhere
+            self._uses[storage] = 0
+            self._live += num_bytes
+            self.peak = max(self.peak, self._live)
+        self._uses[storage] += 1
+        weakref.finalize(tensor, self._end, storage, num_bytes)
+
+    def _end(self, storage: int, num_bytes: int) -> None:
+        self._uses[storage] -= 1
+        if not self._uses[storage]:
+            del self._uses[storage]
+            self._live -= num_bytes
+
+
+def _storage(tensor: Tensor) -> int:
+    storage: int = tensor.untyped_storage()._cdata
+    return storage

@@ -1,0 +1,99 @@
+"""The memory that a step takes beside weights and KV cache, found by a forward pass without data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo.attention.backend import AttentionBackend
+from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride
+from octavo.config.schema import SchedulerConfig
+from octavo.core.arithmetic import num_blocks_for
+from octavo.core.model_shape import ModelShape
+from octavo.devices.device import Device
+from octavo.models.decoder import IntermediateTensors
+from octavo.models.loader import LoadedModel
+from octavo.ops.registry import Ops
+from octavo.sampling.chunks import rows_per_chunk
+from octavo.worker.drawing import LOGITS_BYTES
+
+_TOKEN_BYTES = 72
+"""Token ids and positions, with the arrays that they are made from. Slots of each cache group come to them."""
+
+_ROW_BYTES = 6 << 10
+"""A row of the batch, its request for the sampler and its results, with log-probabilities of 20 tokens."""
+
+
+class _DryInput(NamedTuple):
+    """`ModelInput` on the meta device."""
+
+    token_ids: Tensor
+    positions: Tensor
+    attention: Sequence[AttentionMetadata]
+    kv_caches: Sequence[Tensor]
+    embeddings: EmbeddingOverride | None = None
+    adapter_of_token: Tensor | None = None
+
+
+class Activations:
+    """What steps of a model take on a device, for the memory plan."""
+
+    def __init__(
+        self, opened: LoadedModel, device: Device, attention: AttentionBackend, scheduler: SchedulerConfig
+    ) -> None:
+        self._opened = opened
+        self._attention = attention
+        self._num_tokens = scheduler.max_num_batched_tokens
+        self._num_rows = min(scheduler.max_num_seqs, self._num_tokens)
+        vocab_size = opened.shape.vocab_size
+        # positions whose hidden states are copied to be sampled from
+        sampled = min(self._num_tokens, self._num_rows * (1 + scheduler.num_lookahead_slots))
+        # of one sequence's prompt, or where rows sample
+        most = min(self._num_tokens, max(sampled, scheduler.max_model_len))
+        self._logits_rows = min(most, rows_per_chunk(vocab_size, LOGITS_BYTES))
+        self._fixed_bytes = (
+            device.activation_bytes(self._run, self._num_tokens, self._num_rows)
+            + device.sampling_bytes(self._logits_rows, vocab_size)
+            + sampled * opened.shape.hidden_size * opened.dtype.itemsize
+            + self._num_tokens * (_TOKEN_BYTES + 8 * len(opened.shape.cache_groups))
+            + self._num_rows * _ROW_BYTES
+        )
+
+    def num_bytes(self, max_model_len: int, block_size: int) -> int:
+        """Return the most bytes for sequences of at most `max_model_len` tokens."""
+        shape = self._opened.shape
+        workspace = self._attention.workspace_bytes(
+            self._num_tokens,
+            max_model_len,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            self._opened.dtype.itemsize,
+        )
+        tables = 4 * self._num_rows * num_blocks_for(max_model_len, block_size) * len(shape.cache_groups)
+        return self._fixed_bytes + workspace + tables
+
+    def _run(self, ops: Ops, attention: AttentionBackend, num_tokens: int, *, is_decode: bool = False) -> Tensor:
+        """See `octavo.devices.device.StepRun`."""
+        with self._opened.bound_dry(ops, attention) as model:
+            shape, received = self._opened.shape, None
+            if not model.is_first:
+                sent = torch.empty((num_tokens, shape.hidden_size), dtype=self._opened.dtype, device="meta")
+                received = IntermediateTensors(sent, torch.empty_like(sent))
+            batch = _dry_input(num_tokens, shape)
+            if not model.is_last:
+                return model.run_layers(batch, received).hidden
+            hidden: Tensor = model(batch, received)
+            if not is_decode:
+                model.compute_logits(hidden[: self._logits_rows])
+            return hidden
+
+
+def _dry_input(num_tokens: int, shape: ModelShape) -> _DryInput:
+    ids = torch.empty(num_tokens, dtype=torch.int64, device="meta")
+    small = torch.empty(0, dtype=torch.int32, device="meta")
+    metadata = AttentionMetadata(small, small, small, ids, 1, (num_tokens,), (num_tokens,))
+    return _DryInput(ids, ids, (metadata,) * len(shape.cache_groups), (small,) * shape.num_layers)
