@@ -22,8 +22,7 @@ from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error
 from octavo.server.key_file import describe, read_callers
 from octavo.server.keys import WITHOUT_KEY, Callers, caller_with, check_right, sender_of
 from octavo.server.open_requests import OpenRequests
-from octavo.server.preparation import TextPolicy
-from octavo.server.texts import Texts
+from octavo.server.texts import TextPolicy, Texts
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM

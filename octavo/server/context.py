@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from octavo.config.server_args import ServerArgs
 from octavo.server.open_requests import OpenRequests
-from octavo.server.preparation import served_name
 from octavo.server.sending import LargeAnswers
+from octavo.server.texts import served_name
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM

@@ -19,7 +19,8 @@ import msgspec
 
 from octavo.engine import frames
 from octavo.server.errors import ApiError
-from octavo.server.text_process import JOB_CPU_S, LONG_JOBS, Done, Ended, Failed, FromWorker, TextSetup
+from octavo.server.text_process import JOB_CPU_S, LONG_JOBS, Done, Ended, Failed, FromWorker
+from octavo.server.texts import TextSetup
 
 SHORT_JOB_BYTES: Final = 256 << 10
 """Bodies up to this size have a worker of their own, which no longer one keeps busy."""

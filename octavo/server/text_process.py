@@ -23,12 +23,12 @@ from typing import Final
 import msgspec
 
 from octavo.engine import frames
-from octavo.engine.input_processor import InputProcessor, InputSetup, open_tokenizer
+from octavo.engine.input_processor import InputProcessor, open_tokenizer
 from octavo.errors import OctavoError
 from octavo.server.decode import decode
 from octavo.server.errors import as_api_error
-from octavo.server.preparation import REQUESTS, Preparer, TextPolicy, prepared
 from octavo.server.schema import DetokenizeRequest, TokenizeRequest
+from octavo.server.texts import REQUESTS, Preparer, TextSetup, prepared
 
 JOB_CPU_S: Final = 30.0
 """Processor time that one job may take."""
@@ -40,14 +40,6 @@ LONG_JOBS: Final = b"l"
 """The byte that comes with the socket of a worker for long jobs."""
 
 _LONG_JOBS_NICENESS: Final = 10
-
-
-class TextSetup(msgspec.Struct, frozen=True):
-    """What the processes need to know."""
-
-    input: InputSetup
-    model_names: tuple[str, ...]
-    policy: TextPolicy
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -18,10 +18,9 @@ import pytest
 
 from octavo.engine.input_processor import InputSetup
 from octavo.server.errors import ApiError
-from octavo.server.preparation import Prepared, TextPolicy
 from octavo.server.schema import ChatCompletionRequest
 from octavo.server.text_pool import TextPool
-from octavo.server.text_process import TextSetup
+from octavo.server.texts import Prepared, TextPolicy, TextSetup
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
 from tests.fakes.core import core_ready, engine_config
 from tests.server.raw import eventually

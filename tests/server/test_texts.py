@@ -19,11 +19,9 @@ from octavo.errors import InvalidRequest
 from octavo.server.endpoints import ENDPOINTS
 from octavo.server.errors import ApiError, shutting_down
 from octavo.server.open_requests import OpenRequests
-from octavo.server.preparation import REQUESTS, Preparer, TextPolicy
 from octavo.server.schema import ChatCompletionRequest, CompletionRequest, TokenizeRequest
 from octavo.server.text_pool import TextPool
-from octavo.server.text_process import TextSetup
-from octavo.server.texts import INLINE_BYTES, Texts
+from octavo.server.texts import INLINE_BYTES, REQUESTS, Preparer, TextPolicy, Texts, TextSetup
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer
 from tests.fakes.core import core_ready, engine_config
 
