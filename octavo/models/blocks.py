@@ -19,15 +19,13 @@ from octavo.models.decoder import DecoderStack
 class RotaryAttention(nn.Module):
     """Rotary grouped-query attention, over the window that the config has for the layer."""
 
-    def __init__(
-        self, c: DecoderConfig, mesh: Mesh, layer: int, *, qkv_bias: bool = False, out_bias: bool = False
-    ) -> None:
+    def __init__(self, c: DecoderConfig, mesh: Mesh, layer: int) -> None:
         super().__init__()
         assert c.rope is not None
-        self.qkv_proj = QKVLinear(c.hidden_size, c.heads, mesh, bias=qkv_bias)
+        self.qkv_proj = QKVLinear(c.hidden_size, c.heads, mesh, bias=c.qkv_bias)
         self.rope = Rotary(c.rope)
         self.attend = PagedAttention(self.qkv_proj.local_heads, sliding_window=c.window_of(layer))
-        self.o_proj = RowLinear(c.heads.q_size, c.hidden_size, mesh, bias=out_bias)
+        self.o_proj = RowLinear(c.heads.q_size, c.hidden_size, mesh, bias=c.out_bias)
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
@@ -75,9 +73,10 @@ class GatedDecoder(DecoderStack):
         self,
         c: DecoderConfig,
         mesh: Mesh,
-        attention: Callable[[int], nn.Module],
+        attention: Callable[[int], nn.Module] | None = None,
         mlp: Callable[[int], nn.Module] | None = None,
     ) -> None:
-        """mlp: `GatedMLP` in every layer unless given."""
+        """attention, mlp: `RotaryAttention` and `GatedMLP` in every layer unless given."""
+        attention = attention or (lambda layer: RotaryAttention(c, mesh, layer))
         mlp = mlp or (lambda _: GatedMLP(c, mesh))
         super().__init__(c, mesh, lambda index: GatedLayer(c, attention(index), mlp(index)))

@@ -27,7 +27,9 @@ class DecoderConfig:
     tied: bool
     """The head shares the token embedding's table."""
     rope: Rope | None = None
-    attention_bias: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    """Whether the projection after attention has a bias."""
     mlp_bias: bool = False
     activation: str = "silu"
     windows: tuple[int | None, ...] = ()

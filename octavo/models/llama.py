@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.distributed.mesh import Mesh
-from octavo.models.blocks import GatedDecoder, RotaryAttention
+from octavo.models.blocks import GatedDecoder
 from octavo.models.config import DecoderConfig
 
 ARCHITECTURES = ("LlamaForCausalLM",)
@@ -19,17 +18,14 @@ class LlamaConfig(DecoderConfig):
     def read(cls, c: Checkpoint) -> Self:
         """See `DecoderConfig.read`."""
         c.expect("hidden_act", "silu")
-        return cls.common(c, attention_bias=c.bool("attention_bias", False), mlp_bias=c.bool("mlp_bias", False))
+        bias = c.bool("attention_bias", False)
+        return cls.common(c, qkv_bias=bias, out_bias=bias, mlp_bias=c.bool("mlp_bias", False))
 
 
 class LlamaForCausalLM(GatedDecoder):
     """The whole model."""
 
     Config = LlamaConfig
-
-    def __init__(self, c: LlamaConfig, mesh: Mesh) -> None:
-        bias = c.attention_bias
-        super().__init__(c, mesh, lambda layer: RotaryAttention(c, mesh, layer, qkv_bias=bias, out_bias=bias))
 
 
 MODEL = LlamaForCausalLM

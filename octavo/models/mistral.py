@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.distributed.mesh import Mesh
-from octavo.models.blocks import GatedDecoder, RotaryAttention
+from octavo.models.blocks import GatedDecoder
 from octavo.models.config import DecoderConfig, read_windows
 
 ARCHITECTURES = ("MistralForCausalLM",)
@@ -27,9 +26,6 @@ class MistralForCausalLM(GatedDecoder):
     """The whole model."""
 
     Config = MistralConfig
-
-    def __init__(self, c: MistralConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh, lambda layer: RotaryAttention(c, mesh, layer))
 
 
 MODEL = MistralForCausalLM

@@ -51,7 +51,8 @@ class OPTConfig(DecoderConfig):
             max_positions=c.max_model_len(),
             norm_eps=1e-5,
             tied=c.bool("tie_word_embeddings", True),
-            attention_bias=bias,
+            qkv_bias=bias,
+            out_bias=bias,
             mlp_bias=bias,
             activation=c.expect("activation_function", *OPERATOR_OF, default="relu"),
             embedding_size=c.positive("word_embed_proj_dim", hidden_size),
@@ -65,9 +66,9 @@ class Attention(nn.Module):
 
     def __init__(self, c: OPTConfig, mesh: Mesh) -> None:
         super().__init__()
-        self.qkv_proj = QKVLinear(c.hidden_size, c.heads, mesh, bias=c.attention_bias)
+        self.qkv_proj = QKVLinear(c.hidden_size, c.heads, mesh, bias=c.qkv_bias)
         self.attend = PagedAttention(self.qkv_proj.local_heads)
-        self.out_proj = RowLinear(c.hidden_size, c.hidden_size, mesh, bias=c.attention_bias)
+        self.out_proj = RowLinear(c.hidden_size, c.hidden_size, mesh, bias=c.out_bias)
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""

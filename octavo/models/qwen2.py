@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.distributed.mesh import Mesh
-from octavo.models.blocks import GatedDecoder, RotaryAttention
+from octavo.models.blocks import GatedDecoder
 from octavo.models.config import DecoderConfig, read_windows
 
 ARCHITECTURES = ("Qwen2ForCausalLM",)
@@ -19,16 +18,13 @@ class Qwen2Config(DecoderConfig):
     def read(cls, c: Checkpoint) -> Self:
         """See `DecoderConfig.read`."""
         c.expect("hidden_act", "silu")
-        return cls.common(c, windows=read_windows(c, is_windowed=c.bool("use_sliding_window", False)))
+        return cls.common(c, qkv_bias=True, windows=read_windows(c, is_windowed=c.bool("use_sliding_window", False)))
 
 
 class Qwen2ForCausalLM(GatedDecoder):
     """The whole model."""
 
     Config = Qwen2Config
-
-    def __init__(self, c: Qwen2Config, mesh: Mesh) -> None:
-        super().__init__(c, mesh, lambda layer: RotaryAttention(c, mesh, layer, qkv_bias=True))
 
 
 MODEL = Qwen2ForCausalLM

@@ -27,10 +27,12 @@ class Qwen3Config(DecoderConfig):
     def read(cls, c: Checkpoint) -> Self:
         """See `DecoderConfig.read`."""
         c.expect("hidden_act", "silu")
+        bias = c.bool("attention_bias", False)
         return cls.common(
             c,
             head_dim=c.positive("head_dim", 128),
-            attention_bias=c.bool("attention_bias", False),
+            qkv_bias=bias,
+            out_bias=bias,
             windows=read_windows(c, is_windowed=c.bool("use_sliding_window", False)),
         )
 
@@ -41,11 +43,11 @@ class Attention(nn.Module):
     def __init__(self, c: DecoderConfig, mesh: Mesh, layer: int) -> None:
         super().__init__()
         assert c.rope is not None
-        self.qkv_proj = QKVLinear(c.hidden_size, c.heads, mesh, bias=c.attention_bias)
+        self.qkv_proj = QKVLinear(c.hidden_size, c.heads, mesh, bias=c.qkv_bias)
         self.q_norm, self.k_norm = RMSNorm(c.heads.dim, c.norm_eps), RMSNorm(c.heads.dim, c.norm_eps)
         self.rope = Rotary(c.rope)
         self.attend = PagedAttention(self.qkv_proj.local_heads, sliding_window=c.window_of(layer))
-        self.o_proj = RowLinear(c.heads.q_size, c.hidden_size, mesh, bias=c.attention_bias)
+        self.o_proj = RowLinear(c.heads.q_size, c.hidden_size, mesh, bias=c.out_bias)
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""

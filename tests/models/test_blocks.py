@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
-from octavo.models.blocks import GatedDecoder, GatedMLP, RotaryAttention
+from octavo.models.blocks import GatedDecoder, GatedMLP
 from octavo.models.llama import LlamaConfig
 from tests.fakes.checkpoints import make_checkpoint
 from tests.models.paged_run import PagedRun, Stream, load
@@ -36,7 +36,7 @@ def test_a_model_brings_the_mlp_of_each_layer(tmp_path: Path) -> None:
         return GatedMLP(config, mesh) if index != 1 else Doubled(GatedMLP(config, mesh))
 
     with torch.device("meta"):
-        model = GatedDecoder(config, mesh, lambda _: RotaryAttention(config, mesh), mlp)
+        model = GatedDecoder(config, mesh, mlp=mlp)
     assert made == [0, 1, 2]
     paths = [path for path, _ in model.layers_by_path() if path.endswith("down_proj")]
     assert paths == ["layers.0.mlp.down_proj", "layers.1.mlp.mlp.down_proj", "layers.2.mlp.down_proj"]
