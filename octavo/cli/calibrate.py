@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 import msgspec
 
 from octavo.cli.bench import load_as_served
+from octavo.cli.block_moves import measure_block_moves
 from octavo.cli.live import compare, simulation_of, standard_loads
 from octavo.cli.options import Given, Options, whole_numbers, with_options
 from octavo.cli.report import report, write_file
 from octavo.config.args import EngineArgs
 from octavo.config.fields import Arg
 from octavo.core.sampling_params import OutputKind, SamplingParams
-from octavo.engine.block_moves import BlockMoveRates
 from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
 from octavo.simulate.comparison import check_of, table
@@ -141,7 +141,9 @@ def fitted(llm: LLM, grid: Grid, clock: Callable[[], float] = time.perf_counter)
     steps = [MeasuredStep(each[0].step.work, _typical_seconds(each)) for each in timed]
     coefficients, fit_error = fit(steps)
     del coefficients[COPIED_BLOCK]  # measured below
-    moves = msgspec.convert(llm.engine.call("measure_block_moves"), BlockMoveRates)
+    core = _core(llm.engine)
+    core.reset_prefix_cache()
+    moves = measure_block_moves(core.executor.submit, ready.cache)
     model = Fitted(
         name=f"{config.model.name} on this machine",
         kv_bytes_per_token=ready.cache.block_bytes / ready.cache.block_size,
@@ -258,12 +260,15 @@ def _greedy(output_len: int) -> SamplingParams:
     )
 
 
+def _core(engine: LLMEngine) -> EngineCore:
+    assert isinstance(engine.core, EngineCore), "the engine is in this process"
+    return engine.core
+
+
 @contextmanager
 def _whole_prompts(engine: LLMEngine) -> Iterator[None]:
     """Inside, no prompt is cut to keep a step short: the pieces would differ from repetition to repetition."""
-    core = engine.core
-    assert isinstance(core, EngineCore), "the engine is in this process"
-    pace = core.scheduler.rates.pace
+    pace = _core(engine).scheduler.rates.pace
     before, pace.target_step_s = pace.target_step_s, 0.0
     try:
         yield

@@ -17,7 +17,6 @@ from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest,
 from octavo.core.outputs import PinnedPrefix, RequestError
 from octavo.core.step import ModelRunnerOutput
 from octavo.engine.beam_texts import BeamTexts
-from octavo.engine.block_moves import BlockMoveRates, measure_block_moves
 from octavo.engine.recorder import RecordedScheduler, Recorder
 from octavo.engine.timed_scheduler import TimedScheduler
 from octavo.engine.tokenizer import Tokenizer
@@ -186,12 +185,6 @@ class EngineCore:
         key = CacheKey(cache_salt, cache_namespace=cache_namespace)
         return self.scheduler.unpin_prefix(token_ids, key)
 
-    def measure_block_moves(self) -> BlockMoveRates:
-        """Drop cached prefixes, and measure how fast blocks move. Raises ConfigError while requests run."""
-        if not self.reset_prefix_cache():
-            raise ConfigError("block moves cannot be measured while requests run")
-        return measure_block_moves(self.executor, self.ready.cache)
-
     def release_memory(self) -> None:
         """Release the memory of empty KV blocks and of activations. No effect while requests run."""
         if not self.has_unfinished():
@@ -210,7 +203,6 @@ class EngineCore:
             "pin_prefix": lambda *arguments: msgspec.to_builtins(self.pin_prefix(*arguments)),
             "unpin_prefix": self.unpin_prefix,
             "reset_prefix_cache": self.reset_prefix_cache,
-            "measure_block_moves": lambda: msgspec.to_builtins(self.measure_block_moves()),
             "check_health": self.check_health,
             "release_memory": self.release_memory,
             "time_steps": self.time_steps,

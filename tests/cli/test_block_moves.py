@@ -6,9 +6,9 @@ from concurrent.futures import Future
 
 import pytest
 
+from octavo.cli.block_moves import measure_block_moves
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
-from octavo.engine.block_moves import measure_block_moves
 
 
 class TimedExecutor:
@@ -33,18 +33,11 @@ class TimedExecutor:
         result.set_result(ModelRunnerOutput(step_id=step.step_id, rows=[]))
         return result
 
-    def call(self, method: str, *arguments: object) -> object:
-        raise AssertionError
-
-    def check_health(self) -> None: ...
-
-    def shutdown(self) -> None: ...
-
 
 def test_rates_are_bytes_per_second_without_what_a_step_costs() -> None:
     executor = TimedExecutor()
     rates = measure_block_moves(
-        executor, CacheLimits.of_one_group(40, 16, num_host_blocks=40, block_bytes=1000), executor.clock
+        executor.submit, CacheLimits.of_one_group(40, 16, num_host_blocks=40, block_bytes=1000), executor.clock
     )
     assert rates.swap_bytes_per_s == pytest.approx(1000 / 50e-6)
     assert rates.copy_bytes_per_s == pytest.approx(1000 / 20e-6)
@@ -52,6 +45,6 @@ def test_rates_are_bytes_per_second_without_what_a_step_costs() -> None:
 
 def test_without_swap_space_nothing_is_swapped() -> None:
     executor = TimedExecutor()
-    rates = measure_block_moves(executor, CacheLimits.of_one_group(4, 16, block_bytes=1000), executor.clock)
+    rates = measure_block_moves(executor.submit, CacheLimits.of_one_group(4, 16, block_bytes=1000), executor.clock)
     assert rates.swap_bytes_per_s is None
     assert rates.copy_bytes_per_s > 0
