@@ -10,8 +10,8 @@ from octavo.core.sequence import Sequence, SequenceGroup
 class Proposer(Protocol):
     """Proposes the tokens that may follow a sequence. What is generated does not depend on them, only how fast.
 
-    With a proposer every group waits for results: a sequence's next row is planned when its tokens are known. A recording
-    holds no drafts, so a run with a proposer cannot be replayed.
+    With a proposer every group waits for results: a sequence's next row is planned when its tokens are known.
+    A recording holds no drafts, so a run with a proposer cannot be replayed.
     """
 
     def propose(self, group: SequenceGroup, sequence: Sequence, max_drafts: int) -> list[int]:
