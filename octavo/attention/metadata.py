@@ -69,7 +69,7 @@ class AttentionMetadata:
         )
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """`compute()` the first time `key` is asked for in this step, the same object afterwards.
+        """Return `compute()` the first time that `key` is given in this step, the same object afterwards.
 
         All layers of a step need the same gather indices and masks; the first one pays for them.
         """
@@ -117,7 +117,7 @@ class ModelInput(Protocol):
 
     @property
     def embeddings(self) -> EmbeddingOverride | None:
-        """What takes the place of token embeddings; None in nearly every step."""
+        """Vectors in place of token embeddings; None in nearly every step."""
         ...
 
     @property

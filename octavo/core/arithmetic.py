@@ -1,27 +1,27 @@
-"""Small sums about blocks, done in one place."""
+"""Arithmetic on tokens and blocks."""
 
 from __future__ import annotations
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
-    """Smallest integer not below numerator / denominator."""
+    """Return the smallest integer not below numerator / denominator."""
     return -(-numerator // denominator)
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
-    """Blocks that hold `num_tokens` token slots."""
+    """Return the blocks that hold `num_tokens` token slots."""
     return -(-num_tokens // block_size)
 
 
 def num_blocks_touched(num_tokens: int, block_size: int) -> int:
-    """Most blocks in which `num_tokens` tokens in a row lie, wherever in a block the first one is."""
+    """Return the most blocks in which `num_tokens` consecutive tokens lie, wherever in a block the first one is."""
     return (num_tokens + block_size - 2) // block_size + 1
 
 
 def max_blocks_of_group(
     num_prompt_tokens: int, max_tokens: int, num_sequences: int, block_size: int, max_live_tokens: int | None = None
 ) -> int:
-    """Most blocks that a group can hold at once: full prompt blocks shared, one tail for each sequence.
+    """Return the most blocks that a request can hold at once: full prompt blocks shared, one tail for each sequence.
 
     The last token that a sequence produces is never written to the cache, so a tail holds `max_tokens - 1` of them.
     `max_live_tokens`: most tokens of one sequence that are in blocks at once (None: all of them).

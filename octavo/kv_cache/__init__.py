@@ -1,4 +1,4 @@
-"""Who owns which KV block: pool with reference counts, prefix index and eviction; block tables of all sequences.
+"""Which sequence has which KV blocks: pools with reference counts, prefix index and eviction; block tables.
 
-Pure accounting: no tensors. Imports core only; the scheduler is its one user.
+Pure accounting without tensors. It imports core alone; the scheduler is its one user.
 """

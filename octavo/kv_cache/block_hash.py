@@ -18,19 +18,19 @@ TokenKey = int | tuple[int, int, bytes]
 
 
 def root_digest(cache_key: CacheKey) -> bytes:
-    """The start of a chain. Requests with different namespaces, salts or adapters share nothing."""
+    """Return the start of a chain. Requests with different namespaces, salts or adapters share nothing."""
     # `ascii` distinguishes every three texts from every other three, whatever characters they hold
     named = ascii((cache_key.cache_namespace, cache_key.cache_salt or "", cache_key.adapter))
     return sha256(b"octavo block chain\0" + named.encode()).digest()
 
 
 def next_digest(parent: bytes, token_ids: list[int], content: bytes = b"") -> bytes:
-    """Digest of a full block with these tokens, and what placeholders put in it, after the prefix `parent` names."""
+    """Return the digest of a full block with these tokens and placeholders, behind the prefix `parent`."""
     return sha256(parent + array("q", token_ids).tobytes() + content).digest()
 
 
 def extend_chain(digests: list[bytes], token_ids: list[int], block_size: int, cache_key: CacheKey) -> list[bytes]:
-    """Digests of all full blocks of these tokens. `digests` are the first of them, and the others are added there."""
+    """Return the digests of all full blocks of these tokens. `digests` has the first of them; the others are added."""
     placeholders = cache_key.placeholders
     for end in range((len(digests) + 1) * block_size, len(token_ids) + 1, block_size):
         parent = digests[-1] if digests else root_digest(cache_key)
@@ -43,7 +43,7 @@ def extend_chain(digests: list[bytes], token_ids: list[int], block_size: int, ca
 def token_keys(
     token_ids: list[int], start: int, end: int, placeholders: SequenceABC[Placeholder]
 ) -> list[int] | list[TokenKey]:
-    """What is compared at the positions [start, end), to find how far two blocks after one prefix are alike."""
+    """Return what is compared at the positions [start, end), to find how far two blocks behind one prefix are alike."""
     if not placeholders:
         return token_ids[start:end]
     keys: list[TokenKey] = [*token_ids[start:end]]
@@ -54,7 +54,7 @@ def token_keys(
 
 
 def _content(placeholders: SequenceABC[Placeholder], start: int, end: int) -> bytes:
-    """What placeholders put into the block [start, end): for each where, which part of it, and its digest."""
+    """Return what placeholders put into the block [start, end): for each where, which part of it, and its digest."""
     parts = []
     for placeholder in placeholders:
         overlap = _overlap(placeholder, start, end)
@@ -65,5 +65,5 @@ def _content(placeholders: SequenceABC[Placeholder], start: int, end: int) -> by
 
 
 def _overlap(placeholder: Placeholder, start: int, end: int) -> range:
-    """Positions of [start, end) that belong to the placeholder."""
+    """Return the positions of [start, end) that belong to the placeholder."""
     return range(max(start, placeholder.offset), min(end, placeholder.offset + placeholder.length))

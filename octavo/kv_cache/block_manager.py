@@ -13,14 +13,13 @@ from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy, TableChange
-from octavo.kv_cache.accounting import check_tables, num_leading_shared
 from octavo.kv_cache.allocation import UNCHANGED, Allocation, PrefixHit, SlotGrowth, most_severe
 from octavo.kv_cache.block_hash import extend_chain, root_digest, token_keys
-from octavo.kv_cache.block_pool import NULL_BLOCK, Content
+from octavo.kv_cache.block_pool import NULL_BLOCK, Content, check_tables
 from octavo.kv_cache.block_table import BlockTable
 from octavo.kv_cache.group_cache import GroupCache
 from octavo.kv_cache.holds import BlockHolds
-from octavo.kv_cache.pinned_prefixes import PinnedPrefixes
+from octavo.kv_cache.pins import Pins
 from octavo.kv_cache.swap import SwapSpace
 
 
@@ -31,7 +30,8 @@ class BlockManager:
 
     watermark: share of blocks that stay free at admission. max_cached_bytes: cached blocks take no fresh memory from
     there on; None for no such limit. releases_unseen: whether any layers stop reading a sequence's first tokens.
-    pins: prefixes that stay in the cache. swap_space: whether sequences can move to the host and back.
+    pins: prefixes that stay in the cache, in at most half of each pool. swap_space: whether sequences can move to the
+    host and back.
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class BlockManager:
             for index, group in enumerate(limits.groups)
         )
         self.releases_unseen = any(cache.keeps.releases for cache in self.groups)
-        self.pins = PinnedPrefixes(self.groups, limits.block_size)
+        most_pinned = min(group.num_blocks for group in limits.groups) // 2
+        self.pins = Pins([cache.pool for cache in self.groups], limits.block_size, most_pinned)
         self._tables: dict[int, BlockTable] = {}
         self.swap_space = SwapSpace(self.groups, limits, self._tables)
         self._holds = BlockHolds()
@@ -97,7 +98,7 @@ class BlockManager:
         if not self.enable_prefix_caching:
             return PrefixHit(because="prefix caching is off")
         key = group.request.cache_key
-        digests = self._table(sequence).extend_digests(sequence.token_ids, self.block_size, key)
+        digests = extend_chain(self._table(sequence).digests, sequence.token_ids, self.block_size, key)
         if not group.may_read_prefix_cache:
             return PrefixHit(because="prompt_logprobs needs every position computed")
         return self._find(digests, sequence.token_ids, min(num_tokens, len(sequence.token_ids) - 1), key)
@@ -214,11 +215,9 @@ class BlockManager:
         if end <= table.writable_end:
             return UNCHANGED
         first, num_blocks = start // size, -(-end // size)
-        if not all(
-            cache.has_room_to_write(blocks, first, num_blocks)
-            for cache, blocks in zip(self.groups, table.blocks, strict=True)
-        ):
-            return None
+        for cache, blocks in zip(self.groups, table.blocks, strict=True):
+            if not cache.has_room_to_write(blocks, first, num_blocks):
+                return None
         changes: list[TableChange] = []
         copies: list[BlockCopy] = []
         for cache, blocks in zip(self.groups, table.blocks, strict=True):
@@ -287,19 +286,24 @@ class BlockManager:
         num_full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // size
         if num_full <= table.num_published or not self.enable_prefix_caching:
             return
-        digests = table.extend_digests(sequence.token_ids, size, cache_key)
+        digests = extend_chain(table.digests, sequence.token_ids, size, cache_key)
         for i in range(table.num_published, num_full):
             keys = token_keys(sequence.token_ids, i * size, (i + 1) * size, cache_key.placeholders)
             content = Content(digests[i], digests[i - 1] if i else root_digest(cache_key), tuple(keys))
             for cache, blocks in zip(self.groups, table.blocks, strict=True):
-                cache.publish(blocks[i], content)
+                # a sequence is swapped in without what it no longer reads
+                if blocks[i] != NULL_BLOCK:
+                    cache.pool.publish(blocks[i], content)
+            if self.pins:
+                self.pins.hold(content.digest)
         table.num_published = num_full
 
     def disown(self, sequence: Sequence, num_trusted_tokens: int) -> None:
         """Remove what a sequence computed after its first tokens from the prefix index: it went wrong."""
         for digest in self.digests(sequence)[num_trusted_tokens // self.block_size :]:
+            self.pins.let_go(digest)
             for cache in self.groups:
-                cache.disown(digest)
+                cache.pool.disown(digest)
 
     # ---- the host tier ----
 
@@ -354,8 +358,7 @@ class BlockManager:
         """Return how many leading blocks of the first of these sequences other sequences use as well, in each group."""
         tables = [self._tables[sequence.seq_id].blocks for sequence in sequences]
         return min(
-            num_leading_shared(cache.pool, [blocks[cache.index] for blocks in tables if blocks])
-            for cache in self.groups
+            cache.num_leading_shared([blocks[cache.index] for blocks in tables if blocks]) for cache in self.groups
         )
 
     def empty_blocks(self) -> list[list[int]]:
@@ -373,10 +376,9 @@ class BlockManager:
             assert {sequence.seq_id for sequence in sequences} == tables.keys(), "others have blocks than should"
             for cache in self.groups:
                 pool = cache.host_pool if is_on_host else cache.pool
-                others = [] if is_on_host else [*cache.pins.blocks, *self._holds.blocks_of(pool)]
+                others = [] if is_on_host else [*self.pins.blocks_of(cache.index), *self._holds.blocks_of(pool)]
                 check_tables(pool, [blocks[cache.index] for blocks in tables.values()], others)
-        for cache in self.groups:
-            cache.pins.check()
+        self.pins.check()
 
     def _table(self, sequence: Sequence) -> BlockTable:
         return self._tables.setdefault(sequence.seq_id, BlockTable())

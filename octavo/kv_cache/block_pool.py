@@ -7,7 +7,7 @@ Empty blocks that were used before are given out first, for their memory is ther
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -15,15 +15,15 @@ from octavo.kv_cache.block_hash import TokenKey
 from octavo.kv_cache.eviction import Eviction, LeastRecentlyUsed
 
 NULL_BLOCK = 0
-"""The id of no block: what padding points to, and what stands for blocks that nobody reads."""
+"""The id of no block: padding points to it, and it stands for blocks that no step reads."""
 _MOST_SIBLINGS = 16
-"""Blocks after one prefix that are compared token by token for the longest common beginning."""
+"""Blocks after one prefix are compared token by token for the longest common beginning; at most so many."""
 _REMEMBERED = 1 << 14
-"""Digests of evicted blocks that are remembered, to tell an eviction from a prefix that never was."""
+"""Digests of evicted blocks that are remembered, to distinguish an eviction from a prefix that never was."""
 
 
 class Content(NamedTuple):
-    """What a full block holds: its name, the name of the prefix before it, and what is compared at each position."""
+    """What a full block has: its name, the name of the prefix before it, and what is compared at each position."""
 
     digest: bytes
     parent: bytes
@@ -60,7 +60,7 @@ class BlockPool:
         return self.num_blocks - self.num_free_blocks
 
     def allocate(self) -> int:
-        """A block with count 1 and no content. The caller has checked `num_free_blocks`."""
+        """Return a block with count 1 and no content. The caller has checked `num_free_blocks`."""
         num_empty = len(self._empty)
         if num_empty > self._num_fresh:
             block = self._empty.pop()
@@ -78,19 +78,19 @@ class BlockPool:
         return list(self._empty)
 
     def acquire(self, block: int) -> None:
-        """One more user of a block that is used or cached."""
+        """Add a user to a block that is used or cached."""
         if self._counts[block] == 0:
             self._cached.remove(block)
         self._counts[block] += 1
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more user of each of these, which are used already."""
+        """Add a user to each of these blocks, which are used already."""
         counts = self._counts
         for block in blocks:
             counts[block] += 1
 
     def release(self, block: int) -> None:
-        """One user less. Release the tail of a sequence first: among equals the longest prefix is evicted first."""
+        """Take a user from a block. Tails come before their heads: of equals the longest prefix is evicted first."""
         count = self._counts[block] - 1
         assert count >= 0, f"block {block} released more often than acquired"
         self._counts[block] = count
@@ -102,29 +102,29 @@ class BlockPool:
             self._cached.add(block, self._hits[block])
 
     def num_users(self, block: int) -> int:
-        """How many tables hold the block."""
+        """Return how many users the block has."""
         return self._counts[block]
 
     def is_shared(self, block: int) -> bool:
         return self._counts[block] > 1
 
     def has_content(self, block: int) -> bool:
-        """Does the prefix index know what the block holds?"""
+        """Return whether the prefix index has the content of the block."""
         return self._contents[block] is not None
 
     def is_cached(self, block: int) -> bool:
-        """True for a block with content and without users."""
+        """Return whether the block has content and no users."""
         return block in self._cached
 
     # ---- the prefix index ----
 
     def find(self, digest: bytes) -> int | None:
-        """The block with this content, or None."""
+        """Return the block with this content, or None."""
         return self._index.get(digest)
 
     def find_beginning(self, parent: bytes, token_keys: Sequence[TokenKey]) -> tuple[int, int]:
-        """Of the blocks that follow the prefix `parent`, the one that begins most like `token_keys`, and how many of
-        its tokens are the same; (0, 0) when none begins alike."""
+        """Return, of the blocks that follow the prefix `parent`, the one that begins most like `token_keys`, and how
+        many of its tokens are the same; (0, 0) when none begins alike."""
         best, most = 0, 0
         for block in self._after.get(parent, ())[:_MOST_SIBLINGS]:
             content = self._contents[block]
@@ -139,15 +139,15 @@ class BlockPool:
         return best, most
 
     def note_hit(self, block: int) -> None:
-        """The block was found and is taken."""
+        """Count that the block was found and is used."""
         self._hits[block] += 1
 
     def was_evicted(self, digest: bytes) -> bool:
-        """Was this content in the index not long ago?"""
+        """Return whether this content was in the index not long ago."""
         return digest in self._evicted
 
     def publish(self, block: int, content: Content) -> None:
-        """State a used block's content. If another block already has it, this one stays anonymous."""
+        """Enter a used block's content into the index, unless another block has that content."""
         assert self._counts[block] > 0, f"block {block} published without a user"
         if self._contents[block] is None and content.digest not in self._index:
             self._index[content.digest] = block
@@ -157,13 +157,13 @@ class BlockPool:
             self._evicted.pop(content.digest, None)
 
     def withdraw(self, block: int) -> None:
-        """A used block's content is about to change: it is found no more."""
+        """Remove a used block from the index: its content is about to change."""
         assert self._counts[block] > 0, f"block {block} withdrawn without a user"
         if self._contents[block] is not None:
             self._forget(block)
 
     def disown(self, digest: bytes) -> None:
-        """The content of this name is not to be trusted: it is found no more, and its block, if cached, is empty."""
+        """Remove content that is not to be trusted from the index; its block, if cached, becomes empty."""
         block = self._index.get(digest)
         if block is None:
             return
@@ -173,7 +173,7 @@ class BlockPool:
         self._forget(block)
 
     def reset(self) -> bool:
-        """Empty the prefix index. Only when no block is used; answers whether it was done."""
+        """Empty the prefix index. Returns False, with nothing changed, while a block is used."""
         if self.num_used_blocks:
             return False
         while len(self._cached):
@@ -223,7 +223,19 @@ class BlockPool:
 
 
 def release_table(pool: BlockPool, table: list[int]) -> None:
-    """One user less for each block of a table, the last first."""
+    """Take a user from each block of a table, the last first."""
     for block in reversed(table):
         if block != NULL_BLOCK:
             pool.release(block)
+
+
+def check_tables(pool: BlockPool, tables: Iterable[list[int]], others: Iterable[int]) -> None:
+    """Raise AssertionError unless no table has a gap or a block twice, and the pool counts as many users of each block
+    as tables and `others` use it."""
+    counts = Counter(others)
+    for whole in tables:
+        table = whole[whole.count(NULL_BLOCK) :]
+        assert NULL_BLOCK not in table, "a table has a gap"
+        assert len(set(table)) == len(table), "a table holds a block twice"
+        counts.update(table)
+    pool.check(counts)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from octavo.core.cache_key import CacheKey
-from octavo.kv_cache.block_hash import extend_chain
-
 
 class BlockTable:
     """Written by the block manager alone.
@@ -33,7 +30,3 @@ class BlockTable:
         self.num_published = num_published
         self.writable_end = 0
         self.is_on_host = is_on_host
-
-    def extend_digests(self, token_ids: list[int], block_size: int, cache_key: CacheKey) -> list[bytes]:
-        """Return the digests of all full blocks of these tokens; each is computed once."""
-        return extend_chain(self.digests, token_ids, block_size, cache_key)

@@ -1,4 +1,4 @@
-"""Which cached block without users is given up first."""
+"""Which cached block without users is evicted first."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Protocol
 
 
 class Eviction(Protocol):
-    """The cached blocks without users, in the order in which they are given up."""
+    """The cached blocks without users, in the order in which they are evicted."""
 
     def __len__(self) -> int: ...
 
     def __contains__(self, block: object) -> bool: ...
 
     def add(self, block: int, num_hits: int) -> None:
-        """The last user of a block that was found `num_hits` times has left. Tails come before their heads."""
+        """Add a block without users that was found `num_hits` times. Tails come before their heads."""
         ...
 
     def remove(self, block: int) -> None:
-        """Somebody uses the block again."""
+        """Remove a block that is used again."""
         ...
 
     def pop(self) -> int:
-        """Give the first one up. KeyError when there is none."""
+        """Remove and return the block to evict. Raises KeyError when there is none."""
         ...
 
 
 class LeastRecentlyUsed:
-    """The block that was released longest ago."""
+    """Evicts the block that was released longest ago."""
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[int, None] = OrderedDict()
@@ -50,9 +50,9 @@ class LeastRecentlyUsed:
 
 
 class GreedyDual:
-    """The block that is expected to save least: its worth is the number of times it was found, on top of a clock.
+    """Evicts the block that is expected to save least: its worth is the number of times it was found, plus a clock.
 
-    The clock is the worth of the block that was given up last, so what is no longer asked for loses to what is new.
+    The clock is the worth of the block that was evicted last, so blocks that are no longer found lose to new ones.
     All blocks cost the same to compute again, and a hit on a block is one on all before it: heads never go before
     their tails. Source: Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms", USENIX ITS 1997 (with frequency:
     Cherkasova, "Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency", HPL-98-69).

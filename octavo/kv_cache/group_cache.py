@@ -12,9 +12,8 @@ from octavo.core.cache_limits import GroupLimits
 from octavo.core.sequence import SequenceGroup
 from octavo.core.step import BlockCopy
 from octavo.kv_cache.allocation import OK, Allocation, AllocStatus, PrefixHit
-from octavo.kv_cache.block_pool import NULL_BLOCK, BlockPool, Content, release_table
+from octavo.kv_cache.block_pool import NULL_BLOCK, BlockPool, release_table
 from octavo.kv_cache.eviction import EVICTIONS
-from octavo.kv_cache.pins import Pins
 from octavo.kv_cache.retention import retention
 
 
@@ -38,7 +37,6 @@ class GroupCache:
         self.index = index
         self.pool = BlockPool(limits.num_blocks, EVICTIONS[eviction](), max_cached_blocks)
         self.host_pool = BlockPool(limits.num_host_blocks)
-        self.pins = Pins(self.pool, limits.num_blocks // 2)
         self.keeps = retention(limits, block_size)
         self.block_bytes = limits.block_bytes
         self._block_size = block_size
@@ -143,18 +141,17 @@ class GroupCache:
             self.pool.release(table[i])
             table[i] = NULL_BLOCK
 
-    def publish(self, block: int, content: Content) -> None:
-        """Enter a full block into the prefix index."""
-        if block == NULL_BLOCK:
-            return  # the sequence was swapped in without what it no longer reads
-        self.pool.publish(block, content)
-        if self.pins:
-            self.pins.hold(content.digest)
-
-    def disown(self, digest: bytes) -> None:
-        """Remove content that is not to be trusted from the prefix index."""
-        self.pins.let_go(digest)
-        self.pool.disown(digest)
+    def num_leading_shared(self, tables: list[list[int]]) -> int:
+        """Return how many leading blocks of the first table sequences outside `tables` use as well; null blocks are
+        skipped."""
+        count = 0
+        for place, block in enumerate(tables[0]):
+            if block == NULL_BLOCK:
+                continue
+            if self.pool.num_users(block) <= sum(len(each) > place and each[place] == block for each in tables):
+                break
+            count += 1
+        return count
 
     def release(self, table: list[int], *, is_on_host: bool) -> None:
         """Release all blocks of a table, the last first."""

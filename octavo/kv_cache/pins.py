@@ -1,15 +1,18 @@
-"""Prefixes that stay in the cache until a time, whatever else wants blocks.
+"""Prefixes that stay in the cache until a time, whatever else needs blocks.
 
 A pin names content, not blocks: it holds those of its blocks that are cached now, and each other one from the moment
-that a request has computed it. Two pins that begin alike share what they hold.
+that a request has computed it, in every cache group. Two pins that begin alike share what they hold.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from octavo.core.cache_key import CacheKey
+from octavo.core.outputs import PinnedPrefix
+from octavo.kv_cache.block_hash import extend_chain
 from octavo.kv_cache.block_pool import BlockPool
 
 
@@ -19,57 +22,63 @@ class _Pin(NamedTuple):
 
 
 class Pins:
-    """At most `max_blocks` different blocks, cached or to come, are pinned at once."""
+    """The pins of all cache groups, of which `pools` are the device pools.
 
-    def __init__(self, pool: BlockPool, max_blocks: int) -> None:
-        self._pool = pool
+    At most `max_blocks` different blocks of each pool, cached or to come, are pinned at once.
+    """
+
+    def __init__(self, pools: Sequence[BlockPool], block_size: int, max_blocks: int) -> None:
+        self._pools = pools
+        self._block_size = block_size
         self._max_blocks = max_blocks
         self._pins: dict[bytes, _Pin] = {}
         self._num_pins: dict[bytes, int] = {}
-        self._blocks: dict[bytes, int] = {}
+        self._blocks: list[dict[bytes, int]] = [{} for _ in pools]
 
     def __len__(self) -> int:
         return len(self._pins)
 
     @property
-    def blocks(self) -> Collection[int]:
-        """The blocks that are held."""
-        return self._blocks.values()
+    def num_blocks(self) -> int:
+        """Device blocks that pins hold, whoever else uses them."""
+        return sum(map(len, self._blocks))
 
-    def room_for(self, digests: Sequence[bytes]) -> int:
-        """Return how many leading blocks of a prefix may be pinned."""
+    def blocks_of(self, group: int) -> list[int]:
+        """Return the blocks of one cache group that pins hold."""
+        return list(self._blocks[group].values())
+
+    def pin(self, token_ids: list[int], cache_key: CacheKey, until: float) -> PinnedPrefix:
+        """Keep the full blocks of this prefix until then: those that are cached, and the others once they are."""
+        size = self._block_size
+        digests = extend_chain([], token_ids, size, cache_key)
+        num_kept = self.pin_digests(digests, until)
+        num_cached = self.num_held(digests[:num_kept])
+        because = f"only full blocks are kept, of {size} tokens each" if num_kept * size < len(token_ids) else ""
+        if num_kept < len(digests):
+            num_blocks = min(pool.num_blocks for pool in self._pools)
+            because = f"pins may take half of the {num_blocks} KV blocks, and this one has no more of them"
+        return PinnedPrefix(num_tokens=num_kept * size, num_cached_tokens=num_cached * size, because=because)
+
+    def unpin(self, token_ids: list[int], cache_key: CacheKey) -> bool:
+        """End the pin of exactly this prefix. Returns whether there was one."""
+        return self.unpin_digests(extend_chain([], token_ids, self._block_size, cache_key))
+
+    def pin_digests(self, digests: Sequence[bytes], until: float) -> int:
+        """Pin a prefix by the chain of its full blocks, or give it a new time. Returns how many of the blocks there is
+        room for, from the first."""
+        self.unpin_digests(digests)
+        room = self._max_blocks - len(self._num_pins)
         num_known = next((i for i, digest in enumerate(digests) if digest not in self._num_pins), len(digests))
-        return min(len(digests), num_known + self._max_blocks - len(self._num_pins))
-
-    def pin(self, digests: Sequence[bytes], num_blocks: int, until: float) -> None:
-        """Pin the first `num_blocks` blocks of a prefix that is not pinned, at most `room_for` it."""
-        assert num_blocks <= self.room_for(digests), "more blocks are pinned than there is room for"
-        kept = digests[:num_blocks]
+        kept = digests[: num_known + room]
         if kept:
             self._pins[digests[-1]] = _Pin(until, kept)
         for digest in kept:
             self._num_pins[digest] = self._num_pins.get(digest, 0) + 1
             self.hold(digest)
+        return len(kept)
 
-    def num_held(self, digests: Sequence[bytes]) -> int:
-        """Return how many leading blocks of a prefix are held."""
-        return next((i for i, digest in enumerate(digests) if digest not in self._blocks), len(digests))
-
-    def hold(self, digest: bytes) -> None:
-        """Hold the block with this content if there is one and it is pinned. Called for all that is published."""
-        if digest in self._num_pins and digest not in self._blocks:
-            block = self._pool.find(digest)
-            if block is not None:
-                self._pool.acquire(block)
-                self._blocks[digest] = block
-
-    def let_go(self, digest: bytes) -> None:
-        """Hold the block with this content no longer, until there is another one."""
-        if digest in self._blocks:
-            self._pool.release(self._blocks.pop(digest))
-
-    def unpin(self, digests: Sequence[bytes]) -> bool:
-        """End the pin of exactly this prefix. Returns whether there was one."""
+    def unpin_digests(self, digests: Sequence[bytes]) -> bool:
+        """End the pin of exactly this chain. Returns whether there was one."""
         pin = self._pins.pop(digests[-1], None) if digests else None
         if pin is None:
             return False
@@ -77,18 +86,38 @@ class Pins:
             self._num_pins[digest] -= 1
             if self._num_pins[digest] == 0:
                 del self._num_pins[digest]
-                if digest in self._blocks:
-                    self._pool.release(self._blocks.pop(digest))
+                self.let_go(digest)
         return True
+
+    def num_held(self, digests: Sequence[bytes]) -> int:
+        """Return how many leading blocks of a prefix are held in every cache group."""
+        held = (all(digest in blocks for blocks in self._blocks) for digest in digests)
+        return next((i for i, is_held in enumerate(held) if not is_held), len(digests))
+
+    def hold(self, digest: bytes) -> None:
+        """Hold the blocks with this content, if there are any and it is pinned. Called for all that is published."""
+        if digest not in self._num_pins:
+            return
+        for pool, blocks in zip(self._pools, self._blocks, strict=True):
+            block = pool.find(digest)
+            if block is not None and digest not in blocks:
+                pool.acquire(block)
+                blocks[digest] = block
+
+    def let_go(self, digest: bytes) -> None:
+        """Release the held blocks with this content, until others are published."""
+        for pool, blocks in zip(self._pools, self._blocks, strict=True):
+            if digest in blocks:
+                pool.release(blocks.pop(digest))
 
     def expire(self, now: float) -> None:
         """End the pins whose time is over."""
         for name in [name for name, pin in self._pins.items() if pin.until <= now]:
-            self.unpin([name])
+            self.unpin_digests([name])
 
     def clear(self) -> int:
         """End all pins. Returns how many blocks they held."""
-        num_held = len(self._blocks)
+        num_held = self.num_blocks
         self.expire(math.inf)
         return num_held
 
@@ -100,7 +129,8 @@ class Pins:
                 wanted[digest] = wanted.get(digest, 0) + 1
         assert wanted == self._num_pins, "pins and their counts differ"
         assert len(wanted) <= self._max_blocks, "more blocks are pinned than may be"
-        cached = {digest: self._pool.find(digest) for digest in wanted}
-        assert self._blocks == {digest: block for digest, block in cached.items() if block is not None}, (
-            "something is pinned and cached but not held, or held but not pinned"
-        )
+        for pool, blocks in zip(self._pools, self._blocks, strict=True):
+            cached = {digest: pool.find(digest) for digest in wanted}
+            assert blocks == {digest: block for digest, block in cached.items() if block is not None}, (
+                "something is pinned and cached but not held, or held but not pinned"
+            )

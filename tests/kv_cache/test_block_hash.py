@@ -6,7 +6,6 @@ import pytest
 
 from octavo.core.cache_key import PLAIN, CacheKey, Placeholder
 from octavo.kv_cache.block_hash import extend_chain, token_keys
-from octavo.kv_cache.block_table import BlockTable
 
 CAT, DOG = b"c" * 32, b"d" * 32
 
@@ -40,9 +39,9 @@ def test_namespace_salt_and_adapter_separate() -> None:
 
 
 def test_digests_are_extended_not_computed_again() -> None:
-    table = BlockTable()
-    first = list(table.extend_digests([1, 2, 3], 2, PLAIN))
-    assert table.extend_digests([1, 2, 3, 4], 2, PLAIN) == [*first, hashes([1, 2, 3, 4])[1]]
+    digests: list[bytes] = []
+    first = list(extend_chain(digests, [1, 2, 3], 2, PLAIN))
+    assert extend_chain(digests, [1, 2, 3, 4], 2, PLAIN) == [*first, hashes([1, 2, 3, 4])[1]]
 
 
 def test_another_image_changes_the_digests_from_its_first_block_on() -> None:

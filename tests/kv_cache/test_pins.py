@@ -16,52 +16,44 @@ def published(pool: BlockPool, digest: bytes) -> int:
     return block
 
 
-def pin(pins: Pins, digests: list[bytes], until: float) -> int:
-    """Pin as much of a prefix as there is room for; return how many blocks that are."""
-    pins.unpin(digests)
-    num_blocks = pins.room_for(digests)
-    pins.pin(digests, num_blocks, until)
-    return num_blocks
-
-
 def checked(pool: BlockPool, pins: Pins) -> None:
     pins.check()
-    pool.check(dict.fromkeys(pins.blocks, 1))
+    pool.check(dict.fromkeys(pins.blocks_of(0), 1))
 
 
 def test_what_is_cached_is_held_at_once_and_the_rest_when_it_comes() -> None:
     pool = BlockPool(6)
     first = published(pool, b"1")
-    pins = Pins(pool, max_blocks=3)
-    assert pin(pins, [b"1", b"12"], until=5.0) == 2
-    assert (list(pins.blocks), pins.num_held([b"1", b"12"])) == ([first], 1)
+    pins = Pins([pool], 4, max_blocks=3)
+    assert pins.pin_digests([b"1", b"12"], until=5.0) == 2
+    assert (pins.blocks_of(0), pins.num_held([b"1", b"12"])) == ([first], 1)
     second = published(pool, b"12")
     with pytest.raises(AssertionError, match="not held"):
         pins.check()
     pins.hold(b"12")
     pins.hold(b"13")  # nobody wants it
-    assert (list(pins.blocks), pins.num_held([b"1", b"12"])) == ([first, second], 2)
+    assert (pins.blocks_of(0), pins.num_held([b"1", b"12"])) == ([first, second], 2)
     checked(pool, pins)
 
 
 def test_there_is_room_for_so_many_different_blocks() -> None:
     pool = BlockPool(6)
-    pins = Pins(pool, max_blocks=3)
-    assert pin(pins, [b"1", b"12"], until=5.0) == 2
-    assert pin(pins, [b"1", b"12", b"123", b"1234"], until=6.0) == 3
-    assert pin(pins, [b"2"], until=7.0) == 0
+    pins = Pins([pool], 4, max_blocks=3)
+    assert pins.pin_digests([b"1", b"12"], until=5.0) == 2
+    assert pins.pin_digests([b"1", b"12", b"123", b"1234"], until=6.0) == 3
+    assert pins.pin_digests([b"2"], until=7.0) == 0
     assert len(pins) == 2
-    assert pins.unpin([b"1", b"12", b"123", b"1234"])  # by its whole name, of which only a part was kept
-    assert pin(pins, [b"2"], until=7.0) == 1
+    assert pins.unpin_digests([b"1", b"12", b"123", b"1234"])  # by its whole name, of which only a part was kept
+    assert pins.pin_digests([b"2"], until=7.0) == 1
     checked(pool, pins)
 
 
 def test_what_two_pins_hold_is_let_go_by_the_last() -> None:
     pool = BlockPool(6)
     published(pool, b"1")
-    pins = Pins(pool, max_blocks=3)
-    pin(pins, [b"1"], until=5.0)
-    pin(pins, [b"1", b"12"], until=6.0)
+    pins = Pins([pool], 4, max_blocks=3)
+    pins.pin_digests([b"1"], until=5.0)
+    pins.pin_digests([b"1", b"12"], until=6.0)
     assert pool.num_used_blocks == 1
     pins.expire(5.0)
     assert (len(pins), pool.num_used_blocks) == (1, 1)
@@ -73,14 +65,29 @@ def test_what_two_pins_hold_is_let_go_by_the_last() -> None:
 def test_the_tail_is_let_go_before_its_head() -> None:
     pool = BlockPool(2)
     head, tail = published(pool, b"1"), published(pool, b"12")
-    pins = Pins(pool, max_blocks=2)
-    pin(pins, [b"1", b"12"], until=5.0)
+    pins = Pins([pool], 4, max_blocks=2)
+    pins.pin_digests([b"1", b"12"], until=5.0)
     assert pins.clear() == 2
     assert [pool.allocate(), pool.allocate()] == [tail, head]
 
 
 def test_nothing_is_a_prefix_that_cannot_be_pinned() -> None:
-    pins = Pins(BlockPool(2), max_blocks=1)
-    assert pin(pins, [], until=5.0) == 0
-    assert not pins.unpin([])
+    pins = Pins([BlockPool(2)], 4, max_blocks=1)
+    assert pins.pin_digests([], until=5.0) == 0
+    assert not pins.unpin_digests([])
     assert pins.clear() == 0
+
+
+def test_a_prefix_is_held_where_every_group_has_it() -> None:
+    pools = [BlockPool(6), BlockPool(4)]
+    published(pools[0], b"1")
+    published(pools[0], b"12")
+    pins = Pins(pools, 4, max_blocks=2)
+    assert pins.pin_digests([b"1", b"12"], until=5.0) == 2
+    assert (pins.num_blocks, pins.num_held([b"1", b"12"])) == (2, 0)
+    published(pools[1], b"1")
+    pins.hold(b"1")
+    assert (pins.num_blocks, pins.num_held([b"1", b"12"])) == (3, 1)
+    pins.check()
+    assert pins.clear() == 3
+    assert [pool.num_used_blocks for pool in pools] == [0, 0]
