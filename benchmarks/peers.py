@@ -18,11 +18,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import App
 
 import octavo
 from benchmarks.engine_process import Answer, EngineProcess, command_with_driver, machine_cpu_s
@@ -30,9 +31,10 @@ from benchmarks.table import ratios, table
 from benchmarks.workloads import Figures, Workload, figures, named_workloads, summarize
 from octavo.cli.help import AlignedHelp
 from octavo.cli.main import invoke
-from octavo.cli.options import Given, count, heading, with_options
+from octavo.cli.options import Given, Options, with_options
 from octavo.cli.report import report
 from octavo.config.args import EngineArgs
+from octavo.config.fields import Arg
 from octavo.errors import ConfigError, EngineDeadError
 
 OCTAVO = "octavo"
@@ -40,29 +42,29 @@ _DRIVER = Path(__file__).parent / "octavo_driver.py"
 _WARM_UP_TOKENS = 4
 
 
-@with_options(EngineArgs, without=("served_model_name", "disable_log_stats"))
-def compare(
-    *,
-    workloads: Annotated[
-        str, Parameter(help="Which of A, B, C1, C8, D and E to run.", group=heading("Benchmark"))
-    ] = "A,B,C1,C8,D,E",
-    repetitions: Annotated[int, count("Times to run each; medians count.", "Benchmark")] = 3,
+@dataclass(frozen=True, kw_only=True)
+class PeersOptions(Options):
+    """What is compared."""
+
+    heading: ClassVar = "Benchmark"
+
+    workloads: Annotated[str, Arg("Which of A, B, C1, C8, D and E to run.")] = "A,B,C1,C8,D,E"
+    repetitions: Annotated[int, Arg("Times to run each; medians count.", ge=1)] = 3
     against: Annotated[
         tuple[str, ...],
-        Parameter(
-            help='Command that runs the driver of another engine, as "NAME=PYTHON DRIVER.py ARGUMENTS"; may be given '
-            "several times.",
-            group=heading("Benchmark"),
-            consume_multiple=False,
-            negative=(),
+        Arg(
+            'Command that runs the driver of another engine, as "NAME=PYTHON DRIVER.py ARGUMENTS"; may be given '
+            "several times."
         ),
-    ] = (),
-    given: Given,
-) -> int:
+    ] = ()
+
+
+@with_options(PeersOptions, EngineArgs)
+def compare(*, given: Given) -> int:
     """octavo and other engines on the same workloads, in one run in which they take turns."""
-    if repetitions < 1:
-        raise ConfigError(f"repetitions is {repetitions}, must be at least 1")
-    wanted = named_workloads(workloads)
+    options = given.own(PeersOptions)
+    repetitions, against = options.repetitions, options.against
+    wanted = named_workloads(options.workloads)
     args = given.arguments(EngineArgs)
     changed = {name: value for name, value in vars(args).items() if value != getattr(EngineArgs(), name)}
     commands = {OCTAVO: octavo_command(changed)}

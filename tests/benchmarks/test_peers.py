@@ -147,7 +147,7 @@ def test_a_command_without_a_driver_is_refused() -> None:
         (("--repetitions", "0"), "repetitions is 0, must be at least 1"),
         (("--workloads", "Z"), "'Z' is not a workload"),
         (("--against", "octavo=python x.py"), "two engines are called octavo"),
-        (("--against", ""), "names no driver"),
+        (("--against", "python -m other"), "names no driver"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(
