@@ -68,8 +68,8 @@ class HeaderChecks:
         host = fields.get(b"host")
         if host is not None or http_version != "1.0":
             refusal = self._host_refusal(host)
-            if refusal is not None and (refusal.status == 400 or path not in self._open_paths):
-                return refusal
+            if refusal is not None and (refusal[0] == 400 or path not in self._open_paths):
+                return ApiError(refusal[0], refusal[1], code=refusal[2])
         if (encoding := fields.get(b"content-encoding", b"").decode("latin-1").lower()) not in ("", "identity"):
             message = f"Content-Encoding {encoding} is not supported; send the body uncompressed"
             return ApiError(415, message, code="unsupported_content_encoding", headers={"Accept-Encoding": "identity"})
@@ -86,11 +86,12 @@ class HeaderChecks:
             return ApiError(403, message, code="origin_not_allowed")
         return None
 
-    def _refusal_of_host(self, header: bytes | None) -> ApiError | None:
+    def _refusal_of_host(self, header: bytes | None) -> tuple[int, str, str] | None:
+        """Return status, message and code of the error for a `Host`. Only texts are cached: exceptions keep frames."""
         host = (header or b"").decode("latin-1")
         if header is None or _HOST.fullmatch(host) is None:
             message = f"Host is {host or 'absent'}; send one Host, a name or address, with a port or without"
-            return ApiError(400, message, code="invalid_http")
+            return 400, message, "invalid_http"
         if not host or self._hosts is None:
             return None
         name = (host if host.endswith("]") else host.rpartition(":")[0] or host).strip("[]").lower()
@@ -103,17 +104,18 @@ class HeaderChecks:
                 f"this server is not {host}; address it by its IP address or as localhost, or start it with "
                 "--allow-hosts and that name"
             )
-            return ApiError(403, message, code="host_not_allowed")
+            return 403, message, "host_not_allowed"
         return None
 
     def _is_allowed(self, origin: str, host: str) -> bool:
         return origin in self._origins or "*" in self._origins or origin.partition("://")[2].lower() == host.lower()
 
 
-@lru_cache(64)
 def not_json(content_type: bytes) -> ApiError | None:
     """Return the error for a body that is not declared as JSON. A browser asks the server before it lets a page of
     another origin send JSON."""
+    if content_type == b"application/json":
+        return None
     media_type = content_type.decode("latin-1").partition(";")[0].strip().lower()
     if media_type == "application/json" or media_type.endswith("+json"):
         return None

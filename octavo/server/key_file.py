@@ -32,7 +32,7 @@ _TEXTS: Final = {
         '64 hexadecimal digits in quotes; make them with printf %s "$KEY" | sha256sum',
     ),
 }
-"""What the texts of an entry have to be."""
+"""The pattern of each text of an entry, in words too."""
 
 _FIELDS: Final = ("name", "key", "sha256", "group", "rights")
 _MOST_NAMED: Final = 20

@@ -13,7 +13,7 @@ from octavo.core.outputs import Logprob
 
 
 class CacheInfo(Struct, frozen=True):
-    """What of one prompt was in the prefix cache. `miss_reason`: why not more; None when nothing more could be."""
+    """The tokens of one prompt that were in the prefix cache. `miss_reason`: why not more; None if all were."""
 
     prompt_tokens: int
     cached_tokens: int

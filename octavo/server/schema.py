@@ -319,7 +319,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     verbosity: Annotated[Any, Refused("the models served here do not know it")] = None
     web_search_options: Annotated[Any, Refused("the server does not search the web")] = None
     documents: Annotated[Any, Refused("put the text of documents into a message", harmless=([],))] = None
-    include_reasoning: Annotated[Any, Refused("reasoning is not told apart yet", harmless=(True,))] = None
+    include_reasoning: Annotated[Any, Refused("reasoning is not separated from the text yet", harmless=(True,))] = None
     echo: Annotated[Any, Refused("completions have it; a chat answer has no prompt text", harmless=(False,))] = None
 
     def check(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from octavo.server.checks import own_hosts
+from octavo.server.checks import HeaderChecks, own_hosts
 from tests.server.conftest import Served
 from tests.server.raw import ask, connect
 
@@ -101,3 +101,12 @@ def test_compressed_bodies_are_refused_by_name(server: Served, encoding: str) ->
 
 def test_identity_is_no_compression(server: Served) -> None:
     assert ask(server.url, "/v1/completions", COMPLETION, headers={"Content-Encoding": "identity"}).status == 200
+
+
+def test_each_refusal_is_an_error_of_its_own() -> None:
+    """An exception that is raised again and again would keep the frames of all requests."""
+    checks = HeaderChecks({"localhost"})
+    for fields in ({b"host": b"other"}, {b"host": b"@"}, {b"host": b"localhost", b"content-type": b"text/plain"}):
+        first, second = (checks.refusal("POST", "1.1", "/tokenize", fields) for _ in range(2))
+        assert first is not None
+        assert first is not second

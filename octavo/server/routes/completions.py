@@ -27,7 +27,7 @@ async def create(context: ServerContext, request: Request) -> Response | EventSt
 
 @dataclass
 class _Sent:
-    """What of a choice has been sent: anything at all, and how many characters of an echoed prompt."""
+    """Whether nothing of a choice has been sent yet, and how many characters of its echoed prompt have."""
 
     nothing: bool = True
     num_prompt_chars: int = 0
