@@ -77,3 +77,13 @@ def test_plan_says_what_a_sliding_window_changes() -> None:
 
 def test_columns_are_aligned_and_the_last_one_is_not_padded() -> None:
     assert render_table([("a", "bb", "c"), ("aaa", "b")], indent="") == "a    bb  c\naaa  b"
+
+
+def test_plan_of_several_cache_groups_names_the_blocks_of_each() -> None:
+    windowed = msgspec.structs.replace(PLAN.cache.groups[0], num_blocks=64, window=45, max_live_tokens=60)
+    cache = msgspec.structs.replace(PLAN.cache, groups=(*PLAN.cache.groups, windowed))
+    plan = msgspec.structs.replace(PLAN, cache=cache)
+    assert "512 + 64 blocks of 16 tokens, 1.00 MiB + 1.00 MiB each" in plan.render()
+    assert "a step computes (cache group 1)" in plan.summarize()
+    # 60 tokens touch 5 blocks
+    assert plan.max_concurrency == pytest.approx(64 / 5)
