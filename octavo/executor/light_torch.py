@@ -15,8 +15,8 @@ _PART: Final = "_meta_registrations"
 def without_meta_registrations() -> Iterator[None]:
     """Inside, `import torch` leaves out what operators written in Python do with tensors that have no data.
 
-    That is a sixth of the import. An engine makes such tensors only where torch's own C++ does it. After the block
-    whoever wants the part imports it as ever.
+    That is a sixth of the import. An engine makes such tensors almost only where torch's own C++ does it. After the
+    block the part can be imported as usual.
     """
     name = f"torch.{_PART}"
     if "torch" in sys.modules:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
+from octavo.config.explain import MemoryPlan
+from octavo.core.cache_limits import CacheLimits
+from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
+from tests.config.test_explain import PLAN
+from tests.fakes.core import engine_config
 from tests.fakes.engine import make_core, make_request, run
 from tests.fakes.executor import HashExecutor
 
@@ -38,6 +46,35 @@ def test_control_calls_go_by_name() -> None:
     core.call("check_health")
     with pytest.raises(ConfigError, match="fly is not a control call"):
         core.call("fly")
+
+
+class Ranks:
+    """An executor whose ranks have room for different numbers of blocks."""
+
+    sends_tokens = False
+
+    def __init__(self, plans: list[MemoryPlan]) -> None:
+        self.plans = plans
+        self.allocated: tuple[Any, ...] = ()
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        if method == "prepare":
+            return list(self.plans)
+        self.allocated = arguments
+        return [None] * len(self.plans)
+
+
+def test_a_start_takes_the_blocks_that_every_rank_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(num_blocks: int, num_host_blocks: int) -> MemoryPlan:
+        limits = CacheLimits.of_one_group(num_blocks, 16, num_host_blocks=num_host_blocks, block_bytes=1 << 10)
+        return msgspec.structs.replace(PLAN, cache=limits)
+
+    ranks = Ranks([plan(90, 5), plan(70, 9), plan(80, 7)])
+    monkeypatch.setattr("octavo.engine.engine_core.make_executor", lambda _: ranks)
+    core = EngineCore.build(engine_config())
+    assert ranks.allocated == ([70], [5])
+    assert (core.ready.cache.num_blocks, core.ready.cache.num_host_blocks) == (70, 5)
+    assert "what every rank has room for" in core.ready.plan
 
 
 def test_shutdown_releases_the_executor() -> None:

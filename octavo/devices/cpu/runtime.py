@@ -38,8 +38,8 @@ _READY_OF_A_SHAPE = 16
 class _Memory:
     """Memory of activations: tensors that are kept in their shapes, and buffers by type, ascending by size.
 
-    A buffer stands beside its storage and its size. `held` is what both take; `room` is what one more token row of a
-    recorded step may take of a buffer, as a fraction (rows that there may be, rows that there are).
+    A buffer stands beside its storage and its size. `held` counts the bytes of both. Buffers are made larger than their
+    tensors by the ratio of `room`: the most rows of a step, and the rows of this one.
     """
 
     __slots__ = ("buffers", "held", "limit", "ready", "ready_bytes_left", "room")
