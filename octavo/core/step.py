@@ -113,7 +113,7 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Log-probabilities at one position. `logprob` and `rank` (1 is the likeliest) are of `token_id`;
-    `top_ids` and `top_logprobs` are the likeliest tokens in falling order. `logprob` is None where nobody asked.
+    `top_ids` and `top_logprobs` are the likeliest tokens in falling order. `logprob` is None where it is not requested.
 
     scores: of the candidates of a beam, which stand in the order of these: what the processors have made of
     `top_logprobs`, and -inf for a barred token. Empty where no processor changes a log-probability.
