@@ -28,7 +28,7 @@ _ENGINE_TEXT = """\
 Each argument has one name in four spellings: the keyword `max_num_seqs` of `LLM` and `EngineArgs`, the flag
 `--max-num-seqs`, the key `max_num_seqs` (or `max-num-seqs`) of the YAML file given by `--config`, and the variable
 `OCTAVO_MAX_NUM_SEQS`. A flag or keyword wins over a variable, a variable over the file, the file over the default.
-A name that octavo does not know is an error that tells the nearest one; variables that Kubernetes sets for a service
+A name that octavo does not know is an error that names the nearest one; variables that Kubernetes sets for a service
 named octavo, such as `OCTAVO_SERVICE_HOST` and `OCTAVO_PORT=tcp://…`, are ignored with a note. A flag that is on or off
 has a second form, such as `--no-enable-prefix-caching`.
 """

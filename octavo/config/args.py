@@ -180,7 +180,7 @@ class SchedulerArgs:
     scheduling_policy: Annotated[
         str,
         Arg(
-            "Which waiting request is next, and which running one gives way: first come first served, priority "
+            "Which waiting request is next, and which running one is preempted: first come first served, priority "
             "(smaller numbers first), fair-share (least served tenant), deadline (who must start soonest), "
             "prefix-match (who finds most in the prefix cache).",
             choices=("fcfs", "priority", "fair-share", "deadline", "prefix-match"),
@@ -199,7 +199,7 @@ class SchedulerArgs:
     max_bypasses: Annotated[
         int,
         Arg(
-            "How many later requests may be let in before a waiting one that does not fit yet; 0 keeps the order.",
+            "How many later requests may be admitted before a waiting one that does not fit yet; 0 keeps the order.",
             ge=0,
             le=1 << 20,
         ),
