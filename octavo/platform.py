@@ -35,7 +35,6 @@ class Platform(msgspec.Struct, frozen=True, kw_only=True):
     instruction_sets: tuple[str, ...]
     native_module: str | None
     """Who compiled octavo._native, or None where it is absent and plain torch does all the work."""
-    is_cuda: bool = False
 
     @classmethod
     def detect(cls) -> Platform:
