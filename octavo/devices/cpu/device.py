@@ -15,7 +15,7 @@ from octavo.devices.cpu.attention import CpuBackend
 from octavo.devices.cpu.dry_library import DryLibrary
 from octavo.devices.cpu.recorded_model import MAX_RECORDINGS, MAX_ROWS, RecordedModel
 from octavo.devices.cpu.runtime import CpuRuntime, obstacle
-from octavo.devices.cpu.sampler import NativeSampler, native_bytes
+from octavo.devices.cpu.sampler import NativeSampler
 from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel, StepRun
 from octavo.devices.dry_run import DryAttention, peak_bytes
 from octavo.devices.reference.attention import ReferenceBackend
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 _CALL_BYTES = 256
 """A kernel call that is kept: its arguments, and the function object around them."""
+
+_SAMPLING_BYTES = 512 << 10
+"""Requests and results of a call of the sampler."""
 
 _ALONE_BYTES = 64 << 20
 """Weights times tokens up to which a step runs on one thread: its kernels are too short to gather others."""
@@ -75,7 +78,8 @@ class CpuDevice:
 
     def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:
         """See `Device.sampling_bytes`."""
-        return native_bytes(num_rows, vocab_size)
+        scratch: int = self.runtime.cpu.sampling_scratch_bytes(num_rows, vocab_size)
+        return scratch + _SAMPLING_BYTES
 
     def token_store(self) -> TokenStore:
         """See `Device.token_store`."""

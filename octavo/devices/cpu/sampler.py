@@ -28,9 +28,6 @@ _DRAWN, _NOT_FINITE, _ALL_BARRED, _OVERFLOW, _OUTSIDE_VOCABULARY = range(5)
 
 _LARGEST_BY_STATUS = {_NOT_FINITE: (math.nan, math.nan), _ALL_BARRED: (0.0, -math.inf), _OVERFLOW: (0.0, math.inf)}
 
-_MOST_ROWS_AT_ONCE = 16
-"""kMostRowsAtOnce of csrc/cpu/sampling/sampling.cpp."""
-
 
 class SamplingKernels(Protocol):
     """The methods of `octavo._native.Cpu` that are used here; arrays are passed as addresses."""
@@ -237,12 +234,6 @@ class NativeSampler:
             return result
         token_ids = [token.token_id for token in result.tokens]
         return RowSamples(self.describe(before.expand(len(token_ids), -1), token_ids, params.logprobs or 0))
-
-
-def native_bytes(num_rows: int, vocab_size: int) -> int:
-    """Return the most bytes that `NativeSampler` holds for that many rows of logits."""
-    # five words for each token, and less than half a word more
-    return min(num_rows, _MOST_ROWS_AT_ONCE) * (22 * vocab_size + (32 << 10))
 
 
 def process(logits: Tensor, rows: Sequence[SamplingRow], requests: Sequence[PackedRequest]) -> dict[int, Tensor]:

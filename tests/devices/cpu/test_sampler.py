@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.devices.cpu.sampler import NativeSampler, native_bytes
+from octavo.devices.cpu.sampler import NativeSampler
 from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.sampling.metadata import RowSamples
 from octavo.sampling.processors import ProcessedRow, default_processors
@@ -258,11 +258,3 @@ def test_ranking_says_what_is_wrong_with_a_row() -> None:
 
 def test_no_rows_give_nothing() -> None:
     assert native().sample(make_logits(0), []) == []
-
-
-@pytest.mark.parametrize("vocab_size", [1, 300, 152_000])
-def test_scratch_stays_within_what_is_planned_for(vocab_size: int) -> None:
-    for threads in (1, 2, 40):
-        for rows in (1, 7, 64):
-            needed = runtime(LEVELS[0], threads).cpu.sampling_scratch_bytes(rows, vocab_size)
-            assert needed <= native_bytes(rows, vocab_size)
