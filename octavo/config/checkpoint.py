@@ -82,10 +82,6 @@ class Section:
         """The integer `name`, or None when it is absent or null."""
         return None if self.values.get(name) is None else self.int(name)
 
-    def optional_str(self, name: builtins.str) -> builtins.str | None:
-        """The string `name`, or None when it is absent or null."""
-        return None if self.values.get(name) is None else self.str(name)
-
     def positive(self, name: builtins.str, default: builtins.int = _REQUIRED) -> builtins.int:
         """The integer `name`, at least 1: a size or a count."""
         value = self.int(name, default)

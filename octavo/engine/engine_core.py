@@ -190,10 +190,6 @@ class EngineCore:
         if not self.has_unfinished():
             self.executor.call("release_memory", self.scheduler.block_manager.empty_blocks())
 
-    def check_health(self) -> None:
-        """Raise EngineDeadError when a worker is gone."""
-        self.executor.check_health()
-
     def call(self, method: str, *arguments: Any) -> Any:
         """Return the result of a control call, which msgspec can encode. Raises ConfigError for an unknown name."""
         calls: dict[str, Callable[..., Any]] = {
@@ -203,7 +199,6 @@ class EngineCore:
             "pin_prefix": lambda *arguments: msgspec.to_builtins(self.pin_prefix(*arguments)),
             "unpin_prefix": self.unpin_prefix,
             "reset_prefix_cache": self.reset_prefix_cache,
-            "check_health": self.check_health,
             "release_memory": self.release_memory,
             "time_steps": self.time_steps,
         }

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Final, TypeVar, cast
 import msgspec
 
 from octavo.core.cache_key import CacheKey
-from octavo.core.messages import EngineCoreOutput, EngineCoreRequest
+from octavo.core.messages import AbortRequests, AddRequests, EngineCoreOutput, EngineCoreRequest, StopSequence
 from octavo.core.outputs import PinnedPrefix
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.engine import frames
@@ -30,7 +30,7 @@ from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.scheduler.scheduler import Scheduler
 
-RECORDING_VERSION: Final = 5
+RECORDING_VERSION: Final = 6
 
 _log = logging.getLogger(__name__)
 
@@ -41,25 +41,6 @@ class Began(msgspec.Struct, frozen=True, tag="began"):
     settings: SchedulerSettings
     max_steps_in_flight: int
     version: int = RECORDING_VERSION
-
-
-class Added(msgspec.Struct, frozen=True, tag="added"):
-    """`add_together` was called."""
-
-    requests: list[EngineCoreRequest]
-
-
-class Aborted(msgspec.Struct, frozen=True, tag="aborted"):
-    """`abort` was called."""
-
-    request_ids: list[str]
-
-
-class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
-    """`stop_sequence` was called."""
-
-    request_id: str
-    index: int
 
 
 class Planned(msgspec.Struct, frozen=True, tag="planned"):
@@ -97,7 +78,7 @@ class Unpinned(msgspec.Struct, frozen=True, tag="unpinned"):
 
 Keyed = TypeVar("Keyed", EngineCoreRequest, CacheKey)
 
-Event = Began | Added | Aborted | Stopped | Planned | Updated | CacheReset | Pinned | Unpinned
+Event = Began | AddRequests | AbortRequests | StopSequence | Planned | Updated | CacheReset | Pinned | Unpinned
 
 
 def step_digest(step: SchedulerOutput | None) -> str | None:
@@ -130,8 +111,8 @@ class Recorder:
         if self._file is None:
             return
         match event:
-            case Added(requests):
-                event = Added([self._disguised(request) for request in requests])
+            case AddRequests(requests):
+                event = AddRequests([self._disguised(request) for request in requests])
             case Pinned() | Unpinned():
                 event = msgspec.structs.replace(event, cache_key=self._disguised(event.cache_key))
         try:
@@ -183,16 +164,16 @@ class RecordedScheduler:
         return getattr(self._scheduler, name)
 
     def add_together(self, requests: Sequence[EngineCoreRequest]) -> None:
-        self._write(Added(list(requests)))
+        self._write(AddRequests(list(requests)))
         self._scheduler.add_together(requests)
 
     def abort(self, request_ids: Iterable[str], now: float | None = None) -> None:
-        aborted = Aborted(list(request_ids))
+        aborted = AbortRequests(list(request_ids))
         self._write(aborted)
         self._scheduler.abort(aborted.request_ids, now)
 
     def stop_sequence(self, request_id: str, index: int, now: float | None = None) -> None:
-        self._write(Stopped(request_id, index))
+        self._write(StopSequence(request_id, index))
         self._scheduler.stop_sequence(request_id, index, now)
 
     def schedule(self, now: float) -> SchedulerOutput | None:

@@ -33,10 +33,6 @@ class Executor(Protocol):
         """
         ...
 
-    def check_health(self) -> None:
-        """Raise EngineDeadError when a worker is gone."""
-        ...
-
     def shutdown(self) -> None:
         """Release the workers. Idempotent."""
         ...

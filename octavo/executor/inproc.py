@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
     from octavo.worker.worker import Worker
 
-CALLS = ("prepare", "allocate", "op_choices", "check_health", "run_dummy", "time_steps", "release_memory")
+CALLS = ("prepare", "allocate", "op_choices", "time_steps", "release_memory")
 """Methods of the worker that may be called by name."""
 
 _START = ("prepare", "allocate")
@@ -61,10 +61,6 @@ class InprocExecutor:
         # what is loaded stays: looking for garbage among it costs a tenth of a start
         with collector_paused() if method in _START else nullcontext():
             return [call(*arguments)]
-
-    def check_health(self) -> None:
-        """Raise EngineDeadError after a step has failed or `shutdown`."""
-        self._living().check_health()
 
     def shutdown(self) -> None:
         """Let go of the worker and its memory."""

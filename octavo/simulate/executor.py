@@ -150,9 +150,6 @@ class SimulatedExecutor:
     def call(self, method: str, *arguments: Any) -> Any:
         raise ConfigError(f"{method} is not a call of a simulated worker; there are none")
 
-    def check_health(self) -> None:
-        """Do nothing: there is no worker that could fail."""
-
     def shutdown(self) -> None:
         self._states.clear()
         self._scripts.clear()

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from octavo.config.args import CacheArgs, SchedulerArgs
-from octavo.core.messages import EngineCoreOutput, EngineCoreRequest
+from octavo.core.messages import AbortRequests, AddRequests, EngineCoreOutput, EngineCoreRequest, StopSequence
 from octavo.core.outputs import RequestMetrics
 from octavo.core.step import SchedulerOutput
-from octavo.engine.recorder import Aborted, Added, CacheReset, Planned, Stopped, Updated
+from octavo.engine.recorder import CacheReset, Planned, Updated
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.simulate.cost_model import (
@@ -67,7 +67,7 @@ def read_recorded(path: str | Path, progress: Callable[[float], None] | None = N
     swap_s, num_resets = 0.0, 0
     for event, result in replay.events():
         match event:
-            case Added(added):
+            case AddRequests(added):
                 seen |= {request.request_id: _Seen(request, num_resets) for request in added}
             case CacheReset() if result:
                 num_resets += 1
@@ -75,7 +75,7 @@ def read_recorded(path: str | Path, progress: Callable[[float], None] | None = N
                     seen[request_id].num_resets = num_resets
             case Planned(now, _):
                 clock.planned(now, _step_of(result, path))
-            case Aborted() | Stopped():
+            case AbortRequests() | StopSequence():
                 if not groups:
                     clock.idle()
             case Updated(now, output):

@@ -9,18 +9,15 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from octavo.core.messages import EngineCoreOutput, SchedulerStats
+from octavo.core.messages import AbortRequests, AddRequests, EngineCoreOutput, SchedulerStats, StopSequence
 from octavo.core.step import SchedulerOutput
 from octavo.engine.recorder import (
     RECORDING_VERSION,
-    Aborted,
-    Added,
     Began,
     CacheReset,
     Event,
     Pinned,
     Planned,
-    Stopped,
     Unpinned,
     Updated,
     step_digest,
@@ -125,12 +122,12 @@ class Replay:
     def _apply(self, event: Event) -> Applied:
         scheduler = self.scheduler
         match event:
-            case Added(requests):
+            case AddRequests(requests):
                 self.num_requests += len(requests)
                 scheduler.add_together(requests)
-            case Aborted(request_ids):
+            case AbortRequests(request_ids):
                 scheduler.abort(request_ids)
-            case Stopped(request_id, index):
+            case StopSequence(request_id, index):
                 scheduler.stop_sequence(request_id, index)
             case Updated(now, output):
                 return scheduler.update(output, now)

@@ -154,9 +154,6 @@ class Worker:
             self._watch = StepWatch(self._device.kernel_clock)
             self._runner.model = TimedModel(self._runner.model, self._watch)
 
-    def check_health(self) -> None:
-        """Nothing to check: a worker in this process lives as long as its caller."""
-
     def shutdown(self) -> None:
         """Give up what runs in the background."""
         if self._ahead.packed is not None:

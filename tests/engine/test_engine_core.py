@@ -43,7 +43,6 @@ def test_a_step_with_nothing_to_do_answers_nothing() -> None:
 def test_control_calls_go_by_name() -> None:
     core = make_core(num_blocks=7)
     assert core.call("stats")["num_blocks"] == 7
-    core.call("check_health")
     with pytest.raises(ConfigError, match="fly is not a control call"):
         core.call("fly")
 

@@ -11,7 +11,8 @@ import pytest
 from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.cache_key import PLAIN, CacheKey
 from octavo.core.cache_limits import CacheLimits
-from octavo.engine.recorder import Aborted, Added, Began, Pinned, Recorder, Unpinned
+from octavo.core.messages import AbortRequests, AddRequests
+from octavo.engine.recorder import Began, Pinned, Recorder, Unpinned
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.simulate.replay import read_recording
@@ -26,8 +27,8 @@ SETTINGS = SchedulerSettings(
 
 def test_events_are_in_the_file_before_it_is_closed(tmp_path: Path) -> None:
     recorder = Recorder(str(tmp_path / "run"), SETTINGS, 2)
-    recorder.write(Aborted(["a"]))
-    assert list(read_recording(tmp_path / "run")) == [Began(SETTINGS, 2), Aborted(["a"])]
+    recorder.write(AbortRequests(["a"]))
+    assert list(read_recording(tmp_path / "run")) == [Began(SETTINGS, 2), AbortRequests(["a"])]
     recorder.close()
     recorder.close()
 
@@ -67,12 +68,12 @@ def test_salts_and_namespaces_are_not_in_the_file_but_which_are_the_same_is(tmp_
     words = []
     for name in ("first", "second"):
         recorder = Recorder(str(tmp_path / name), SETTINGS, 1)
-        for event in (Added(requests), Pinned([1], key, 5.0), Unpinned([1], PLAIN)):
+        for event in (AddRequests(requests), Pinned([1], key, 5.0), Unpinned([1], PLAIN)):
             recorder.write(event)
         recorder.close()
         assert b"hush" not in (tmp_path / name).read_bytes()
         _, added, pinned, unpinned = read_recording(tmp_path / name)
-        assert isinstance(added, Added)
+        assert isinstance(added, AddRequests)
         assert isinstance(pinned, Pinned)
         a, b, c = added.requests
         assert a.cache_key == pinned.cache_key

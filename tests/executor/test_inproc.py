@@ -30,9 +30,6 @@ class FailingWorker:
             raise RuntimeError("the disk is on fire")
         return ModelRunnerOutput(step_id=step.step_id, rows=[])
 
-    def check_health(self) -> None:
-        pass
-
 
 def started(config: EngineConfig) -> InprocExecutor:
     executor = make_executor(config)
@@ -48,12 +45,11 @@ def test_a_built_executor_runs_steps_and_answers_calls(tmp_path: Path) -> None:
     future = executor.submit(step([new_sequence(1, [5, 6], [1])], [row(1, 0, 2)]))
     assert future.done()
     assert len(future.result().rows[0].tokens) == 1
-    assert executor.call("check_health") == [None]
-    executor.check_health()
+    assert executor.call("time_steps", False) == [None]
     executor.shutdown()
     executor.shutdown()
     with pytest.raises(EngineDeadError, match="shut down"):
-        executor.check_health()
+        executor.call("time_steps", False)
 
 
 def test_the_second_start_maps_packed_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -83,7 +79,7 @@ def test_what_a_step_raises_is_in_its_future_and_the_executor_is_dead_afterwards
     failed = executor.submit(step())
     with pytest.raises(RuntimeError, match="on fire"):
         failed.result()
-    for later in (lambda: executor.submit(step()).result(), executor.check_health):
+    for later in (lambda: executor.submit(step()).result(), lambda: executor.call("op_choices")):
         with pytest.raises(EngineDeadError, match="on fire"):
             later()
 

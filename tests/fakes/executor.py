@@ -99,9 +99,6 @@ class HashExecutor:
     def call(self, method: str, *arguments: Any) -> Any:
         raise NotImplementedError(method)
 
-    def check_health(self) -> None:
-        assert not self.is_shut_down
-
     def shutdown(self) -> None:
         self.is_shut_down = True
 

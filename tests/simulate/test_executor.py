@@ -123,7 +123,6 @@ def test_beams_fork_and_have_falling_probabilities() -> None:
 
 def test_it_has_no_calls() -> None:
     _, executor = make_core(make_settings())
-    executor.check_health()
     with pytest.raises(ConfigError, match="memory_plan is not a call of a simulated worker"):
         executor.call("memory_plan")
 
