@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.kernels.ceilings import Ceilings, measure
+from octavo.attention.backend import Scores
 from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.attention.metadata import AttentionMetadata
 from octavo.cli.report import report
@@ -101,7 +102,7 @@ def run_case(
 
     def ours() -> None:
         for cache in caches:
-            backend.run(q, k, v, cache, metadata, shape.dim**-0.5)
+            backend.run(q, k, v, cache, metadata, Scores(shape.dim**-0.5))
 
     theirs = _torch_attention(case, shape, dtype, layers)
     ours_s, torch_s = _alternate(ours, theirs, turns)

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
+
+
+class Scores(NamedTuple):
+    """How a layer scores keys against queries.
+
+    scale: factor of the products. sliding_window: tokens that a query sees, itself included; None for all. soft_cap:
+    scores become `cap * tanh(score / cap)`. alibi: float32 [heads], the slope that is added per position of distance.
+    """
+
+    scale: float
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+    alibi: Tensor | None = None
 
 
 class AttentionBackend(Protocol):
@@ -43,15 +56,10 @@ class AttentionBackend(Protocol):
         v: Tensor,
         cache: Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None = None,
-        soft_cap: float | None = None,
-        alibi: Tensor | None = None,
+        scores: Scores,
     ) -> Tensor:
         """Write `k`, `v` to their slots, then let every query see its own sequence up to itself.
 
-        `q` is [tokens, heads, dim], `k` and `v` [tokens, kv_heads, dim]; the answer is [tokens, heads, dim].
-        `sliding_window` counts the tokens a query sees, itself included; `soft_cap` bends scores to
-        `cap * tanh(score / cap)`; `alibi` is float32 [heads], the slope added per position of distance.
+        `q` is [tokens, heads, dim], `k` and `v` [tokens, kv_heads, dim]; the result is [tokens, heads, dim].
         """
         ...

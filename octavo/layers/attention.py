@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from octavo.attention.backend import AttentionBackend
+from octavo.attention.backend import AttentionBackend, Scores
 from octavo.attention.metadata import ModelInput
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Binding, Layer
@@ -29,17 +29,14 @@ class PagedAttention(Layer):
         super().__init__()
         self.heads = heads
         self.cache_index = self.cache_group = 0
-        self.scale = heads.dim**-0.5 if scale is None else scale
-        self.sliding_window = sliding_window
-        self.soft_cap = soft_cap
+        self.scores = Scores(heads.dim**-0.5 if scale is None else scale, sliding_window, soft_cap)
         self._backend: AttentionBackend
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ModelInput) -> Tensor:
         """q [tokens, heads, dim], k and v [tokens, kv_heads, dim] → [tokens, heads · dim]."""
         cache = batch.kv_caches[self.cache_index]
-        out = self._backend.run(
-            q, k, v, cache, batch.attention[self.cache_group], self.scale, self.sliding_window, self.soft_cap
-        )  # [tokens, heads, dim]
+        metadata = batch.attention[self.cache_group]
+        out = self._backend.run(q, k, v, cache, metadata, self.scores)  # [tokens, heads, dim]
         return out.flatten(1)
 
     def bind(self, binding: Binding) -> None:

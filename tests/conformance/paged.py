@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.attention.backend import AttentionBackend
+from octavo.attention.backend import AttentionBackend, Scores
 from octavo.attention.cache_format import dequantize, is_quantized, quantize
 from octavo.attention.metadata import AttentionMetadata
 
@@ -89,7 +89,7 @@ class Sequences:
             )
             q, k, v = (torch.cat([each[i][start:stop] for i, start, stop in step]) for each in (self.q, self.k, self.v))
             found = backend.run(
-                q, k, v, cache, metadata, shape.scale, shape.window, shape.soft_cap, shape.slopes()
+                q, k, v, cache, metadata, Scores(shape.scale, shape.window, shape.soft_cap, shape.slopes())
             ).clone()
             for (i, start, stop), answer in zip(
                 step, found.split([stop - start for _, start, stop in step]), strict=True

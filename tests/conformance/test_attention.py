@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.attention.backend import Scores
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cpu.attention import CpuBackend
 from tests.conformance.paged import Heads, Sequences, Step
@@ -182,7 +183,7 @@ def test_a_recorded_step_reads_lengths_tables_and_slots_when_it_runs(level: str)
     step, (q, k, v) = metadata(1), inputs(0)
     cpu = runtime(level, 1).cpu
     cpu.begin_recording()
-    out = native.run(q, k, v, cache, step, 0.15)
+    out = native.run(q, k, v, cache, step, Scores(0.15))
     recording = cpu.end_recording()
     for position in range(1, 20):
         for old, new in zip((q, k, v), inputs(position), strict=True):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from octavo.attention.backend import Scores
 from octavo.layers.attention import PagedAttention
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Binding
@@ -44,4 +45,4 @@ def test_a_layer_uses_its_own_cache_and_flattens_heads() -> None:
     object.__setattr__(batch, "attention", [object(), object()])
     q = random(2, 4, 16)
     assert torch.equal(layer(q, random(2, 2, 16), random(2, 2, 16), batch), q.view(2, 64))
-    assert backend.asked == (caches[1], batch.attention[1], 0.25, 7, 3.0)
+    assert backend.asked == (caches[1], batch.attention[1], Scores(0.25, 7, 3.0))

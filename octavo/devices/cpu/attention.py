@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from octavo.attention.backend import Scores
 from octavo.attention.cache_format import is_quantized
 from octavo.attention.metadata import AttentionMetadata
 
@@ -79,10 +80,7 @@ class CpuBackend:
         v: Tensor,
         cache: Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None = None,
-        soft_cap: float | None = None,
-        alibi: Tensor | None = None,
+        scores: Scores,
     ) -> Tensor:
         """See `AttentionBackend.run`."""
         tokens, heads, dim = q.shape
@@ -100,7 +98,7 @@ class CpuBackend:
             metadata.sequence_lengths.data_ptr(),
             tables.data_ptr(),
             metadata.slot_mapping.data_ptr(),
-            0 if alibi is None else alibi.data_ptr(),
+            0 if scores.alibi is None else scores.alibi.data_ptr(),
             _token_stride(q),
             _token_stride(k),
             _token_stride(v),
@@ -113,9 +111,9 @@ class CpuBackend:
             metadata.block_size,
             _TYPE_CODES[q.dtype],
             self._cache_code,
-            scale,
-            _ALL_KEYS if sliding_window is None else sliding_window,
-            soft_cap or 0.0,
+            scores.scale,
+            _ALL_KEYS if scores.sliding_window is None else scores.sliding_window,
+            scores.soft_cap or 0.0,
         )
         return out
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.attention.backend import Scores
 from octavo.attention.cache_format import dequantize, is_quantized, quantize
 from octavo.attention.metadata import AttentionMetadata
 from octavo.core.arithmetic import ceil_div
@@ -79,10 +80,7 @@ class ReferenceBackend:
         v: Tensor,
         cache: Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None = None,
-        soft_cap: float | None = None,
-        alibi: Tensor | None = None,
+        scores: Scores,
     ) -> Tensor:
         """See `AttentionBackend.run`."""
         layout = cache.shape
@@ -91,19 +89,20 @@ class ReferenceBackend:
         new = torch.stack((k, v)).permute(0, 2, 1, 3)  # [2, kv_heads, tokens, dim]
         flat.index_copy_(0, written, self._stored(new, cache.dtype).reshape(-1, layout[-1]))
 
+        window, has_alibi = scores.sliding_window, scores.alibi is not None
         pieces = metadata.once(
-            ("pieces", sliding_window, alibi is not None),
-            lambda: list(_pieces(metadata, sliding_window, alibi is not None, q.dtype, q.device)),
+            ("pieces", window, has_alibi),
+            lambda: list(_pieces(metadata, window, has_alibi, q.dtype, q.device)),
         )
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if len(pieces) > 1 else q
         for index, piece in enumerate(pieces):
             queries = q if piece.tokens is None else q[piece.tokens]
             # eight bytes for every head of every key: kept for the other layers only where pieces are few
             make = partial(_cache_rows, piece.slots, layout)
-            rows = metadata.once(("rows", index, layout, sliding_window), make) if len(pieces) < 4 else make()
+            rows = metadata.once(("rows", index, layout, window), make) if len(pieces) < 4 else make()
             # [2, kv_heads, rows, keys] cache rows give [2, kv_heads, rows, keys, dim]
             keys, values = self._restored(F.embedding(rows, flat), q.dtype).transpose(1, 2)
-            result = _attend(queries, keys, values, piece, scale, soft_cap, alibi)
+            result = _attend(queries, keys, values, piece, scores)
             if piece.tokens is None:
                 return result
             out[piece.tokens] = result
@@ -257,14 +256,13 @@ def _mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, piece: _Piece, scale: float, soft_cap: float | None, alibi: Tensor | None
-) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, scores: Scores) -> Tensor:
     """Attend q [rows or queries, heads, dim] to k, v [rows, kv_heads, keys, dim]; the result has q's shape.
 
     Query heads that share a key head are laid out so that keys are never repeated: as queries of one token (decode),
     as heads with a stride of zero (one row).
     """
+    scale, _, soft_cap, alibi = scores
     tokens, heads, dim = q.shape
     kv_heads, num_keys = k.shape[1:3]
     shared = heads // kv_heads
@@ -277,14 +275,14 @@ def _attend(
     if soft_cap is None and alibi is None:
         out = _attend_in_fours(q, k, v, mask, scale)
     else:
-        scores = torch.matmul(q.float(), k.float().transpose(-1, -2)) * scale
+        scored = torch.matmul(q.float(), k.float().transpose(-1, -2)) * scale
         if soft_cap is not None:
-            scores = torch.tanh(scores / soft_cap) * soft_cap
+            scored = torch.tanh(scored / soft_cap) * soft_cap
         if alibi is not None:
             slopes = alibi.view(1, kv_heads, shared, 1) if piece.is_decode else alibi.view(kv_heads, shared, 1, 1)
-            scores += slopes * piece.distance()
-        scores += mask
-        out = torch.matmul(torch.softmax(scores, dim=-1), v.float()).to(q.dtype)
+            scored += slopes * piece.distance()
+        scored += mask
+        out = torch.matmul(torch.softmax(scored, dim=-1), v.float()).to(q.dtype)
     return (out if piece.is_decode else out.permute(2, 0, 1, 3)).reshape(tokens, heads, dim)
 
 

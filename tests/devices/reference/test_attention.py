@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from octavo.attention.backend import Scores
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.reference import attention as reference
 from octavo.devices.reference.attention import ReferenceBackend
@@ -25,7 +26,7 @@ SHAPES = {
 
 
 def run(rows: Rows, **options: object) -> torch.Tensor:
-    return ReferenceBackend().run(rows.q, rows.k, rows.v, rows.cache, rows.metadata, 0.3, **options)  # type: ignore[arg-type]
+    return ReferenceBackend().run(rows.q, rows.k, rows.v, rows.cache, rows.metadata, Scores(0.3, **options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -57,9 +58,7 @@ def test_a_decode_row_has_the_same_bits_alone_and_beside_longer_ones(dtype: torc
     for i, length in enumerate(lengths):
         alone = AttentionMetadata.build([1], [length + 1], [rows.metadata.block_tables[i].tolist()], 4)
         one = slice(i, i + 1)
-        found = ReferenceBackend().run(
-            rows.q[one], rows.k[one], rows.v[one], rows.cache, alone, 0.3, sliding_window=window
-        )
+        found = ReferenceBackend().run(rows.q[one], rows.k[one], rows.v[one], rows.cache, alone, Scores(0.3, window))
         assert torch.equal(found[0], together[i])
 
 
@@ -78,7 +77,7 @@ def test_a_token_has_the_same_bits_in_a_whole_prefill_in_any_piece_and_in_a_deco
             piece = AttentionMetadata.build([stop - start], [stop], [table], 4)
             here = slice(start, stop)
             found = ReferenceBackend().run(
-                rows.q[here], rows.k[here], rows.v[here], rows.cache, piece, 0.3, sliding_window=window
+                rows.q[here], rows.k[here], rows.v[here], rows.cache, piece, Scores(0.3, window)
             )
             assert torch.equal(found, whole[here])
 
