@@ -6,30 +6,19 @@ result has the same bits however a step was composed and however many threads co
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
 import torch
 from torch import Tensor
 
 from octavo.attention.backend import Scores
 from octavo.attention.cache_format import is_quantized
 from octavo.attention.metadata import AttentionMetadata
+from octavo.devices.cpu.runtime import CpuRuntime
 
 TILE_KEYS = 16
 """A block holds a multiple of this many tokens."""
 _MAX_HEAD_DIM = 1024
 _ALL_KEYS = 2**31 - 1
 _TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
-
-
-class Runtime(Protocol):
-    """The part of the CPU kernels' runtime that attention needs."""
-
-    cpu: Any
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Uninitialised memory that no other living tensor uses."""
-        ...
 
 
 class CpuBackend:
@@ -41,7 +30,7 @@ class CpuBackend:
 
     name = "native"
 
-    def __init__(self, runtime: Runtime, cache_dtype: torch.dtype) -> None:
+    def __init__(self, runtime: CpuRuntime, cache_dtype: torch.dtype) -> None:
         self._cpu = runtime.cpu
         self._kernel = runtime.cpu.attention
         self._empty = runtime.empty

@@ -7,16 +7,20 @@ rows; only what lies there differs. So the calls of one such step are kept, and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from octavo.attention.metadata import AttentionMetadata, ModelInput
+from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.devices.device import LanguageModel
+
+if TYPE_CHECKING:
+    from octavo import _native
 
 _log = logging.getLogger(__name__)
 
@@ -29,25 +33,9 @@ MAX_RECORDINGS: Final = 64
 _Key = tuple[int, ...]
 
 
-class Calls(Protocol):
-    """Kernel calls that were kept."""
-
-    def run(self) -> None:
-        """Repeat them."""
-        ...
-
-
-class Runtime(Protocol):
-    """The part of the device's runtime that records."""
-
-    def record(self, compute: Callable[[], Tensor], room: tuple[int, int]) -> tuple[Tensor, Calls]:
-        """Return the result of `compute`, and the kernel calls that it made, which keep their memory."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    calls: Calls
+    calls: _native.Recording
     hidden: Tensor
     """[rows, hidden], where the calls write them."""
     kept: object
@@ -61,7 +49,7 @@ class RecordedModel:
     model that computes with anything but compiled kernels is never recorded; a line in the log says what it is.
     """
 
-    def __init__(self, model: LanguageModel, runtime: Runtime, max_rows: int = MAX_ROWS) -> None:
+    def __init__(self, model: LanguageModel, runtime: CpuRuntime, max_rows: int = MAX_ROWS) -> None:
         """max_rows: most rows of a step; none with more than `MAX_ROWS` is recorded."""
         self._model = model
         self._runtime = runtime

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,56 +23,13 @@ from octavo.sampling.processors import LogitsProcessor, ProcessedRow, default_pr
 from octavo.sampling.refusals import refusal
 from octavo.sampling.requests import FILTERS_IN_THE_CALL, IN_THE_CALL, REQUEST_BYTES, PackedRequest, address_of
 
+if TYPE_CHECKING:
+    from octavo import _native
+
 _DRAWN, _NOT_FINITE, _ALL_BARRED, _OVERFLOW, _OUTSIDE_VOCABULARY = range(5)
 """SamplingStatus of csrc/cpu/sampling/sampling.h."""
 
 _LARGEST_BY_STATUS = {_NOT_FINITE: (math.nan, math.nan), _ALL_BARRED: (0.0, -math.inf), _OVERFLOW: (0.0, math.inf)}
-
-
-class SamplingKernels(Protocol):
-    """The methods of `octavo._native.Cpu` that are used here; arrays are passed as addresses."""
-
-    def sampling_scratch_bytes(self, rows: int, vocab: int) -> int: ...
-
-    def sample(
-        self,
-        logits: int,
-        rows: int,
-        vocab: int,
-        requests: int,
-        keys: int,
-        statuses: int,
-        draws: int,
-        top_tokens: int,
-        top_logprobs: int,
-        scratch: int,
-    ) -> None: ...
-
-    def rank_tokens(
-        self,
-        logits: int,
-        rows: int,
-        vocab: int,
-        requests: int,
-        wanted: int,
-        statuses: int,
-        top_tokens: int,
-        top_values: int,
-        scratch: int,
-    ) -> None: ...
-
-    def describe_tokens(
-        self,
-        logits: int,
-        rows: int,
-        vocab: int,
-        num_logprobs: int,
-        statuses: int,
-        draws: int,
-        top_tokens: int,
-        top_logprobs: int,
-        scratch: int,
-    ) -> None: ...
 
 
 class NativeSampler:
@@ -82,7 +39,7 @@ class NativeSampler:
     """
 
     def __init__(
-        self, kernels: SamplingKernels, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()
+        self, kernels: _native.Cpu, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()
     ) -> None:
         self._kernels = kernels
         built_in = default_processors()
