@@ -11,7 +11,6 @@ import msgspec
 from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import MemoryPlan
-from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.devices.device import open_device
 from octavo.distributed.mesh import Mesh
@@ -21,7 +20,6 @@ from octavo.platform import Platform
 from octavo.quantization.registry import method_named
 from octavo.worker.ahead import Ahead
 from octavo.worker.cache_engine import Arena, CacheEngine
-from octavo.worker.dummy import FULLEST, dummy_end, dummy_step
 from octavo.worker.memory import ModelSizes, divide_memory, longest_sequence
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.step_watch import StepWatch, TimedModel
@@ -158,17 +156,3 @@ class Worker:
         """Give up what runs in the background."""
         if self._ahead.packed is not None:
             self._ahead.packed.close()
-
-    def dummy_step(self, num_seqs: int, num_tokens: int, params: SamplingParams = FULLEST) -> SchedulerOutput:
-        """A step for `execute`; see `octavo.worker.dummy`. Not while requests run: it overwrites the caches."""
-        return dummy_step(
-            num_seqs,
-            num_tokens,
-            limits=self.plan.cache,
-            params=params,
-        )
-
-    def run_dummy(self, num_seqs: int, num_tokens: int) -> None:
-        """Execute one such step and forget its sequences."""
-        self.execute(self.dummy_step(num_seqs, num_tokens))
-        self.execute(dummy_end(num_seqs))

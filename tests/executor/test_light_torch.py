@@ -18,12 +18,13 @@ from octavo.config.schema import EngineConfig
 from octavo.executor.light_torch import without_meta_registrations
 with without_meta_registrations():
     from octavo.worker.worker import Worker
+    from tests.worker.dummy_steps import run_dummy
 assert "torch._meta_registrations" not in sys.modules
 for config in msgspec.json.decode(sys.stdin.buffer.read(), type=list[EngineConfig]):
     worker = Worker(config)
     plan = worker.prepare()
     worker.allocate([plan.cache.num_blocks], [plan.cache.num_host_blocks])
-    worker.run_dummy(num_seqs=2, num_tokens=9)
+    run_dummy(worker, num_seqs=2, num_tokens=9)
 import torch._meta_registrations
 assert torch._meta_registrations.meta_index_Tensor
 """

@@ -16,11 +16,11 @@ from octavo.distributed.mesh import Axis, Mesh
 from octavo.errors import ConfigError
 from octavo.models.loader import LoadedModel
 from octavo.worker.activations import Activations
-from octavo.worker.dummy import FULLEST
 from octavo.worker.memory import ModelSizes
 from tests.conformance.runtimes import LEVELS, REFERENCE
 from tests.fakes.allocations import peak_bytes
 from tests.fakes.checkpoints import make_checkpoint
+from tests.worker.dummy_steps import FULLEST, dummy_step, run_dummy
 from tests.worker.engine_config import make_config, start_worker
 from tests.worker.prefix_model import new_sequence, row, step
 
@@ -43,8 +43,8 @@ def test_the_bound_is_at_most_half_more_than_the_peak_and_never_less(
     path = make_checkpoint(family, tmp_path / "model", vocab_size=3000, **FAMILIES[family])
     sizes = {"max_num_seqs": NUM_ROWS, "max_num_batched_tokens": NUM_TOKENS}
     worker = start_worker(make_config(path, dtype="bfloat16", enforce_eager=not is_recorded, **sizes))
-    worker.run_dummy(1, 2)  # what is made once
-    fullest = worker.dummy_step(NUM_ROWS, NUM_TOKENS, FULLEST)
+    run_dummy(worker, 1, 2)  # what is made once
+    fullest = dummy_step(worker, NUM_ROWS, NUM_TOKENS, FULLEST)
     params = SamplingParams(temperature=0.0, prompt_logprobs=20)
     prompts = step(
         [new_sequence(i, [7] * LENGTH, range(1, 17), params=params) for i in (1, 2)],
@@ -57,7 +57,7 @@ def test_the_bound_is_at_most_half_more_than_the_peak_and_never_less(
             worker.execute(prompts)
         for num_rows in range(1, NUM_ROWS + 1) if is_recorded else ():
             for _ in range(3):  # seen, recorded, run again
-                worker.run_dummy(num_rows, num_rows)
+                run_dummy(worker, num_rows, num_rows)
 
     peak = peak_bytes(run)
     assert peak <= worker.plan.activation_bytes <= 1.5 * peak
@@ -67,11 +67,11 @@ def test_the_bound_is_at_most_half_more_than_the_peak_and_never_less(
 def test_steps_of_many_sizes_hold_no_more_than_the_largest(tmp_path: Path) -> None:
     path = make_checkpoint("llama", tmp_path / "model", vocab_size=3000, **FAMILIES["llama"])
     worker = start_worker(make_config(path, max_num_seqs=NUM_ROWS, max_num_batched_tokens=NUM_TOKENS))
-    worker.run_dummy(1, 2)
+    run_dummy(worker, 1, 2)
 
     def run() -> None:
         for num_tokens in [*range(40, NUM_TOKENS, 37), *range(NUM_TOKENS, 40, -53)]:
-            worker.run_dummy(NUM_ROWS, num_tokens)
+            run_dummy(worker, NUM_ROWS, num_tokens)
 
     assert peak_bytes(run) <= worker.plan.activation_bytes
 

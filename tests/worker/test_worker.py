@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.worker.dummy import FULLEST
 from tests.conformance.runtimes import LEVELS
 from tests.fakes.allocations import peak_bytes
 from tests.fakes.checkpoints import load_oracle, make_checkpoint
+from tests.worker.dummy_steps import FULLEST, dummy_step, run_dummy
 from tests.worker.engine_config import make_config, start_worker
 from tests.worker.prefix_model import new_sequence, row, step, tokens_of
 
@@ -56,8 +56,8 @@ def test_the_fullest_step_stays_within_the_plan(
     family: str, model: dict[str, Any], options: dict[str, Any], params: SamplingParams, tmp_path: Path
 ) -> None:
     worker = start_worker(make_config(make_checkpoint(family, tmp_path / "model", **model), **options))
-    worker.run_dummy(1, 2)  # whatever is made once
-    fullest = worker.dummy_step(options.get("max_num_seqs", 8), options.get("max_num_batched_tokens", 64), params)
+    run_dummy(worker, 1, 2)  # whatever is made once
+    fullest = dummy_step(worker, options.get("max_num_seqs", 8), options.get("max_num_batched_tokens", 64), params)
     peak = peak_bytes(lambda: worker.execute(fullest))
     assert peak <= worker.plan.activation_bytes
 
@@ -66,7 +66,7 @@ def test_the_fullest_step_stays_within_the_plan(
 def test_long_contexts_stay_within_the_plan(queries: int, tmp_path: Path) -> None:
     path = make_checkpoint("qwen3", tmp_path / "model", max_position_embeddings=2048)
     worker = start_worker(make_config(path, max_num_seqs=16))
-    worker.run_dummy(1, 2)
+    run_dummy(worker, 1, 2)
     table = range(1, 129)
     full = step(
         [new_sequence(i, [7] * 2048, table) for i in range(16)], [row(i, 2048 - queries, queries) for i in range(16)]
@@ -76,7 +76,7 @@ def test_long_contexts_stay_within_the_plan(queries: int, tmp_path: Path) -> Non
 
 def test_dummy_steps_fill_what_they_are_told_to(checkpoint: Path) -> None:
     worker = start_worker(make_config(checkpoint))
-    made = worker.dummy_step(5, 64)
+    made = dummy_step(worker, 5, 64)
     assert [each.num_tokens for each in made.rows] == [16, 12, 12, 12, 12]
     assert made.num_tokens == 64
     assert len({block for new in made.new_sequences for block in new.block_tables[0]}) == 5
@@ -88,7 +88,7 @@ def test_prompt_logprobs_of_a_full_step_stay_within_the_plan(tmp_path: Path) -> 
     path = make_checkpoint("qwen3", tmp_path / "model", vocab_size=20_000)
     worker = start_worker(make_config(path, max_num_batched_tokens=256))
     params = SamplingParams(temperature=0.0, prompt_logprobs=20)
-    worker.run_dummy(1, 2)
+    run_dummy(worker, 1, 2)
     full = step([new_sequence(1, [7] * 256, range(1, 17), params=params)], [row(1, 0, 256, num_prompt_logprobs=255)])
     assert peak_bytes(lambda: worker.execute(full)) <= worker.plan.activation_bytes
 
@@ -97,7 +97,7 @@ def test_many_samples_of_one_prompt_stay_within_the_plan(tmp_path: Path) -> None
     path = make_checkpoint("qwen3", tmp_path / "model", vocab_size=50_000)
     worker = start_worker(make_config(path, max_num_seqs=64))
     params = SamplingParams(seed=0, n=64, top_p=0.99)
-    worker.run_dummy(1, 2)
+    run_dummy(worker, 1, 2)
     full = step([new_sequence(1, [7] * 4, [1], params=params)], [row(1, 0, 4, 64)])
     assert peak_bytes(lambda: worker.execute(full)) <= worker.plan.activation_bytes
 
@@ -110,11 +110,11 @@ def test_short_steps_run_on_one_thread_unless_somebody_asked_for_more(
     worker = start_worker(make_config(checkpoint, dtype="float32"))
     alone = []
     for num_tokens in (4, 8, 4):
-        worker.run_dummy(1, num_tokens)
+        run_dummy(worker, 1, num_tokens)
         alone.append(worker._device.kernel_clock.is_alone)  # type: ignore[union-attr]
     assert alone == [True, False, True]
     asked = start_worker(make_config(checkpoint, dtype="float32", threads=1))
-    asked.run_dummy(1, 4)
+    run_dummy(asked, 1, 4)
     assert not asked._device.kernel_clock.is_alone  # type: ignore[union-attr]
 
 

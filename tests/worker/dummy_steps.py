@@ -1,11 +1,11 @@
-"""Makes steps that look like real ones, for warm-up and to measure the largest step."""
+"""Steps that look like real ones, to warm up and to measure the largest step."""
 
 from __future__ import annotations
 
 from octavo.core.arithmetic import num_blocks_for
-from octavo.core.cache_limits import CacheLimits
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import BlockOps, NewSequence, ScheduledSequence, SchedulerOutput
+from octavo.worker.worker import Worker
 
 FULLEST = SamplingParams(
     temperature=0.8,
@@ -20,15 +20,14 @@ FULLEST = SamplingParams(
 """Parameters that need every stage of sampling."""
 
 
-def dummy_step(
-    num_seqs: int, num_tokens: int, *, limits: CacheLimits, params: SamplingParams = FULLEST
-) -> SchedulerOutput:
+def dummy_step(worker: Worker, num_seqs: int, num_tokens: int, params: SamplingParams = FULLEST) -> SchedulerOutput:
     """`num_seqs` new sequences that together compute `num_tokens`, the remainder in the first; each samples once.
 
     Their ids are negative, so they meet no real ones. Blocks are given out from 1 on, and again from the start when
     there are too few: what the caches hold is lost.
     """
     assert 1 <= num_seqs <= num_tokens
+    limits = worker.plan.cache
     each = num_tokens // num_seqs
     lengths = [num_tokens - each * (num_seqs - 1)] + [each] * (num_seqs - 1)
     new_sequences, rows = [], []
@@ -53,7 +52,8 @@ def dummy_step(
     return SchedulerOutput(step_id=-1, new_sequences=new_sequences, rows=rows, finished_ids=[], block_ops=BlockOps())
 
 
-def dummy_end(num_seqs: int) -> SchedulerOutput:
-    """Return the step that drops the sequences of a `dummy_step`."""
+def run_dummy(worker: Worker, num_seqs: int, num_tokens: int) -> None:
+    """Execute one such step and forget its sequences."""
+    worker.execute(dummy_step(worker, num_seqs, num_tokens))
     ids = [-1 - i for i in range(num_seqs)]
-    return SchedulerOutput(step_id=-1, new_sequences=[], rows=[], finished_ids=ids, block_ops=BlockOps())
+    worker.execute(SchedulerOutput(step_id=-1, new_sequences=[], rows=[], finished_ids=ids, block_ops=BlockOps()))
