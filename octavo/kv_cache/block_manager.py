@@ -228,28 +228,6 @@ class BlockManager:
         table.writable_end = size * min(map(len, table.blocks))
         return SlotGrowth(changes, copies)
 
-    def roll_back(self, sequence: Sequence, num_tokens: int) -> int:
-        """Take back the tokens from `num_tokens` on: known ones, and what was computed of them or of guesses. Returns
-        how many tokens stay computed; the caller drops the tokens.
-
-        Blocks that only they are in are released. When others share the last block and it is published, the tokens in
-        it are to be computed again. No submitted step may still compute any of them, and where layers read a window the
-        next token to be computed reads none that were released.
-        """
-        table, size = self._tables[sequence.seq_id], self.block_size
-        num_full, num_blocks = num_tokens // size, -(-num_tokens // size)
-        num_computed = min(sequence.num_computed_tokens, num_tokens)
-        del table.digests[num_full:]
-        table.num_published = min(table.num_published, num_full)
-        table.writable_end = 0
-        for cache, blocks in zip(self.groups, table.blocks, strict=True):
-            if cache.take_back(blocks, num_full, num_blocks):
-                num_computed = min(num_computed, num_full * size)
-        for cache, blocks in zip(self.groups, table.blocks, strict=True):
-            unseen = cache.keeps.num_unseen_blocks(num_computed)
-            assert NULL_BLOCK not in blocks[unseen:], "the next token would read blocks that left the window"
-        return num_computed
-
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Share all blocks of the parent with the child, whose first computed tokens are the parent's."""
         table, shared = self._table(child), self._tables[parent.seq_id]

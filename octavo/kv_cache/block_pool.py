@@ -156,12 +156,6 @@ class BlockPool:
             self._after.setdefault(content.parent, []).append(block)
             self._evicted.pop(content.digest, None)
 
-    def withdraw(self, block: int) -> None:
-        """Remove a used block from the index: its content is about to change."""
-        assert self._counts[block] > 0, f"block {block} withdrawn without a user"
-        if self._contents[block] is not None:
-            self._forget(block)
-
     def disown(self, digest: bytes) -> None:
         """Remove content that is not to be trusted from the index; its block, if cached, becomes empty."""
         block = self._index.get(digest)

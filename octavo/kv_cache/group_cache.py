@@ -113,19 +113,6 @@ class GroupCache:
             table.append(pool.allocate())
         return first_changed, copies
 
-    def take_back(self, table: list[int], num_full: int, num_blocks: int) -> bool:
-        """Release the entries from `num_blocks` on, and make sure that nothing is written over what a block is found
-        by; return whether the tokens in entry `num_full` have to be computed again."""
-        while len(table) > num_blocks:
-            self.pool.release(table.pop())
-        if num_full >= len(table) or not self.pool.has_content(table[num_full]):
-            return False
-        if not self.pool.is_shared(table[num_full]):
-            self.pool.withdraw(table[num_full])
-            return False
-        self.pool.release(table.pop())
-        return True
-
     def share(self, table: list[int]) -> list[int]:
         """Return a second table with the same blocks."""
         self.pool.share(table[table.count(NULL_BLOCK) :])

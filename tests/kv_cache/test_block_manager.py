@@ -184,59 +184,8 @@ class TestGrowth:
         assert growth.copies == []
 
 
-def roll_back(manager: BlockManager, sequence: Sequence, num_tokens: int) -> None:
-    sequence.num_computed_tokens = manager.roll_back(sequence, num_tokens)
-    del sequence.token_ids[num_tokens:]
-
-
-class TestRollBack:
-    def test_tokens_and_the_blocks_that_only_they_are_in_are_taken_back(self) -> None:
-        manager = make_manager()
-        sequence = allocate(manager, 5)
-        sequence.num_computed_tokens = 5
-        growth = manager.append_slots(sequence, 5, 14)
-        assert growth is not None
-        assert len(growth.changes[0].block_ids) == 2
-        sequence.num_computed_tokens = 13  # with guesses, none of which holds
-        roll_back(manager, sequence, 5)
-        assert (sequence.num_computed_tokens, sequence.token_ids) == (5, list(range(5)))
-        assert len(table(manager, sequence)) == 2
-        manager.check([sequence])
-
-    def test_what_is_written_over_is_found_no_more_and_what_stays_is(self) -> None:
-        manager = make_manager()
-        sequence = allocate(manager, 12)
-        sequence.num_computed_tokens = 12
-        manager.publish(sequence, PLAIN)
-        roll_back(manager, sequence, 6)
-        sequence.token_ids += [90, 91]
-        sequence.num_computed_tokens = 8
-        manager.publish(sequence, PLAIN)
-        old, new = make_group(13, first_seq_id=2), make_group(13, first_seq_id=3)
-        new.live[0].token_ids[6:] = [90, 91, 0, 0]
-        assert manager.find_prefix(old, old.live[0], 13).blocks[0] == table(manager, sequence)[:1]
-        assert manager.find_prefix(new, new.live[0], 10).blocks[0] == table(manager, sequence)
-        manager.check([sequence])
-
-    def test_a_published_block_that_others_share_stays_theirs(self) -> None:
-        manager = make_manager()
-        sequence = allocate(manager, 8)
-        sequence.num_computed_tokens = 8
-        manager.publish(sequence, PLAIN)
-        sibling = sequence.fork(2, 1)
-        manager.fork(sequence, sibling)
-        roll_back(manager, sequence, 6)
-        assert (len(sequence.token_ids), sequence.num_computed_tokens) == (6, 4)
-        group = make_group(9)
-        assert manager.find_prefix(group, group.live[0], 9).blocks[0] == table(manager, sibling)
-        growth = manager.append_slots(sequence, 4, 7)
-        assert growth is not None
-        assert not set(growth.changes[0].block_ids) & set(table(manager, sibling))
-        manager.check([sequence, sibling])
-
-
 class Blocks(RuleBasedStateMachine):
-    """Any order of allocate, append, roll back, fork, publish, free keeps the accounting; no written slot is shared."""
+    """Any order of allocate, append, fork, publish, free keeps the accounting; no written slot is shared."""
 
     @initialize(
         num_blocks=st.integers(1, 12),
@@ -282,12 +231,6 @@ class Blocks(RuleBasedStateMachine):
         sequence.num_computed_tokens += count
         self.manager.publish(sequence, PLAIN)
         self.manager.release_unseen([sequence])
-
-    @precondition(lambda self: self.sequences and not self.manager.releases_unseen)
-    @rule(data=st.data(), count=st.integers(1, 6))
-    def roll_back(self, data: st.DataObject, count: int) -> None:
-        sequence = data.draw(st.sampled_from(list(self.sequences.values())))
-        roll_back(self.manager, sequence, max(1, sequence.num_computed_tokens - count))
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())

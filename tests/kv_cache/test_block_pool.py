@@ -153,8 +153,6 @@ def test_a_content_that_came_back_counts_as_evicted_no_more() -> None:
         block = pool.allocate()
         pool.publish(block, named(b"x"))
         pool.release(block)
-    pool.acquire(block)
-    pool.withdraw(block)
     assert not pool.was_evicted(b"x")
 
 
@@ -164,7 +162,7 @@ def test_by_cost_a_new_content_starts_without_the_hits_of_the_old_one() -> None:
     pool.publish(first, named(b"first"))
     for _ in range(5):
         pool.note_hit(first)
-    pool.withdraw(first)
+    pool.disown(b"first")
     pool.publish(first, named(b"again"))
     pool.publish(second, named(b"second"))
     pool.release(first)

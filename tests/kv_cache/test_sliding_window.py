@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,17 +106,6 @@ def test_a_hit_costs_the_blocks_that_are_seen() -> None:
     assert hit.num_tokens == 40
     assert only(manager).pool.num_used_blocks == 4
     manager.check([group.live[0]])
-
-
-def test_tokens_are_taken_back_as_far_as_their_window_is_there() -> None:
-    manager = window_manager()
-    _, sequence = computed(manager, 27)
-    assert manager.roll_back(sequence, 25) == 25
-    del sequence.token_ids[25:]
-    assert table(manager, sequence).count(0) == 5
-    manager.check([sequence])
-    with pytest.raises(AssertionError, match="left the window"):
-        manager.roll_back(sequence, 24)
 
 
 def test_forks_and_copies_leave_null_blocks_alone() -> None:
