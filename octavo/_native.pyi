@@ -28,6 +28,6 @@ class Cpu:
         """Keep the calls that are made from here on."""
 
     def end_recording(self) -> Recording:
-        """Stop keeping calls; answers what was kept."""
+        """Stop keeping calls; returns what was kept."""
 
     def __getattr__(self, kernel: str) -> Callable[..., Any]: ...

@@ -25,7 +25,7 @@ def escaped(text: str) -> str:
 
 
 class _LineFormatter(logging.Formatter):
-    """`12:34:56.789 core INFO message`; the process's role tells the lines of a server apart.
+    """`12:34:56.789 core INFO message`; the process's role distinguishes the lines of a server.
 
     A record cannot imitate another one, nor steer a terminal, whatever a client put into it: further lines are
     indented, and everything but printable ASCII is escaped.

@@ -85,7 +85,7 @@ VLLM_NOTES: Final = {
     "scheduling_policy": "five policies",
     "device": "the CPU; CUDA is not there yet",
     "host": "127.0.0.1 by default, where vLLM listens on all addresses",
-    "api_key": "guards all endpoints but `/health` and what tells the version; keys with rights are in a file",
+    "api_key": "guards all endpoints but `/health` and those of the version; keys with rights are in a file",
     "allowed_origins": "none by default, where vLLM allows all",
     "best_of": "still there",
     "use_beam_search": "still there; or `LLM.beam_search`, whose arguments are keywords",

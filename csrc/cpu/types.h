@@ -15,7 +15,7 @@ enum class Level {
   amx_emulated,  // the code of `amx` over a software model of the tiles: slow, for checking it where there are none
 };
 
-// Element types of the tensors that Python passes as addresses; the numbers are part of the Python seam.
+// Element types of the tensors that Python passes as addresses; the numbers are part of the Python interface.
 enum class Type : int { float32 = 0, bfloat16 = 1, int8 = 2, fp8_e4m3 = 3 };
 
 }  // namespace octavo

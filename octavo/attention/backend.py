@@ -34,7 +34,7 @@ class AttentionBackend(Protocol):
     """Type of the elements of a cache tensor; bytes where values have scales beside them."""
 
     def cache_shape(self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """Shape of one layer's cache; `num_blocks` counts the null block. The cache starts zeroed.
+        """Return the shape of one layer's cache; `num_blocks` counts the null block. The cache starts zeroed.
 
         Block ids index dimension 1, so that copying or moving block `i` is copying `cache[:, i]`.
         """
@@ -43,7 +43,7 @@ class AttentionBackend(Protocol):
     def workspace_bytes(
         self, max_tokens: int, max_length: int, num_heads: int, kv_heads: int, head_dim: int, element_size: int
     ) -> int:
-        """Most bytes that `run` allocates beside its output, for the memory plan.
+        """Return the most bytes that `run` allocates beside its output, for the memory plan.
 
         `max_tokens` is the most tokens in one step, `max_length` the longest sequence.
         """

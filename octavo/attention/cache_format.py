@@ -26,10 +26,10 @@ def is_quantized(dtype: torch.dtype) -> bool:
 
 
 def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Codes of `dtype` [..., dim] and float32 scales [..., 1], so that x is about codes * scales.
+    """Return codes of `dtype` [..., dim] and float32 scales [..., 1], so that x is about codes * scales.
 
     The scale takes the largest value of a row to the largest code. That of a row that is not finite is NaN, so that
-    whoever reads it gets NaN.
+    reading it gives NaN.
     """
     x = x.float()
     amplitude = x.abs().amax(dim=-1, keepdim=True)
@@ -42,5 +42,5 @@ def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """codes * scales in float32, then as `dtype`."""
+    """Return codes * scales in float32, then as `dtype`."""
     return (codes.float() * scales).to(dtype)

@@ -1,4 +1,4 @@
-"""What one step tells the model: the tokens it computes and where their keys and values live.
+"""What the model receives for one step: the tokens it computes and where their keys and values live.
 
 The runner builds these once per step; models, layers and attention backends only read them.
 """

@@ -53,37 +53,37 @@ class Section:
         self._prefix = prefix
 
     def int(self, name: str, default: builtins.int = _REQUIRED) -> builtins.int:
-        """The integer `name`; required when no default is given."""
+        """Return the integer `name`; required when no default is given."""
         return self._read(name, int, default)
 
     def float(self, name: str, default: builtins.float = _REQUIRED) -> builtins.float:
-        """The number `name`, an integer included; JSON's NaN and Infinity are refused."""
+        """Return the number `name`, an integer included; JSON's NaN and Infinity are refused."""
         value = float(self._read(name, float, default))
         if not math.isfinite(value):
             raise self.error(name, "a finite number")
         return value
 
     def positive_float(self, name: builtins.str, default: builtins.float = _REQUIRED) -> builtins.float:
-        """The number `name`, above 0: a factor or a base."""
+        """Return the number `name`, above 0: a factor or a base."""
         value = self.float(name, default)
         if value <= 0.0:
             raise self.error(name, "a number above 0")
         return value
 
     def bool(self, name: str, default: builtins.bool = _REQUIRED) -> builtins.bool:
-        """The flag `name`."""
+        """Return the flag `name`."""
         return self._read(name, bool, default)
 
     def str(self, name: str, default: builtins.str = _REQUIRED) -> builtins.str:
-        """The string `name`."""
+        """Return the string `name`."""
         return self._read(name, str, default)
 
     def optional_int(self, name: builtins.str) -> builtins.int | None:
-        """The integer `name`, or None when it is absent or null."""
+        """Return the integer `name`, or None when it is absent or null."""
         return None if self.values.get(name) is None else self.int(name)
 
     def positive(self, name: builtins.str, default: builtins.int = _REQUIRED) -> builtins.int:
-        """The integer `name`, at least 1: a size or a count."""
+        """Return the integer `name`, at least 1: a size or a count."""
         value = self.int(name, default)
         if value < 1:
             raise self.error(name, "an integer of at least 1")
@@ -92,17 +92,17 @@ class Section:
         return value
 
     def optional_positive(self, name: builtins.str) -> builtins.int | None:
-        """The integer `name`, at least 1, or None when it is absent or null."""
+        """Return the integer `name`, at least 1, or None when it is absent or null."""
         return None if self.values.get(name) is None else self.positive(name)
 
     def section(self, name: builtins.str) -> Section | None:
-        """The object `name`, or None when it is absent or null."""
+        """Return the object `name`, or None when it is absent or null."""
         if self.values.get(name) is None:
             return None
         return Section(self._read(name, dict, {}), self.where, f"{self._prefix}{name}.")
 
     def expect(self, name: builtins.str, *allowed: object, default: object = _REQUIRED) -> Any:
-        """The value of `name` when it is one of `allowed`; else a model that is not implemented, by name.
+        """Return the value of `name` when it is one of `allowed`; any other is a model that is not implemented.
 
         Without a `default` an absent key stands for the first allowed value.
         """
@@ -124,7 +124,7 @@ class Section:
                 raise UnsupportedModel(f"{self.where}: {self._prefix}{name} is {shown(self.values[name])}; {because}")
 
     def error(self, name: builtins.str, expected: builtins.str) -> CheckpointError:
-        """The complaint that `name` is not as `expected`."""
+        """Return the complaint that `name` is not as `expected`."""
         found = f"is {shown(self.values[name])}" if name in self.values else "is missing"
         return CheckpointError(f"{self.where}: {self._prefix}{name} {found}, expected {expected}")
 
@@ -207,7 +207,7 @@ class Checkpoint(Section):
         return names[0]
 
     def max_model_len(self) -> builtins.int:
-        """Longest context the model is made for, in tokens.
+        """Return the longest context the model is made for, in tokens.
 
         A number beyond all memory is no reason to refuse: an engine takes the context that fits it.
         """
@@ -221,7 +221,7 @@ class Checkpoint(Section):
         return self._stretched(min(length, _LARGEST_SIZE) if length > 0 else self.positive(name))
 
     def _stretched(self, length: builtins.int) -> builtins.int:
-        """`length` positions with what rotary scaling adds to them."""
+        """Return `length` positions with what rotary scaling adds to them."""
         rope = self.rope()
         kind = rope.str("rope_type")
         # linear scaling stretches the positions that max_position_embeddings states; llama3's figure includes it, and
@@ -234,7 +234,7 @@ class Checkpoint(Section):
         return length
 
     def rope(self) -> Section:
-        """Rotary parameters in one layout: `rope_type`, `rope_theta` and what the type needs.
+        """Return the rotary parameters in one layout: `rope_type`, `rope_theta` and what the type needs.
 
         Reads `rope_parameters` as well as the older `rope_theta` beside `rope_scaling`.
         """
@@ -247,7 +247,7 @@ class Checkpoint(Section):
         return Section(values, self.where, prefix)
 
     def dtype_name(self) -> builtins.str:
-        """`float32`, `float16` or `bfloat16`: what the config states, else what most weights have."""
+        """Return `float32`, `float16` or `bfloat16`: what the config states, else what most weights have."""
         for name in ("dtype", "torch_dtype"):
             if self.values.get(name) is not None:
                 stated = self.str(name).removeprefix("torch.")
@@ -260,11 +260,11 @@ class Checkpoint(Section):
         return _DTYPE_NAMES.get(max(sizes, key=lambda dtype: sizes[dtype], default="F32"), "float32")
 
     def bos_token_id(self) -> builtins.int | None:
-        """The token that starts a text, where the config names one."""
+        """Return the token that starts a text, where the config names one."""
         return self.optional_int("bos_token_id")
 
     def eos_token_ids(self, *, with_generation_config: builtins.bool = True) -> tuple[builtins.int, ...]:
-        """Tokens that end a text: `generation_config.json`'s, else `config.json`'s; there may be none."""
+        """Return the tokens that end a text: `generation_config.json`'s, else `config.json`'s; there may be none."""
         generation = Section(
             self.generation_config if with_generation_config else {}, str(self.path / GENERATION_CONFIG)
         )
@@ -279,7 +279,7 @@ class Checkpoint(Section):
         return ()
 
     def weight_files(self) -> tuple[WeightFile, ...]:
-        """Files to load, safetensors before `.bin`. Raises CheckpointError when there are none or one is missing."""
+        """Return the files to load, safetensors before `.bin`. Raises CheckpointError when none or not all exist."""
         for stem in ("model.safetensors", "pytorch_model.bin"):
             index = self.path / f"{stem}.index.json"
             if index.is_file():
@@ -305,18 +305,18 @@ class Checkpoint(Section):
                 limit_bytes -= os.fstat(content.fileno()).st_size
 
     def tensors(self) -> Mapping[builtins.str, TensorInfo]:
-        """Every tensor of the safetensors files by name, from their headers; empty for `.bin` files."""
+        """Return every tensor of the safetensors files by name, from their headers; empty for `.bin` files."""
         return self._tensors
 
     def weights_bytes(self) -> builtins.int:
-        """Bytes of weights on disk: exact for safetensors, the files' size for `.bin`."""
+        """Return the bytes of the weights on disk: exact for safetensors, the files' size for `.bin`."""
         files = self.weight_files()
         if files[0].is_safetensors:
             return sum(tensor.nbytes for tensor in self.tensors().values())
         return sum(file.path.stat().st_size for file in files)
 
     def num_parameters(self) -> builtins.int | None:
-        """Elements of all tensors, where the headers say (safetensors)."""
+        """Return the number of elements of all tensors, where the headers say (safetensors)."""
         return sum(prod(tensor.shape) for tensor in self.tensors().values()) or None
 
     @cached_property
@@ -370,7 +370,7 @@ def refuse_gguf(path: Path) -> None:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises CheckpointError with the place of the damage."""
+    """Return the object in a JSON file. Raises CheckpointError with the place of the damage."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -385,7 +385,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def shown(value: object) -> str:
-    """`value` as JSON, cut to a length that fits a message."""
+    """Return `value` as JSON, cut to a length that fits a message."""
     text = json.dumps(value, ensure_ascii=False) if _plain(value) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

@@ -27,7 +27,7 @@ _NEEDS: Final = (
 
 
 def without_effect(args: EngineArgs) -> dict[str, str]:
-    """Arguments that are not off and do nothing beside the others, by name: both values, and what to do."""
+    """Return the arguments that are not off and do nothing beside the others, by name: both values, and what to do."""
     found = {}
     for name, other, needed, remedy in _NEEDS:
         value, actual = getattr(args, name), getattr(args, other)

@@ -19,7 +19,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def render_bytes(count: int) -> str:
-    """`count` bytes as people read them: 1536 -> "1.50 KiB"."""
+    """Return `count` bytes as people read them: 1536 -> "1.50 KiB"."""
     size = float(count)
     for unit in _UNITS:
         if abs(size) < 1024 or unit == _UNITS[-1]:
@@ -29,7 +29,7 @@ def render_bytes(count: int) -> str:
 
 
 def render_table(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
-    """Rows of cells as aligned columns; the last column is free to run on."""
+    """Return rows of cells as aligned columns; the last column may have any width."""
     table = [tuple(row) for row in rows]
     if not table:
         return ""
@@ -54,7 +54,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     total_memory: int
     """Memory that the machine, or the cgroup that confines this process, has."""
     available_memory: int
-    """Of `total_memory`, what nobody uses at the time of planning."""
+    """The part of `total_memory` that is free at the time of planning."""
     limit: int
     limit_because: str
     weights_bytes: int
@@ -114,7 +114,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _layers(self, index: int) -> str:
-        """Which layers a cache group is, where there are several."""
+        """Return which layers a cache group is, where there are several."""
         return f" (cache group {index})" if len(self.cache.groups) > 1 else ""
 
     @property
@@ -122,7 +122,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         return " + ".join(f"{group.num_blocks:,}" for group in self.cache.groups)
 
     def summarize(self) -> str:
-        """The plan in one line."""
+        """Return the plan in one line."""
         return (
             f"weights {render_bytes(self.weights_bytes)}, activations {render_bytes(self.activation_bytes)}, "
             f"KV cache {render_bytes(self.kv_bytes)} ({self._num_blocks} blocks of {self.cache.block_size} tokens), "
@@ -163,7 +163,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def render_operators(choices: Iterable[tuple[str, str, str]]) -> str:
-    """Operator, the implementation that it got, and the reason, one line each."""
+    """Return a line for each operator: its name, its implementation and the reason."""
     return f"operators\n{render_table(choices)}"
 
 
@@ -172,7 +172,7 @@ def render_facts(title: str, facts: Iterable[tuple[str, object]]) -> str:
 
 
 def platform_facts(platform: Platform) -> list[tuple[str, object]]:
-    """The machine, in the order in which its facts are worth reading."""
+    """Return the facts of the machine, in the order in which its facts are worth reading."""
     vector_sets = [name for name in platform.instruction_sets if name.startswith(("avx", "amx", "asimd", "sve"))]
     memory = platform.memory
     return [
@@ -188,7 +188,7 @@ def platform_facts(platform: Platform) -> list[tuple[str, object]]:
 
 
 def model_facts(config: EngineConfig, checkpoint: Checkpoint) -> list[tuple[str, object]]:
-    """What the checkpoint says, and what octavo takes from it."""
+    """Return what the checkpoint says, and what octavo takes from it."""
     model, scheduler = config.model, config.scheduler
     has_weights = model.load_format == "auto"
     parameters = checkpoint.num_parameters() if has_weights else None

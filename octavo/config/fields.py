@@ -131,7 +131,7 @@ def check_values(instance: Any) -> None:
 
 
 def accept(argument: Argument, value: Any) -> Any:
-    """`value` in the type of its argument, within its limits. Raises ConfigError: argument, value, limit, remedy."""
+    """Return `value` in its argument's type, within its limits. Raises ConfigError: argument, value, limit, remedy."""
     name, arg = argument.name, argument.arg
     value = _typed(argument, value)
     if arg.choices is not None and value is not None and value not in arg.choices:
@@ -212,7 +212,7 @@ def _weight(what: str, text: str | float) -> float:
 
 
 def parse_bytes(name: str, text: str) -> int:
-    """ "4GiB", "512M", "1000" → bytes; k, M, G, T are powers of 1000, with an i powers of 1024."""
+    """Return the bytes that "4GiB", "512M" or "1000" stands for; k, M, G, T are powers of 1000, with i of 1024."""
     match = _BYTES.fullmatch(text)
     if match is None:
         raise ConfigError(f"{name} is {text!r}, expected a number of bytes such as 4GiB, 512M or 1000000")
@@ -221,7 +221,7 @@ def parse_bytes(name: str, text: str) -> int:
 
 
 def from_text(argument: Argument, text: str, where: str) -> Any:
-    """The value that `text`, found at `where` (a variable's or flag's name), stands for. Raises ConfigError."""
+    """Return the value that `text`, found at `where` (a variable's or flag's name), stands for. Raises ConfigError."""
     kind = argument.kind
     if argument.is_optional and text.strip().lower() in _NONE:
         return None

@@ -33,7 +33,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def locate_model(args: EngineArgs) -> Path:
-    """The directory of `args.model`, downloaded where need be."""
+    """Return the directory of `args.model`, downloaded where need be."""
     return locate(
         args.model,
         args.revision,
@@ -44,7 +44,7 @@ def locate_model(args: EngineArgs) -> Path:
 
 
 def locate_tokenizer(args: EngineArgs, model_path: Path) -> Path:
-    """The directory or tokenizer.json of `args.tokenizer`; by default `model_path`."""
+    """Return the directory or tokenizer.json of `args.tokenizer`; by default `model_path`."""
     if args.tokenizer is None:
         return model_path
     path = Path(args.tokenizer).expanduser()
@@ -69,7 +69,7 @@ def locate(
     with_weights: bool = True,
     text_files: Sequence[str] = _TEXT_FILES,
 ) -> Path:
-    """The directory that `model` names: itself when it exists, else what the hub has under that name at `revision`.
+    """Return the directory that `model` names: itself when it exists, else what the hub has of it at `revision`.
 
     Downloads configuration and tokenizer (`text_files`), and `with_weights` the safetensors (PyTorch archives only
     where there are none); what is in the cache is not fetched again, and is enough when the hub cannot be reached.
@@ -229,7 +229,7 @@ def _from_modelscope(
 
 
 def _reason(error: Exception) -> str:
-    """Why a download failed, in one line, with a remedy where the disk is full."""
+    """Return why a download failed, in one line, with a remedy where the disk is full."""
     if is_disk_full(error):
         return "the disk is full; free some space, or name a directory on another disk with download_dir"
     return str(error).strip().partition("\n")[0] or type(error).__name__

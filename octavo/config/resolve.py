@@ -68,7 +68,7 @@ def resolve(
     tokenizer_path: Path | None = None,
     cache_directory: Path | None = None,
 ) -> EngineConfig:
-    """The configuration that follows from `args` for this checkpoint on this platform.
+    """Return the configuration that follows from `args` for this checkpoint on this platform.
 
     `cache_directory` is where files may be kept that can be made again; None where the user has no such place.
 
@@ -140,7 +140,7 @@ def scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
 
 
 def _packed_cache(args: EngineArgs, checkpoint: Checkpoint, cache_directory: Path | None) -> str | None:
-    """The directory for packed weights, or None where there is none."""
+    """Return the directory for packed weights, or None where there is none."""
     if args.packed_cache == "none":
         return None
     if args.packed_cache == "auto":
@@ -175,7 +175,7 @@ def _dtype(args: EngineArgs, checkpoint: Checkpoint) -> DType:
 
 
 def _generation_defaults(source: str, checkpoint: Checkpoint, max_model_len: int) -> dict[str, GenerationDefault]:
-    """Sampling values of generation_config.json under the names of SamplingParams, those that it states."""
+    """Return the sampling values of generation_config.json under the names of SamplingParams, those that it states."""
     where, values = _generation_values(source, checkpoint)
     defaults = {ours: values[theirs] for theirs, ours in _GENERATION_KEYS.items() if values.get(theirs) is not None}
     try:
@@ -183,13 +183,13 @@ def _generation_defaults(source: str, checkpoint: Checkpoint, max_model_len: int
     except InvalidRequest as error:
         raise CheckpointError(f"{where}: {error}; correct the file, or start with generation_config none") from error
     if defaults.get("max_tokens", 0) >= max_model_len:
-        # made for a longer context than this one: nobody asked for more than fits
+        # a default made for a longer context than this one is no request for more than fits
         defaults["max_tokens"] = None
     return defaults
 
 
 def _eos_token_ids(source: str, checkpoint: Checkpoint) -> tuple[int, ...]:
-    """The tokens that end a text. A damaged generation_config.json counts only where its values are asked for."""
+    """Return the tokens that end a text. A damaged generation_config.json is an error where its values are used."""
     try:
         token_ids = checkpoint.eos_token_ids()
     except CheckpointError as error:
@@ -217,7 +217,7 @@ def _generation_values(source: str, checkpoint: Checkpoint) -> tuple[Path, dict[
 
 
 def _chat_template(source: str | None) -> str | None:
-    """The template's text. A value with Jinja braces or a line break is the template itself, anything else a file."""
+    """Return the template's text. A value with Jinja braces or a line break is the template, anything else a file."""
     if source is None or "{" in source or "\n" in source:
         return source
     path = Path(source).expanduser()

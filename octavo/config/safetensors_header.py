@@ -69,7 +69,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def damaged(path: Path, why: str) -> CheckpointError:
-    """The complaint that `path` is truncated or damaged."""
+    """Return the complaint that `path` is truncated or damaged."""
     return CheckpointError(f"{path}: truncated or damaged ({why}); download it again")
 
 

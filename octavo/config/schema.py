@@ -31,7 +31,7 @@ class ModelConfig(ModelArgs):
     tokenizer_path: str
     """Directory (or tokenizer.json) of the tokenizer on this machine."""
     served_model_names: tuple[str, ...]
-    """Names by which clients may ask for the model; the first one is used in answers."""
+    """Names by which clients may ask for the model; the first one is used in responses."""
     packed_directory: str | None = None
     """Directory that keeps packed weights for later starts; None for no such directory."""
     user_set_packed_cache: bool = False
@@ -78,8 +78,9 @@ class SchedulerConfig(SchedulerArgs):
         return None if self.target_step_ms is None else self.target_step_ms / 1e3
 
     def max_live_tokens(self, sliding_window: int | None) -> int | None:
-        """Most tokens of one sequence that are in KV blocks at once under a sliding window: those that the first token
-        of a step sees, and those that the step computes. None: all of them, as also where prompts are computed whole.
+        """Return the most tokens of one sequence in KV blocks at once under a sliding window: those that the first
+        token of a step sees, and those that the step computes. None: all of them, as also where prompts are computed
+        whole.
 
         Behind a sequence that decodes stay one token and one for each step in flight: what those draw may be dropped.
         """

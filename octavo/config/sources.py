@@ -35,7 +35,7 @@ _LINK_PORT_NAME, _LINK_PORT_VALUE = re.compile(r"OCTAVO_(\w+_)?PORT"), re.compil
 
 
 def known_arguments() -> dict[str, Argument]:
-    """Every argument of engine and server: one file or environment may serve all commands."""
+    """Return every argument of engine and server: one file or environment may serve all commands."""
     return arguments(EngineArgs) | arguments(ServerArgs)
 
 
@@ -46,7 +46,7 @@ def gather(
     config_file: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Args:
-    """Arguments of class `cls` from all sources; `given` are those that the caller wrote on the spot and wins.
+    """Return the arguments of class `cls` from all sources; `given` are those of the caller, which win.
 
     Raises ConfigError for an unknown key or variable, with the nearest known name, and for a value outside its limits.
     """
@@ -65,7 +65,7 @@ def gather(
 
 
 def engine_args(keywords: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> EngineArgs:
-    """Arguments of `LLM(...)`: its keywords, then OCTAVO_* variables, then defaults. Raises ConfigError."""
+    """Return the arguments of `LLM(...)`: its keywords, then OCTAVO_* variables, then defaults. Raises ConfigError."""
     known = arguments(EngineArgs)
     for name in keywords:
         if name not in known:
@@ -81,7 +81,7 @@ def is_service_link(variable: str, text: str) -> bool:
 
 
 def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Values of the OCTAVO_* variables that are set, without those that Kubernetes sets for a service."""
+    """Return the values of the OCTAVO_* variables that are set, without those that Kubernetes sets for a service."""
     known = {argument.variable: argument for argument in known_arguments().values()}
     values: dict[str, Any] = {}
     for variable, text in environ.items():
@@ -95,7 +95,7 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Values of a YAML file whose keys are argument names, with underscores or hyphens."""
+    """Return the values of a YAML file whose keys are argument names, with underscores or hyphens."""
     import yaml
 
     try:
@@ -132,7 +132,7 @@ def yaml_problem(error: Exception) -> str:
 
 
 def offline_variable(environ: Mapping[str, str] | None = None) -> str | None:
-    """The variable that keeps the hub's library from asking the hub, or None where none does."""
+    """Return the variable that keeps the hub's library from asking the hub, or None where none does."""
     environ = os.environ if environ is None else environ
     # of the two the library takes the first that is not empty
     name = next((name for name in _OFFLINE_VARIABLES if environ.get(name)), None)

@@ -142,15 +142,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @classmethod
     def over_defaults(cls, defaults: Mapping[str, Any], explicit: Mapping[str, Any]) -> SamplingParams:
-        """`explicit` values over the `defaults` of a checkpoint or a command; a beam search leaves out the defaults of
-        drawing (temperature, top_k, top_p, min_p), which say nothing about it. A default of max_tokens becomes as large
-        as an explicit min_tokens. Raises InvalidRequest."""
+        """Return `explicit` values over the `defaults` of a checkpoint or a command.
+
+        A beam search leaves out the defaults of drawing (temperature, top_k, top_p, min_p), which do not concern it. A
+        default of max_tokens becomes as large as an explicit min_tokens. Raises InvalidRequest.
+        """
         if explicit.get("use_beam_search", defaults.get("use_beam_search")) is True:
             defaults = {name: value for name, value in defaults.items() if name not in OF_DRAWING}
         merged = {**defaults, **explicit}
         limit, least = merged.get("max_tokens", _DEFAULTS["max_tokens"]), explicit.get("min_tokens")
         if "max_tokens" not in explicit and limit is not None and isinstance(least, int) and least > limit:
-            merged["max_tokens"] = least  # nobody asked for the limit
+            merged["max_tokens"] = least  # the limit is only a default
         return cls(**merged)
 
     @property
@@ -245,7 +247,7 @@ def _checked_tuple(name: str, value: Any, of: type) -> tuple[Any, ...]:
 
 
 def checked_number(name: str, value: Any, kind: type, limits: Param) -> Any:
-    """`value` as a number of `kind` (int or float) within `limits`. Raises InvalidRequest."""
+    """Return `value` as a number of `kind` (int or float) within `limits`. Raises InvalidRequest."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(f"{name} is {value!r}, expected a number", field=name)
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
@@ -334,7 +336,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def _check_beam_search(params: SamplingParams) -> None:
-    """Beam search draws nothing."""
+    """Refuse parameters of drawing in a beam search."""
     for name in OF_DRAWING[1:]:
         if getattr(params, name) != _DEFAULTS[name]:
             raise InvalidRequest(

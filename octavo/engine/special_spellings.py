@@ -84,7 +84,7 @@ class SpecialSpellings:
         return text
 
     def _sizes_of_end(self, text: str) -> list[int]:
-        """Return the lengths of the beginnings of special tokens that a text ends with, white space aside."""
+        """Return the lengths of the beginnings of special tokens that a text ends with, without white space."""
         end = text[-self._longest - 64 :].rstrip() or text.rstrip()
         return [size for size in range(1, min(self._longest, len(end)) + 1) if end[-size:] in self._beginnings]
 

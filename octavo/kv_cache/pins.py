@@ -40,7 +40,7 @@ class Pins:
 
     @property
     def num_blocks(self) -> int:
-        """Device blocks that pins hold, whoever else uses them."""
+        """Device blocks that pins hold; requests may use them as well."""
         return sum(map(len, self._blocks))
 
     def blocks_of(self, group: int) -> list[int]:

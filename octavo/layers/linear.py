@@ -48,7 +48,7 @@ class ColumnLinear(PreparedLayer):
         return self.prepared(x)
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
-        """One tensor per read name and parameter."""
+        """Yield one tensor per read name and parameter."""
         parent, _, own = path.rpartition(".")
         beside = f"{parent}." if parent else ""
         names = self.reads or (own,)
@@ -145,7 +145,7 @@ class RowLinear(PreparedLayer):
         return self.mesh.sum(self.prepared(x))
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
-        """The layer's own name."""
+        """Yield the tensors of the layer's own name."""
         stored = (self.outputs, self.inputs)
         yield TensorSlot(f"{path}.weight", stored[::-1] if self.transposed else stored, self._fill_weight)
         if self.has_bias:

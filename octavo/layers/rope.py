@@ -21,7 +21,7 @@ class Scaling(Protocol):
         ...
 
     def bend(self, frequencies: Tensor, theta: float) -> Tensor:
-        """float32 [dim / 2] plain frequencies `theta ** (-2i / dim)` → the bent ones."""
+        """Bend plain frequencies `theta ** (-2i / dim)`, float32 [dim / 2]."""
         ...
 
 
@@ -75,7 +75,7 @@ class YarnScaling:
 
     @staticmethod
     def default_attention_factor(factor: float, scale: float = 1.0) -> float:
-        """`0.1 scale ln(factor) + 1`, the paper's, by which scores are multiplied twice."""
+        """Return `0.1 scale ln(factor) + 1`, as in the paper; scores are multiplied by it twice."""
         return 0.1 * scale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
     def bend(self, frequencies: Tensor, theta: float) -> Tensor:

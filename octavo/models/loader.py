@@ -349,5 +349,5 @@ def _check_names(
 
 
 def _counted(names: list[str]) -> str:
-    """`a.weight is` or `a.weight and 3 more are`."""
+    """Return `a.weight is` or `a.weight and 3 more are`."""
     return f"{names[0]} is" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more are"

@@ -61,7 +61,7 @@ def known_architectures() -> list[str]:
 
 
 def _model_files(architecture: str) -> Iterator[ModuleType]:
-    """The files that state architectures, the most likely first, so that a step of the walk imports one of many."""
+    """Yield the files that state architectures, the most likely first, so that few of them are imported."""
     names = [each.name for each in pkgutil.iter_modules(octavo.models.__path__)]
     likely = architecture.lower()
     names.sort(key=lambda name: (-len(name) if likely.startswith(name) else 0, name))

@@ -1,7 +1,7 @@
 """How long a step takes: a roofline of a device and a model, or coefficients fitted to measured steps.
 
 A roofline (Williams et al. 2009, doi:10.1145/1498765.1498785) takes the longer of the time that moving bytes and the
-time that arithmetic takes. Both kinds are read from JSON; `type` tells which one it is.
+time that arithmetic takes. Both kinds are read from JSON; `type` states which one it is.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def test_a_poor_fit_and_recorded_limits_are_told(tmp_path: Path, capsys: pytest.
     settings = make_settings(max_num_batched_tokens=32, max_num_seqs=1)
     limited = dataclasses.replace(settings.scheduler, max_queued_requests=1)
     settings = msgspec.structs.replace(settings, scheduler=limited)
-    # one by one: the door lets all of them in
+    # one by one: admission control lets all of them in
     requests = [TraceRequest(arrival_s=9.0 * i, num_prompt_tokens=5 + i, output_len=4) for i in range(9)]
     record(tmp_path / "run", settings, Trace(requests), costs)
     recording = ("--recording", str(tmp_path / "run"))

@@ -1,4 +1,4 @@
-"""The door: a request within the limits goes through resolved, any other is refused with field, numbers and remedy."""
+"""The input processor resolves a request within the limits and refuses any other with field, numbers and remedy."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def processor(
 
 
 def test_request_goes_through_with_everything_resolved(tmp_path: Path) -> None:
-    door = processor(tmp_path, eos_token_ids=(3, 4), tokenizer={"add_bos_token": True})
+    inputs = processor(tmp_path, eos_token_ids=(3, 4), tokenizer={"add_bos_token": True})
     params = SamplingParams(max_tokens=5, bad_words=("no",))
-    request = door.process("r", "hi", params, RequestOptions(priority=2, cache_salt="s"))
+    request = inputs.process("r", "hi", params, RequestOptions(priority=2, cache_salt="s"))
     assert request.prompt_token_ids == [BOS, *b"hi"]
     assert (request.request_id, request.priority, request.cache_salt, request.arrival_time) == ("r", 2, "s", 7.0)
     assert request.end_token_ids == (3, 4)
@@ -51,14 +51,14 @@ def test_end_of_sequence_is_the_tokenizers_where_the_checkpoint_names_none(tmp_p
 
 
 def test_end_of_sequence_ids_without_logits_are_left_out(tmp_path: Path) -> None:
-    door = processor(tmp_path, eos_token_ids=(3, -1, 120, 119), ready={"vocab_size": 120})
-    assert door.process("r", "hi", SamplingParams(min_tokens=1)).end_token_ids == (3, 119)
+    inputs = processor(tmp_path, eos_token_ids=(3, -1, 120, 119), ready={"vocab_size": 120})
+    assert inputs.process("r", "hi", SamplingParams(min_tokens=1)).end_token_ids == (3, 119)
     assert processor(tmp_path, ready={"vocab_size": 120}).process("r", "hi", SamplingParams()).end_token_ids == ()
 
 
 def test_bad_words_that_the_model_cannot_write_are_left_out(tmp_path: Path) -> None:
-    door = processor(tmp_path, ready={"vocab_size": 120})
-    request = door.process("r", "hi", SamplingParams(bad_words=("ox", "no")))
+    inputs = processor(tmp_path, ready={"vocab_size": 120})
+    request = inputs.process("r", "hi", SamplingParams(bad_words=("ox", "no")))
     assert request.bad_words_token_ids == ((*b"no",), (*b" no",))
 
 
@@ -68,8 +68,8 @@ def test_end_of_sequence_can_be_ignored(tmp_path: Path) -> None:
 
 def test_requests_without_a_seed_get_the_same_ones_in_every_run(tmp_path: Path) -> None:
     def seeds(**model: Any) -> list[int | None]:
-        door = processor(tmp_path, **model)
-        return [door.process(str(number), "hi", SamplingParams()).params.seed for number in range(3)]
+        inputs = processor(tmp_path, **model)
+        return [inputs.process(str(number), "hi", SamplingParams()).params.seed for number in range(3)]
 
     assert seeds() == seeds()
     assert len(set(seeds() + seeds(seed=1))) == 6
@@ -78,11 +78,11 @@ def test_requests_without_a_seed_get_the_same_ones_in_every_run(tmp_path: Path) 
 
 def test_seeds_and_digests_of_a_namespace_depend_on_no_other_one(tmp_path: Path) -> None:
     def of_alice(others: list[str | None]) -> list[tuple[int | None, str | None]]:
-        door = processor(tmp_path)
+        inputs = processor(tmp_path)
         requests = []
         for number, namespace in enumerate(["alice", *others, "alice"]):
             prompt = Prompt(text="hi", cache_namespace=namespace)
-            requests.append(door.process(str(number), prompt, SamplingParams()))
+            requests.append(inputs.process(str(number), prompt, SamplingParams()))
         return [(each.params.seed, each.cache_namespace) for each in (requests[0], requests[-1])]
 
     alone = of_alice([])
@@ -102,17 +102,17 @@ def test_rest_of_the_context_is_granted_when_no_number_is_set(tmp_path: Path) ->
 
 
 def test_default_of_the_checkpoint_that_does_not_fit_means_what_fits(tmp_path: Path) -> None:
-    door = processor(tmp_path, generation_defaults={"max_tokens": 50}, ready={"max_model_len": 60})
-    assert door.process("r", "x" * 20, door.default_sampling_params()).params.max_tokens == 40
-    assert door.process("s", "x", door.default_sampling_params()).params.max_tokens == 50
+    inputs = processor(tmp_path, generation_defaults={"max_tokens": 50}, ready={"max_model_len": 60})
+    assert inputs.process("r", "x" * 20, inputs.default_sampling_params()).params.max_tokens == 40
+    assert inputs.process("s", "x", inputs.default_sampling_params()).params.max_tokens == 50
     with pytest.raises(ContextTooLong):
-        door.process("t", "x" * 20, door.default_sampling_params(max_tokens=51))
+        inputs.process("t", "x" * 20, inputs.default_sampling_params(max_tokens=51))
 
 
 def test_rest_of_the_cache_is_granted_when_it_is_less_than_the_context(tmp_path: Path) -> None:
-    door = processor(tmp_path, ready={"num_blocks": 2})
-    assert door.process("r", "hi", SamplingParams(max_tokens=None)).params.max_tokens == 31
-    assert door.process("r", "hi", SamplingParams(max_tokens=None, n=2)).params.max_tokens == 15
+    inputs = processor(tmp_path, ready={"num_blocks": 2})
+    assert inputs.process("r", "hi", SamplingParams(max_tokens=None)).params.max_tokens == 31
+    assert inputs.process("r", "hi", SamplingParams(max_tokens=None, n=2)).params.max_tokens == 15
 
 
 @given(
@@ -134,27 +134,27 @@ def test_granted_tokens_fit_and_one_more_would_not(
 
 
 def test_defaults_of_the_checkpoint_lie_under_explicit_values(tmp_path: Path) -> None:
-    door = processor(tmp_path, generation_defaults={"temperature": 0.3, "top_k": 7})
-    assert door.default_sampling_params(top_k=9) == SamplingParams(temperature=0.3, top_k=9)
-    assert door.default_sampling_params(use_beam_search=True, n=2) == SamplingParams(use_beam_search=True, n=2)
+    inputs = processor(tmp_path, generation_defaults={"temperature": 0.3, "top_k": 7})
+    assert inputs.default_sampling_params(top_k=9) == SamplingParams(temperature=0.3, top_k=9)
+    assert inputs.default_sampling_params(use_beam_search=True, n=2) == SamplingParams(use_beam_search=True, n=2)
     with pytest.raises(InvalidRequest, match="did you mean temperature"):
-        door.default_sampling_params(temprature=1)
+        inputs.default_sampling_params(temprature=1)
 
 
 def test_conversation_becomes_a_prompt_with_one_bos(tmp_path: Path) -> None:
-    door = processor(tmp_path, tokenizer={"add_bos_token": True})
-    prompt = door.render_chat([{"role": "user", "content": "hi"}])
-    assert door.process("r", prompt, SamplingParams()).prompt_token_ids == [BOS, *b"[user]hi", EOS, *b"[assistant]"]
-    other = door.render_chat(
+    inputs = processor(tmp_path, tokenizer={"add_bos_token": True})
+    prompt = inputs.render_chat([{"role": "user", "content": "hi"}])
+    assert inputs.process("r", prompt, SamplingParams()).prompt_token_ids == [BOS, *b"[user]hi", EOS, *b"[assistant]"]
+    other = inputs.render_chat(
         [{"role": "user", "content": "hi"}], ChatOptions(chat_template="{{ bos_token }}{{ messages[0].content }}")
     )
     assert other.text == "<bos>hi"
 
 
 def test_model_without_a_template_says_what_to_do(tmp_path: Path) -> None:
-    door = processor(tmp_path, tokenizer={"chat_template": None})
+    inputs = processor(tmp_path, tokenizer={"chat_template": None})
     with pytest.raises(InvalidRequest, match="no chat template.*start octavo with the argument chat_template"):
-        door.render_chat([{"role": "user", "content": "hi"}])
+        inputs.render_chat([{"role": "user", "content": "hi"}])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Whom a better waiting group pushes out is worked out once, and again when somebody has left."""
+"""The victims of a better waiting group are worked out once, and again when a group has ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fakes.engine import make_core, make_request, run
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """For whom the policy was asked who gives way."""
+    """The groups for which the policy was asked for victims."""
     heads: list[str] = []
     ask = Priority.victims_for
 

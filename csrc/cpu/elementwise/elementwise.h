@@ -5,7 +5,7 @@
 
 namespace octavo {
 
-// The numbers are part of the Python seam.
+// The numbers are part of the Python interface.
 enum class Function : int { relu = 0, gelu = 1, gelu_tanh = 2, silu_and_mul = 3, add = 4 };
 
 // out [rows, width] of x and y, all of `type`; rows of x and y may lie apart, those of out are dense.

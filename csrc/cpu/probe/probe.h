@@ -5,7 +5,7 @@
 
 namespace octavo {
 
-// Arithmetic that can be measured; the numbers are part of the Python seam.
+// Arithmetic that can be measured; the numbers are part of the Python interface.
 enum class Arithmetic : int { float32 = 0, bfloat16 = 1, int8 = 2, tiles_bfloat16 = 3, tiles_int8 = 4 };
 
 struct ProbeKernels {

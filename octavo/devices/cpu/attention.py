@@ -39,7 +39,7 @@ class CpuBackend:
 
     @staticmethod
     def obstacle(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
-        """Why the kernels cannot serve such a model; None where they can."""
+        """Return why the kernels cannot serve such a model; None where they can."""
         if dtype not in (torch.float32, torch.bfloat16):
             return f"the kernels compute in float32 and bfloat16, the model in {dtype}".replace("torch.", "")
         if cache_dtype not in _TYPE_CODES:
@@ -51,14 +51,14 @@ class CpuBackend:
         return None
 
     def cache_shape(self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """[1, num_blocks, elements of a block]: tiles of 16 keys, values and scales; see attention.h."""
+        """Return [1, num_blocks, elements of a block]: tiles of 16 keys, values and scales; see attention.h."""
         block_bytes = self._cpu.attention_block_bytes(kv_heads, head_dim, block_size, self._cache_code)
         return 1, num_blocks, block_bytes // self.element_type.itemsize
 
     def workspace_bytes(
         self, max_tokens: int, max_length: int, num_heads: int, kv_heads: int, head_dim: int, element_size: int
     ) -> int:
-        """Tiles, scores and sums of the items at work."""
+        """Return the bytes of tiles, scores and sums of the items at work."""
         scratch: int = self._cpu.attention_scratch_bytes(num_heads, kv_heads, head_dim, max_length, self._cache_code)
         return scratch
 
@@ -108,6 +108,6 @@ class CpuBackend:
 
 
 def _token_stride(x: Tensor) -> int:
-    """Elements between tokens of x [tokens, heads, dim], whose heads must lie side by side."""
+    """Return the elements between tokens of x [tokens, heads, dim], whose heads must lie side by side."""
     assert x.stride()[1:] == (x.shape[2], 1), "kernels read tokens whose heads lie side by side"
     return x.stride(0)

@@ -60,7 +60,7 @@ class RecordedModel:
         self.compute_logits = model.compute_logits
 
     def __call__(self, batch: ModelInput) -> Tensor:
-        """Last hidden states [tokens, hidden]."""
+        """Return the last hidden states [tokens, hidden]."""
         num_rows = len(batch.attention[0].lengths)
         is_plain = len(batch.token_ids) == num_rows and batch.embeddings is None and batch.adapter_of_token is None
         if not self._is_recordable or not is_plain or num_rows > self._max_rows:
@@ -82,7 +82,7 @@ class RecordedModel:
         return hidden
 
     def _record(self, batch: ModelInput) -> tuple[Tensor, _Recording | None]:
-        """The hidden states of `batch`, and the recording for the next ones like it unless there can be none."""
+        """Return the hidden states of `batch`, and the recording for the next ones like it unless there can be none."""
         watch = _Watch()
         watched = _WatchedInput(batch, watch)
         with watch:

@@ -200,7 +200,7 @@ def _buffer_bytes(num_bytes: int) -> int:
 
 
 def _idle_counts() -> tuple[int, int]:
-    """References of a tensor that only a list holds while a loop goes over it, and uses of its storage.
+    """Return the references of a tensor that only a list holds while a loop goes over it, and the uses of its storage.
 
     Who counts is counted, by rules that differ between versions of Python.
     """
@@ -233,5 +233,5 @@ def rows_of(x: Tensor) -> tuple[int, int, int]:
 
 
 def dense(x: Tensor) -> Tensor:
-    """x itself where its elements lie side by side, else a copy."""
+    """Return x itself where its elements lie side by side, else a copy."""
     return x if x.is_contiguous() else x.contiguous()

@@ -57,7 +57,7 @@ class ReferenceBackend:
         self.element_type = cache_dtype if self._quantized is None else torch.uint8
 
     def cache_shape(self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """[2, num_blocks, kv_heads, block_size, head_dim]: keys, then values; quantised ones end in their scale."""
+        """Return [2, num_blocks, kv_heads, block_size, head_dim]: keys, values; quantised ones end in their scale."""
         return 2, num_blocks, kv_heads, block_size, head_dim + (0 if self._quantized is None else _SCALE_BYTES)
 
     def workspace_bytes(
@@ -111,14 +111,14 @@ class ReferenceBackend:
         return out
 
     def _stored(self, x: Tensor, element_type: torch.dtype) -> Tensor:
-        """Keys or values [..., dim] as rows of the cache."""
+        """Return keys or values [..., dim] as rows of the cache."""
         if self._quantized is None:
             return x.to(element_type)
         codes, scales = quantize(x, self._quantized)
         return torch.cat((codes.view(torch.uint8), scales.view(torch.uint8)), dim=-1)
 
     def _restored(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows of the cache as keys or values [..., dim] of `dtype`."""
+        """Return rows of the cache as keys or values [..., dim] of `dtype`."""
         if self._quantized is None:
             return rows.to(dtype)
         codes, scales = rows[..., :-_SCALE_BYTES].contiguous(), rows[..., -_SCALE_BYTES:].contiguous()
@@ -126,7 +126,7 @@ class ReferenceBackend:
 
 
 def _cache_rows(slots: Tensor, layout: torch.Size) -> Tensor:
-    """int64 [2, kv_heads, *slots.shape]: where in the cache, seen as [rows, dim], keys and values of `slots` lie."""
+    """Return int64 [2, kv_heads, *slots.shape]: rows of keys and values of `slots` in the cache [rows, dim]."""
     _, num_blocks, kv_heads, block_size, _ = layout
     rows = slots // block_size * (kv_heads * block_size) + slots % block_size
     planes = torch.arange(2, device=slots.device)[:, None] * (num_blocks * kv_heads * block_size)
@@ -168,7 +168,7 @@ def _decode_piece(
     dtype: torch.dtype,
     device: torch.device,
 ) -> _Piece:
-    """Rows with one query each, which see `num_keys` keys, the hidden ones included."""
+    """Attend with one query per row; they see `num_keys` keys, the hidden ones included."""
     tokens = None if len(rows) == starts[-1] else torch.tensor([starts[row] for row in rows], device=device)
     tables = metadata.block_tables if tokens is None else metadata.block_tables[rows]
     ends = torch.tensor([[metadata.lengths[row]] for row in rows], device=device)
@@ -196,7 +196,7 @@ def _decode_groups(rows: list[int], lengths: Sequence[int], window: int | None) 
 
 
 def _key_range(length: int, window: int | None) -> tuple[int, int]:
-    """The keys that the query at position `length - 1` is attended to with, hidden ones included: [first, end).
+    """Return the keys that the query at position `length - 1` is attended to with, hidden ones included: [first, end).
 
     A function of its position alone, so that the same sums are made in the same order whatever else a step computes:
     bounds lie on a grid of whole vectors, which grows with the length so that neighbours share their range.
@@ -209,8 +209,8 @@ def _key_range(length: int, window: int | None) -> tuple[int, int]:
 
 
 def _first_seen(position: int, window: int | None) -> int:
-    """First key that the query at `position` sees. What lies before is not read: its block may be gone, and NaN there
-    would not be hidden by a weight of zero."""
+    """Return the first key that the query at `position` sees. Earlier ones are not read: their block may be gone, and
+    NaN there would not be hidden by a weight of zero."""
     return 0 if window is None else max(0, position - window + 1)
 
 
@@ -227,18 +227,18 @@ def _spans(start: int, end: int, window: int | None) -> Iterator[tuple[int, int,
 
 
 def _slots(tables: Tensor, positions: Tensor, block_size: int) -> Tensor:
-    """int64 [rows, keys]: cache slots of `positions` [rows, keys] by the block tables [rows, blocks]."""
+    """Return int64 [rows, keys]: cache slots of `positions` [rows, keys] by the block tables [rows, blocks]."""
     return tables.long().gather(1, positions // block_size) * block_size + positions % block_size
 
 
 def _distance(first_key: int, end_key: int, first_query: int, end_query: int, device: torch.device) -> Tensor:
-    """int32 [queries, keys]: key position minus query position."""
+    """Return int32 [queries, keys]: key position minus query position."""
     keys = torch.arange(first_key, end_key, dtype=torch.int32, device=device)
     return keys - torch.arange(first_query, end_query, dtype=torch.int32, device=device)[:, None]
 
 
 def _row_mask(distance: Callable[[], Tensor], window: int | None, dtype: torch.dtype) -> Tensor:
-    """Hides the future and what lies before the window."""
+    """Hide the future and what lies before the window."""
     difference = distance()
     hidden = difference > 0
     if window is not None:
@@ -252,7 +252,7 @@ def _constant(tensor: Tensor) -> Callable[[], Tensor]:
 
 
 def _mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where a key is seen, -inf where it is hidden."""
+    """Return 0 where a key is seen, -inf where it is hidden."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
 
@@ -287,7 +287,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, scores: Scores) -> T
 
 
 def _attend_in_fours(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Attention with a multiple of four queries: with fewer, the matrix products below sum in another order."""
+    """Attend with a multiple of four queries: with fewer, the matrix products below sum in another order."""
     num_queries = q.shape[2]
     extra = -num_queries % 4
     if extra:

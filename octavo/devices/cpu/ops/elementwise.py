@@ -17,7 +17,7 @@ _RELU, _GELU, _GELU_TANH, _SILU_AND_MUL, _ADD = range(5)
 
 
 def make_activation(function: int, reference: Callable[[Tensor], Tensor], runtime: CpuRuntime) -> Callable[..., Tensor]:
-    """A function of one tensor, by the library's number; other types than float32 and bfloat16 by `reference`."""
+    """Return a function of one tensor, by the library's number; types but float32 and bfloat16 by `reference`."""
     kernel, empty = runtime.cpu.elementwise, runtime.empty
 
     def activate(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from octavo.ops.registry import Implementation
 
 
 def make_embedding(runtime: CpuRuntime) -> Callable[..., Tensor]:
-    """`octavo.ops.embedding.embedding` on the compiled library, for tables of any type."""
+    """Return `octavo.ops.embedding.embedding` on the compiled library, for tables of any type."""
     kernel, empty = runtime.cpu.embedding, runtime.empty
 
     def embedding(ids: Tensor, weight: Tensor, offset: int = 0) -> Tensor:

@@ -31,7 +31,7 @@ def bias_spec(shape: LinearShape) -> dict[str, TensorSpec]:
 
 
 def panel_order(bias: Tensor, gated: bool) -> Tensor:
-    """bias [outputs] → float32 [panels · 32], a value for each column of the panels."""
+    """Return bias [outputs] as float32 [panels · 32], a value for each column of the panels."""
     width = _GATED_COLUMNS if gated else PANEL_COLUMNS
     halves = bias.float().view(2, -1) if gated else bias.float().view(1, -1)
     padded = torch.nn.functional.pad(halves, (0, -halves.shape[1] % width))

@@ -16,7 +16,7 @@ _TYPES = (torch.float32, torch.bfloat16)
 
 
 def make_rotary(runtime: CpuRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
-    """`octavo.ops.rotary.rotary` on the compiled library; other types than float32 and bfloat16 by reference.
+    """Return `octavo.ops.rotary.rotary` on the compiled library; other types than float32 and bfloat16 by reference.
 
     Raises IndexError for a position outside the table.
     """
@@ -66,7 +66,7 @@ def make_rotary(runtime: CpuRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def make_rotary_table(runtime: CpuRuntime) -> Callable[..., Tensor]:
-    """`octavo.ops.rotary.rotary_table` on the compiled library's threads, into memory of its own."""
+    """Return `octavo.ops.rotary.rotary_table` on the compiled library's threads, into memory of its own."""
     kernel = runtime.cpu.rotary_table
 
     def rotary_table(inverse_frequencies: Tensor, num_positions: int, attention_factor: float = 1.0) -> Tensor:
