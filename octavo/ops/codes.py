@@ -71,7 +71,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def exact_product(codes: Tensor, weights: Tensor) -> Tensor:
     """Return Σ codes [rows, inputs] · weights [outputs, inputs], rounded to float32 once: float32 [rows, outputs]."""
-    total = torch.zeros(codes.shape[0], weights.shape[0], dtype=torch.float64)
+    total = codes.new_zeros((codes.shape[0], weights.shape[0]), dtype=torch.float64)
     for start in range(0, codes.shape[1], _EXACT_INPUTS):
         end = start + _EXACT_INPUTS
         total += F.linear(codes[:, start:end], weights[:, start:end].float())

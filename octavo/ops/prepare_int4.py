@@ -65,7 +65,7 @@ class Int4Linear(QuantizedLinear):
         weights, scales = self._state["codes"], self._state["scales"]
         _, num_groups, group = weights.shape
         codes = F.pad(codes, (0, num_groups * group - self.shape.inputs))
-        total = torch.zeros(x.shape[0], self.shape.outputs)
+        total = codes.new_zeros((x.shape[0], self.shape.outputs))
         for g in range(num_groups):
             # at most 128 · 127 · 8: float32 holds every partial sum
             sums = F.linear(codes[:, g * group : (g + 1) * group], weights[:, g].float())

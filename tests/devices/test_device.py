@@ -88,3 +88,13 @@ def test_a_new_device_is_one_line_and_generates_the_same_text(tmp_path: Path, mo
     assert len(texts[0]) == 6
     assert texts[0] == texts[1]
     assert ToyDevice.steps == 6
+
+
+@pytest.mark.parametrize("method", ["int8", "int4", "int4-g128"])
+def test_the_reference_runs_quantized_weights(method: str, tmp_path: Path) -> None:
+    path = make_checkpoint("llama", tmp_path / "model", vocab_size=300, eos_token_id=257)
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    options: dict[str, Any] = {"device": "reference", "num_gpu_blocks_override": 20}
+    with LLM(str(write_byte_tokenizer(path)), quantization=method, **options) as llm:
+        (output,) = llm.generate([{"prompt_token_ids": [5, 6, 7]}], params)
+    assert len(output.outputs[0].token_ids) == 6
