@@ -37,6 +37,10 @@ class TokenStore(Protocol):
         ...
 
 
+_FEW = 16
+"""Up to as many tokens, one assignment each takes less time than one that gathers all."""
+
+
 class HostTokenStore:
     """A `TokenStore` in one array of the host, which grows by doubling: a step gathers and appends without a loop."""
 
@@ -61,6 +65,10 @@ class HostTokenStore:
     def append(self, lines: Sequence[int], positions: Sequence[int], token_ids: Sequence[int]) -> None:
         """See `TokenStore.append`."""
         self._reserve(0, max(positions) + 1)
+        if len(lines) <= _FEW:
+            for line, position, token_id in zip(lines, positions, token_ids, strict=True):
+                self._tokens[line, position] = token_id
+            return
         self._tokens[lines, positions] = token_ids
 
     def read(self, line: int, num_tokens: int) -> NDArray[np.int32]:

@@ -75,12 +75,12 @@ class BlockManager:
     @property
     def num_used_blocks(self) -> int:
         """Device blocks in use, of all groups."""
-        return sum(cache.pool.num_used_blocks for cache in self.groups)
+        return sum([cache.pool.num_used_blocks for cache in self.groups])
 
     @property
     def num_used_host_blocks(self) -> int:
         """Host blocks in use, of all groups."""
-        return sum(cache.host_pool.num_used_blocks for cache in self.groups)
+        return sum([cache.host_pool.num_used_blocks for cache in self.groups])
 
     def block_ids(self, sequence: Sequence) -> list[list[int]]:
         """Return the block ids of a sequence for each cache group, in the order of its tokens; to be read only."""

@@ -61,7 +61,10 @@ class Drawing:
         wanted = drawn + ranked
         if len(wanted) < len(hidden) or (drawn and ranked):
             hidden = hidden[torch.tensor([each.token for each in wanted], device=hidden.device)]
-        results = self._choose(hidden[: len(drawn)], drawn) + self._choose(hidden[len(drawn) :], ranked)
+        if drawn and ranked:
+            results = self._choose(hidden[: len(drawn)], drawn) + self._choose(hidden[len(drawn) :], ranked)
+        else:
+            results = self._choose(hidden, wanted)
         sampled = [each.place for each in wanted]
         if not any(each.row.num_drafts for each in drawn):
             return dict(zip(sampled, results, strict=True))
