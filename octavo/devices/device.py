@@ -184,9 +184,8 @@ def open_device(config: DeviceConfig, platform: Platform) -> Device:
         device = _device_class(name)
         obstacle = device.obstacle(platform)
         if obstacle is None:
-            for other, reason in obstacles.items():
-                if config.instruction_set == "auto":
-                    _log.warning("%s; PyTorch computes instead of the device %s, several times slower", reason, other)
+            if obstacles and name == "reference" and config.instruction_set == "auto":
+                _log.warning("%s; PyTorch computes instead, several times slower", "; ".join(obstacles.values()))
             reasons = [f"{other} cannot run: {reason}" for other, reason in obstacles.items()]
             chosen = "the best that can run here" if config.device == "auto" else "asked for"
             return device(config, platform, "; ".join(reasons) or chosen)

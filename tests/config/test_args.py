@@ -9,6 +9,7 @@ import pytest
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.config.fields import arguments, from_text, parse_bytes
 from octavo.config.server_args import ServerArgs
+from octavo.devices import DEVICES
 from octavo.errors import ConfigError
 
 
@@ -63,7 +64,7 @@ def test_a_wrong_value_is_refused_by_name_value_and_limit(keywords: dict[str, An
     ("keywords", "reason"),
     [
         ({"trust_remote_code": True}, "never runs code from a checkpoint"),
-        ({"device": "cuda"}, "choose auto, cpu, reference"),
+        ({"device": "cuda"}, f"choose auto, {', '.join(DEVICES)}"),
         ({"tensor_parallel_size": 2}, "one process on one device"),
         ({"pipeline_parallel_size": 2}, "one process on one device"),
     ],

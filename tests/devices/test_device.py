@@ -14,6 +14,7 @@ from octavo.devices import DEVICES
 from octavo.devices.device import open_device
 from octavo.devices.reference.device import ReferenceDevice
 from octavo.errors import ConfigError
+from octavo.platform import Platform
 from tests.conformance.runtimes import LEVELS, PLATFORM
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
@@ -56,6 +57,29 @@ def test_without_the_compiled_library_the_reference_runs_and_says_why(caplog: py
     assert {choice.implementation for choice in device.ops.choices} == {"reference"}
 
 
+class AbsentDevice(ReferenceDevice):
+    """A device that no machine has."""
+
+    name = "absent"
+
+    @staticmethod
+    def obstacle(platform: Platform) -> str | None:
+        return "there is none"
+
+
+@pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
+def test_a_device_that_a_machine_does_not_have_is_no_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.devices.device.DEVICES", {"absent": f"{__name__}.AbsentDevice", **DEVICES})
+    device = open_device(config(), PLATFORM)
+    assert (device.name, device.because) == ("cpu", "absent cannot run: there is none")
+    assert caplog.messages == []
+    open_device(config(), BARE)
+    (warning,) = caplog.messages
+    assert warning.startswith("there is none; the compiled library is absent")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -70,7 +94,7 @@ def test_what_cannot_run_here_is_refused_with_the_reason(settings: dict[str, Any
 
 def test_cuda_is_refused_with_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match="device='cuda' is refused: CUDA is not there yet; choose auto, cpu, referenc"
+        ConfigError, match=f"device='cuda' is refused: CUDA is not there yet; choose auto, {', '.join(DEVICES)}"
     ):
         LLM(str(tmp_path), device="cuda")
 

@@ -39,7 +39,7 @@ def test_a_known_architecture_leads_to_the_class_of_its_name(architecture: str, 
 def test_without_an_architecture_the_type_of_model_leads_there(
     architecture: str, absent: dict[str, Any], tmp_path: Path
 ) -> None:
-    model_type = architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel").lower()
+    model_type = resolve_model(named(tmp_path, architecture)).__module__.rpartition(".")[2]
     (tmp_path / "config.json").write_text(json.dumps({**absent, "model_type": model_type}))
     assert resolve_model(Checkpoint.open(tmp_path)).__name__ == architecture
 

@@ -8,10 +8,9 @@ import pytest
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sequence import SequenceGroup
 from octavo.engine.engine_core import EngineCore
+from octavo.scheduler.policies import POLICIES
 from octavo.scheduler.turns import Turns
 from tests.fakes.engine import make_core, make_request, run
-
-POLICIES = ["fcfs", "priority", "fair-share", "deadline", "prefix-match"]
 
 
 def batch(name: str, size: int, num_tokens: int = 4) -> list[EngineCoreRequest]:

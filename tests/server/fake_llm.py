@@ -195,7 +195,7 @@ class FakeAsyncLLM:
                 yield index, output
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams, request_id: str, **options: Any
+        self, prompt: Prompt, params: SamplingParams, request_id: str = "request", **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         prompt_ids = self._accept(prompt, params)
         self.requests.append((request_id, prompt, params, options))
