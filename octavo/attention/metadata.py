@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -92,35 +92,19 @@ class EmbeddingOverride:
     """[overridden, embedding size], in the model's type."""
 
 
-class ModelInput(Protocol):
-    """The part of the worker's input batch that a model reads."""
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """What a model reads for one step. The worker's is valid until the next one is built: it has views of buffers."""
 
-    @property
-    def token_ids(self) -> Tensor:
-        """int64 [tokens]: the tokens of all rows, one row after the other."""
-        ...
-
-    @property
-    def positions(self) -> Tensor:
-        """int64 [tokens]: the position of each token in its sequence, from 0."""
-        ...
-
-    @property
-    def attention(self) -> Sequence[AttentionMetadata]:
-        """Where the tokens live, for each cache group. Only block tables and slots differ between groups."""
-        ...
-
-    @property
-    def kv_caches(self) -> Sequence[Tensor]:
-        """One cache tensor per attention layer of this rank, in the shape of the backend's `cache_shape`."""
-        ...
-
-    @property
-    def embeddings(self) -> EmbeddingOverride | None:
-        """Vectors in place of token embeddings; None in nearly every step."""
-        ...
-
-    @property
-    def adapter_of_token(self) -> Tensor | None:
-        """int32 [tokens]: the index of each token's adapter, 0 for none; None where no token has one."""
-        ...
+    token_ids: Tensor
+    """int64 [tokens]: the tokens of all rows, one row after the other."""
+    positions: Tensor
+    """int64 [tokens]: the position of each token in its sequence, from 0."""
+    attention: Sequence[AttentionMetadata]
+    """Where the tokens live, for each cache group. Only block tables and slots differ between groups."""
+    kv_caches: Sequence[Tensor]
+    """One cache tensor per attention layer of this rank, in the shape of the backend's `cache_shape`."""
+    embeddings: EmbeddingOverride | None = None
+    """Vectors in place of token embeddings; None in nearly every step."""
+    adapter_of_token: Tensor | None = None
+    """int32 [tokens]: the index of each token's adapter, 0 for none; None where no token has one."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from octavo.attention.backend import AttentionBackend
-from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride
+from octavo.attention.metadata import AttentionMetadata, ModelInput
 from octavo.config.schema import SchedulerConfig
 from octavo.core.arithmetic import num_blocks_for
 from octavo.core.model_shape import ModelShape
@@ -25,17 +22,6 @@ _TOKEN_BYTES = 72
 
 _ROW_BYTES = 6 << 10
 """A row of the batch, its request for the sampler and its results, with log-probabilities of 20 tokens."""
-
-
-class _DryInput(NamedTuple):
-    """`ModelInput` on the meta device."""
-
-    token_ids: Tensor
-    positions: Tensor
-    attention: Sequence[AttentionMetadata]
-    kv_caches: Sequence[Tensor]
-    embeddings: EmbeddingOverride | None = None
-    adapter_of_token: Tensor | None = None
 
 
 class Activations:
@@ -92,8 +78,8 @@ class Activations:
             return hidden
 
 
-def _dry_input(num_tokens: int, shape: ModelShape) -> _DryInput:
+def _dry_input(num_tokens: int, shape: ModelShape) -> ModelInput:
     ids = torch.empty(num_tokens, dtype=torch.int64, device="meta")
     small = torch.empty(0, dtype=torch.int32, device="meta")
     metadata = AttentionMetadata(small, small, small, ids, 1, (num_tokens,), (num_tokens,))
-    return _DryInput(ids, ids, (metadata,) * len(shape.cache_groups), (small,) * shape.num_layers)
+    return ModelInput(ids, ids, (metadata,) * len(shape.cache_groups), (small,) * shape.num_layers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride
+from octavo.attention.metadata import AttentionMetadata, ModelInput
 from octavo.core.step import ScheduledSequence
 from octavo.worker.sequence_state import Sequences, SequenceState
 
@@ -26,18 +25,6 @@ class BatchRow(NamedTuple):
     def end(self) -> int:
         """Number of the sequence's tokens in the cache after this step, drafts included."""
         return self.scheduled.start + self.scheduled.num_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class InputBatch:
-    """`ModelInput` of one step. Valid until the next one is built: the tensors are views of the builder's buffers."""
-
-    token_ids: Tensor
-    positions: Tensor
-    attention: Sequence[AttentionMetadata]
-    kv_caches: Sequence[Tensor]
-    embeddings: EmbeddingOverride | None = None
-    adapter_of_token: Tensor | None = None
 
 
 class _Buffers(NamedTuple):
@@ -114,7 +101,7 @@ class InputBatchBuilder:
         ]
         self._decode_views: dict[int, _Views] = {}
 
-    def build(self, rows: Sequence[BatchRow]) -> InputBatch:
+    def build(self, rows: Sequence[BatchRow]) -> ModelInput:
         """Gather tokens, positions and slots of all rows, one row after the other."""
         query_lengths = [scheduled.num_tokens for scheduled, _ in rows]
         lengths = [scheduled.start + scheduled.num_tokens for scheduled, _ in rows]
@@ -162,7 +149,7 @@ class InputBatchBuilder:
             adapters = np.array([state.adapter for _, state in rows], dtype=np.int32)
             if adapters.any():
                 adapter_of_token = torch.from_numpy(np.repeat(adapters, query_lengths)).to(self._device)
-        return InputBatch(
+        return ModelInput(
             tensors.token_ids, tensors.positions, attention, self._kv_caches, adapter_of_token=adapter_of_token
         )
 

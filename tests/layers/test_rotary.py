@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from octavo.attention.metadata import AttentionMetadata
+from octavo.attention.metadata import AttentionMetadata, ModelInput
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.layers.layer import Binding
 from octavo.layers.norm import RMSNorm
@@ -18,17 +17,9 @@ from octavo.ops.registry import bind
 from tests.layers.bound import fill, random
 
 
-@dataclass(frozen=True)
-class Batch:
-    token_ids: Tensor
-    positions: Tensor
-    attention: list[AttentionMetadata]
-    kv_caches: tuple[()] = ()
-
-
-def make_batch(*positions: int) -> Batch:
+def make_batch(*positions: int) -> ModelInput:
     metadata = AttentionMetadata.build([len(positions)], [len(positions)], [[1]], 16)
-    return Batch(torch.zeros(len(positions), dtype=torch.int64), torch.tensor(positions), [metadata])
+    return ModelInput(torch.zeros(len(positions), dtype=torch.int64), torch.tensor(positions), [metadata], ())
 
 
 def test_scores_depend_on_the_distance_alone() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride
+from octavo.attention.metadata import AttentionMetadata, ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
@@ -20,18 +20,6 @@ from octavo.ops.registry import bind
 from tests.models.loading import load_model
 
 BLOCK_SIZE = 4
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What a model reads."""
-
-    token_ids: Tensor
-    positions: Tensor
-    attention: Sequence[AttentionMetadata]
-    kv_caches: Sequence[Tensor]
-    embeddings: EmbeddingOverride | None = None
-    adapter_of_token: Tensor | None = None
 
 
 @dataclass
@@ -76,7 +64,7 @@ class PagedRun:
             while len(stream.table) * BLOCK_SIZE < stream.computed + count:
                 stream.table.append(self.free.pop())
         spans = [range(stream.computed, stream.computed + count) for stream, count in rows]
-        batch = Batch(
+        batch = ModelInput(
             torch.tensor([stream.token_ids[i] for (stream, _), span in zip(rows, spans, strict=True) for i in span]),
             torch.tensor([i for span in spans for i in span]),
             [

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride
+from octavo.attention.metadata import AttentionMetadata, EmbeddingOverride, ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
@@ -22,7 +22,7 @@ from tests.conformance.runtimes import LEVELS, ops
 from tests.fakes.checkpoints import edit_tensors, make_checkpoint
 from tests.layers.bound import apart, random
 from tests.models.loading import load_model
-from tests.models.paged_run import BLOCK_SIZE, Batch, PagedRun, Stream, load
+from tests.models.paged_run import BLOCK_SIZE, PagedRun, Stream, load
 
 WINDOW_IN_ONE = ["full_attention", "sliding_attention", "full_attention"]
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -59,7 +59,7 @@ class Stages:
         self.config = stages[0].config
         self.compute_logits = stages[-1].compute_logits
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: ModelInput) -> Tensor:
         received = None
         for stage in self._stages:
             own = stage.layer_range
@@ -138,10 +138,10 @@ def test_a_stage_looks_after_its_own_layers(tmp_path: Path) -> None:
         load_stages(path, 0, 2)
 
 
-def batch_of(model: DecoderStack, tokens: Sequence[int], embeddings: EmbeddingOverride | None = None) -> Batch:
+def batch_of(model: DecoderStack, tokens: Sequence[int], embeddings: EmbeddingOverride | None = None) -> ModelInput:
     attention = AttentionMetadata.build([len(tokens)], [len(tokens)], [list(range(1, 9))], BLOCK_SIZE)
     groups = len(model.config.shape().cache_groups)
-    return Batch(
+    return ModelInput(
         torch.tensor(tokens), torch.arange(len(tokens)), [attention] * groups, PagedRun(model).caches, embeddings
     )
 

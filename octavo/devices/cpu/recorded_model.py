@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from octavo.attention.metadata import AttentionMetadata, ModelInput
+from octavo.attention.metadata import ModelInput
 from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.devices.device import LanguageModel
 
@@ -84,7 +84,7 @@ class RecordedModel:
     def _record(self, batch: ModelInput) -> tuple[Tensor, _Recording | None]:
         """Return the hidden states of `batch`, and the recording for the next ones like it unless there can be none."""
         watch = _Watch()
-        watched = _WatchedInput(batch, watch)
+        watched = _watched(batch, watch)
         with watch:
             room = self._max_rows, len(batch.token_ids)
             hidden, calls = self._runtime.record(lambda: self._model(watched), room)
@@ -169,19 +169,10 @@ def _storage(tensor: Tensor) -> int:
     return storage
 
 
-class _WatchedInput:
-    """A `ModelInput` that notices reads of lengths on the host, which are others in the next step."""
-
-    def __init__(self, batch: ModelInput, watch: _Watch) -> None:
-        self.token_ids = batch.token_ids
-        self.positions = batch.positions
-        self.kv_caches = batch.kv_caches
-        self.embeddings = batch.embeddings
-        self.adapter_of_token = batch.adapter_of_token
-        lengths = _WatchedLengths(batch.attention[0].lengths, watch)
-        self.attention: Sequence[AttentionMetadata] = [
-            replace(each, lengths=lengths, derived={}) for each in batch.attention
-        ]
+def _watched(batch: ModelInput, watch: _Watch) -> ModelInput:
+    """Return an input that notices reads of lengths on the host, which are others in the next step."""
+    lengths = _WatchedLengths(batch.attention[0].lengths, watch)
+    return replace(batch, attention=[replace(each, lengths=lengths, derived={}) for each in batch.attention])
 
 
 class _WatchedLengths(Sequence[int]):

@@ -15,7 +15,7 @@ from octavo.devices.cpu.recorded_model import RecordedModel
 from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.devices.token_store import HostTokenStore
 from octavo.ops.registry import Ops
-from octavo.worker.input_batch import BatchRow, InputBatch, InputBatchBuilder
+from octavo.worker.input_batch import BatchRow, InputBatchBuilder
 from octavo.worker.sequence_state import Sequences
 from tests.conformance.runtimes import LEVELS
 from tests.worker.prefix_model import new_sequence, row
@@ -62,7 +62,7 @@ class Steps:
             device=torch.device("cpu"),
         )
 
-    def batch(self, *rows: tuple[int, int, int]) -> InputBatch:
+    def batch(self, *rows: tuple[int, int, int]) -> ModelInput:
         return self.builder.build([BatchRow(row(*each), self.sequences[each[0]]) for each in rows])
 
 
