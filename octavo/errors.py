@@ -91,6 +91,6 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """'; did you mean X?' for the nearest known name, or an empty string."""
+    """Return '; did you mean X?' for the nearest known name, or an empty string."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {nearest[0]}?" if nearest else ""

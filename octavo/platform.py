@@ -50,20 +50,20 @@ class Platform(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def with_available(self, num_bytes: int) -> Platform:
-        """The same machine with `num_bytes` more memory available, which this process has taken already."""
+        """Return the same machine with `num_bytes` more memory available, which this process has taken already."""
         memory = msgspec.structs.replace(self.memory, available=self.memory.available + num_bytes)
         return msgspec.structs.replace(self, memory=memory)
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Processors in the affinity mask, at most what the cgroup's quota pays for (rounded up)."""
+    """Return the number of processors in the affinity mask, at most what the cgroup's quota pays for (rounded up)."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [_quota(directory) for directory in _cgroup_directories(root, "cpu")]
     return max(1, min([affinity, *(quota for quota in quotas if quota is not None)]))
 
 
 def usable_memory(root: Path = Path("/")) -> Memory:
-    """The machine's memory, or that of the tightest cgroup around this process."""
+    """Return the machine's memory, or that of the tightest cgroup around this process."""
     total, available = _machine_memory(root)
     source = "machine"
     for directory in _cgroup_directories(root, "memory"):
@@ -87,7 +87,7 @@ def _native() -> tuple[str | None, tuple[str, ...]]:
 
 
 def _cpuinfo(root: Path = Path("/")) -> dict[str, str]:
-    """The first processor's lines of /proc/cpuinfo; empty on systems without it."""
+    """Return the first processor's lines of /proc/cpuinfo; empty on systems without it."""
     path = root / "proc/cpuinfo"
     if not path.is_file():
         return {}
@@ -118,7 +118,7 @@ def _machine_memory(root: Path) -> tuple[int, int]:
 
 
 def _cgroup_directories(root: Path, controller: str) -> list[Path]:
-    """Directories of the cgroups around this process, v2 and v1, innermost first.
+    """Return the directories of the cgroups around this process, v2 and v1, innermost first.
 
     Inside a container the path in /proc/self/cgroup may not exist below the mount; then the mount itself is the group.
     """
@@ -143,7 +143,7 @@ def _cgroup_directories(root: Path, controller: str) -> list[Path]:
 
 
 def _cgroup_memory(directory: Path) -> tuple[int, int] | None:
-    """(limit, used) of a memory cgroup; None where it sets no limit. Reclaimable page cache does not count as used."""
+    """Return (limit, used) of a memory cgroup; None where it has no limit. Reclaimable page cache does not count."""
     for limit_file, used_file, cache_key in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -166,7 +166,7 @@ def _stat(path: Path, key: str) -> int:
 
 
 def _quota(directory: Path) -> int | None:
-    """Whole processors that a cpu cgroup pays for; None where it sets no quota."""
+    """Return the whole processors that a cpu cgroup pays for; None where it sets no quota."""
     both = directory / "cpu.max"
     if both.is_file():
         quota_text, period_text = both.read_text().split()
@@ -178,7 +178,7 @@ def _quota(directory: Path) -> int | None:
 
 
 def _read_int(path: Path) -> int | None:
-    """The number in a file; None where there is no file or it says "max"."""
+    """Return the number in a file; None where there is no file or it says "max"."""
     if not path.is_file():
         return None
     text = path.read_text().strip()

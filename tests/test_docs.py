@@ -19,7 +19,7 @@ from octavo.server.endpoints import ENDPOINTS
 from octavo.server.errors import STATUS_OF_REFUSALS
 from octavo.server.key_file import read_callers
 from octavo.server.keys import ALL_RIGHTS, key_digest
-from octavo.simulate.device import Device, read_device
+from octavo.simulate.device import DataSheet, read_device
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -154,6 +154,6 @@ def test_the_commands_of_the_sizing_recipe_run(monkeypatch: pytest.MonkeyPatch, 
 
 def test_the_page_on_simulation_describes_a_device_with_every_field(tmp_path: Path) -> None:
     (described,) = re.findall(r"```json\n(.*?)```", (DOCS / "design/simulation.md").read_text(), re.DOTALL)
-    assert list(json.loads(described)) == list(Device.__struct_fields__)
+    assert list(json.loads(described)) == list(DataSheet.__struct_fields__)
     (tmp_path / "mine.json").write_text(described)
     assert read_device(str(tmp_path / "mine.json")).name == "my accelerator"

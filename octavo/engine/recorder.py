@@ -57,7 +57,7 @@ class Updated(msgspec.Struct, frozen=True, tag="updated"):
     output: ModelRunnerOutput
 
 
-class CacheReset(msgspec.Struct, frozen=True, tag="cache_reset"):
+class PrefixCacheReset(msgspec.Struct, frozen=True, tag="cache_reset"):
     """`reset_prefix_cache` was called."""
 
 
@@ -78,7 +78,7 @@ class Unpinned(msgspec.Struct, frozen=True, tag="unpinned"):
 
 Keyed = TypeVar("Keyed", EngineCoreRequest, CacheKey)
 
-Event = Began | AddRequests | AbortRequests | StopSequence | Planned | Updated | CacheReset | Pinned | Unpinned
+Event = Began | AddRequests | AbortRequests | StopSequence | Planned | Updated | PrefixCacheReset | Pinned | Unpinned
 
 
 def step_digest(step: SchedulerOutput | None) -> str | None:
@@ -186,7 +186,7 @@ class RecordedScheduler:
         return self._scheduler.update(output, now)
 
     def reset_prefix_cache(self) -> bool:
-        self._write(CacheReset())
+        self._write(PrefixCacheReset())
         return self._scheduler.reset_prefix_cache()
 
     def pin_prefix(self, token_ids: list[int], cache_key: CacheKey, until: float) -> PinnedPrefix:

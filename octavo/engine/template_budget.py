@@ -23,7 +23,7 @@ class RenderLimitReached(Exception):
     """A rendering has cost more than it may; the message names the limit."""
 
 
-class Budget:
+class RenderBudget:
     """What is left of the limits of one rendering."""
 
     def __init__(self, limits: RenderLimits) -> None:

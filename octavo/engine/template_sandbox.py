@@ -23,7 +23,7 @@ from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from octavo.engine.template_budget import SIZE_OF_STEP, Budget, RenderLimitReached, RenderLimits
+from octavo.engine.template_budget import SIZE_OF_STEP, RenderBudget, RenderLimitReached, RenderLimits
 from octavo.engine.template_meter import Meter
 
 _MOST_BITS: Final = 4096
@@ -83,14 +83,14 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = lambda form: datetime.now().strftime(str(form)[:_MOST_WIDTH])
 
     @property
-    def budget(self) -> Budget:
+    def budget(self) -> RenderBudget:
         """Return the budget of the rendering on this thread."""
-        found: Budget | None = getattr(self._local, "budget", None)
+        found: RenderBudget | None = getattr(self._local, "budget", None)
         return self.begin(RenderLimits()) if found is None else found
 
-    def begin(self, limits: RenderLimits) -> Budget:
+    def begin(self, limits: RenderLimits) -> RenderBudget:
         """Start a rendering on this thread with these limits."""
-        self._local.budget = budget = Budget(limits)
+        self._local.budget = budget = RenderBudget(limits)
         return budget
 
     def compiled(self, source: str) -> jinja2.Template:

@@ -29,7 +29,7 @@ def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | st
     return torch.frombuffer(pages.memory, dtype=dtype, count=prod(shape), offset=pages.start).view(shape)
 
 
-class Arena:
+class WeightArena:
     """Places long-lived tensors side by side in large pages, so that small ones are read as fast as large ones.
 
     A chunk of memory is freed with the last tensor in it.

@@ -23,7 +23,7 @@ _LANES = 16
 
 
 def quantize_groups(values: Tensor) -> tuple[Tensor, Tensor]:
-    """values float32 [..., group] → codes int8 in [-8, 7], and scales bfloat16 [..., 1]."""
+    """Return, for values float32 [..., group], codes int8 in [-8, 7], and scales bfloat16 [..., 1]."""
     most, least = values.amax(-1, keepdim=True), values.amin(-1, keepdim=True)
     extreme = torch.where(most >= -least, most, least)
     is_used = extreme.abs() >= SMALLEST

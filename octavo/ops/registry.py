@@ -80,7 +80,7 @@ class Ops:
 
 
 def operators() -> dict[str, Operator]:
-    """All operators of this folder by name."""
+    """Return all operators of this folder by name."""
     modules = (import_module(name) for name in _files_of("octavo.ops"))
     return {operator.name: operator for module in modules for operator in getattr(module, "OPERATORS", ())}
 
@@ -146,7 +146,7 @@ def _choose(
 
 
 def _files_of(package: str) -> list[str]:
-    """Modules of a package, private ones left out; none when the package does not exist."""
+    """Return the modules of a package without the private ones; none when the package does not exist."""
     spec = find_spec(package)
     if spec is None or spec.submodule_search_locations is None:
         return []

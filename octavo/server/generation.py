@@ -55,7 +55,7 @@ def in_namespace_of(caller: Caller, prompt: Prompt) -> Prompt:
     return msgspec.structs.replace(prompt, cache_namespace=caller.cache_namespace)
 
 
-class TokenCounts:
+class UsageCounts:
     """Adds up the token counts of one request over the outputs of its prompts."""
 
     def __init__(self, num_prompts: int, asked: GenerationRequest) -> None:
@@ -103,7 +103,7 @@ class Generation(ABC):
             "system_fingerprint": f"octavo-{__version__}",
         }
         self.field_names: dict[str, str] = {}
-        self._counts = TokenCounts(len(prompts), asked)
+        self._counts = UsageCounts(len(prompts), asked)
         self._receive = request.receive
         self.params = self.sampling_params()
 

@@ -258,7 +258,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
         return num_chars
 
     def as_dict(self, field: str) -> dict[str, Any]:
-        """The message as a chat template reads it. Raises InvalidRequest, which names `field`."""
+        """Return the message as a chat template reads it. Raises InvalidRequest, which names `field`."""
         refuse_unsupported(self, f"{field}.")
         # developer is the newer word for system; templates know the older one
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}

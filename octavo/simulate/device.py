@@ -16,7 +16,7 @@ _Rate = Annotated[float, msgspec.Meta(gt=0)]
 _Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DataSheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One device. Bytes, seconds, and operations a second as in its data sheet, without sparsity.
 
     bytes_per_s: of its memory. flops_per_s: bfloat16. fp8_flops_per_s: left out where it has no 8-bit arithmetic.
@@ -43,7 +43,7 @@ def device_names() -> list[str]:
     return sorted([*(path.stem for path in _FOLDER.glob("*.json")), *_ALIASES])
 
 
-def read_device(source: str) -> Device:
+def read_device(source: str) -> DataSheet:
     """Return the device of this name, or that a JSON file describes. Raises ConfigError."""
     path = Path(source).expanduser()
     if not path.is_file():
@@ -54,10 +54,10 @@ def read_device(source: str) -> Device:
                 f"{suggestion(source, device_names())}"
             )
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Device)
+        return msgspec.json.decode(path.read_bytes(), type=DataSheet)
     except OSError as error:
         raise ConfigError(f"device is {source!r}, which cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{source} does not describe a device: {error}; its fields are {', '.join(Device.__struct_fields__)}"
+            f"{source} does not describe a device: {error}; its fields are {', '.join(DataSheet.__struct_fields__)}"
         ) from error

@@ -9,14 +9,14 @@ import msgspec
 
 from octavo.errors import ConfigError
 from octavo.simulate.cost_model import STEP_S, CostModel, Roofline
-from octavo.simulate.device import Device, device_names, read_device
+from octavo.simulate.device import DataSheet, device_names, read_device
 from octavo.simulate.model_facts import ModelFacts
 
 _KV_BYTES: Final = 2
 """Of one element of keys and values: bfloat16."""
 
 
-def roofline(model: ModelFacts, device: Device, tensor_parallel_size: int = 1) -> Roofline:
+def roofline(model: ModelFacts, device: DataSheet, tensor_parallel_size: int = 1) -> Roofline:
     """Return the costs of a model whose every layer is split over so many devices. Raises ConfigError.
 
     The group counts as one device with the memory and the rates of all. Besides, each layer adds two all-reduces of

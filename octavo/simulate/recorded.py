@@ -17,7 +17,7 @@ from octavo.config.args import CacheArgs, SchedulerArgs
 from octavo.core.messages import AbortRequests, AddRequests, EngineCoreOutput, EngineCoreRequest, StopSequence
 from octavo.core.outputs import RequestMetrics
 from octavo.core.step import SchedulerOutput
-from octavo.engine.recorder import CacheReset, Planned, Updated
+from octavo.engine.recorder import Planned, PrefixCacheReset, Updated
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.simulate.cost_model import (
@@ -69,7 +69,7 @@ def read_recorded(path: str | Path, progress: Callable[[float], None] | None = N
         match event:
             case AddRequests(added):
                 seen |= {request.request_id: _Seen(request, num_resets) for request in added}
-            case CacheReset() if result:
+            case PrefixCacheReset() if result:
                 num_resets += 1
                 for request_id in groups:
                     seen[request_id].num_resets = num_resets

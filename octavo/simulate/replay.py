@@ -14,10 +14,10 @@ from octavo.core.step import SchedulerOutput
 from octavo.engine.recorder import (
     RECORDING_VERSION,
     Began,
-    CacheReset,
     Event,
     Pinned,
     Planned,
+    PrefixCacheReset,
     Unpinned,
     Updated,
     step_digest,
@@ -111,7 +111,7 @@ class Replay:
     def events(self) -> Iterator[tuple[Event, Applied]]:
         """Yield every event and its result.
 
-        The result of `Planned` is a step if there was one, of `Updated` outputs, of `CacheReset` whether it was done.
+        The result of `Planned` is a step if there was one, of `Updated` outputs, of `PrefixCacheReset` its success.
         """
         for event in self._events:
             result = self._apply(event)
@@ -131,7 +131,7 @@ class Replay:
                 scheduler.stop_sequence(request_id, index)
             case Updated(now, output):
                 return scheduler.update(output, now)
-            case CacheReset():
+            case PrefixCacheReset():
                 return scheduler.reset_prefix_cache()
             case Pinned(token_ids, cache_key, until):
                 scheduler.pin_prefix(token_ids, cache_key, until)

@@ -100,7 +100,7 @@ class CacheEngine:
 
 
 def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """(first block, how many) of each run of ascending numbers without a gap."""
+    """Yield (first block, how many) of each run of ascending numbers without a gap."""
     for _, run in groupby(enumerate(blocks), lambda pair: pair[1] - pair[0]):
         members = [block for _, block in run]
         yield members[0], len(members)

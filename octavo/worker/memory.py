@@ -58,7 +58,7 @@ class ModelSizes:
 
 
 def longest_sequence(max_model_len: int, scheduler: SchedulerConfig) -> int:
-    """Most positions that a sequence of a step may have: a dummy one may fill the step."""
+    """Return the most positions that a sequence of a step may have: a dummy one may fill the step."""
     return max(max_model_len, scheduler.max_num_batched_tokens)
 
 

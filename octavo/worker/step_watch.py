@@ -22,7 +22,7 @@ class StepWatch:
         self._began_ns = self._kernels_ns = 0
 
     def begin(self) -> None:
-        """A step begins, with the building of its batch."""
+        """Begin a step with the building of its batch."""
         self._parts, self._part = {}, BATCH_BUILDING
         self._began_ns, self._kernels_ns = self._now()
 
@@ -65,7 +65,7 @@ class TimedModel:
         return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """float32 [rows, vocab]."""
+        """Return logits, float32 [rows, vocab]."""
         self._watch.enter(HEAD)
         logits = self.model.compute_logits(hidden)
         self._watch.enter(SAMPLING)

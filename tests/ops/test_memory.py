@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from octavo.ops.memory import Arena, Scratch, zeroed
+from octavo.ops.memory import Scratch, WeightArena, zeroed
 from octavo.ops.pages import LARGE_PAGE_BYTES, Pages
 from tests.fakes.resident import resident_bytes
 
@@ -39,7 +39,7 @@ def test_it_takes_no_memory_until_it_is_written() -> None:
 
 
 def test_an_arena_hands_out_zeros_side_by_side_and_lets_go_of_what_is_gone() -> None:
-    arena = Arena()
+    arena = WeightArena()
     first, second = arena.zeroed((3, 5), torch.float32), arena.zeroed((7,), torch.bfloat16)
     assert second.data_ptr() - first.data_ptr() == 64
     first.fill_(1)
@@ -82,7 +82,7 @@ def test_scratch_that_is_cleared_leaves_what_is_in_use() -> None:
 
 
 def test_an_arena_begins_with_pages_that_were_fetched_before() -> None:
-    arena, pages = Arena(), Pages(8 << 20)
+    arena, pages = WeightArena(), Pages(8 << 20)
     arena.begin_with(pages)
     first = arena.zeroed((3 << 20,), torch.int8)
     too_large = arena.zeroed((6 << 20,), torch.int8)

@@ -150,7 +150,7 @@ class _Watch(TorchFunctionMode):
         return result
 
     def meet(self, obstacle: str) -> None:
-        """What a list of kernel calls would leave out."""
+        """Note what a list of kernel calls would leave out."""
         self.obstacle = self.obstacle or obstacle
 
 

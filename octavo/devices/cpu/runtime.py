@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError
-from octavo.ops.memory import Arena
+from octavo.ops.memory import WeightArena
 from octavo.ops.registry import Ops, bind, implementations
 from octavo.platform import Platform
 
@@ -59,7 +59,7 @@ class CpuRuntime:
     def __init__(self, cpu: _native.Cpu, device: str = "cpu") -> None:
         """device: meta for a dry run, whose tensors have no data."""
         self.cpu = cpu
-        self.weights = Arena()
+        self.weights = WeightArena()
         self._device = device
         self._idle_references, self._idle_uses = _idle_counts()
         self._memory = _Memory(_ALL_READY_BYTES)
