@@ -6,10 +6,11 @@ A hub's library is imported only when a name has to be looked up there.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from octavo.builtin import model_directory
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
@@ -130,28 +131,12 @@ def _from_hugging_face(
         RevisionNotFoundError,
     )
 
-    def download(patterns: Sequence[str], commit: str | None) -> Path:
-        found = snapshot_download(
-            model,
-            revision=commit,
-            endpoint=endpoint,
-            cache_dir=cache_dir,
-            allow_patterns=list(patterns),
-            ignore_patterns=_NEVER,
-        )
-        return Path(str(found))
-
+    snapshot = partial(snapshot_download, model, endpoint=endpoint, cache_dir=cache_dir)
     hub = endpoint or "the Hugging Face hub"
     offline = offline_variable()
     asked = f"{model} at revision {revision}" if revision else model
     try:
-        path = download(text_files, revision)
-        if with_weights:
-            for patterns in _WEIGHT_FILES:
-                # the snapshot's folder is called after its commit: all files are of one and the same
-                download(patterns, path.name)
-                if any(path.glob(patterns[0])):
-                    break
+        path = _download(snapshot, revision, text_files, with_weights, by_commit=True)
     except GatedRepoError as error:
         raise CheckpointError(
             f"{asked}: {hub} gives it only to those who accepted its terms; accept them on its page, then log in with "
@@ -204,27 +189,36 @@ def _from_modelscope(
             "Hugging Face (model_source huggingface)"
         ) from error
 
-    def download(patterns: Sequence[str]) -> Path:
-        found = snapshot_download(
-            model,
-            revision=revision,
-            cache_dir=None if cache_dir is None else str(cache_dir),
-            allow_patterns=list(patterns),
-            ignore_patterns=_NEVER,
-        )
-        return Path(found)
-
+    snapshot = partial(snapshot_download, model, cache_dir=None if cache_dir is None else str(cache_dir))
     try:
-        path = download(text_files)
-        if with_weights:
-            for patterns in _WEIGHT_FILES:
-                path = download(patterns)
-                if any(path.glob(patterns[0])):
-                    break
+        return _download(snapshot, revision, text_files, with_weights)
     except Exception as error:
         # the library's own errors have no common base
         asked = f"{model} at revision {revision}" if revision else model
         raise CheckpointError(f"{asked}: the download from ModelScope failed: {_reason(error)}") from error
+
+
+def _download(
+    snapshot: Callable[..., Any],
+    revision: str | None,
+    text_files: Sequence[str],
+    with_weights: bool,
+    *,
+    by_commit: bool = False,
+) -> Path:
+    """Download texts, and weights in the first form that there is; return their directory.
+
+    by_commit: that directory is called after its commit, and weights are downloaded of the same commit.
+    """
+
+    def fetch(patterns: Sequence[str], revision: str | None) -> Path:
+        return Path(snapshot(revision=revision, allow_patterns=list(patterns), ignore_patterns=_NEVER))
+
+    path = fetch(text_files, revision)
+    for patterns in _WEIGHT_FILES if with_weights else ():
+        path = fetch(patterns, path.name if by_commit else revision)
+        if any(path.glob(patterns[0])):
+            break
     return path
 
 
