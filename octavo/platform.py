@@ -86,9 +86,9 @@ def _native() -> tuple[str | None, tuple[str, ...]]:
     return f"{info['compiler']}, {info['build_type']}", tuple(_native.cpu_features())
 
 
-def _cpuinfo(root: Path = Path("/")) -> dict[str, str]:
+def _cpuinfo() -> dict[str, str]:
     """Return the first processor's lines of /proc/cpuinfo; empty on systems without it."""
-    path = root / "proc/cpuinfo"
+    path = Path("/proc/cpuinfo")
     if not path.is_file():
         return {}
     first = path.read_text(errors="replace").split("\n\n", 1)[0]

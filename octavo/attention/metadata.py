@@ -48,7 +48,6 @@ class AttentionMetadata:
         lengths: Sequence[int],
         block_tables: Sequence[Sequence[int]],
         block_size: int,
-        device: torch.device | str = "cpu",
     ) -> AttentionMetadata:
         """Build all tensors from plain rows; `block_tables[i]` covers `lengths[i]` tokens and may be longer."""
         width = max((len(table) for table in block_tables), default=0)
@@ -59,10 +58,10 @@ class AttentionMetadata:
             for position in range(length - queries, length)
         ]
         return cls(
-            query_starts=torch.tensor([0, *accumulate(query_lengths)], dtype=torch.int32, device=device),
-            sequence_lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
-            block_tables=torch.tensor(padded, dtype=torch.int32, device=device).view(len(padded), width),
-            slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
+            query_starts=torch.tensor([0, *accumulate(query_lengths)], dtype=torch.int32),
+            sequence_lengths=torch.tensor(lengths, dtype=torch.int32),
+            block_tables=torch.tensor(padded, dtype=torch.int32).view(len(padded), width),
+            slot_mapping=torch.tensor(slots, dtype=torch.int64),
             block_size=block_size,
             query_lengths=query_lengths,
             lengths=lengths,

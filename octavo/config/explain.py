@@ -28,7 +28,7 @@ def render_bytes(count: int) -> str:
     raise AssertionError("the last unit always returns")
 
 
-def render_table(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
+def render_table(rows: Iterable[Sequence[str]]) -> str:
     """Return rows of cells as aligned columns; the last column may have any width."""
     table = [tuple(row) for row in rows]
     if not table:
@@ -36,8 +36,7 @@ def render_table(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
     columns = max(len(row) for row in table)
     widths = [max((len(row[i]) for row in table if i < len(row)), default=0) for i in range(columns)]
     return "\n".join(
-        indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
-        for row in table
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in table
     )
 
 

@@ -131,12 +131,11 @@ def yaml_problem(error: Exception) -> str:
     return problem if mark is None else f"{problem}, line {mark.line + 1}, column {mark.column + 1}"
 
 
-def offline_variable(environ: Mapping[str, str] | None = None) -> str | None:
+def offline_variable() -> str | None:
     """Return the variable that keeps the hub's library from asking the hub, or None where none does."""
-    environ = os.environ if environ is None else environ
     # of the two the library takes the first that is not empty
-    name = next((name for name in _OFFLINE_VARIABLES if environ.get(name)), None)
-    return name if name is not None and environ[name].upper() in _TRUE_WORDS else None
+    name = next((name for name in _OFFLINE_VARIABLES if os.environ.get(name)), None)
+    return name if name is not None and os.environ[name].upper() in _TRUE_WORDS else None
 
 
 def cache_directory(environ: Mapping[str, str] | None = None) -> Path | None:

@@ -94,4 +94,3 @@ class SlotGrowth(NamedTuple):
 
 
 UNCHANGED = SlotGrowth([], [])
-NO_HIT = PrefixHit()

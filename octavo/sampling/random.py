@@ -1,4 +1,4 @@
-"""Random draws without state: a counter-based generator keyed by who draws, where, and for what.
+"""Random draws without state: a counter-based generator keyed by who draws, and where.
 
 A draw is an exponential race: token `t` with probability `p_t` arrives after `E_t / p_t`, where the `E_t` are
 independent standard exponentials; the first to arrive is a sample of `p`. `E_t` is a hash of the token id and a key, so
@@ -9,7 +9,6 @@ nor on where it runs. This module is the reference of that stream for every devi
 from __future__ import annotations
 
 import struct
-from enum import IntEnum
 from hashlib import blake2b
 
 import numpy as np
@@ -29,24 +28,19 @@ _SHIFT_2 = np.uint32(15)
 _LARGEST = np.float32(1.0 - 2.0**-24)
 
 
-class Purpose(IntEnum):
-    """What a draw is for; two purposes at one position never share a draw."""
-
-    TOKEN = 0
-
-
-def draw_key(seed: int, index: int, position: int, purpose: Purpose = Purpose.TOKEN) -> tuple[int, int]:
+def draw_key(seed: int, index: int, position: int) -> tuple[int, int]:
     """Return the two 32-bit keys of one draw.
 
     `index` is the sequence's index in its group, `position` that of the drawn token in its sequence.
     """
-    key: tuple[int, int] = _UNPACK(packed_draw_key(seed, index, position, purpose))
+    key: tuple[int, int] = _UNPACK(packed_draw_key(seed, index, position))
     return key
 
 
-def packed_draw_key(seed: int, index: int, position: int, purpose: Purpose = Purpose.TOKEN) -> bytes:
+def packed_draw_key(seed: int, index: int, position: int) -> bytes:
     """Return `draw_key` as eight bytes, little-endian."""
-    return blake2b(_PACK(seed, index, position, purpose), digest_size=8).digest()
+    # the last number would be another for draws of another kind at the same position
+    return blake2b(_PACK(seed, index, position, 0), digest_size=8).digest()
 
 
 def hash_tokens(

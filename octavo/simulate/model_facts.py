@@ -36,14 +36,14 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     expert_share: float = 1.0
 
 
-def read_model_facts(model: str, revision: str | None = None) -> ModelFacts:
+def read_model_facts(model: str) -> ModelFacts:
     """Return the facts of a config.json, of a directory that has one, or of a model on the hub, which sends only that.
 
     Raises CheckpointError.
     """
     path = Path(model).expanduser()
     if not path.is_file():
-        path = locate(model, revision, with_weights=False, text_files=(CONFIG,)) / CONFIG
+        path = locate(model, with_weights=False, text_files=(CONFIG,)) / CONFIG
     section = Section(read_json_object(path), str(path))
     return facts_of(model.rstrip("/").rpartition("/")[2], section.section("text_config") or section)
 

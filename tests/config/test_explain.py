@@ -76,7 +76,7 @@ def test_plan_says_what_a_sliding_window_changes() -> None:
 
 
 def test_columns_are_aligned_and_the_last_one_is_not_padded() -> None:
-    assert render_table([("a", "bb", "c"), ("aaa", "b")], indent="") == "a    bb  c\naaa  b"
+    assert render_table([("a", "bb", "c"), ("aaa", "b")]) == "  a    bb  c\n  aaa  b"
 
 
 def test_plan_of_several_cache_groups_names_the_blocks_of_each() -> None:

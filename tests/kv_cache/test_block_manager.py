@@ -11,7 +11,7 @@ from octavo.core.cache_key import PLAIN, CacheKey, Placeholder
 from octavo.core.outputs import PinnedPrefix
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy
-from octavo.kv_cache.allocation import NO_HIT, UNCHANGED, AllocStatus
+from octavo.kv_cache.allocation import UNCHANGED, AllocStatus, PrefixHit
 from octavo.kv_cache.block_hash import extend_chain, root_digest
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.block_pool import Content
@@ -25,40 +25,40 @@ def make_group(num_tokens: int, n: int = 1, first_seq_id: int = 1) -> SequenceGr
 
 def allocate(manager: BlockManager, num_tokens: int, seq_id: int = 1) -> Sequence:
     sequence = Sequence(seq_id, 0, list(range(num_tokens)), num_tokens)
-    manager.allocate(sequence, num_tokens, NO_HIT)
+    manager.allocate(sequence, num_tokens, PrefixHit())
     return sequence
 
 
 class TestAdmission:
     def test_ok_when_the_blocks_are_there(self) -> None:
-        assert make_manager(2).can_allocate(make_group(8), NO_HIT, waive_watermark=False).status is AllocStatus.OK
+        assert make_manager(2).can_allocate(make_group(8), PrefixHit(), waive_watermark=False).status is AllocStatus.OK
 
     def test_never_when_the_whole_pool_is_too_small(self) -> None:
-        admission = make_manager(2).can_allocate(make_group(9), NO_HIT, waive_watermark=True)
+        admission = make_manager(2).can_allocate(make_group(9), PrefixHit(), waive_watermark=True)
         assert admission.status is AllocStatus.NEVER
         assert "needs 3 KV blocks, the pool has 2" in admission.because
 
     def test_never_counts_the_shared_prompt_and_one_tail_for_each_sequence(self) -> None:
         manager = make_manager(5)
-        assert manager.can_allocate(make_group(9, n=3), NO_HIT, waive_watermark=True).status is AllocStatus.OK
-        assert manager.can_allocate(make_group(9, n=4), NO_HIT, waive_watermark=True).status is AllocStatus.NEVER
+        assert manager.can_allocate(make_group(9, n=3), PrefixHit(), waive_watermark=True).status is AllocStatus.OK
+        assert manager.can_allocate(make_group(9, n=4), PrefixHit(), waive_watermark=True).status is AllocStatus.NEVER
 
     def test_a_tail_that_is_never_written_needs_no_block(self) -> None:
         group = SequenceGroup(make_request("r", range(8), n=3, max_tokens=1), 0, 1)
-        assert make_manager(2).can_allocate(group, NO_HIT, waive_watermark=True).status is AllocStatus.OK
+        assert make_manager(2).can_allocate(group, PrefixHit(), waive_watermark=True).status is AllocStatus.OK
 
     def test_later_while_others_hold_the_blocks(self) -> None:
         manager = make_manager(3)
         other = allocate(manager, 8, seq_id=7)
-        assert manager.can_allocate(make_group(8), NO_HIT, waive_watermark=False).status is AllocStatus.LATER
+        assert manager.can_allocate(make_group(8), PrefixHit(), waive_watermark=False).status is AllocStatus.LATER
         manager.free(other)
-        assert manager.can_allocate(make_group(8), NO_HIT, waive_watermark=False).status is AllocStatus.OK
+        assert manager.can_allocate(make_group(8), PrefixHit(), waive_watermark=False).status is AllocStatus.OK
 
     def test_the_watermark_keeps_blocks_free_unless_waived(self) -> None:
         manager = make_manager(10, watermark=0.25)
         group = make_group(36)
-        assert manager.can_allocate(group, NO_HIT, waive_watermark=False).status is AllocStatus.LATER
-        assert manager.can_allocate(group, NO_HIT, waive_watermark=True).status is AllocStatus.OK
+        assert manager.can_allocate(group, PrefixHit(), waive_watermark=False).status is AllocStatus.LATER
+        assert manager.can_allocate(group, PrefixHit(), waive_watermark=True).status is AllocStatus.OK
 
     def test_a_hit_that_is_in_use_costs_nothing_and_a_cached_one_costs_a_free_block(self) -> None:
         manager = make_manager(4)
@@ -71,7 +71,7 @@ class TestAdmission:
         assert manager.can_allocate(group, hit, waive_watermark=True).status is AllocStatus.OK
         manager.free(owner)
         thief = Sequence(8, 0, [9], 1)
-        manager.allocate(thief, 1, NO_HIT)
+        manager.allocate(thief, 1, PrefixHit())
         assert manager.can_allocate(group, hit, waive_watermark=True).status is AllocStatus.LATER
 
 
@@ -283,7 +283,7 @@ class TestPrefixCacheByToken:
         manager = make_manager(num_blocks)
         group = SequenceGroup(make_request("owner", tokens), 0, 1)
         owner = group.live[0]
-        manager.allocate(owner, len(tokens), NO_HIT)
+        manager.allocate(owner, len(tokens), PrefixHit())
         owner.num_computed_tokens = len(tokens)
         manager.publish(owner, PLAIN)
         manager.free(owner)
@@ -319,7 +319,7 @@ class TestPrefixCacheByToken:
 
         assert reason([1, 2, 3, 4, 9, 9, 9, 9, 9]) == "the next block is new"
         thief = SequenceGroup(make_request("thief", [7]), 0, 3).live[0]
-        manager.allocate(thief, 1, NO_HIT)
+        manager.allocate(thief, 1, PrefixHit())
         assert reason([1, 2, 3, 4, 5, 6, 7, 8, 9]) == "the next block was evicted"
 
     def test_a_sequence_that_was_freed_loses_its_tail_first(self) -> None:
@@ -348,7 +348,7 @@ class TestKeys:
         for number, key in enumerate(keys):
             group = self.group(TOKENS, key, seq_id=10 + number)
             sequence = group.live[0]
-            manager.allocate(sequence, len(TOKENS), NO_HIT)
+            manager.allocate(sequence, len(TOKENS), PrefixHit())
             sequence.num_computed_tokens = len(TOKENS)
             manager.publish(sequence, group.request.cache_key)
             manager.free(sequence)
@@ -414,7 +414,7 @@ class TestDisown:
         manager.pins.pin(tokens, PLAIN, until=9.0)
         group = SequenceGroup(make_request("owner", tokens), 0, 1)
         sequence = group.live[0]
-        manager.allocate(sequence, 12, NO_HIT)
+        manager.allocate(sequence, 12, PrefixHit())
         sequence.num_computed_tokens = 12
         manager.publish(sequence, PLAIN)
         manager.disown(sequence, 4)
@@ -451,7 +451,7 @@ class TestPins:
             num_tokens=8, num_cached_tokens=8, because="only full blocks are kept, of 4 tokens each"
         )
         thief = SequenceGroup(make_request("thief", [7] * 24), 0, 3).live[0]
-        manager.allocate(thief, 24, NO_HIT)
+        manager.allocate(thief, 24, PrefixHit())
         assert only(manager).pool.num_free_blocks == 0
         manager.check([thief])
         manager.pins.expire(9.0)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from octavo.core.sequence import Sequence
-from octavo.kv_cache.allocation import NO_HIT
+from octavo.kv_cache.allocation import PrefixHit
 from octavo.kv_cache.block_manager import BlockManager
 from tests.fakes.block_manager import make_manager
 
 
 def allocate(manager: BlockManager, num_tokens: int, seq_id: int = 1) -> Sequence:
     sequence = Sequence(seq_id, 0, list(range(num_tokens)), num_tokens)
-    manager.allocate(sequence, num_tokens, NO_HIT)
+    manager.allocate(sequence, num_tokens, PrefixHit())
     return sequence
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy
-from octavo.kv_cache.allocation import NO_HIT, AllocStatus
+from octavo.kv_cache.allocation import AllocStatus, PrefixHit
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.retention import SlidingWindow
 from tests.fakes.block_manager import make_manager, only, table
@@ -24,7 +24,7 @@ def computed(manager: BlockManager, num_tokens: int, seq_id: int = 1) -> tuple[S
     """A sequence of `num_tokens` tokens, all computed, that has let go of what it no longer sees."""
     group = SequenceGroup(make_request("owner", range(num_tokens)), 0, seq_id)
     sequence = group.live[0]
-    manager.allocate(sequence, num_tokens, NO_HIT)
+    manager.allocate(sequence, num_tokens, PrefixHit())
     for end in range(1, num_tokens + 1):
         assert manager.append_slots(sequence, end - 1, end) is not None
         sequence.num_computed_tokens = end
@@ -78,7 +78,7 @@ def test_what_was_let_go_stays_findable_until_its_block_is_needed() -> None:
     assert len(manager.find_prefix(again, again.live[0], 9).blocks[0]) == 2
     # the head goes first
     others = Sequence(3, 0, [99] * 12, 12)
-    manager.allocate(others, 12, NO_HIT)
+    manager.allocate(others, 12, PrefixHit())
     assert only(manager).pool.find(manager.digests(sequence)[0]) is None
     assert only(manager).pool.find(manager.digests(sequence)[1]) is not None
     manager.check([sequence, others])
@@ -88,11 +88,11 @@ def test_admission_asks_for_what_is_held_at_once() -> None:
     # 13 tokens touch four blocks
     manager = window_manager(num_blocks=4)
     group = SequenceGroup(make_request("long", range(100)), 0, 1)
-    assert manager.can_allocate(group, NO_HIT, waive_watermark=True).status is AllocStatus.OK
-    manager.allocate(group.live[0], 100, NO_HIT)
+    assert manager.can_allocate(group, PrefixHit(), waive_watermark=True).status is AllocStatus.OK
+    manager.allocate(group.live[0], 100, PrefixHit())
     assert len(table(manager, group.live[0])) == 4
     whole = window_manager(num_blocks=4, max_live_tokens=None)
-    assert whole.can_allocate(group, NO_HIT, waive_watermark=True).status is AllocStatus.NEVER
+    assert whole.can_allocate(group, PrefixHit(), waive_watermark=True).status is AllocStatus.NEVER
 
 
 def test_a_hit_costs_the_blocks_that_are_seen() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.core.cache_key import PLAIN
 from octavo.core.sequence import Sequence, SequenceGroup
-from octavo.kv_cache.allocation import NO_HIT, AllocStatus
+from octavo.kv_cache.allocation import AllocStatus, PrefixHit
 from octavo.kv_cache.block_manager import BlockManager
 from tests.fakes.block_manager import make_manager, only, table
 from tests.fakes.engine import make_request
@@ -15,7 +15,7 @@ from tests.fakes.engine import make_request
 def forked(manager: BlockManager, num_tokens: int, num_sequences: int) -> list[Sequence]:
     """Sequences that share all blocks of their prompt, and have drawn a token each that is not computed."""
     first = Sequence(0, 0, list(range(num_tokens)), num_tokens)
-    manager.allocate(first, num_tokens, NO_HIT)
+    manager.allocate(first, num_tokens, PrefixHit())
     first.num_computed_tokens = num_tokens
     sequences = [first]
     for number in range(1, num_sequences):
@@ -49,7 +49,7 @@ def test_a_shared_block_moves_once_and_its_next_writers_copy_it() -> None:
 def test_blocks_beyond_what_is_computed_stay_behind_and_are_counted_for_the_way_back() -> None:
     manager = swap_manager()
     sequence = Sequence(0, 0, list(range(10)), 10)
-    manager.allocate(sequence, 10, NO_HIT)
+    manager.allocate(sequence, 10, PrefixHit())
     sequence.num_computed_tokens = 4
     assert len(manager.swap_out([sequence])) == 1
     assert manager.swap_space.num_blocks_to_swap_in([sequence]) == [3]
@@ -61,7 +61,7 @@ def test_the_last_free_blocks_are_enough() -> None:
     assert manager.swap_space.can_swap_out(sequences).status is AllocStatus.OK
     manager.swap_out(sequences)
     other = Sequence(9, 0, list(range(20)), 20)
-    manager.allocate(other, 20, NO_HIT)
+    manager.allocate(other, 20, PrefixHit())
     assert manager.swap_space.can_swap_in(sequences, waive_watermark=True).status is AllocStatus.OK
 
 
@@ -69,7 +69,7 @@ def test_the_watermark_counts_for_who_comes_back_unless_it_is_waived() -> None:
     manager = make_manager(10, watermark=0.3, enable_prefix_caching=False, num_host_blocks=8)
     sequence, other = Sequence(1, 0, list(range(16)), 16), Sequence(2, 0, list(range(16)), 16)
     for each in (sequence, other):
-        manager.allocate(each, 16, NO_HIT)
+        manager.allocate(each, 16, PrefixHit())
         each.num_computed_tokens = 16
     manager.swap_out([sequence])
     answer = manager.swap_space.can_swap_in([sequence], waive_watermark=False)
@@ -84,7 +84,7 @@ def test_lookahead_slots_are_counted_for_each_sequence(num_lookahead: int, num_b
     manager.swap_out(sequences)
     assert manager.swap_space.num_blocks_to_swap_in(sequences) == [num_blocks]
     other = Sequence(9, 0, list(range(20)), 20)
-    manager.allocate(other, 20, NO_HIT)
+    manager.allocate(other, 20, PrefixHit())
     answer = manager.swap_space.can_swap_in(sequences, waive_watermark=True)
     assert (answer.status is AllocStatus.OK) is (num_blocks <= 3)
     assert num_blocks <= 3 or answer.because == "needs 5 free KV blocks, 3 are free, 0 stay free"
@@ -94,12 +94,12 @@ def test_what_comes_back_is_found_again() -> None:
     manager = make_manager(3, num_host_blocks=8)
     group = SequenceGroup(make_request("r", range(9)), 0, 1)
     sequence = group.live[0]
-    manager.allocate(sequence, 9, NO_HIT)
+    manager.allocate(sequence, 9, PrefixHit())
     sequence.num_computed_tokens = 8
     manager.publish(sequence, PLAIN)
     manager.swap_out([sequence])
     thief = Sequence(2, 0, list(range(90, 102)), 12)
-    manager.allocate(thief, 12, NO_HIT)
+    manager.allocate(thief, 12, PrefixHit())
     manager.free(thief)
     manager.swap_in([sequence])
     manager.publish(sequence, PLAIN)

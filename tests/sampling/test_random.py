@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.sampling.random import Purpose, draw_key, exponentials, hash_tokens, race
+from octavo.sampling.random import draw_key, exponentials, hash_tokens, race
 
 PINNED_KEY = (2396569881, 172702778)
 PINNED_HASHES = [455452945, 1489470696, 2716248768]
@@ -40,7 +40,7 @@ def test_every_part_of_the_key_matters(other: tuple[int, int, int]) -> None:
 
 
 def test_negative_and_largest_seeds_have_keys() -> None:
-    assert draw_key(-(2**63), 0, 0) != draw_key(2**63 - 1, 0, 0, Purpose.TOKEN)
+    assert draw_key(-(2**63), 0, 0) != draw_key(2**63 - 1, 0, 0)
 
 
 def test_exponentials_are_positive_finite_and_exponential() -> None:

@@ -55,7 +55,7 @@ def test_only_the_config_of_a_hub_model_is_fetched(tmp_path: Path, monkeypatch: 
     (tmp_path / CONFIG).write_text(json.dumps({"text_config": LLAMA}))
     asked: dict[str, Any] = {}
 
-    def locate(model: str, revision: str | None, **options: Any) -> Path:
+    def locate(model: str, **options: Any) -> Path:
         asked.update(options, model=model)
         return tmp_path
 
