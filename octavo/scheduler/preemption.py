@@ -86,7 +86,7 @@ class Preemption:
                     dropped.num_computed[sequence.seq_id] = planned.row.start
                     copies = copies + planned.copies
                     if planned.message is not None:
-                        sequence.is_resident = False  # the worker never heard of it
+                        sequence.is_resident = False  # the worker does not have it yet
                 dropped.copied_from.update(((copy.group, copy.target), copy.source) for copy in copies)
         return dropped
 
