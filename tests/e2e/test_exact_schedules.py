@@ -5,6 +5,7 @@ On the compiled kernels, for every format of weights and cache, and under a slid
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from octavo import LLM, SamplingParams
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.engine.engine_core import EngineCore
+from octavo.scheduler.policies import POLICIES
 from octavo.simulate.replay import Replay
 from tests.conformance.runtimes import LEVELS
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
@@ -99,7 +101,7 @@ def requests(draw: st.DrawFn) -> list[Asked]:
 def engines(draw: st.DrawFn) -> dict[str, Any]:
     """Ways of running them that change nothing but the schedule."""
     is_chunked = draw(st.sampled_from([True, True, False]))
-    policy = draw(st.sampled_from(["fcfs", "priority", "fair-share", "deadline", "prefix-match"]))
+    policy = draw(st.sampled_from(list(POLICIES)))
     preemption_mode = draw(st.sampled_from(["recompute", "swap", "classic", "auto"]))
     block_size = draw(st.sampled_from(BLOCK_SIZES))
     return {
@@ -187,11 +189,14 @@ def check_that_any_schedule_is_exact(
         assert isinstance(core, EngineCore)
         if max_loras:
             # requests cannot name adapters yet, nor engines limit them
-            core.scheduler._planner._max_loras = max_loras
+            planner = core.scheduler._planner
+            planner._config = dataclasses.replace(planner._config, max_loras=max_loras)
 
         def step() -> None:
             outputs.update({each.request_id: each for each in engine.step()})
             core.scheduler.check()
+            adapters = {group.request.adapter for group in core.scheduler.running} - {None}
+            assert len(adapters) <= (max_loras or len(adapters))
 
         for number, asked in enumerate(batch):
             engine.add_request(str(number), asked.prompt, asked.params, **asked.keywords)

@@ -15,6 +15,7 @@ from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, 
 
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sequence import SequenceGroup
+from octavo.scheduler.policies import POLICIES
 from octavo.simulate.replay import Replay
 from tests.fakes.engine import Clock, Collected, make_core, make_request, run_alone
 from tests.fakes.executor import HashExecutor
@@ -102,7 +103,7 @@ class Schedules(RuleBasedStateMachine):
         swap_block_s=st.sampled_from([0.0, 0.1, 2.0]),
         num_lookahead_slots=st.sampled_from([0, 0, 0, 1, 3, 6]),
         max_loras=st.sampled_from([0, 0, 1, 2]),
-        policy=st.sampled_from(["fcfs", "priority", "fair-share", "deadline", "prefix-match"]),
+        policy=st.sampled_from(list(POLICIES)),
         enable_chunked_prefill=st.sampled_from([True, True, False]),
         delay_factor=st.sampled_from([0.0, 0.5]),
         max_bypasses=st.sampled_from([0, 1, 2, 5]),
