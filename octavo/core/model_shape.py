@@ -12,9 +12,8 @@ class CacheGroup(msgspec.Struct, frozen=True):
 
     layers: their indices, in ascending order. window: tokens that a query sees in them, itself included; None for all.
 
-    Layers that keep something else, such as a recurrent state or a latent, are one more kind of group. It needs: a
-    field here that says what they keep; the bytes of a block, from the shape of its caches; and a class in
-    `octavo.kv_cache.retention` that says how many blocks a sequence of some tokens needs.
+    Layers that keep something else, such as a recurrent state or a latent, are one more kind of group, with a field
+    here that says what they keep (CONTRIBUTING.md, "How to add a kind of cache group").
     """
 
     layers: tuple[int, ...]
@@ -22,7 +21,8 @@ class CacheGroup(msgspec.Struct, frozen=True):
 
     def of_range(self, layers: range) -> CacheGroup:
         """Return the part of this group in a range of layers, which are counted from the first of the range."""
-        return CacheGroup(tuple(layer - layers.start for layer in self.layers if layer in layers), self.window)
+        part = tuple(layer - layers.start for layer in self.layers if layer in layers)
+        return msgspec.structs.replace(self, layers=part)
 
 
 def group_layers(windows: Sequence[int | None]) -> tuple[CacheGroup, ...]:

@@ -7,15 +7,13 @@ from torch import Tensor
 from octavo.attention.backend import AttentionBackend, Scores
 from octavo.attention.metadata import ModelInput
 from octavo.layers.heads import Heads
-from octavo.layers.layer import Binding, Layer
+from octavo.layers.layer import Binding, CachedLayer
 
 
-class PagedAttention(Layer):
+class PagedAttention(CachedLayer):
     """Stores keys and values, and attends to the sequence so far.
 
-    `cache_index` is the place of its cache in `ModelInput.kv_caches`, `cache_group` that of its cache group in
-    `ModelInput.attention`; the decoder that owns the layer sets both. `scale` is `1 / sqrt(dim)` unless given;
-    `sliding_window` counts the tokens a query sees, itself included.
+    `scale` is `1 / sqrt(dim)` unless given; `sliding_window` counts the tokens a query sees, itself included.
     """
 
     def __init__(
@@ -28,7 +26,6 @@ class PagedAttention(Layer):
     ) -> None:
         super().__init__()
         self.heads = heads
-        self.cache_index = self.cache_group = 0
         self.scores = Scores(heads.dim**-0.5 if scale is None else scale, sliding_window, soft_cap)
         self._backend: AttentionBackend
 

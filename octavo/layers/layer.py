@@ -107,6 +107,17 @@ class Layer(nn.Module):
         return parameter.data
 
 
+class CachedLayer(Layer):
+    """A layer with a cache of its own.
+
+    `cache_index` is the place of its cache in `ModelInput.kv_caches`, `cache_group` that of its cache group in
+    `ModelInput.attention`; the decoder that has the layer sets both.
+    """
+
+    cache_index = 0
+    cache_group = 0
+
+
 class PreparedLayer(Layer):
     """A layer with one weight that is multiplied, which a `WeightMethod` keeps: `prepared` once it is finished."""
 

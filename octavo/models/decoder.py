@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.distributed.mesh import Mesh
-from octavo.layers.attention import PagedAttention
 from octavo.layers.embedding import embedding_and_head
-from octavo.layers.layer import Layer
+from octavo.layers.layer import CachedLayer, Layer
 from octavo.layers.norm import Norm, RMSNorm
 from octavo.models.config import DecoderConfig
 from octavo.ops.prepare_linear import TensorSpec
@@ -71,7 +70,7 @@ class DecoderStack(nn.Module):
         group_of = {layer: place for place, group in enumerate(c.shape().cache_groups) for layer in group.layers}
         for cache_index, (index, module) in enumerate(self.layers.items()):
             for each in module.modules():
-                if isinstance(each, PagedAttention):
+                if isinstance(each, CachedLayer):
                     each.cache_index, each.cache_group = cache_index, group_of[int(index)]
 
     def forward(self, batch: ModelInput, received: IntermediateTensors | None = None) -> Tensor:
