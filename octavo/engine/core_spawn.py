@@ -1,6 +1,6 @@
-"""Starts the process of an engine core, which may be done before it is known what it will run.
+"""Starts modules in processes of their own: that of an engine core may start before it is known what it will run.
 
-The process imports what every engine needs while it waits for its configuration.
+It imports what every engine needs while it waits for its configuration.
 """
 
 from __future__ import annotations
@@ -14,6 +14,20 @@ SHUTDOWN_TIMEOUT_S: Final = 10.0
 """How long a core may take to end by itself before it is terminated, and after that until it is killed."""
 
 
+def spawn(module: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start `python -m module FD`, and return the connection whose other end is its descriptor FD, and the process."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        # a process group of its own: Ctrl-C on a terminal goes to the front alone
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+        )
+    return ours, process
+
+
 class SpawnedCore:
     """The process of a core and this end of its connection.
 
@@ -21,15 +35,7 @@ class SpawnedCore:
     """
 
     def __init__(self) -> None:
-        self.connection, theirs = socket.socketpair()
-        with theirs:
-            # a process group of its own: Ctrl-C on a terminal goes to the front alone
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "octavo.engine.core_process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                process_group=0,
-            )
+        self.connection, self.process = spawn("octavo.engine.core_process")
         self.is_used = False
 
     def end(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:

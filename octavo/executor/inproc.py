@@ -29,7 +29,7 @@ class InprocExecutor:
 
     def __init__(self, worker: Worker) -> None:
         self._worker: Worker | None = worker
-        self._last_words: str | None = None
+        self._failure: str | None = None
 
     @classmethod
     def build(cls, config: EngineConfig) -> InprocExecutor:
@@ -49,7 +49,7 @@ class InprocExecutor:
             future.set_result(self._living().execute(step))
         except Exception as error:
             # a step that broke off leaves sequences half changed: nothing after it can be right
-            self._last_words = self._last_words or f"{type(error).__name__}: {error}"
+            self._failure = self._failure or f"{type(error).__name__}: {error}"
             future.set_exception(error)
         return future
 
@@ -69,8 +69,8 @@ class InprocExecutor:
         self._worker = None
 
     def _living(self) -> Worker:
-        if self._last_words is not None:
-            raise EngineDeadError(f"the worker failed in an earlier step: {self._last_words}")
+        if self._failure is not None:
+            raise EngineDeadError(f"the worker failed in an earlier step: {self._failure}")
         if self._worker is None:
             raise EngineDeadError("the executor is shut down")
         return self._worker

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from octavo.engine import frames
+from octavo.engine.core_spawn import spawn
 from octavo.server.errors import ApiError
 from octavo.server.text_process import JOB_CPU_S, LONG_JOBS, Done, Ended, Failed, FromWorker
 from octavo.server.texts import TextSetup
@@ -131,16 +131,7 @@ class TextPool:
     def _start_process(self) -> None:
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._end_with_loop(), name="octavo-text")
-        self._control, theirs = socket.socketpair()
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "octavo.server.text_process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                process_group=0,
-            )
-        finally:
-            theirs.close()
+        self._control, self._process = spawn("octavo.server.text_process")
         self._control.sendall(frames.pack(self._setup))
 
     async def _end_with_loop(self) -> None:
