@@ -48,9 +48,9 @@ class NativeSampler:
         self._other_filters = [each for each in all_filters if not isinstance(each, FILTERS_IN_THE_CALL)]
         self._reference = ReferenceSampler((*processors, *built_in), all_filters)
         self._requests: WeakKeyDictionary[SampledSequence, PackedRequest] = WeakKeyDictionary()
-        self._input = _Memory()
+        self._input = _Buffer()
         self._answer: _Answer | None = None
-        self._scratch = _Memory()
+        self._scratch = _Buffer()
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[RowSamples]:
         """See `Sampler.sample`."""
@@ -286,7 +286,7 @@ class _Read:
         return self._top_ids[first : first + count].tolist(), self._top_logprobs[first : first + count].tolist()
 
 
-class _Memory:
+class _Buffer:
     """Bytes at one address, which changes only when more are reserved than before."""
 
     def __init__(self) -> None:
