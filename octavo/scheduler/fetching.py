@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from octavo.core.sequence import SequenceGroup
 from octavo.kv_cache.allocation import PrefixHit
 from octavo.kv_cache.prefix_source import Fetch, PrefixSource
@@ -12,7 +14,8 @@ from octavo.scheduler.registry import Registry
 class Fetching:
     """Begins fetches for requests that are admitted, and lets those run whose fetch has ended.
 
-    A request whose fetch failed waits again, and its prompt is computed.
+    A request whose fetch failed waits again, and its prompt is computed. The source gets a fetch when the step with
+    which it was planned has returned: that step, or one before it, may still read what was in the blocks.
     """
 
     def __init__(self, registry: Registry, source: PrefixSource, log: DecisionLog) -> None:
@@ -22,6 +25,9 @@ class Fetching:
         self._log = log
         self._num_fetches = 0
         self._failed: set[str] = set()
+        self._planned: list[Fetch] = []
+        self._unsent: deque[tuple[int, Fetch]] = deque()
+        self._last_returned = 0
 
     def num_blocks(self, group: SequenceGroup, hit: PrefixHit, num_tokens: int) -> int:
         """Return how many blocks behind a hit the source has, of the first `num_tokens` tokens of a waiting request."""
@@ -39,8 +45,23 @@ class Fetching:
         blocks = self._block_manager.begin_fetch(fetch_id, sequence, first, num_blocks)
         digests = self._block_manager.digests(sequence)[first : first + num_blocks]
         self._registry.begin_fetch(group, fetch_id)
-        self._source.fetch(Fetch(fetch_id, digests, blocks))
+        self._planned.append(Fetch(fetch_id, digests, blocks))
         self._log.note("fetching", group.request, f"{num_blocks} blocks")
+
+    def note_planned(self, step_id: int) -> None:
+        """Note the last step that reads what was in the blocks of the fetches that were planned."""
+        self._unsent += ((step_id, fetch) for fetch in self._planned)
+        self._planned.clear()
+        self._send()
+
+    def note_returned(self, step_id: int) -> None:
+        """Note that this step and all before it have run."""
+        self._last_returned = step_id
+        self._send()
+
+    def _send(self) -> None:
+        while self._unsent and self._unsent[0][0] <= self._last_returned:
+            self._source.fetch(self._unsent.popleft()[1])
 
     def collect(self, now: float) -> None:
         """Let requests run whose fetch has ended well, and queue those whose fetch failed."""

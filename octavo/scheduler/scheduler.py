@@ -172,6 +172,8 @@ class Scheduler:
         """Apply the results of the oldest step at time `now`. Returns one output for each request that has news."""
         self.rates.note_done(now, output.swap_s)
         self.block_manager.note_returned(output.step_id)
+        if self._fetching is not None:
+            self._fetching.note_returned(output.step_id)
         return self._results.apply(output, now)
 
     def reset_prefix_cache(self) -> bool:
@@ -201,6 +203,8 @@ class Scheduler:
         self.block_manager.end_planning()
         self._admission_control.note_planned()
         if not plan.rows and not plan.swap_outs:
+            if self._fetching is not None:
+                self._fetching.note_planned(registry.stats.num_steps)
             return None
         for group, sequence in plan.filling.values():
             self.block_manager.publish(sequence, group.request.cache_key)
@@ -209,6 +213,8 @@ class Scheduler:
                 self.policy.note_service(registry.group_of(row.seq_id), row.num_tokens, row.num_samples)
         self.block_manager.release_unseen(registry.sequences_on_device())
         step = plan.output(*registry.begin_step(plan.rows, len(plan.swap_outs), len(plan.swap_ins)))
+        if self._fetching is not None:
+            self._fetching.note_planned(step.step_id)
         moves = step.block_ops.swap_outs + step.block_ops.swap_ins
         num_moved_bytes = self.block_manager.swap_space.num_bytes(moves) if moves else 0
         self.rates.note_planned(now, len(step.rows), plan.num_prompt_tokens, num_moved_bytes)

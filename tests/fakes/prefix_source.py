@@ -12,7 +12,8 @@ from tests.fakes.executor import HashExecutor, State
 
 
 class ToySource:
-    """fail_every: each so-many-th fetch fails, and leaves the blocks spoilt; 0: none."""
+    """fail_every: each so-many-th fetch fails, and leaves the blocks spoilt; 0: none. Blocks are spoilt while they are
+    fetched."""
 
     def __init__(self, fail_every: int = 0, most_steps: int = 3) -> None:
         self.executor: HashExecutor
@@ -42,6 +43,7 @@ class ToySource:
 
     def fetch(self, fetch: Fetch) -> None:
         self._count += 1
+        self._write(fetch, is_complete=False)  # it may begin at once
         self._pending.append((1 + self._count * 7 % self._most_steps, fetch))
 
     def take_fetched(self) -> list[tuple[int, bool]]:

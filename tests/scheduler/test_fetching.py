@@ -6,7 +6,7 @@ import pytest
 
 from octavo.core.sequence import SequenceStatus
 from octavo.engine.engine_core import EngineCore
-from tests.fakes.engine import make_core, make_request, run, run_alone
+from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
 from tests.fakes.executor import HashExecutor
 from tests.fakes.prefix_source import ToySource
 
@@ -84,3 +84,17 @@ def test_blocks_of_an_aborted_request_stay_used_until_its_fetch_has_ended() -> N
         core.step()
     assert manager.num_used_blocks == 0
     core.scheduler.check()
+
+
+def test_a_fetch_spoils_no_blocks_that_its_step_swaps_out() -> None:
+    core, _, source = make(num_blocks=12, policy="priority", preemption_mode="swap", num_host_blocks=20)
+    low, high = make_request("low", range(50, 79), max_tokens=12), make_request("high", range(30), max_tokens=5)
+    low.priority = 1
+    source.learn(high)
+    core.add_request(low)
+    seen = Collected()
+    for _ in range(3):
+        seen.add(core.step().outputs)
+    run(core, [high], collected=seen)
+    assert (core.stats().num_preemptions_by_swap, source.num_fetched) == (1, 1)
+    assert seen.token_ids == run_alone(low).token_ids | run_alone(high).token_ids
