@@ -70,6 +70,8 @@ def read_recording(path: str | Path, progress: Callable[[float], None] | None = 
         body = data[offset + _LENGTH.size : offset + _LENGTH.size + size]
         if len(body) < size:
             break
+        if offset == 0:
+            _check_version(path, body)
         try:
             event: Event = decoder.decode(body)
         except msgspec.DecodeError as error:
@@ -84,13 +86,24 @@ def read_recording(path: str | Path, progress: Callable[[float], None] | None = 
         raise ConfigError(f"{path} is not a recording; one is written by octavo serve --record-trace FILE")
 
 
+class _Version(msgspec.Struct, frozen=True, tag="began"):
+    """`Began` of any version, whose settings may have another form."""
+
+    version: int
+
+
+def _check_version(path: str | Path, body: bytes) -> None:
+    try:
+        version = msgspec.msgpack.decode(body, type=_Version).version
+    except msgspec.DecodeError:
+        return  # it is no beginning, as its reader finds
+    if version != RECORDING_VERSION:
+        raise ConfigError(f"{path} is a recording of version {version}, this octavo reads version {RECORDING_VERSION}")
+
+
 def _check_first(path: str | Path, event: Event) -> None:
     if not isinstance(event, Began):
         raise ConfigError(f"{path} does not begin with the settings of a scheduler: it is not a whole recording")
-    if event.version != RECORDING_VERSION:
-        raise ConfigError(
-            f"{path} is a recording of version {event.version}, this octavo reads version {RECORDING_VERSION}"
-        )
 
 
 class Replay:

@@ -143,6 +143,10 @@ def test_a_recording_that_broke_off_is_replayed_as_far_as_it_goes(tmp_path: Path
         (b"\x01\x00\x00\x00\xff", "is not a recording, or is damaged at byte 0"),
         (frames.pack(Planned(0.0, None)), "does not begin with the settings"),
         (frames.pack(Began(settings(), 1, version=99)), "a recording of version 99"),
+        (
+            frames.pack({"type": "began", "settings": {"of": "an older octavo"}, "version": 3}),
+            "a recording of version 3",
+        ),
     ],
 )
 def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
