@@ -107,13 +107,25 @@ def resolve(
         device=DeviceConfig(
             **_values(args, DeviceArgs)
             | {
-                "device": "reference" if args.instruction_set == "reference" else args.device,
+                "device": _device(args),
                 "threads": args.threads or platform.cores,
                 "user_set_threads": args.threads is not None,
             }
         ),
         observability=ObservabilityConfig(**_values(args, ObservabilityArgs)),
     )
+
+
+def _device(args: EngineArgs) -> str:
+    """Return the device's name, which `instruction_set` may give as well. Raises ConfigError when they differ."""
+    if args.instruction_set != "reference":
+        return args.device
+    if args.device not in ("auto", "reference"):
+        raise ConfigError(
+            f"instruction_set is reference, which is another name for the device reference, but device is "
+            f"{args.device}; leave one of them at auto"
+        )
+    return "reference"
 
 
 def _values(args: EngineArgs, section: type[Any]) -> dict[str, Any]:

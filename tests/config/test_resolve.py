@@ -68,6 +68,14 @@ def test_more_threads_than_processors_are_refused(tmp_path: Path) -> None:
         resolve(EngineArgs(threads=7), checkpoint(tmp_path), PLATFORM)
 
 
+def test_the_instruction_set_reference_is_the_device_reference(tmp_path: Path) -> None:
+    for device in ("auto", "reference"):
+        args = EngineArgs(instruction_set="reference", device=device)
+        assert resolve(args, checkpoint(tmp_path), PLATFORM).device.device == "reference"
+    with pytest.raises(ConfigError, match="another name for the device reference, but device is cpu"):
+        resolve(EngineArgs(instruction_set="reference", device="cpu"), checkpoint(tmp_path), PLATFORM)
+
+
 def test_arguments_win(tmp_path: Path) -> None:
     args = EngineArgs(
         max_model_len=64,
