@@ -32,15 +32,14 @@ class DryAttention:
         self._empty = empty
 
     def cache_shape(self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """See `AttentionBackend.cache_shape`: there is no cache."""
+        """Return the shape of a cache without elements: a dry run stores nothing."""
         return 1, num_blocks, 0
 
     def workspace_bytes(self, *sizes: int) -> int:
-        """See `AttentionBackend.workspace_bytes`: the real backend's is counted elsewhere."""
+        """Return 0: the workspace of the real backend is counted by its own method."""
         return 0
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, *_: Any) -> Tensor:
-        """See `AttentionBackend.run`."""
         return self._empty(tuple(q.shape), q.dtype)
 
 

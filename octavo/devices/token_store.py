@@ -48,22 +48,18 @@ class HostTokenStore:
         self._tokens = np.zeros((num_lines, width), dtype=np.int32)
 
     def write(self, line: int, first: int, token_ids: Sequence[int]) -> None:
-        """See `TokenStore.write`."""
         end = first + len(token_ids)
         self._reserve(line + 1, end)
         self._tokens[line, first:end] = token_ids
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """See `TokenStore.copy`."""
         self._reserve(target + 1, num_tokens)
         self._tokens[target, :num_tokens] = self._tokens[source, :num_tokens]
 
     def gather(self, lines: NDArray[np.int64], positions: NDArray[np.int64], out: Tensor) -> None:
-        """See `TokenStore.gather`."""
         out.numpy()[:] = self._tokens[lines, positions]
 
     def append(self, lines: Sequence[int], positions: Sequence[int], token_ids: Sequence[int]) -> None:
-        """See `TokenStore.append`."""
         self._reserve(0, max(positions) + 1)
         if len(lines) <= _FEW:
             for line, position, token_id in zip(lines, positions, token_ids, strict=True):
@@ -72,7 +68,6 @@ class HostTokenStore:
         self._tokens[lines, positions] = token_ids
 
     def read(self, line: int, num_tokens: int) -> NDArray[np.int32]:
-        """See `TokenStore.read`."""
         return self._tokens[line, :num_tokens]
 
     def _reserve(self, num_lines: int, width: int) -> None:

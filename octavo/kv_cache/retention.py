@@ -77,7 +77,7 @@ class SlidingWindow:
         return num_blocks if self._max_live_blocks is None else min(num_blocks, self._max_live_blocks)
 
     def find_prefix(self, digests: Sequence[bytes], find: Find) -> list[int]:
-        """See `Retention`. Every digest is looked up once at most, most of them never."""
+        """Look up each digest at most once, and most of them never."""
         found: dict[int, int] = {}
         end = len(digests)
         while end:

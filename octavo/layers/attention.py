@@ -37,5 +37,4 @@ class PagedAttention(CachedLayer):
         return out.flatten(1)
 
     def bind(self, binding: Binding) -> None:
-        """See `Layer.bind`."""
         self._backend = binding.backend

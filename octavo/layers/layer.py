@@ -131,17 +131,15 @@ class PreparedLayer(Layer):
         self.use(UNQUANTIZED)
 
     def use(self, method: WeightMethod) -> None:
-        """See `Layer.use`."""
         self.method = method
         method.make(self, *self._sizes)
 
     def bind(self, binding: Binding) -> None:
-        """See `Layer.bind`."""
         super().bind(binding)
         self._scratch = binding.scratch
 
     def room(self, name: str, device: torch.device) -> Tensor:
-        """See `Layer.room`: memory that is returned to the scratch once the layer is finished."""
+        """Take memory that is returned to the scratch once the layer is finished."""
         parameter = self.get_parameter(name)
         if parameter.is_meta:
             memory = self._scratch.take(tuple(parameter.shape), parameter.dtype, device)
@@ -159,15 +157,12 @@ class PreparedLayer(Layer):
         self._release()
 
     def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
-        """See `Layer.state_specs`."""
         return self.method.format(ops).state_specs(self._shape())
 
     def state(self) -> dict[str, Tensor]:
-        """See `Layer.state`."""
         return self.prepared.state()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """See `Layer.restore`."""
         self.prepared = self.method.format(self.ops).restore(self._shape(), state)
         self._release()
 

@@ -35,12 +35,10 @@ class RMSNorm(Norm):
     """Scales x by its root mean square and a learned weight [dim]."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """See `Norm.forward`."""
         normed: Tensor = self.ops.rms_norm(x, self.weight, self.eps)
         return normed
 
     def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Norm.add_norm`."""
         normed, residual = self.ops.add_rms_norm(x, residual, self.weight, self.eps)
         return normed, residual
 
@@ -53,11 +51,9 @@ class LayerNorm(Norm):
         self.bias = nn.Parameter(torch.empty(dim), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See `Norm.forward`."""
         normed: Tensor = self.ops.layer_norm(x, self.weight, self.bias, self.eps)
         return normed
 
     def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Norm.add_norm`."""
         normed, residual = self.ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps)
         return normed, residual

@@ -33,7 +33,6 @@ class LinearScaling:
     attention_factor: float = 1.0
 
     def bend(self, frequencies: Tensor, theta: float) -> Tensor:
-        """See `Scaling`."""
         return frequencies / self.factor
 
 
@@ -48,7 +47,6 @@ class Llama3Scaling:
     attention_factor: float = 1.0
 
     def bend(self, frequencies: Tensor, theta: float) -> Tensor:
-        """See `Scaling`."""
         wavelengths = 2 * math.pi / frequencies
         # 0 where a wave turns less than low_freq_factor times over the original context, 1 above high_freq_factor
         kept = (self.original_max_positions / wavelengths - self.low_freq_factor) / (
@@ -79,7 +77,6 @@ class YarnScaling:
         return 0.1 * scale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
     def bend(self, frequencies: Tensor, theta: float) -> Tensor:
-        """See `Scaling`."""
         pairs = len(frequencies)
         low, high = (self._pair_that_turns(times, theta, pairs) for times in (self.beta_fast, self.beta_slow))
         if self.truncate:

@@ -30,7 +30,6 @@ class GPT2Config(DecoderConfig):
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
-        """See `DecoderConfig.read`."""
         refuse_quantization(c)
         c.expect("scale_attn_weights", True)
         c.expect("scale_attn_by_inverse_layer_idx", False)
@@ -118,7 +117,7 @@ class GPT2LMHeadModel(DecoderStack):
         self.add = addition()
 
     def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
-        """See `DecoderStack.embed`: add the positions."""
+        """Add the embeddings of positions to those of tokens."""
         assert self.embed_positions is not None, "only the first stage embeds positions"
         placed: Tensor = self.add(x, self.embed_positions(batch.positions))
         return placed

@@ -16,7 +16,6 @@ class LlamaConfig(DecoderConfig):
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
-        """See `DecoderConfig.read`."""
         c.expect("hidden_act", "silu")
         bias = c.bool("attention_bias", False)
         return cls.common(c, qkv_bias=bias, out_bias=bias, mlp_bias=c.bool("mlp_bias", False))

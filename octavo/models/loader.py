@@ -95,21 +95,20 @@ class LoadedModel:
         backend: AttentionBackend,
         *,
         device: torch.device | str = "cpu",
-        load_format: LoadFormat = "auto",
-        seed: int = 0,
+        dummy_seed: int | None = None,
         packed: PackedFolder | None = None,
         max_positions: int | None = None,
         progress: bool = False,
     ) -> DecoderStack:
         """Return the model ready to run on `device`.
 
-        `load_format` "dummy" draws random weights from `seed` instead of reading any. A layer is brought into the form
+        `dummy_seed` draws random weights instead of reading any. A layer is brought into the form
         that computes best as soon as its tensors have arrived: there is no second copy of more than the layers in
         between. `packed` keeps the result for the next start. `max_positions` bounds the tables that are made per
         position. Raises CheckpointError for whatever does not fit, ConfigError for a folder that cannot be made.
         """
         model = self.model
-        headers = self._checkpoint.tensors() if load_format == "auto" else {}
+        headers = self._checkpoint.tensors() if dummy_seed is None else {}
         if headers:
             check_tensors(self._checkpoint, model, headers.values())
         longest = model.config.max_positions
@@ -117,7 +116,7 @@ class LoadedModel:
         for _, layer in model.layers_by_path():
             layer.bind(binding)
         cache = None
-        if packed is not None and load_format == "auto":
+        if packed is not None and dummy_seed is None:
             cache = self._packed_cache(packed, ops)
             state = cache.read(model.state_specs(ops))
             if state is not None:
@@ -125,12 +124,12 @@ class LoadedModel:
                 return model
             cache.prepare()
         with torch.no_grad():
-            if load_format == "dummy":
-                for _, layer in model.layers_by_path():
-                    seed = randomize(layer, seed, device)
-                    layer.finish()
-            else:
+            if dummy_seed is None:
                 _fill(self._checkpoint, model, device, progress)
+            else:
+                for _, layer in model.layers_by_path():
+                    dummy_seed = randomize(layer, dummy_seed, device)
+                    layer.finish()
         binding.scratch.clear()
         if cache is not None:
             cache.keep(model.state())

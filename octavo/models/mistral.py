@@ -16,7 +16,6 @@ class MistralConfig(DecoderConfig):
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
-        """See `DecoderConfig.read`."""
         c.expect("hidden_act", "silu")
         is_windowed = c.values.get("sliding_window", 4096) is not None
         return cls.common(c, windows=read_windows(c, is_windowed=is_windowed, default=4096))

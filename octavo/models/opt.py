@@ -36,7 +36,6 @@ class OPTConfig(DecoderConfig):
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
-        """See `DecoderConfig.read`."""
         refuse_quantization(c)
         c.expect("layer_norm_elementwise_affine", True)
         hidden_size, num_heads = c.positive("hidden_size"), c.positive("num_attention_heads")
@@ -130,7 +129,7 @@ class OPTForCausalLM(DecoderStack):
             self.norm = None
 
     def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
-        """See `DecoderStack.embed`: widen the embeddings where they are narrow, and add the positions."""
+        """Widen the embeddings where they are narrow, and add those of positions."""
         assert self.embed_positions is not None, "only the first stage embeds positions"
         if self.project_in is not None:
             x = self.project_in(x)
@@ -138,13 +137,13 @@ class OPTForCausalLM(DecoderStack):
         return placed
 
     def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """See `DecoderStack.normalize`; OPT-350m and some early checkpoints have no final norm."""
+        """Apply the final norm, which OPT-350m and some early checkpoints lack."""
         if self.norm is not None:
             return super().normalize(x, residual)
         return x if residual is None else self.add(x, residual)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See `DecoderStack.compute_logits`: narrow the hidden states where the embeddings are."""
+        """Narrow the hidden states where the embeddings are narrow."""
         return super().compute_logits(hidden if self.project_out is None else self.project_out(hidden))
 
 

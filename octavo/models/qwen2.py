@@ -16,7 +16,6 @@ class Qwen2Config(DecoderConfig):
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
-        """See `DecoderConfig.read`."""
         c.expect("hidden_act", "silu")
         return cls.common(c, qkv_bias=True, windows=read_windows(c, is_windowed=c.bool("use_sliding_window", False)))
 

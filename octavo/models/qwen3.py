@@ -25,7 +25,6 @@ class Qwen3Config(DecoderConfig):
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
-        """See `DecoderConfig.read`."""
         c.expect("hidden_act", "silu")
         bias = c.bool("attention_bias", False)
         return cls.common(

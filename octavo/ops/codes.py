@@ -86,11 +86,9 @@ class QuantizedLinear(PreparedLinear):
         """x [tokens, inputs] → the product without bias, float32 [tokens, outputs]."""
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        """See `PreparedLinear`."""
         return self._finish(self.values(x), add).to(self.shape.dtype)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """See `PreparedLinear.in_float32`."""
         return self._finish(self.values(x), None)
 
     def _finish(self, values: Tensor, add: Tensor | None) -> Tensor:

@@ -60,7 +60,7 @@ class Int4Linear(QuantizedLinear):
     """State: `codes` int8 [outputs, groups, group] in [-8, 7], `scales` bfloat16 [outputs, groups], perhaps `bias`."""
 
     def values(self, x: Tensor) -> Tensor:
-        """See `QuantizedLinear.values`: (Σ over groups, in order, of Σ codes · codes · scale) · scale of the row."""
+        """Return (Σ over groups, in order, of Σ codes · codes · scale) · scale of the row."""
         codes, row_scales = quantize_rows(x)
         weights, scales = self._state["codes"], self._state["scales"]
         _, num_groups, group = weights.shape
@@ -73,7 +73,7 @@ class Int4Linear(QuantizedLinear):
         return total * row_scales
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See `PreparedLinear.rows`: code · scale."""
+        """Return code · scale for each element of the rows."""
         values = self._state["codes"][ids].float() * self._state["scales"][ids, :, None].float()
         return values.flatten(1)[:, : self.shape.inputs].to(self.shape.dtype)
 
@@ -88,7 +88,7 @@ class Int4Format(ReferenceFormat):
         self.layout = f"int4-g{group}-rows/1"
 
     def pack(self, weight: Tensor) -> dict[str, Tensor]:
-        """See `ReferenceFormat.pack`. Raises NotFinite."""
+        """Raise NotFinite for a weight with NaN or infinities."""
         check_finite(weight)
         outputs, inputs = weight.shape
         groups = F.pad(weight.float(), (0, -inputs % self.group)).view(outputs, -1, self.group)
@@ -96,7 +96,7 @@ class Int4Format(ReferenceFormat):
         return {"codes": codes, "scales": scales[..., 0]}
 
     def weight_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
-        """See `ReferenceFormat.weight_specs`. Raises ConfigError for a weight that is too wide."""
+        """Raise ConfigError for a weight that is too wide."""
         check_inputs(shape.inputs)
         groups = -(-shape.inputs // self.group)
         return {

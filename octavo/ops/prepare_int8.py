@@ -21,12 +21,12 @@ class Int8Linear(QuantizedLinear):
     """State: `codes` int8 [outputs, inputs] in [-127, 127], `scales` float32 [outputs], perhaps `bias`."""
 
     def values(self, x: Tensor) -> Tensor:
-        """See `QuantizedLinear.values`: (Σ codes · codes) · scale of the row · scale of the column."""
+        """Return (Σ codes · codes) · scale of the row · scale of the column."""
         codes, row_scales = quantize_rows(x)
         return exact_product(codes, self._state["codes"]) * row_scales * self._state["scales"]
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See `PreparedLinear.rows`: code · scale."""
+        """Return code · scale for each element of the rows."""
         return (self._state["codes"][ids].float() * self._state["scales"][ids, None]).to(self.shape.dtype)
 
 
@@ -37,7 +37,7 @@ class Int8Format(ReferenceFormat):
     linear_class = Int8Linear
 
     def pack(self, weight: Tensor) -> dict[str, Tensor]:
-        """See `ReferenceFormat.pack`. Raises NotFinite."""
+        """Raise NotFinite for a weight with NaN or infinities."""
         check_finite(weight)
         values = weight.float()
         largest = values.abs().amax(1, keepdim=True)
@@ -47,7 +47,7 @@ class Int8Format(ReferenceFormat):
         return {"codes": codes.to(torch.int8), "scales": scales[:, 0]}
 
     def weight_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
-        """See `ReferenceFormat.weight_specs`. Raises ConfigError for a weight that is too wide."""
+        """Raise ConfigError for a weight that is too wide."""
         check_inputs(shape.inputs)
         return {
             "codes": TensorSpec((shape.outputs, shape.inputs), torch.int8),

@@ -131,18 +131,15 @@ class ReferenceFormat(ABC):
         """Return the specs of all tensors but the bias."""
 
     def __call__(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PreparedLinear:
-        """See `LinearFormat`."""
         outputs, inputs = weight.shape
         state = self.pack(weight) if bias is None else {**self.pack(weight), "bias": bias.clone()}
         return self.restore(LinearShape(outputs, inputs, weight.dtype, bias is not None, gated), state)
 
     def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
-        """See `LinearFormat.state_specs`."""
         specs = self.weight_specs(shape)
         return {**specs, "bias": TensorSpec((shape.outputs,), shape.dtype)} if shape.has_bias else specs
 
     def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
-        """See `LinearFormat.restore`."""
         return self.linear_class(shape, state)
 
 
@@ -163,14 +160,12 @@ class PlainLinear(PreparedLinear):
     """The weight as the checkpoint has it, multiplied by torch. State: `weight` [outputs, inputs], perhaps `bias`."""
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        """See `PreparedLinear`."""
         product = linear(x, self._state["weight"], self._state.get("bias"))
         if add is not None:
             product = (product + add).to(x.dtype)
         return silu_and_mul(product) if self.shape.is_gated else product
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See `PreparedLinear.rows`."""
         return F.embedding(ids, self._state["weight"])
 
 
@@ -181,11 +176,9 @@ class PlainFormat(ReferenceFormat):
     linear_class = PlainLinear
 
     def pack(self, weight: Tensor) -> dict[str, Tensor]:
-        """See `ReferenceFormat.pack`."""
         return {"weight": zeroed(tuple(weight.shape), weight.dtype, weight.device).copy_(weight)}
 
     def weight_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
-        """See `ReferenceFormat.weight_specs`."""
         return {"weight": TensorSpec((shape.outputs, shape.inputs), shape.dtype)}
 
 

@@ -43,17 +43,14 @@ class FromPlain:
         self._operator = operator
 
     def make(self, layer: nn.Module, inputs: int, outputs: int, bias: bool) -> None:
-        """See `WeightMethod.make`."""
         layer.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
         layer.register_parameter("bias", nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None)
 
     def format(self, ops: Ops) -> LinearFormat:
-        """See `WeightMethod.format`."""
         found: LinearFormat = getattr(ops, self._operator)
         return found
 
     def finish(self, layer: nn.Module, ops: Ops, *, gated: bool = False) -> PreparedLinear:
-        """See `WeightMethod.finish`."""
         bias = None if layer.bias is None else layer.get_parameter("bias").data
         return self.format(ops)(layer.get_parameter("weight").data, bias, gated=gated)
 

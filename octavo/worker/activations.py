@@ -63,7 +63,6 @@ class Activations:
         return self._fixed_bytes + workspace + tables
 
     def _run(self, ops: Ops, attention: AttentionBackend, num_tokens: int, *, is_decode: bool = False) -> Tensor:
-        """See `octavo.devices.device.StepRun`."""
         with self._opened.bound_dry(ops, attention) as model:
             shape, received = self._opened.shape, None
             if not model.is_first:

@@ -27,7 +27,6 @@ class ModelRunner:
         vocab_size: int,
         block_size: int,
         max_num_tokens: int,
-        device: torch.device,
         sampler: Sampler | None,
         tokens: TokenStore,
     ) -> None:
@@ -39,7 +38,11 @@ class ModelRunner:
             # the model may be replaced by one that measures its calls
             self._drawing = Drawing(lambda hidden: self.model.compute_logits(hidden), sampler, vocab_size)
         self._builder = InputBatchBuilder(
-            cache.caches, self.sequences, block_size=block_size, max_num_tokens=max_num_tokens, device=device
+            cache.caches,
+            self.sequences,
+            block_size=block_size,
+            max_num_tokens=max_num_tokens,
+            device=cache.caches[0].device,
         )
 
     @torch.inference_mode()

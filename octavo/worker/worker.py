@@ -86,8 +86,7 @@ class Worker:
                 device.ops,
                 self._attention.backend,
                 device=device.torch_device,
-                load_format=model.load_format,
-                seed=model.seed,
+                dummy_seed=model.seed if model.load_format == "dummy" else None,
                 packed=self._ahead.packed,
                 max_positions=longest_sequence(self.plan.max_model_len, scheduler),
                 progress=sys.stderr.isatty() and self.plan.weights_bytes >= _PROGRESS_FROM_BYTES,
@@ -109,7 +108,6 @@ class Worker:
             vocab_size=shape.vocab_size,
             block_size=limits.block_size,
             max_num_tokens=scheduler.max_num_batched_tokens,
-            device=device.torch_device,
             sampler=device.sampler(),
             tokens=device.token_store(),
         )

@@ -49,8 +49,7 @@ def load_dummy(path: Path, seed: int = 0) -> DecoderStack:
         mesh=Mesh.single(),
         backend=ReferenceBackend(),
         ops=bind(),
-        load_format="dummy",
-        seed=seed,
+        dummy_seed=seed,
     )
 
 

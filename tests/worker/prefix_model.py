@@ -69,7 +69,6 @@ def make_runner(
     draws: bool = True,
 ) -> tuple[ModelRunner, PrefixModel]:
     model = PrefixModel(bad)
-    device = torch.device("cpu")
     cache = CacheEngine([Arena([0], (2, num_blocks + 1, 1, BLOCK_SIZE, 1), num_host_blocks)], torch.float32, REFERENCE)
     runner = ModelRunner(
         model,
@@ -77,7 +76,6 @@ def make_runner(
         vocab_size=VOCAB,
         block_size=BLOCK_SIZE,
         max_num_tokens=max_num_tokens,
-        device=device,
         sampler=ReferenceSampler() if draws else None,
         tokens=HostTokenStore(),
     )

@@ -71,7 +71,6 @@ class CpuBackend:
         metadata: AttentionMetadata,
         scores: Scores,
     ) -> Tensor:
-        """See `AttentionBackend.run`."""
         tokens, heads, dim = q.shape
         kv_heads = k.shape[1]
         out = self._empty((tokens, heads, dim), q.dtype)

@@ -56,41 +56,34 @@ class CpuDevice:
 
     @staticmethod
     def obstacle(platform: Platform) -> str | None:
-        """See `Device.obstacle`."""
         return obstacle(platform)
 
     def memory(self) -> DeviceMemory:
-        """See `Device.memory`."""
         return DeviceMemory.of_host(self._memory)
 
     def attention(
         self, dtype: torch.dtype, cache_dtype: torch.dtype, *, head_dim: int, block_size: int
     ) -> AttentionChoice:
-        """See `Device.attention`."""
         reason = CpuBackend.obstacle(dtype, cache_dtype, head_dim, block_size)
         if reason is not None:
             return AttentionChoice(ReferenceBackend(cache_dtype), reason)
         return AttentionChoice(CpuBackend(self.runtime, cache_dtype), self.runtime.because)
 
     def sampler(self, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> Sampler:
-        """See `Device.sampler`."""
         return NativeSampler(self.runtime.cpu, processors, filters)
 
     def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:
-        """See `Device.sampling_bytes`."""
         scratch: int = self.runtime.cpu.sampling_scratch_bytes(num_rows, vocab_size)
         return scratch + _SAMPLING_BYTES
 
     def token_store(self) -> TokenStore:
-        """See `Device.token_store`."""
         return HostTokenStore()
 
     def recorded(self, model: LanguageModel, max_rows: int) -> LanguageModel:
-        """See `Device.recorded`."""
         return model if self._config.enforce_eager else RecordedModel(model, self.runtime, max_rows)
 
     def activation_bytes(self, run: StepRun, num_tokens: int, num_rows: int) -> int:
-        """See `Device.activation_bytes`: the memory that steps share, scratch memory of kernels, and recordings."""
+        """Count the memory that steps share, the scratch memory of kernels, and recordings."""
         library = DryLibrary(self.runtime.cpu)
         runtime = CpuRuntime(cast("_native.Cpu", library), "meta")
         ops, attention = runtime.bind(self._config.op_overrides), DryAttention(runtime.empty)
@@ -107,7 +100,7 @@ class CpuDevice:
 
     @contextmanager
     def loading(self, plain_bytes: int, pages: Pages | None) -> Iterator[None]:
-        """See `Device.loading`. Torch gets one thread: two pools would wait for each other's processors."""
+        """Give torch one thread: two pools would wait for each other's processors."""
         torch.set_num_threads(1)
         self._most_tokens_alone = 0 if self._config.user_set_threads else _ALONE_BYTES // plain_bytes
         if pages is not None:
@@ -116,11 +109,10 @@ class CpuDevice:
         self.runtime.weights.trim()
 
     def begin_step(self, num_tokens: int) -> None:
-        """See `Device.begin_step`: short steps run on one thread."""
+        """Let a short step run on one thread."""
         self.runtime.cpu.is_alone = num_tokens <= self._most_tokens_alone
 
     def copy_blocks(self, sources: CacheTier, targets: CacheTier, copies: Sequence[BlockCopy]) -> None:
-        """See `Device.copy_blocks`."""
         first = sources.caches[0]
         block_bytes = first.stride(1) * first.element_size()
         pairs = torch.tensor([(copy.source, copy.target) for copy in copies])
@@ -130,5 +122,4 @@ class CpuDevice:
         )
 
     def release_idle(self) -> None:
-        """See `Device.release_idle`."""
         self.runtime.release_idle()

@@ -53,7 +53,6 @@ class NativeSampler:
         self._scratch = _Buffer()
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[RowSamples]:
-        """See `Sampler.sample`."""
         assert len(logits) == len(rows)
         if not rows:
             return []
@@ -89,7 +88,6 @@ class NativeSampler:
         return [results[place] for place in range(len(rows))]
 
     def rank(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
-        """See `Sampler.rank`."""
         logits = logits.contiguous()
         num_rows, vocab_size = logits.shape
         requests = [self._request_of(row, vocab_size) for row in rows]
@@ -135,7 +133,6 @@ class NativeSampler:
         return results
 
     def describe(self, logits: Tensor, token_ids: Sequence[int], num_logprobs: int) -> list[TokenLogprobs]:
-        """See `Sampler.describe`."""
         listed = min(num_logprobs, logits.shape[1])
         read = self._describe(logits, token_ids, listed)
         results = []

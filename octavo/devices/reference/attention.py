@@ -82,7 +82,6 @@ class ReferenceBackend:
         metadata: AttentionMetadata,
         scores: Scores,
     ) -> Tensor:
-        """See `AttentionBackend.run`."""
         layout = cache.shape
         flat = cache.view(-1, layout[-1])
         written = metadata.once(("written", layout), lambda: _cache_rows(metadata.slot_mapping, layout).view(-1))

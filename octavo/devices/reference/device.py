@@ -48,42 +48,35 @@ class ReferenceDevice:
 
     @staticmethod
     def obstacle(platform: Platform) -> str | None:
-        """See `Device.obstacle`."""
         return None
 
     def memory(self) -> DeviceMemory:
-        """See `Device.memory`."""
         return DeviceMemory.of_host(self._memory)
 
     def attention(
         self, dtype: torch.dtype, cache_dtype: torch.dtype, *, head_dim: int, block_size: int
     ) -> AttentionChoice:
-        """See `Device.attention`."""
         return AttentionChoice(ReferenceBackend(cache_dtype), f"the only one of the device {self.name}")
 
     def sampler(self, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> Sampler:
-        """See `Device.sampler`."""
         return ReferenceSampler((*processors, *default_processors()), (*default_filters(), *filters))
 
     def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:
-        """See `Device.sampling_bytes`."""
         return reference_bytes(num_rows, vocab_size)
 
     def token_store(self) -> TokenStore:
-        """See `Device.token_store`."""
         return HostTokenStore()
 
     def recorded(self, model: LanguageModel, max_rows: int) -> LanguageModel:
-        """See `Device.recorded`: torch's operators are not recorded."""
+        """Return the model itself: torch's operators are not recorded."""
         return model
 
     def activation_bytes(self, run: StepRun, num_tokens: int, num_rows: int) -> int:
-        """See `Device.activation_bytes`."""
         return peak_bytes(lambda: run(self.ops, DryAttention(), num_tokens))
 
     @contextmanager
     def loading(self, plain_bytes: int, pages: Pages | None) -> Iterator[None]:
-        """See `Device.loading`. The number of threads of torch is a setting of the process."""
+        """Set the number of torch's threads, which holds for the whole process."""
         is_worth_it = self._config.user_set_threads or plain_bytes >= _THREADS_FROM_BYTES
         torch.set_num_threads(self._config.threads if is_worth_it else 1)
         yield
@@ -91,11 +84,10 @@ class ReferenceDevice:
             pages.release_from(0)
 
     def begin_step(self, num_tokens: int) -> None:
-        """See `Device.begin_step`."""
+        """Do nothing: torch uses the same threads in every step."""
 
     def copy_blocks(self, sources: CacheTier, targets: CacheTier, copies: Sequence[BlockCopy]) -> None:
-        """See `Device.copy_blocks`."""
         copy_blocks(sources.caches, targets.caches, copies)
 
     def release_idle(self) -> None:
-        """See `Device.release_idle`: torch frees at once."""
+        """Do nothing: torch frees memory at once."""

@@ -64,7 +64,6 @@ class ReferenceSampler:
         self._traits: WeakKeyDictionary[SampledSequence, _Traits] = WeakKeyDictionary()
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[RowSamples]:
-        """See `Sampler.sample`."""
         assert len(logits) == len(rows)
         results: list[RowSamples] = []
         for start, end in chunks(len(rows), rows_per_chunk(logits.shape[1], self._chunk_bytes)):
@@ -72,7 +71,6 @@ class ReferenceSampler:
         return results
 
     def describe(self, logits: Tensor, token_ids: Sequence[int], num_logprobs: int) -> list[TokenLogprobs]:
-        """See `Sampler.describe`."""
         results: list[TokenLogprobs] = []
         for start, end in chunks(len(logits), rows_per_chunk(logits.shape[1], self._chunk_bytes)):
             logprobs = torch.log_softmax(logits[start:end], dim=-1)
@@ -81,7 +79,6 @@ class ReferenceSampler:
         return results
 
     def rank(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
-        """See `Sampler.rank`."""
         # the processors act on log-probabilities, which are not normalised again: so do those of transformers
         logprobs = torch.log_softmax(logits, dim=-1)
         scores = logprobs.clone()

@@ -61,11 +61,10 @@ class PanelLinear(PreparedLinear):
         self._weight = (state["panels"].data_ptr(), bias, shape.outputs, shape.inputs, code, shape.is_gated)
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        """See `PreparedLinear`."""
         return self._product(x, x.dtype, add)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """See `PreparedLinear.in_float32`: the sums as they are."""
+        """Return the sums as they are."""
         return self._product(x, torch.float32, None)
 
     def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
@@ -79,7 +78,7 @@ class PanelLinear(PreparedLinear):
         return out
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See `PreparedLinear.rows`. Raises IndexError for a number that is no row's."""
+        """Raise IndexError for a number that is no row's."""
         ids = dense(ids)
         out = self._empty((ids.shape[0], self.shape.inputs), self.shape.dtype)
         self._rows(ids.data_ptr(), ids.shape[0], out.data_ptr(), *self._weight)
@@ -96,7 +95,6 @@ class PanelFormat:
         self._plain = PlainFormat()
 
     def __call__(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PreparedLinear:
-        """See `LinearFormat`."""
         outputs, inputs = weight.shape
         shape = LinearShape(outputs, inputs, weight.dtype, bias is not None, gated)
         if shape.dtype not in _STEP_INPUTS:
@@ -113,7 +111,6 @@ class PanelFormat:
         return self.restore(shape, state)
 
     def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
-        """See `LinearFormat.state_specs`."""
         if shape.dtype not in _STEP_INPUTS:
             return self._plain.state_specs(shape)
         step = _STEP_INPUTS[shape.dtype]
@@ -121,7 +118,6 @@ class PanelFormat:
         return {"panels": TensorSpec((num_panels(shape), elements), shape.dtype), **bias_spec(shape)}
 
     def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
-        """See `LinearFormat.restore`."""
         if shape.dtype not in _STEP_INPUTS:
             return self._plain.restore(shape, state)
         return PanelLinear(self._runtime, shape, state)

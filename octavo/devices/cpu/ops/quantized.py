@@ -35,13 +35,12 @@ class QuantizedPanels(PreparedLinear):
         self._columns = shape.outputs // 2 if shape.is_gated else shape.outputs
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        """See `PreparedLinear`. Types other than float32 and bfloat16 go through float32."""
+        """Compute types other than float32 and bfloat16 in float32."""
         if x.dtype not in _TYPES:
             return self._product(x.float(), torch.float32, add).to(x.dtype)
         return self._product(x, x.dtype, add)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """See `PreparedLinear.in_float32`."""
         return self._product(x if x.dtype in _TYPES else x.float(), torch.float32, None)
 
     def _product(self, x: Tensor, dtype: torch.dtype, add: Tensor | None) -> Tensor:
@@ -54,7 +53,7 @@ class QuantizedPanels(PreparedLinear):
         return out
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See `PreparedLinear.rows`. Raises IndexError for a number that is no row's."""
+        """Raise IndexError for a number that is no row's."""
         dtype = self.shape.dtype if self.shape.dtype in _TYPES else torch.float32
         ids = dense(ids)
         out = self._empty((ids.shape[0], self.shape.inputs), dtype)
@@ -71,7 +70,7 @@ class QuantizedFormat:
         self.layout = f"int4-g{group}-panels/1" if group else "int8-panels/1"
 
     def __call__(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PreparedLinear:
-        """See `LinearFormat`. Raises NotFinite."""
+        """Raise NotFinite for a weight with NaN or infinities."""
         outputs, inputs = weight.shape
         shape = LinearShape(outputs, inputs, weight.dtype, bias is not None, gated)
         plain = weight if weight.dtype in _TYPES else weight.float()
@@ -88,7 +87,7 @@ class QuantizedFormat:
         return self.restore(shape, state)
 
     def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
-        """See `LinearFormat.state_specs`. Raises ConfigError for a weight that is too wide."""
+        """Raise ConfigError for a weight that is too wide."""
         check_inputs(shape.inputs)
         # the last step of inputs, or the last group, is filled with zeros
         panels, step = num_panels(shape), self._group or _STEP
@@ -104,7 +103,6 @@ class QuantizedFormat:
         return {**specs, **bias_spec(shape)}
 
     def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
-        """See `LinearFormat.restore`."""
         return QuantizedPanels(self._runtime, self._group, shape, state)
 
 
