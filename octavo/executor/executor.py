@@ -39,10 +39,17 @@ class Executor(Protocol):
 
 
 def make_executor(config: EngineConfig) -> Executor:
-    """Return the executor that the configuration asks for, its model opened but not loaded. Imports torch."""
-    from octavo.executor.inproc import InprocExecutor
+    """Return the executor that the configuration asks for, its model opened but not loaded. Imports torch.
 
-    return InprocExecutor.build(config)
+    Raises ConfigError or CheckpointError.
+    """
+    from octavo.worker.ahead import collector_paused, read_ahead
+
+    with collector_paused():
+        ahead = read_ahead(config)
+        from octavo.worker.worker import Worker
+
+        return Worker(config, ahead)
 
 
 def import_ahead() -> None:
@@ -54,8 +61,8 @@ def import_ahead() -> None:
 
 
 def _import_worker() -> None:
-    from octavo.executor.inproc import collector_paused
     from octavo.executor.light_torch import without_meta_registrations
+    from octavo.worker.ahead import collector_paused
 
     # who needs the module imports it again, and meets what goes wrong with it
     with suppress(ImportError), collector_paused(), without_meta_registrations():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import Future
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -14,11 +16,12 @@ from octavo.config.explain import MemoryPlan
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.devices.device import open_device
 from octavo.distributed.mesh import Mesh
+from octavo.errors import ConfigError, EngineDeadError
 from octavo.models.loader import DTYPES, LoadedModel
 from octavo.ops.pages import trim_heap
 from octavo.platform import Platform
 from octavo.quantization.registry import method_named
-from octavo.worker.ahead import Ahead
+from octavo.worker.ahead import Ahead, collector_paused
 from octavo.worker.cache_engine import Arena, CacheEngine
 from octavo.worker.memory import ModelSizes, divide_memory, longest_sequence
 from octavo.worker.model_runner import ModelRunner
@@ -30,12 +33,27 @@ if TYPE_CHECKING:
 _PROGRESS_FROM_BYTES = 256 << 20
 """Smaller models are there before a progress bar is."""
 
+CALLS: Final[dict[str, Any]] = {
+    "prepare": MemoryPlan,
+    "allocate": None,
+    "op_choices": list[tuple[str, str, str]],
+    "time_steps": None,
+    "release_memory": None,
+}
+"""Control calls, and the types of their values."""
+
+_START = ("prepare", "allocate")
+_SHUT_DOWN = "the executor is shut down"
+
 
 class Worker:
-    """The methods are the control calls of an executor; `execute` is the step.
+    """One rank, and the `Executor` of a model that has one rank: a step runs when it is submitted.
 
-    In this order: `prepare`, then `allocate` with what all ranks have room for, then steps.
+    In this order: `prepare`, then `allocate` with what all ranks have room for, then steps. One thread at a time.
     """
+
+    sends_tokens = False
+    """The worker draws all tokens itself."""
 
     def __init__(self, config: EngineConfig, ahead: Ahead | None = None, rank: int = 0) -> None:
         """Open the device and the model without its weights. Raises ConfigError or CheckpointError.
@@ -61,6 +79,40 @@ class Worker:
         """How the memory is divided, after `prepare`."""
         self._runner: ModelRunner
         self._watch: StepWatch | None = None
+        self._failure: str | None = None
+
+    def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """Run the step; the future is done, with the result or with what was raised.
+
+        After an error the sequences are in no known state: every later step and call raises EngineDeadError.
+        """
+        future: Future[ModelRunnerOutput] = Future()
+        try:
+            self._check()
+            if step.rows:
+                self._device.begin_step(step.num_tokens)
+            if self._watch is None:
+                future.set_result(self._runner.execute(step))
+            else:
+                self._watch.begin()
+                output = self._runner.execute(step)
+                future.set_result(msgspec.structs.replace(output, times=self._watch.end()))
+        except Exception as error:
+            self._failure = self._failure or f"the worker failed in an earlier step: {type(error).__name__}: {error}"
+            future.set_exception(error)
+        return future
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """Make one of `CALLS` and return its value in a list. Raises ConfigError for another name."""
+        if method not in CALLS:
+            raise ConfigError(f"{method} is not a call of the worker; there are: {', '.join(CALLS)}")
+        self._check()
+        with collector_paused() if method in _START else nullcontext():
+            return [getattr(self, method)(*arguments)]
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise EngineDeadError(self._failure)
 
     def prepare(self) -> MemoryPlan:
         """Return how this rank would divide its memory. Raises ConfigError, with a remedy, when there is too little."""
@@ -112,16 +164,6 @@ class Worker:
             tokens=device.token_store(),
         )
 
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Carry out a step. When it raises, the sequences are in no known state and the worker is of no further use."""
-        if step.rows:
-            self._device.begin_step(step.num_tokens)
-        if self._watch is None:
-            return self._runner.execute(step)
-        self._watch.begin()
-        output = self._runner.execute(step)
-        return msgspec.structs.replace(output, times=self._watch.end())
-
     def op_choices(self) -> list[tuple[str, str, str]]:
         """Return what was chosen at start, and why: the device, the implementation of each operator, the attention."""
         device, attention = self._device, self._attention
@@ -151,6 +193,8 @@ class Worker:
             self._runner.model = TimedModel(self._runner.model, self._watch)
 
     def shutdown(self) -> None:
-        """Give up what runs in the background."""
-        if self._ahead.packed is not None:
+        """Release the model and its memory. Idempotent."""
+        if self._failure != _SHUT_DOWN and self._ahead.packed is not None:
             self._ahead.packed.close()
+        vars(self).clear()
+        self._failure = _SHUT_DOWN

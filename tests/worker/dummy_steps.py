@@ -54,6 +54,8 @@ def dummy_step(worker: Worker, num_seqs: int, num_tokens: int, params: SamplingP
 
 def run_dummy(worker: Worker, num_seqs: int, num_tokens: int) -> None:
     """Execute one such step and forget its sequences."""
-    worker.execute(dummy_step(worker, num_seqs, num_tokens))
+    worker.submit(dummy_step(worker, num_seqs, num_tokens)).result()
     ids = [-1 - i for i in range(num_seqs)]
-    worker.execute(SchedulerOutput(step_id=-1, new_sequences=[], rows=[], finished_ids=ids, block_ops=BlockOps()))
+    worker.submit(
+        SchedulerOutput(step_id=-1, new_sequences=[], rows=[], finished_ids=ids, block_ops=BlockOps())
+    ).result()

@@ -53,8 +53,8 @@ def test_the_bound_is_at_most_half_more_than_the_peak_and_never_less(
 
     def run() -> None:
         for _ in range(2):  # the second time nothing has to make room
-            worker.execute(fullest)
-            worker.execute(prompts)
+            worker.submit(fullest).result()
+            worker.submit(prompts).result()
         for num_rows in range(1, NUM_ROWS + 1) if is_recorded else ():
             for _ in range(3):  # seen, recorded, run again
                 run_dummy(worker, num_rows, num_rows)

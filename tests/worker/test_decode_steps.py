@@ -89,9 +89,11 @@ def decode(worker: Worker, count: int) -> list[ModelRunnerOutput]:
     """Two prompts of different lengths, then `count` steps of one token each."""
     prompts = [[5, 17, 99, 3], [64, 7]]
     sequences = [new_sequence(i, prompt, [2 * i + 1, 2 * i + 2], params=PARAMS) for i, prompt in enumerate(prompts)]
-    outputs = [worker.execute(step(sequences, [row(i, 0, len(prompt)) for i, prompt in enumerate(prompts)]))]
+    outputs = [worker.submit(step(sequences, [row(i, 0, len(prompt)) for i, prompt in enumerate(prompts)])).result()]
     for n in range(count):
-        outputs.append(worker.execute(step(rows=[row(i, len(prompt) + n, 1) for i, prompt in enumerate(prompts)])))
+        outputs.append(
+            worker.submit(step(rows=[row(i, len(prompt) + n, 1) for i, prompt in enumerate(prompts)])).result()
+        )
     return outputs
 
 

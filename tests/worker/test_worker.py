@@ -24,9 +24,11 @@ def test_greedy_steps_agree_with_transformers(checkpoint: Path) -> None:
     worker = start_worker(make_config(checkpoint))
     prompt = [5, 17, 99, 3, 64]
     params = SamplingParams(temperature=0.0, max_tokens=12)
-    drawn = tokens_of(worker.execute(step([new_sequence(1, prompt, [1, 2], params=params)], [row(1, 0, 5)])))
+    drawn = tokens_of(worker.submit(step([new_sequence(1, prompt, [1, 2], params=params)], [row(1, 0, 5)])).result())
     drawn += [
-        token for position in range(5, 16) for token in tokens_of(worker.execute(step(rows=[row(1, position, 1)])))
+        token
+        for position in range(5, 16)
+        for token in tokens_of(worker.submit(step(rows=[row(1, position, 1)])).result())
     ]
     oracle = load_oracle(checkpoint)
     tokens = list(prompt)
@@ -58,7 +60,7 @@ def test_the_fullest_step_stays_within_the_plan(
     worker = start_worker(make_config(make_checkpoint(family, tmp_path / "model", **model), **options))
     run_dummy(worker, 1, 2)  # whatever is made once
     fullest = dummy_step(worker, options.get("max_num_seqs", 8), options.get("max_num_batched_tokens", 64), params)
-    peak = peak_bytes(lambda: worker.execute(fullest))
+    peak = peak_bytes(lambda: worker.submit(fullest).result())
     assert peak <= worker.plan.activation_bytes
 
 
@@ -71,7 +73,7 @@ def test_long_contexts_stay_within_the_plan(queries: int, tmp_path: Path) -> Non
     full = step(
         [new_sequence(i, [7] * 2048, table) for i in range(16)], [row(i, 2048 - queries, queries) for i in range(16)]
     )
-    assert peak_bytes(lambda: worker.execute(full)) <= worker.plan.activation_bytes
+    assert peak_bytes(lambda: worker.submit(full).result()) <= worker.plan.activation_bytes
 
 
 def test_dummy_steps_fill_what_they_are_told_to(checkpoint: Path) -> None:
@@ -80,7 +82,7 @@ def test_dummy_steps_fill_what_they_are_told_to(checkpoint: Path) -> None:
     assert [each.num_tokens for each in made.rows] == [16, 12, 12, 12, 12]
     assert made.num_tokens == 64
     assert len({block for new in made.new_sequences for block in new.block_tables[0]}) == 5
-    output = worker.execute(made)
+    output = worker.submit(made).result()
     assert [each.error for each in output.rows] == [None] * 5
 
 
@@ -90,7 +92,7 @@ def test_prompt_logprobs_of_a_full_step_stay_within_the_plan(tmp_path: Path) -> 
     params = SamplingParams(temperature=0.0, prompt_logprobs=20)
     run_dummy(worker, 1, 2)
     full = step([new_sequence(1, [7] * 256, range(1, 17), params=params)], [row(1, 0, 256, num_prompt_logprobs=255)])
-    assert peak_bytes(lambda: worker.execute(full)) <= worker.plan.activation_bytes
+    assert peak_bytes(lambda: worker.submit(full).result()) <= worker.plan.activation_bytes
 
 
 def test_many_samples_of_one_prompt_stay_within_the_plan(tmp_path: Path) -> None:
@@ -99,7 +101,7 @@ def test_many_samples_of_one_prompt_stay_within_the_plan(tmp_path: Path) -> None
     params = SamplingParams(seed=0, n=64, top_p=0.99)
     run_dummy(worker, 1, 2)
     full = step([new_sequence(1, [7] * 4, [1], params=params)], [row(1, 0, 4, 64)])
-    assert peak_bytes(lambda: worker.execute(full)) <= worker.plan.activation_bytes
+    assert peak_bytes(lambda: worker.submit(full).result()) <= worker.plan.activation_bytes
 
 
 @pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")

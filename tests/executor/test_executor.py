@@ -4,36 +4,23 @@ import gc
 import logging
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 
 from octavo.config.schema import EngineConfig
-from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.executor import make_executor
-from octavo.executor.inproc import InprocExecutor
+from octavo.worker.worker import Worker
 from tests.fakes.checkpoints import make_checkpoint
 from tests.worker.engine_config import make_config
 from tests.worker.prefix_model import new_sequence, row, step
 
 
-class FailingWorker:
-    """Fails at its second step."""
-
-    def __init__(self) -> None:
-        self.num_steps = 0
-
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        self.num_steps += 1
-        if self.num_steps == 2:
-            raise RuntimeError("the disk is on fire")
-        return ModelRunnerOutput(step_id=step.step_id, rows=[])
-
-
-def started(config: EngineConfig) -> InprocExecutor:
+def started(config: EngineConfig) -> Worker:
     executor = make_executor(config)
-    assert isinstance(executor, InprocExecutor)
+    assert isinstance(executor, Worker)
     (plan,) = executor.call("prepare")
     assert executor.call("allocate", [plan.cache.num_blocks], [plan.cache.num_host_blocks]) == [None]
     return executor
@@ -58,9 +45,8 @@ def test_the_second_start_maps_packed_weights(tmp_path: Path, caplog: pytest.Log
     with caplog.at_level(logging.INFO, "octavo"):
         for _ in range(2):
             executor = started(config)
-            assert executor._worker is not None
-            assert executor._worker._ahead.packed is not None
-            executor._worker._ahead.packed.close(60.0)
+            assert executor._ahead.packed is not None
+            executor._ahead.packed.close(60.0)
             executor.shutdown()
     assert [message.partition(" in ")[0].partition(" from ")[0] for message in caplog.messages] == [
         "packed weights kept",
@@ -73,21 +59,28 @@ def test_nothing_that_reads_ahead_imports_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_what_a_step_raises_is_in_its_future_and_the_executor_is_dead_afterwards() -> None:
-    executor = InprocExecutor(FailingWorker())  # type: ignore[arg-type]
-    assert executor.submit(step()).result().rows == []
-    failed = executor.submit(step())
-    with pytest.raises(RuntimeError, match="on fire"):
+def test_what_a_step_raises_is_in_its_future_and_the_executor_is_dead_afterwards(tmp_path: Path) -> None:
+    executor = started(make_config(make_checkpoint("llama", tmp_path / "model")))
+    failed = executor.submit(step(rows=[row(7, 0, 1)]))  # a sequence that it does not know
+    with pytest.raises(KeyError, match="7"):
         failed.result()
     for later in (lambda: executor.submit(step()).result(), lambda: executor.call("op_choices")):
-        with pytest.raises(EngineDeadError, match="on fire"):
+        with pytest.raises(EngineDeadError, match="failed in an earlier step: KeyError: 7"):
             later()
 
 
-def test_only_the_named_methods_can_be_called() -> None:
-    executor = InprocExecutor(FailingWorker())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="execute is not a call"):
-        executor.call("execute", step())
+def test_a_worker_that_is_shut_down_holds_no_memory(tmp_path: Path) -> None:
+    executor = started(make_config(make_checkpoint("llama", tmp_path / "model")))
+    runner = weakref.ref(executor._runner)
+    executor.shutdown()
+    gc.collect()
+    assert runner() is None
+
+
+def test_only_the_named_methods_can_be_called(tmp_path: Path) -> None:
+    executor = make_executor(make_config(make_checkpoint("llama", tmp_path / "model")))
+    with pytest.raises(ConfigError, match="submit is not a call"):
+        executor.call("submit", step())
 
 
 def test_the_collector_is_as_it_was_after_a_start(tmp_path: Path) -> None:
