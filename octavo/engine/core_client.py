@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
 from typing import Any
 
 import msgspec
 
 from octavo import errors
 from octavo.config.schema import EngineConfig
+from octavo.core import frames
 from octavo.core.messages import (
     PING,
     Call,
@@ -22,9 +22,9 @@ from octavo.core.messages import (
     StepOutputs,
     ToCore,
 )
-from octavo.engine import frames
+from octavo.core.processes import SHUTDOWN_TIMEOUT_S, how_it_ended
 from octavo.engine.core_health import CoreHealth
-from octavo.engine.core_spawn import SHUTDOWN_TIMEOUT_S, SpawnedCore
+from octavo.engine.core_spawn import SpawnedCore
 from octavo.errors import EngineDeadError, OctavoError, RequestFailed
 
 
@@ -166,11 +166,4 @@ async def _how_it_ended(core: SpawnedCore | None) -> str:
     """Return what is known about a core whose connection has ended without a message."""
     if core is None:
         return "the engine core has closed its connection"
-    try:
-        code = await asyncio.to_thread(core.process.wait, 5.0)
-    except subprocess.TimeoutExpired:
-        return f"the engine core (process {core.process.pid}) has closed its connection but still runs"
-    if code == -9:
-        return "the engine core was killed (signal 9); unless someone did it by hand, the machine ran out of memory"
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"the engine core has stopped ({how}); its log says more"
+    return await asyncio.to_thread(how_it_ended, "the engine core", core.process)

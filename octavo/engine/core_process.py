@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import msgspec
 
 from octavo.config.schema import EngineConfig
+from octavo.core import frames
 from octavo.core.messages import (
     PING,
     AbortRequests,
@@ -32,7 +33,6 @@ from octavo.core.messages import (
     StopSequence,
     ToCore,
 )
-from octavo.engine import frames
 from octavo.errors import OctavoError
 from octavo.executor.executor import import_ahead
 from octavo.logging import set_up

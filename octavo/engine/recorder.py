@@ -1,6 +1,6 @@
 """Records all that goes into a scheduler, so that a replay takes the same decisions (octavo/simulate/replay.py).
 
-The file is a sequence of frames (octavo/engine/frames.py): first the settings, then in their order requests, aborts,
+The file is a sequence of frames (octavo/core/frames.py): first the settings, then in their order requests, aborts,
 stops, pins, resets, the time of each call of `schedule` with a digest of the step that it planned, and the time and
 results of each call of `update`. MessagePack and not JSON, because log-probabilities may be infinite.
 
@@ -21,11 +21,11 @@ from typing import Any, BinaryIO, Final, TypeVar, cast
 
 import msgspec
 
+from octavo.core import frames
 from octavo.core.cache_key import CacheKey
 from octavo.core.messages import AbortRequests, AddRequests, EngineCoreOutput, EngineCoreRequest, StopSequence
 from octavo.core.outputs import PinnedPrefix
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
-from octavo.engine import frames
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.scheduler.scheduler import Scheduler

@@ -16,8 +16,8 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from octavo.engine import frames
-from octavo.engine.core_spawn import spawn
+from octavo.core import frames
+from octavo.core.processes import spawn
 from octavo.server.errors import ApiError
 from octavo.server.text_process import JOB_CPU_S, LONG_JOBS, Done, Ended, Failed, FromWorker
 from octavo.server.texts import TextSetup

@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from octavo.engine import frames
+from octavo.core import frames
 from octavo.engine.input_processor import InputProcessor, open_tokenizer
 from octavo.errors import OctavoError
 from octavo.server.decode import decode

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
+from octavo.core import frames
 from octavo.core.messages import AddRequests, CoreFailed, EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine import frames
 from octavo.engine.core_client import ProcessClient
 from octavo.errors import CheckpointError, ConfigError, EngineDeadError, RequestFailed
 from tests.fakes.core import ScriptedCore, engine_config

@@ -1,4 +1,4 @@
-"""Frames between front and core: four bytes of length (little-endian), then that many bytes of MessagePack."""
+"""Frames between processes: four bytes of length (little-endian), then that many bytes of MessagePack."""
 
 from __future__ import annotations
 

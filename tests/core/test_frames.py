@@ -9,7 +9,7 @@ import threading
 import msgspec
 import pytest
 
-from octavo.engine import frames
+from octavo.core import frames
 
 
 def test_messages_arrive_whole_and_in_order() -> None:

@@ -1,0 +1,55 @@
+"""Starts modules in processes of their own, ends them, and says how they ended. Each end sees the other's as EOF."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+SHUTDOWN_TIMEOUT_S: Final = 10.0
+"""How long a process may take to end by itself before it is terminated, and after that until it is killed."""
+
+Process = subprocess.Popen[bytes]
+
+
+def spawn(module: str, pass_fds: Sequence[int] = ()) -> tuple[socket.socket, Process]:
+    """Start `python -m module FD`, and return the connection whose other end is its descriptor FD, and the process.
+
+    pass_fds: other descriptors that the process inherits under their numbers.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        # a process group of its own: Ctrl-C on a terminal goes to the front alone
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(theirs.fileno())],
+            pass_fds=[theirs.fileno(), *pass_fds],
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+        )
+    return ours, process
+
+
+def end(process: Process, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
+    """Wait for the process to end, with force when that takes longer than `timeout_s`."""
+    for force in (process.terminate, process.kill):
+        try:
+            process.wait(timeout_s)
+            return
+        except subprocess.TimeoutExpired:
+            force()
+            timeout_s = SHUTDOWN_TIMEOUT_S
+    process.wait()
+
+
+def how_it_ended(name: str, process: Process) -> str:
+    """Return what is known about a process that has closed its connection without a message."""
+    try:
+        code = process.wait(5.0)
+    except subprocess.TimeoutExpired:
+        return f"{name} (process {process.pid}) has closed its connection but still runs"
+    if code == -9:
+        return f"{name} was killed (signal 9); unless someone did it by hand, the machine ran out of memory"
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"{name} has stopped ({how}); its log says more"
