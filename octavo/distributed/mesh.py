@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from octavo.distributed.collectives import Alone, Collectives
 from octavo.errors import ConfigError
 
 
@@ -33,12 +36,19 @@ class Axis:
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """The place of one rank: `tensor` ranks share each layer, `pipeline` ranks share the layers, `expert` ranks the
-    experts. This class combines nothing: alone, a rank's result is the whole result.
+    experts; and how it reaches the others.
+
+    Tensors on the meta device reach nobody: a dry run gets tensors of the right shapes. Calls that a recording of
+    compiled calls would leave out are visible to a `TorchFunctionMode` like functions of torch.
     """
 
     tensor: Axis = Axis()
     pipeline: Axis = Axis()
     expert: Axis = Axis()
+    tensor_group: Collectives = field(default_factory=Alone)
+    """The tensor ranks of this rank's stage."""
+    stage_group: Collectives = field(default_factory=Alone)
+    """The pipeline ranks with this rank's place in their stages."""
 
     @classmethod
     def single(cls) -> Self:
@@ -73,12 +83,50 @@ class Mesh:
         """Return (start, length) of this rank's share of `count` heads, output columns or vocabulary rows."""
         return self.tensor.share(count)
 
-    def sum(self, partial: Tensor) -> Tensor:
-        """Return the sum of the `partial` of every tensor rank, on every rank."""
-        assert self.tensor.size == 1, "several ranks need a mesh that can reach them"
-        return partial
-
     def gather(self, share: Tensor) -> Tensor:
-        """Return the shares of all tensor ranks side by side along the last dimension, on every rank."""
-        assert self.tensor.size == 1, "several ranks need a mesh that can reach them"
-        return share
+        """Return the shares [..., n] of all tensor ranks side by side along the last dimension, on every rank."""
+        group = self.tensor_group
+        if share.is_meta:
+            return share.new_empty((*share.shape[:-1], share.shape[-1] * group.size))
+        gathered: Tensor = _call(group, group.gather, share)
+        return gathered
+
+    def sum(self, partial: Tensor) -> Tensor:
+        """Return the sum of the `partial` of every tensor rank, on every rank; `partial` may be written over."""
+        group = self.tensor_group
+        if partial.is_meta:
+            return partial
+        total: Tensor = _call(group, group.sum, partial)
+        return total
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """Write the `tensor` of the tensor rank `source` over those of the other tensor ranks."""
+        if not tensor.is_meta:
+            _call(self.tensor_group, self.tensor_group.broadcast, tensor, source)
+
+    def send(self, tensor: Tensor, stage: int) -> None:
+        """Send to this rank's counterpart in another stage."""
+        if not tensor.is_meta:
+            _call(self.stage_group, self.stage_group.send, tensor, stage)
+
+    def receive(self, tensor: Tensor, stage: int) -> None:
+        """Write what this rank's counterpart in another stage sent next over `tensor`."""
+        if not tensor.is_meta:
+            _call(self.stage_group, self.stage_group.receive, tensor, stage)
+
+    def poison(self, reason: str) -> None:
+        """Make waiting and later calls of every rank that this one reaches raise EngineDeadError; from any thread."""
+        self.tensor_group.poison(reason)
+        self.stage_group.poison(reason)
+
+    def close(self) -> None:
+        """Release the groups. Idempotent."""
+        self.tensor_group.close()
+        self.stage_group.close()
+
+
+def _call(group: Collectives, call: Callable[..., Any], tensor: Tensor, *rest: int) -> Any:
+    """Make a collective call, through the mode that watches over torch's functions unless the call is recordable."""
+    if not group.is_recordable and has_torch_function_unary(tensor):
+        return handle_torch_function(call, (tensor,), tensor, *rest)
+    return call(tensor, *rest)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from octavo.distributed.mesh import Axis, Mesh
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, EngineDeadError
+from tests.distributed.threads import run_ranks
 
 
 def test_a_single_rank_has_everything() -> None:
@@ -40,3 +41,48 @@ def test_ranks_of_one_stage_are_neighbours_and_stages_cover_all_layers_once() ->
     assert {mesh.size for mesh in ranks} == {6}
     assert [index for mesh in ranks[::2] for index in mesh.layer_range(8)] == list(range(8))
     assert len({mesh.description for mesh in ranks}) == 6
+
+
+def test_layers_reach_the_ranks_of_their_stage_and_stages_their_counterparts() -> None:
+    def work(mesh: Mesh) -> tuple[list[float], list[float]]:
+        mine = torch.tensor([float(10 * mesh.pipeline.rank + mesh.tensor.rank)])
+        gathered, received = mesh.gather(mine), torch.zeros(1)
+        if mesh.pipeline.rank == 0:
+            mesh.send(mine, 1)
+        else:
+            mesh.receive(received, 0)
+        assert mesh.sum(mine).item() == gathered.sum().item()
+        mesh.broadcast(mine, 1)
+        assert mine.item() == gathered[1].item()
+        return gathered.tolist(), received.tolist()
+
+    assert run_ranks(2, work, pipeline=2) == [
+        ([0.0, 1.0], [0.0]),
+        ([0.0, 1.0], [0.0]),
+        ([10.0, 11.0], [0.0]),
+        ([10.0, 11.0], [1.0]),
+    ]
+
+
+def test_a_dry_run_reaches_nobody_and_gets_shapes() -> None:
+    def work(mesh: Mesh) -> None:
+        if mesh.tensor.rank == 1:
+            return
+        share = torch.empty(3, 2, device="meta")
+        assert mesh.gather(share).shape == (3, 4)
+        assert mesh.sum(share).shape == (3, 2)
+        mesh.broadcast(share)
+        mesh.receive(share, 0)
+
+    run_ranks(2, work)
+
+
+def test_ranks_beside_one_that_fails_raise_and_the_cause_is_reported() -> None:
+    def work(mesh: Mesh) -> None:
+        if mesh.tensor.rank == 1:
+            raise ValueError("no such weight")
+        with pytest.raises(EngineDeadError, match="no such weight"):
+            mesh.gather(torch.ones(1))
+
+    with pytest.raises(ValueError, match="no such weight"):
+        run_ranks(2, work)
