@@ -33,6 +33,8 @@ RequestId = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$")]
 _STRUCTURED = Refused("structured output is not there yet")
 _TOOLS = Refused("tool calls are not there yet", harmless=([],))
 _NO_TOOLS = Refused("tool calls are not there yet", harmless=("none",))
+# as in SGLang without a parser of reasoning: there is none to separate
+_REASONING = Refused("reasoning is not separated from the text yet", harmless=(True, False))
 _MEDIA = Refused("the server reads and writes text only")
 
 
@@ -113,6 +115,10 @@ class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=Tru
     mm_processor_kwargs: Annotated[Any, _MEDIA] = None
     kv_transfer_params: Annotated[Any, Refused("moving KV between engines is not there yet")] = None
     vllm_xargs: Annotated[Any, Refused("octavo has no such extensions", harmless=({},))] = None
+
+    # SGLang's fields, which its router and vLLM's write into every request
+    no_stop_trim: Annotated[Any, Refused("ask for include_stop_str_in_output", harmless=(False,))] = None
+    return_hidden_states: Annotated[Any, Refused("no endpoint returns hidden states", harmless=(False,))] = None
 
     def given_sampling(self, **others: Any) -> dict[str, Any]:
         """Return the sampling parameters that the request sets, and `others`: what goes over the model's defaults."""
@@ -320,6 +326,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     web_search_options: Annotated[Any, Refused("the server does not search the web")] = None
     documents: Annotated[Any, Refused("put the text of documents into a message", harmless=([],))] = None
     include_reasoning: Annotated[Any, Refused("reasoning is not separated from the text yet", harmless=(True,))] = None
+    separate_reasoning: Annotated[Any, _REASONING] = None
+    stream_reasoning: Annotated[Any, _REASONING] = None
     echo: Annotated[Any, Refused("completions have it; a chat answer has no prompt text", harmless=(False,))] = None
 
     def check(self) -> None:
