@@ -15,6 +15,7 @@ from octavo.cli.terminal import progress, say
 from octavo.config.args import EngineArgs
 from octavo.config.effects import without_effect
 from octavo.config.fields import Arg, arguments
+from octavo.engine.router import ROUTERS
 from octavo.errors import ConfigError
 from octavo.platform import Platform
 from octavo.simulate.cluster import Disaggregation
@@ -25,7 +26,6 @@ from octavo.simulate.model_facts import read_model_facts
 from octavo.simulate.presets import load_cost_model, roofline
 from octavo.simulate.recorded import Recorded, read_recorded, recorded_arguments, recorded_costs
 from octavo.simulate.report import Run, summarize, table, to_json
-from octavo.simulate.router import ROUTERS
 from octavo.simulate.settings import engine_settings
 from octavo.simulate.simulation import Simulation
 from octavo.simulate.simulation import simulate as run_simulation

@@ -16,10 +16,10 @@ from typing import Final
 import msgspec
 
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest
+from octavo.engine.router import Router
 from octavo.simulate.executor import Script
 from octavo.simulate.outcome import Outcome, RequestRecord, Sample, Totals
 from octavo.simulate.replica import Replica
-from octavo.simulate.router import Router
 from octavo.simulate.traces import Trace
 
 MAX_SAMPLES: Final = 512
@@ -144,7 +144,7 @@ class Cluster:
             # the prompt's replica makes the first token; more only if that ends it
             params = msgspec.structs.replace(request.params, max_tokens=1, n=1, best_of=None, use_beam_search=False)
             request = msgspec.structs.replace(request, params=params)
-        self._submit(self._front[self._router.choose(request, self._front)], request, script, now)
+        self._submit(self._router.choose(request, self._front), request, script, now)
 
     def _arrive_transferred(self, opened: _Open, now: float) -> None:
         request, script, params = opened.request, opened.script, opened.request.params
@@ -161,7 +161,7 @@ class Cluster:
         else:
             # its sequences part at the first token, which is drawn from the last token of the prompt
             script = Script(script.output_lens, script.token, num_prompt - 1)
-        self._submit(self._back[self._decode_router.choose(request, self._back)], request, script, now)
+        self._submit(self._decode_router.choose(request, self._back), request, script, now)
 
     def _finish(self, replica: Replica, output: EngineCoreOutput, now: float) -> None:
         opened = self._open[output.request_id]

@@ -13,13 +13,13 @@ import msgspec
 
 from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.cache_limits import CacheLimits
+from octavo.engine.router import RoundRobin, make_router
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.simulate.cluster import Cluster, Disaggregation
 from octavo.simulate.cost_model import CostModel
 from octavo.simulate.outcome import Outcome, merged
 from octavo.simulate.replica import Replica
-from octavo.simulate.router import RoundRobin, make_router
 from octavo.simulate.traces import Trace, TraceRequest
 
 _UNBOUNDED_TOKENS = 1 << 24

@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from octavo.engine.router import ROUTERS
 from octavo.errors import ConfigError
 from octavo.simulate.cluster import Disaggregation
 from octavo.simulate.cost_model import Fitted
 from octavo.simulate.outcome import Outcome
-from octavo.simulate.replica import Replica
-from octavo.simulate.router import LeastLoaded, PrefixAware, RoundRobin, Router
 from octavo.simulate.simulation import Simulation, simulate
 from octavo.simulate.traces import Trace, TraceRequest, Workload, generate
 from tests.simulate.parts import make_costs, make_settings
@@ -53,7 +52,7 @@ def test_a_request_that_arrives_during_a_step_waits_for_its_end() -> None:
     assert (first.finished_s, second.first_scheduled_s, second.finished_s) == (2.0, 1.0, 2.0)
 
 
-@pytest.mark.parametrize("router", ["round-robin", "least-loaded", "prefix-aware"])
+@pytest.mark.parametrize("router", ROUTERS)
 def test_every_request_ends_once_with_all_its_tokens(router: str) -> None:
     trace = busy_trace(n=2)
     outcome = run(trace, num_replicas=3, router=router)
@@ -126,27 +125,6 @@ def test_a_prefix_that_everybody_has_does_not_pile_up_on_one_replica() -> None:
     trace = busy_trace(num_requests=80, shared_prefix_len=32)
     share = Counter(record.replica for record in run(trace, num_replicas=4, router="prefix-aware").records)
     assert max(share.values()) < 80 * 0.7
-
-
-def test_a_router_forgets_what_it_used_longest_ago() -> None:
-    router = PrefixAware(block_size=4, capacity=3)
-    settings = make_settings()
-    replicas = [Replica(number, settings, make_costs()) for number in range(2)]
-    trace = Trace([TraceRequest(num_prompt_tokens=8, prefixes=[(name, 8)], output_len=1) for name in "abca"])
-    for number, load in ((0, 0), (1, 1), (2, 1)):
-        replicas[0].num_open = load
-        router.choose(trace.request(number, 0.0)[0], replicas)
-    # the first was sent to replica 0; forgotten, it goes to the least loaded one
-    assert router.choose(trace.request(3, 0.0)[0], replicas) == 1
-
-
-@pytest.mark.parametrize("router", [RoundRobin(), LeastLoaded()])
-def test_routers_say_whether_they_look_at_replicas(router: Router) -> None:
-    replicas = [Replica(number, make_settings(), make_costs()) for number in range(2)]
-    request, _ = Trace([TraceRequest(num_prompt_tokens=8, output_len=1)]).request(0, 0.0)
-    replicas[0].num_open = replicas[1].num_open + 1
-    first, second = router.choose(request, replicas), router.choose(request, replicas)
-    assert (first == second == 1) is router.needs_feedback
 
 
 def test_separate_pools_pay_for_prompt_transfer_and_output_once() -> None:

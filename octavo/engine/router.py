@@ -1,0 +1,125 @@
+"""Routers: they choose the replica of each request, behind the front of a server and in a simulation."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final, Protocol, TypeVar
+
+from octavo.core.messages import EngineCoreRequest
+from octavo.kv_cache.block_hash import extend_chain
+
+_MAX_DIGESTS: Final = 256
+"""Leading blocks of a prompt by which it is routed: longer prefixes than these do not part at different replicas."""
+
+
+class Candidate(Protocol):
+    """A replica that can be chosen. num_open: its requests that have not ended, those that wait included."""
+
+    number: int
+    num_open: int
+
+
+R = TypeVar("R", bound=Candidate)
+
+
+class Router(Protocol):
+    """A way to choose. `needs_feedback`: the choice depends on the state of the replicas."""
+
+    needs_feedback: bool
+
+    def choose(self, request: EngineCoreRequest, replicas: Sequence[R]) -> R:
+        """Return the one of `replicas` that gets the request. They are those that are ready, by their numbers."""
+        ...
+
+
+class RoundRobin:
+    """Chooses the replicas in turn."""
+
+    needs_feedback = False
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, request: EngineCoreRequest, replicas: Sequence[R]) -> R:
+        chosen = next((each for each in replicas if each.number >= self._next), replicas[0])
+        self._next = chosen.number + 1
+        return chosen
+
+
+class LeastLoaded:
+    """Chooses the replica with the fewest open requests; among equals the first."""
+
+    needs_feedback = True
+
+    def choose(self, request: EngineCoreRequest, replicas: Sequence[R]) -> R:
+        return min(replicas, key=lambda replica: replica.num_open)
+
+
+class PrefixAware:
+    """Chooses the replica that was last sent the longest part of the prompt, or the least loaded one where that replica
+    has `slack` requests more and `ratio` times as many.
+
+    It keeps what it sent where, in blocks of `block_size` tokens, and not what replicas still hold, which a router
+    outside of them cannot observe. Above `capacity` blocks it drops the least recently used one.
+    """
+
+    needs_feedback = True
+
+    def __init__(self, block_size: int, ratio: float = 1.5, slack: int = 4, capacity: int = 1 << 17) -> None:
+        self._block_size = block_size
+        self._ratio = ratio
+        self._slack = slack
+        self._capacity = capacity
+        self._sent_to: OrderedDict[bytes, int] = OrderedDict()
+
+    def choose(self, request: EngineCoreRequest, replicas: Sequence[R]) -> R:
+        leading = request.prompt_token_ids[: _MAX_DIGESTS * self._block_size]
+        digests = extend_chain([], leading, self._block_size, request.cache_key)
+        by_number = {replica.number: replica for replica in replicas}
+        chosen = least = min(replicas, key=lambda replica: replica.num_open)
+        for digest in digests:
+            found = by_number.get(self._sent_to.get(digest, -1))
+            if found is None:
+                break
+            chosen = found
+        if chosen.num_open > max(least.num_open + self._slack, least.num_open * self._ratio):
+            chosen = least
+        for digest in digests:
+            self._sent_to[digest] = chosen.number
+            self._sent_to.move_to_end(digest)
+        while len(self._sent_to) > self._capacity:
+            self._sent_to.popitem(last=False)
+        return chosen
+
+
+class Session:
+    """Chooses the same replica for all requests of a session, by rendezvous hashing: while a replica is away, only its
+    sessions move. A session is a cache_salt, or without one a tenant (`user`, or an API key's name); requests with
+    neither go to the least loaded replica."""
+
+    needs_feedback = True
+
+    def choose(self, request: EngineCoreRequest, replicas: Sequence[R]) -> R:
+        session = request.cache_salt or request.tenant
+        if session is None:
+            return min(replicas, key=lambda replica: replica.num_open)
+        return max(replicas, key=lambda replica: hashlib.sha256(ascii((replica.number, session)).encode()).digest())
+
+
+ROUTERS: Final = ("round-robin", "least-loaded", "prefix-aware", "session")
+"""The names of routers."""
+
+
+def make_router(name: str, block_size: int) -> Router:
+    """Return a new router of this name, one of `ROUTERS`."""
+    match name:
+        case "round-robin":
+            return RoundRobin()
+        case "least-loaded":
+            return LeastLoaded()
+        case "session":
+            return Session()
+    assert name == "prefix-aware", name
+    return PrefixAware(block_size)
