@@ -14,6 +14,7 @@ from octavo.core.cache_key import CacheKey, Placeholder
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.outputs import RequestError, RequestMetrics
 from octavo.core.request_options import RequestOptions
+from octavo.core.resume import ResumedSequence
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import PromptLogprobs, SchedulerOutput, TokenLogprobs
 from octavo.core.step_times import PartTime
@@ -28,6 +29,10 @@ class EngineCoreRequest(RequestOptions, kw_only=True):
     arrival_time: seconds on the monotonic clock.
     placeholders: runs of prompt tokens that stand for other content, such as images, in order and without overlap.
     cache_namespace, adapter: as in `CacheKey`.
+    resumed: all its sequences, when tokens of it were drawn before: the core goes on as if it had drawn them, and its
+        outputs hold only what is new. The log-probabilities of its prompt are not computed again.
+    metrics: of a request that another core has accepted before: this one does not refuse it for its load.
+    num_cached_tokens: of its prompt, where that was computed before.
     """
 
     request_id: str
@@ -39,6 +44,9 @@ class EngineCoreRequest(RequestOptions, kw_only=True):
     adapter: str | None = None
     placeholders: tuple[Placeholder, ...] = ()
     cache_namespace: str | None = None
+    resumed: tuple[ResumedSequence, ...] = ()
+    metrics: RequestMetrics | None = None
+    num_cached_tokens: int = 0
 
     @property
     def first_token_deadline(self) -> float | None:

@@ -7,6 +7,7 @@ blocks; the scheduler closes that gap. Tokens that were planned but have not com
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Protocol, Self, TypeVar
 
 from octavo.core.beam_search import BeamSearch
@@ -150,6 +151,7 @@ class SequenceGroup:
     end_token_ids: every id that ends a sequence (end-of-sequence and stop ids).
     refork_at: after a preemption with several live sequences, the length of the prefix that the first live one computes
         for all before the others fork from it again; None otherwise.
+    was_preempted: its known tokens are computed again: it was preempted, or ran in another core before.
     width: sequences that are computed at once, `best_of` or n.
     adapter: index of the request's adapter in the workers, 0 for none.
     beams: the state of the beam search; None for requests that draw.
@@ -216,7 +218,21 @@ class SequenceGroup:
         if request.params.use_beam_search:
             self.beams = BeamSearch(request.params, self.max_tokens, self.end_token_ids)
             self.is_forked = True  # beams fork whenever they branch, not once
-        self.metrics = RequestMetrics.begin(request.arrival_time)
+        self.metrics = request.metrics.copy() if request.metrics else RequestMetrics.begin(request.arrival_time)
+
+    def resume(self, seq_ids: Iterable[int]) -> None:
+        """Make the sequences that the request has from where it ran before, as if it had been preempted now."""
+        prompt, resumed = self.request.prompt_token_ids, sorted(self.request.resumed, key=lambda each: each.index)
+        self.sequences = []
+        for seq_id, each in zip(seq_ids, resumed, strict=True):
+            sequence = Sequence(seq_id, each.index, prompt + each.token_ids, len(prompt))
+            if each.finish_reason is not None:
+                sequence.status = SequenceStatus(each.finish_reason)
+            self.sequences.append(sequence)
+        self.live = [sequence for sequence in self.sequences if not sequence.status.is_finished]
+        self.is_forked = self.was_preempted = True
+        self.num_prompt_logprobs_sent = len(prompt)
+        self.num_dropped_tokens = len(prompt) + sum(sequence.num_output_tokens - 1 for sequence in self.live)
 
     @property
     def max_running_sequences(self) -> int:

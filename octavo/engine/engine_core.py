@@ -15,12 +15,13 @@ from octavo.core.cache_key import CacheKey
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest, SchedulerStats, StepOutputs
 from octavo.core.outputs import PinnedPrefix, RequestError
+from octavo.core.resume import check_resumed
 from octavo.core.step import ModelRunnerOutput
 from octavo.engine.beam_texts import BeamTexts
 from octavo.engine.recorder import RecordedScheduler, Recorder
 from octavo.engine.timed_scheduler import TimedScheduler
 from octavo.engine.tokenizer import Tokenizer
-from octavo.errors import CheckpointError, ConfigError
+from octavo.errors import CheckpointError, ConfigError, InvalidRequest
 from octavo.executor.executor import Executor, make_executor
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.scheduler.scheduler import Scheduler
@@ -116,9 +117,14 @@ class EngineCore:
             return
         try:
             for request in requests:
+                check_resumed(request, self.ready.vocab_size, self.ready.max_model_len)
                 self._beam_texts.add(request)
         except (CheckpointError, ConfigError) as failure:
             self._refuse(request_ids, RequestError(str(failure), field="stop"))
+            return
+        except InvalidRequest as failure:
+            error = RequestError(str(failure), field=failure.field, code=failure.code, is_client_error=True)
+            self._refuse(request_ids, error)
             return
         self.scheduler.add_together(requests)
 

@@ -12,8 +12,8 @@ import msgspec
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, SequenceDelta, StopSequence
 from octavo.core.outputs import CompletionOutput, Logprob, RequestError, RequestMetrics, RequestOutput
 from octavo.core.sampling_params import OutputKind
-from octavo.core.step import PromptLogprobs, TokenLogprobs
-from octavo.engine.detokenizer import SequenceText
+from octavo.core.step import PromptLogprobs
+from octavo.engine.open_sequence import OpenSequence, logprobs_by_token
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
 
@@ -82,6 +82,15 @@ class OutputProcessor:
             self._end(request)
         return request
 
+    def to_resume(self, request_id: str) -> EngineCoreRequest | None:
+        """Return an open request with what `process` has got of it, for another core to go on; None when not open.
+
+        That core draws again, and alike, what the first one had drawn and `process` did not get. What the first one
+        sends later must not be processed any more.
+        """
+        request = self._requests.get(request_id)
+        return None if request is None else request.to_resume(self._clock())
+
     def fail(self) -> None:
         """Close all requests of an engine that has died; they count as ended with an error."""
         for request in list(self._requests.values()):
@@ -117,14 +126,15 @@ class OpenRequest:
         params = request.params
         self.request_id = request.request_id
         self.prompt_token_ids = request.prompt_token_ids
-        self.metrics = RequestMetrics.begin(request.arrival_time)
+        self.metrics = request.metrics or RequestMetrics.begin(request.arrival_time)
+        self._request = request
         self.on_change: Callable[[], object] | None = None
         self._error: RequestError | None = None
         self._last_token_time: float | None = None
         self._prompt = prompt
         self._tokenizer = tokenizer
         self._kind = params.output_kind
-        self._num_cached_tokens = 0
+        self._num_cached_tokens = request.num_cached_tokens
         self._cache_miss_reason: str | None = None
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if params.prompt_logprobs is not None:
@@ -133,7 +143,9 @@ class OpenRequest:
         self._num_returned = params.n
         self._is_search = params.use_beam_search
         num_sequences = params.n if params.use_beam_search else params.width
-        self._sequences = [_Sequence(index, request, tokenizer) for index in range(num_sequences)]
+        self._sequences = [OpenSequence(index, request, tokenizer) for index in range(num_sequences)]
+        for each in request.resumed:
+            self._sequences[each.index].resume(each, {*request.end_token_ids, *params.stop_token_ids})
         self._is_changed = False
 
     @property
@@ -191,6 +203,19 @@ class OpenRequest:
             self.end("abort")
         self._change()
         return stops
+
+    def to_resume(self, now: float) -> EngineCoreRequest:
+        """Return the request with what it has produced, for another core. A beam search starts again: nothing of it
+        comes before its end."""
+        metrics = self.metrics.copy()
+        metrics.note(now, "resumed")
+        has_tokens = any(sequence.token_ids for sequence in self._sequences)
+        return msgspec.structs.replace(
+            self._request,
+            resumed=tuple(sequence.resumed() for sequence in self._sequences) if has_tokens else (),
+            metrics=metrics,
+            num_cached_tokens=self._num_cached_tokens,
+        )
 
     def note_tokens(self, now: float) -> float | None:
         """Note when tokens came; return when those before them did. The core's own times replace these at the end."""
@@ -263,95 +288,6 @@ class OpenRequest:
             return
         for position, token in enumerate(logprobs.tokens, start=logprobs.first_position):
             self._prompt_logprobs[position] = logprobs_by_token(token, self._tokenizer)
-
-
-class _Sequence:
-    """One sequence of a request."""
-
-    def __init__(self, index: int, request: EngineCoreRequest, tokenizer: Tokenizer) -> None:
-        self.index = index
-        self.token_ids: list[int] = []
-        self.finish_reason: str | None = None
-        self._stop_reason: int | str | None = None
-        self._tokenizer = tokenizer
-        self._text = SequenceText(tokenizer, request.prompt_token_ids, request.params)
-        self._cumulative_logprob: float | None = None
-        self._logprobs: list[dict[int, Logprob]] | None = [] if request.params.logprobs is not None else None
-        self._text_offsets: list[int] | None = None if self._logprobs is None else []
-        self._sent = (0, 0, False)  # tokens, characters, and whether it had ended
-
-    @property
-    def finished(self) -> bool:
-        return self.finish_reason is not None
-
-    def take(self, delta: SequenceDelta) -> None:
-        """Add tokens up to the one that ends the sequence; later ones are dropped."""
-        last = len(delta.token_ids) - 1
-        for number, token_id in enumerate(delta.token_ids):
-            if self.finished:
-                return
-            self.token_ids.append(token_id)
-            if number < len(delta.logprobs):
-                self._take_logprobs(delta.logprobs[number])
-            if self._text_offsets is not None:
-                self._text_offsets.append(self._text.next_offset())
-            if self._text.push(token_id, is_end=number == last and delta.finish_reason == "stop"):
-                self._finish("stop", self._text.stop_string)
-        if not self.finished and delta.finish_reason is not None:
-            self.end(delta.finish_reason, delta.stop_reason)
-
-    def end(self, finish_reason: str, stop_reason: int | None = None) -> None:
-        """End the sequence unless it has ended; what its text held back may still complete a stop string."""
-        if self.finished:
-            return
-        if self._text.finish():
-            self._finish("stop", self._text.stop_string)
-        else:
-            self._finish(finish_reason, stop_reason)
-
-    def whole(self) -> CompletionOutput:
-        """Return everything so far."""
-        return self._completion(0, 0, self._num_visible_chars())
-
-    def delta(self) -> CompletionOutput | None:
-        """Return what is new since the last call, None when nothing is."""
-        first_token, first_char, _ = sent = self._sent
-        self._sent = (len(self.token_ids), self._num_visible_chars(), self.finished)
-        return None if self._sent == sent else self._completion(first_token, first_char, self._sent[1])
-
-    def _completion(self, first_token: int, first_char: int, num_chars: int) -> CompletionOutput:
-        return CompletionOutput(
-            index=self.index,
-            text=self._text.text[first_char:num_chars],
-            token_ids=self.token_ids[first_token:],
-            cumulative_logprob=self._cumulative_logprob,
-            logprobs=None if self._logprobs is None else self._logprobs[first_token:],
-            text_offsets=None if self._text_offsets is None else self._text_offsets[first_token:],
-            finish_reason=self.finish_reason,
-            stop_reason=self._stop_reason,
-        )
-
-    def _num_visible_chars(self) -> int:
-        return len(self._text.text) if self.finished else self._text.num_visible_chars()
-
-    def _finish(self, finish_reason: str, stop_reason: int | str | None) -> None:
-        self.finish_reason, self._stop_reason = finish_reason, stop_reason
-
-    def _take_logprobs(self, token: TokenLogprobs) -> None:
-        if token.logprob is not None:
-            self._cumulative_logprob = (self._cumulative_logprob or 0.0) + token.logprob
-        if self._logprobs is not None:
-            self._logprobs.append(logprobs_by_token(token, self._tokenizer))
-
-
-def logprobs_by_token(token: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
-    """Return the token at a position first, then the likeliest ones in falling order."""
-    assert token.logprob is not None, "computed for a request without logprobs"
-    found = {token.token_id: Logprob(token.logprob, token.rank or None, tokenizer.token_text(token.token_id))}
-    for rank, (token_id, logprob) in enumerate(zip(token.top_ids, token.top_logprobs, strict=True), start=1):
-        if token_id not in found:
-            found[token_id] = Logprob(logprob, rank, tokenizer.token_text(token_id))
-    return found
 
 
 def in_turns(outputs: list[EngineCoreOutput]) -> Iterator[list[EngineCoreOutput]]:

@@ -76,14 +76,17 @@ class Registry:
             seq_id = self._new_seq_id()
             group = SequenceGroup(request, seq_id, seq_id, virtual_start)
             group.waits_for_results |= self._waits_for_results
+            if request.resumed:
+                group.resume([seq_id, *(self._new_seq_id() for _ in request.resumed[1:])])
             made.append(group)
         return made
 
     def add(self, group: SequenceGroup) -> None:
         """Put a new group into the waiting queue."""
         self.groups[group.request_id] = group
-        self._by_sequence[group.sequences[0].seq_id] = group, group.sequences[0]
-        self.num_queued_tokens += group.num_prompt_tokens
+        self._by_sequence.update((sequence.seq_id, (group, sequence)) for sequence in group.sequences)
+        if not group.was_preempted:
+            self.num_queued_tokens += group.num_prompt_tokens
         self._policy.note_arrival(group)
         self.waiting.push(group)
 
@@ -275,6 +278,10 @@ class Registry:
         if group.request_id in self.groups:
             self.end_group(group, SequenceStatus.FINISHED_IGNORED, now)
             output.metrics = group.metrics
+        self.send(output)
+
+    def send(self, output: EngineCoreOutput) -> None:
+        """Keep the output of something that ended without a step until `take_ended`."""
         self._ended.append(output)
 
     @property
@@ -283,7 +290,7 @@ class Registry:
         return bool(self._ended)
 
     def take_ended(self) -> list[EngineCoreOutput]:
-        """Return the final outputs of requests that ended without a step, each once."""
+        """Return the outputs of requests and sequences that ended without a step, each once."""
         ended, self._ended = self._ended, []
         return ended
 

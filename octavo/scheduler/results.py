@@ -7,7 +7,7 @@ from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.core.step import ModelRunnerOutput, PromptLogprobs, TokenLogprobs
 from octavo.scheduler.beams import extend_beams, nothing_found, take_candidates
-from octavo.scheduler.finish import finish_after
+from octavo.scheduler.finish import Finish, finish_after
 from octavo.scheduler.registry import Registry
 
 
@@ -69,6 +69,23 @@ class Results:
         registry.count_generated(self._num_generated)
         return [each for each in outputs.values() if each.deltas or each.finished or each.prompt_logprobs is not None]
 
+    def end_complete(self, group: SequenceGroup, now: float) -> None:
+        """End the sequences of a resumed group that need no further token, and the group when all have ended."""
+        deltas = []
+        for sequence in list(group.live):
+            finish = finish_after(group, sequence, sequence.token_ids[-1])
+            if finish is not None:
+                deltas.append(
+                    self._end(group, sequence, finish, SequenceDelta(index=sequence.index, token_ids=[], logprobs=[]))
+                )
+        is_over = not group.live
+        if is_over:
+            self._registry.end_group(group, SequenceStatus.FINISHED_STOPPED, now)
+        if deltas or is_over:
+            output = EngineCoreOutput(request_id=group.request_id, deltas=deltas, finished=is_over)
+            output.metrics = group.metrics
+            self._registry.send(output)
+
     def _fork(self, group: SequenceGroup, sequence: Sequence, tokens: list[TokenLogprobs]) -> list[SequenceDelta]:
         """Make all sequences of a group whose prompt is computed; they share its blocks."""
         for index in range(1, group.width):
@@ -91,10 +108,13 @@ class Results:
             sequence.num_computed_tokens += len(tokens) - 1
             tokens = tokens[:num_new]
         delta = SequenceDelta(index=sequence.index, token_ids=known[num_known:], logprobs=tokens)
-        if finish is not None:
-            delta.finish_reason, delta.stop_reason = finish.status.value, finish.stop_reason
-            self._registry.end_sequence(group, sequence, finish.status)
-        return delta
+        return delta if finish is None else self._end(group, sequence, finish, delta)
+
+    def _end(self, group: SequenceGroup, sequence: Sequence, finish: Finish, last: SequenceDelta) -> SequenceDelta:
+        """End a sequence, and return its last delta with the reason."""
+        last.finish_reason, last.stop_reason = finish.status.value, finish.stop_reason
+        self._registry.end_sequence(group, sequence, finish.status)
+        return last
 
     def _take_candidates(
         self, group: SequenceGroup, sequence: Sequence, candidates: TokenLogprobs, now: float

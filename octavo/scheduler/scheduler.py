@@ -124,10 +124,15 @@ class Scheduler:
         groups = self._registry.new_groups(requests)
         # both times are the same in a replay
         now = max(self.log.now, *(request.arrival_time for request in requests))
-        error = next(filter(None, map(self.refusal, requests)), None) or self._admission_control.refusal(groups, now)
+        new = [group for group in groups if group.request.metrics is None]
+        error = next(filter(None, map(self.refusal, requests)), None)
+        if error is None and new:
+            error = self._admission_control.refusal(new, now)
         for group in groups:
             if error is None:
                 self._registry.add(group)
+                if group.request.resumed:
+                    self._results.end_complete(group, now)
             else:
                 self._registry.refuse(group, error, now)
                 self.log.note("refused", group.request, error.message)
@@ -165,7 +170,7 @@ class Scheduler:
         return bool(self.groups) or self._registry.has_ended
 
     def take_ended(self) -> list[EngineCoreOutput]:
-        """Return the final outputs of requests that ended without a step of their own, each once."""
+        """Return the outputs of requests and sequences that ended without a step of their own, each once."""
         return self._registry.take_ended()
 
     def update(self, output: ModelRunnerOutput, now: float) -> list[EngineCoreOutput]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.cache_limits import CacheLimits, GroupLimits
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest
+from octavo.core.outputs import RequestMetrics
+from octavo.core.resume import ResumedSequence
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.engine_core import EngineCore
 from octavo.engine.recorder import RecordedScheduler, Recorder
@@ -165,6 +169,27 @@ class Collected:
                 have.extend(token.logprob for token in output.prompt_logprobs.tokens)
             if output.finished:
                 self.finals[name] = output
+
+    def to_resume(
+        self, request: EngineCoreRequest, metrics: RequestMetrics | None = None, stopped: Collection[int] = ()
+    ) -> EngineCoreRequest:
+        """The request as it goes on in another core behind what has come so far. `stopped`: sequences that the front
+        has ended."""
+        name = request.request_id
+        by_index = self.token_ids.get(name, {})
+        ends = self.finish.get(name, {}) | dict.fromkeys(stopped, ("stop", None))
+        if not by_index:
+            self.prompt_logprobs.pop(name, None)  # they come again, all of them
+        sequences = tuple(
+            ResumedSequence(
+                index=index,
+                token_ids=list(token_ids),
+                finish_reason=ends[index][0] if index in ends else None,
+                stop_reason=ends[index][1] if index in ends else None,
+            )
+            for index, token_ids in by_index.items()
+        )
+        return msgspec.structs.replace(request, resumed=sequences, metrics=metrics)
 
 
 def run(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from octavo.core.messages import EngineCoreRequest
+from octavo.core.messages import EngineCoreOutput, EngineCoreRequest
 from octavo.core.sequence import SequenceGroup
 from octavo.scheduler.policies import POLICIES
 from octavo.simulate.replay import Replay
@@ -138,16 +139,11 @@ class Schedules(RuleBasedStateMachine):
         num_blocks = tuple(int(num_slots * share) // block_size for share in (1.0, later_share, later_share))
         # a replay has no source
         self.source = ToySource(fetch_fails) if fetch_fails is not None and not is_recorded else None
-        self.core = make_core(
-            source=self.source,
-            num_blocks=num_blocks, block_size=block_size, clock=self.clock,
-            fail_token=self.fail_token, record_to=self.recording,
-            proposer=ToyProposer(self._alone, rightness) if has_drafts else None, **options,
+        proposer = ToyProposer(self._alone, rightness) if has_drafts else None
+        self.make_core = partial(
+            make_core, source=self.source, num_blocks=num_blocks, block_size=block_size, clock=self.clock,
+            fail_token=self.fail_token, record_to=self.recording, proposer=proposer, **options,
         )  # fmt: skip
-        assert isinstance(self.core.executor, HashExecutor)
-        self.executor = self.core.executor
-        if self.source is not None:
-            self.source.executor = self.executor
         self.options = options
         self.seen = Collected()
         self.cut: dict[str, set[int]] = {}
@@ -155,13 +151,22 @@ class Schedules(RuleBasedStateMachine):
         self.companions: dict[str, list[EngineCoreRequest]] = {}
         self.count = self.num_repeated = 0
         self.passes = PassCounter()
-        self._listen()
+        self._start()
         return self.arrive(first, together=False)
+
+    def _start(self) -> None:
+        self.core = self.make_core()
+        assert isinstance(self.core.executor, HashExecutor)
+        self.executor = self.core.executor
+        if self.source is not None:
+            self.source.executor = self.executor
+        self._listen()
 
     def _alone(self, group: SequenceGroup) -> dict[int, list[int]]:
         """The tokens of a request that runs by itself."""
         if group.request_id not in self.alone:
-            collected = run_alone(group.request, self.options["sliding_window"], self.fail_token)
+            request = self.expected.get(group.request_id, group.request)
+            collected = run_alone(request, self.options["sliding_window"], self.fail_token)
             self.alone[group.request_id] = collected.token_ids.get(group.request_id, {})
         return self.alone[group.request_id]
 
@@ -194,7 +199,7 @@ class Schedules(RuleBasedStateMachine):
         return multiple(*batch)
 
     @rule(
-        event=st.sampled_from(["abort", "stop", "stop", "pin", "reset", "same id"]),
+        event=st.sampled_from(["abort", "stop", "stop", "resume", "pin", "reset", "same id"]),
         request=requests, index=st.integers(0, 2), ttl_s=st.sampled_from([1.0, 10.0, 1e6]),
     )  # fmt: skip
     def disturb(self, event: str, request: EngineCoreRequest, index: int, ttl_s: float) -> None:
@@ -205,6 +210,10 @@ class Schedules(RuleBasedStateMachine):
             self.core.abort_requests([request.request_id])
         elif event == "stop" and group is not None and group.beams is None:
             self._stop(group, index)
+        elif event == "resume" and group is not None:
+            self._take(self.core.scheduler.take_ended())
+            self.core.abort_requests([request.request_id])
+            self._resume(group)
         elif event == "pin":
             prompt = request.prompt_token_ids
             assert self.core.pin_prefix(prompt, ttl_s, request.cache_salt).num_tokens <= len(prompt)
@@ -224,6 +233,25 @@ class Schedules(RuleBasedStateMachine):
             if name not in self.core.scheduler.groups:
                 self.expected.pop(name)
 
+    @rule()
+    def die(self) -> None:
+        """The core dies with all steps in flight; another one, which knows nothing, gets what was running."""
+        if self.source is not None or self.recording is not None:
+            return  # both are of one core
+        self._take(self.core._refused + self.core.scheduler.take_ended())
+        groups = list(self.core.scheduler.groups.values())
+        self._start()
+        for group in groups:
+            self._resume(group)
+
+    def _resume(self, group: SequenceGroup) -> None:
+        name = group.request_id
+        metrics = group.metrics.copy()
+        metrics.note(self.clock.time, "resumed")
+        resumed = self.seen.to_resume(self.expected[name], metrics, self.cut.get(name, ()))
+        assert bool(resumed.resumed) == (group.has_output and group.beams is None)
+        self.core.add_request(resumed)
+
     @rule(num_steps=st.integers(1, 5))
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -231,16 +259,18 @@ class Schedules(RuleBasedStateMachine):
 
     def _step(self) -> None:
         num_before = len(self.executor.steps)
-        outputs = self.core.step().outputs
-        repeated = [each for each in outputs if each.error is not None and each.error.field == "request_id"]
-        self.num_repeated -= len(repeated)
-        self.seen.add(each for each in outputs if each not in repeated)
+        self._take(self.core.step().outputs)
         for made in self.executor.steps[num_before:]:
             assert not (made.block_ops.swap_outs and made.block_ops.swap_ins), "out and in by one step"
         scheduler = self.core.scheduler
         assert sum(group.max_running_sequences for group in scheduler.running) <= self.options["max_num_seqs"]
         adapters = {group.request.adapter for group in scheduler.running} - {None}
         assert len(adapters) <= (self.options["max_loras"] or len(adapters))
+
+    def _take(self, outputs: list[EngineCoreOutput]) -> None:
+        repeated = [each for each in outputs if each.error is not None and each.error.field == "request_id"]
+        self.num_repeated -= len(repeated)
+        self.seen.add(each for each in outputs if each not in repeated)
 
     @invariant()
     def accounts_agree(self) -> None:
