@@ -257,8 +257,14 @@ class SchedulerArgs:
         ),
     ] = "auto"
     max_steps_in_flight: Annotated[
-        int, Arg("Steps planned before the tokens of earlier ones are known; more than 1 pays on a GPU.", ge=1, le=8)
-    ] = 1
+        int | None,
+        Arg(
+            "Steps planned before the tokens of earlier ones are known; more than 1 pays on a GPU. By default as many "
+            "as pipeline_parallel_size, so that every stage has one.",
+            ge=1,
+            le=8,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -148,7 +148,8 @@ def scheduler_config(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
         )
     for message in without_effect(args).values():
         raise ConfigError(message)
-    return SchedulerConfig(**_values(args, SchedulerArgs), max_model_len=max_model_len)
+    depth = args.max_steps_in_flight or args.pipeline_parallel_size
+    return SchedulerConfig(**_values(args, SchedulerArgs) | {"max_steps_in_flight": depth}, max_model_len=max_model_len)
 
 
 def _packed_cache(args: EngineArgs, checkpoint: Checkpoint, cache_directory: Path | None) -> str | None:

@@ -68,6 +68,7 @@ class SchedulerConfig(SchedulerArgs):
     """How many tokens and sequences a step may have, and in which order requests get them."""
 
     max_model_len: int
+    max_steps_in_flight: int = 1
     max_loras: int = 0
     """Different adapters that run at once; 0 is no limit."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 from octavo.config.schema import SchedulerConfig
@@ -31,6 +32,7 @@ class StepPlan:
     filling: sequences whose row fills a block that the prefix index does not know; none when prefix caching is off.
     prefix_copies: copies of sequences that were admitted and have no row yet.
     num_prompt_tokens: tokens in rows that compute more than one.
+    num_turns_left: sequences that decode and that may still have a row, where steps in flight share them.
     connector: what is sent to the workers' half of a KV connector.
     """
 
@@ -48,6 +50,7 @@ class StepPlan:
         self.has_preempted = False
         self.connector: bytes | None = None
         self.num_prompt_tokens = 0
+        self.num_turns_left = sys.maxsize
 
     # ---- budgets ----
 

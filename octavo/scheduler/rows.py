@@ -17,8 +17,14 @@ class RowPlanner:
     """Plans rows and makes their tokens writable; when no block is free, groups are preempted."""
 
     def __init__(
-        self, registry: Registry, preemption: Preemption, policy: Policy, proposer: Proposer | None = None
+        self,
+        registry: Registry,
+        preemption: Preemption,
+        policy: Policy,
+        proposer: Proposer | None = None,
+        num_turns: int = 1,
     ) -> None:
+        """num_turns: steps in flight over which sequences that decode are spread, where each waits for its token."""
         self._registry = registry
         self._block_manager = registry.block_manager
         self._block_size = registry.block_manager.block_size
@@ -27,11 +33,14 @@ class RowPlanner:
         self._tables = registry.block_manager.tables
         self._num_slots = 1 + registry.block_manager.limits.num_lookahead
         self._proposer = proposer
+        self._num_turns = num_turns
 
     def plan_running(self, plan: StepPlan) -> list[SequenceGroup]:
         """Plan rows for all running groups, in order of arrival, as far as the tokens go; returns those that could use
         more tokens than they were granted."""
         running, tokens = self._registry.running, plan.tokens
+        if self._num_turns > 1:
+            plan.num_turns_left = self._fair_share()
         unfinished: list[SequenceGroup] = []
         index = 0
         while index < len(running) and tokens.remaining > 0:
@@ -46,7 +55,9 @@ class RowPlanner:
                 index = bisect_right(running, group.arrival, key=lambda other: other.arrival)
         return unfinished
 
-    def _plan_next_token(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> bool:
+    def _plan_next_token(
+        self, group: SequenceGroup, sequence: Sequence, plan: StepPlan, sent: tuple[int, ...] = ()
+    ) -> bool:
         """Plan the most frequent row: one more token of a sequence that the worker knows, drawn like the last, into a
         block that it has. Returns False, with nothing changed, when the row needs more than that.
 
@@ -61,11 +72,20 @@ class RowPlanner:
         table = self._tables[seq_id]
         if start + self._num_slots > table.writable_end:
             return False
-        plan.rows[seq_id] = ScheduledSequence(seq_id, sequence.epoch, start, 1, 1)
+        plan.rows[seq_id] = ScheduledSequence(seq_id, sequence.epoch, start, 1, 1, (), 0, 0, sent)
         sequence.num_computed_tokens = num_tokens
         sequence.num_pending = pending + 1
         if num_tokens >= (table.num_published + 1) * self._block_size:
             self._note_filled(group, sequence, plan)
+        return True
+
+    def _plan_sent_token(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> bool:
+        """Plan such a row of a sequence that waits for its results, with the token that the workers may lack."""
+        known = sequence.token_ids
+        is_usual = sequence.num_sent_tokens + 1 == len(known) and self._proposer is None and group.beams is None
+        if not is_usual or not self._plan_next_token(group, sequence, plan, (known[-1],)):
+            return False
+        sequence.num_sent_tokens = len(known)
         return True
 
     def plan_group(self, group: SequenceGroup, plan: StepPlan) -> None:
@@ -79,11 +99,19 @@ class RowPlanner:
             self._refork(group)
         waits, tokens = group.waits_for_results, plan.tokens
         for sequence in group.live:
-            if waits and (sequence.num_pending or sequence.candidates is not None):
-                continue  # its results are on their way, or those of the beams that grow together with it
             if sequence.seq_id in plan.rows:
                 continue  # a sibling needs more tokens, and is planned again
-            if not waits and tokens.remaining > 0 and self._plan_next_token(group, sequence, plan):
+            if waits:
+                if sequence.num_pending or sequence.candidates is not None:
+                    continue  # its results are on their way, or those of the beams that grow together with it
+                if self._num_turns > 1 and _is_decoding(sequence):
+                    if plan.num_turns_left <= 0:
+                        continue  # the next step has its row
+                    plan.num_turns_left -= 1
+                is_planned = tokens.remaining > 0 and self._plan_sent_token(group, sequence, plan)
+            else:
+                is_planned = tokens.remaining > 0 and self._plan_next_token(group, sequence, plan)
+            if is_planned:
                 tokens.remaining -= 1
                 continue
             if not self._plan_sequence(group, sequence, len(sequence.token_ids) + sequence.num_pending, plan):
@@ -139,6 +167,12 @@ class RowPlanner:
         max_drafts = min(num_spare, group.max_tokens - sequence.num_output_tokens - 1)
         return tuple(self._proposer.propose(group, sequence, max_drafts)[:max_drafts]) if max_drafts > 0 else ()
 
+    def _fair_share(self) -> int:
+        """Return how many of the sequences that decode have a row in this step, so that all steps in flight have about
+        as many: what one leaves out, the next one computes."""
+        num_decoding = sum(len(group.live) for group in self._registry.running if not group.is_computing_prompt)
+        return max(1, -(-num_decoding // self._num_turns))
+
     def _note_filled(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> None:
         """Note whether the sequence's newest row fills a block that is not in the prefix index yet."""
         num_published = self._tables[sequence.seq_id].num_published
@@ -163,3 +197,9 @@ class RowPlanner:
             self._block_manager.fork(leader, sibling)
             sibling.num_computed_tokens = leader.num_computed_tokens
         group.refork_at = None
+
+
+def _is_decoding(sequence: Sequence) -> bool:
+    """Return whether the worker has all but the last token, which was drawn, of the sequence or of its parent."""
+    is_next = sequence.num_computed_tokens + 1 == len(sequence.token_ids)
+    return is_next and (sequence.is_resident or sequence.parent is not None) and sequence.num_output_tokens > 0

@@ -57,7 +57,8 @@ class Scheduler:
         proposer: Proposer | None = None,
         source: PrefixSource | None = None,
     ) -> None:
-        """sends_tokens: a step carries the tokens that were drawn since, for workers that do not draw.
+        """sends_tokens: a step carries the tokens that were drawn since, for workers that do not draw. Then the
+        sequences that decode take turns in the steps in flight.
 
         proposer: guesses tokens that the next rows verify. source: has prefixes that the local cache does not have.
         """
@@ -73,7 +74,9 @@ class Scheduler:
         self._admission_control = AdmissionControl(config, registry, rates)
         self._results = Results(registry)
         self._preemption = Preemption(registry, log, policy, config.preemption_mode, rates)
-        self._rows = RowPlanner(registry, self._preemption, policy, proposer)
+        self._rows = RowPlanner(
+            registry, self._preemption, policy, proposer, config.max_steps_in_flight if sends_tokens else 1
+        )
         self._fetching = None if source is None else Fetching(registry, source, log)
         self._admission = Admission(registry, self._rows, self._preemption, policy, log, config, self._fetching)
         self._planner: ContinuousPlanner | ClassicPlanner

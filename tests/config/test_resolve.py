@@ -53,6 +53,7 @@ def test_defaults_come_from_checkpoint_and_platform(tmp_path: Path) -> None:
     assert config.model.tokenizer_path == config.model.path == str(tmp_path)
     assert config.device.threads == 6
     assert config.cache.swap_space_bytes == 4 << 30
+    assert config.scheduler.max_steps_in_flight == 1
 
 
 @pytest.mark.parametrize(

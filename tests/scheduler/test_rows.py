@@ -30,6 +30,7 @@ def steps_of_a_busy_run(seed: int) -> list[SchedulerOutput]:
         num_lookahead_slots=source.choice([0, 0, 2]),
         policy=source.choice(["fcfs", "fair-share"]),
         enable_chunked_prefill=source.random() < 0.7,
+        sends_tokens=source.random() < 0.4,
     )
     for number in range(16):
         prompt = [source.randrange(3) for _ in range(source.randrange(1, 12))]

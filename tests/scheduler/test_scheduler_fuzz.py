@@ -98,7 +98,7 @@ class Schedules(RuleBasedStateMachine):
         watermark=st.sampled_from([0.0, 0.0, 0.01, 0.3]),
         enable_prefix_caching=st.sampled_from([True, True, False]),
         prefix_cache_eviction=st.sampled_from(["lru", "cost"]),
-        depth=st.integers(1, 3),
+        depth=st.integers(1, 4),
         num_host_blocks=st.sampled_from([0, 4, 40, 40]),
         preemption_mode=st.sampled_from(["recompute", "swap", "swap", "classic", "auto"]),
         swap_block_s=st.sampled_from([0.0, 0.1, 2.0]),
@@ -119,7 +119,7 @@ class Schedules(RuleBasedStateMachine):
         target_step_ms=st.sampled_from([None, None, 0.0, 1500.0]),
         may_fail=st.sampled_from([False, False, False, True]),
         rightness=st.sampled_from([None, None, None, 0.0, 0.6, 1.0]),
-        sends_tokens=st.sampled_from([False, False, False, True]),
+        sends_tokens=st.sampled_from([False, False, True]),
         is_recorded=st.sampled_from([False, False, True]),
     )
     def build(
