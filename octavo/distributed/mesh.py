@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
@@ -20,14 +20,14 @@ class Axis:
     rank: int = 0
     size: int = 1
 
-    def share(self, count: int) -> tuple[int, int]:
-        """Return (start, length) of this rank's share of `count` equal things.
+    def share(self, count: int, name: str = "outputs of a layer") -> tuple[int, int]:
+        """Return (start, length) of this rank's share of `count` equal things, which an error calls `name`.
 
         Raises ConfigError where the shares would not be equal.
         """
         if count % self.size:
             raise ConfigError(
-                f"tensor_parallel_size is {self.size}, must divide {count}, a size of this model; choose another"
+                f"tensor_parallel_size is {self.size}, must divide the {count:,} {name} of this model; choose another"
             )
         length = count // self.size
         return self.rank * length, length
@@ -49,6 +49,9 @@ class Mesh:
     """The tensor ranks of this rank's stage."""
     stage_group: Collectives = field(default_factory=Alone)
     """The pipeline ranks with this rank's place in their stages."""
+    reduce: Literal["gather", "sum"] = "gather"
+    """How tensor ranks combine what a layer makes of a cut input: `gather` gives the bits of one rank, `sum` sends
+    fewer bytes."""
 
     @classmethod
     def single(cls) -> Self:
@@ -70,7 +73,8 @@ class Mesh:
     def description(self) -> str:
         """Names the part of the weights that this rank has."""
         stages = f", {self.pipeline.size} stages" if self.pipeline.size > 1 else ""
-        return f"{self.pipeline.rank * self.tensor.size + self.tensor.rank} of {self.size}{stages}"
+        summed = ", summed" if self.tensor.size > 1 and self.reduce == "sum" else ""
+        return f"{self.pipeline.rank * self.tensor.size + self.tensor.rank} of {self.size}{stages}{summed}"
 
     def layer_range(self, num_layers: int) -> range:
         """Return the layers of this rank's pipeline stage; the first stages have one more where shares differ."""
@@ -79,15 +83,15 @@ class Mesh:
         start = stage * least + min(stage, extra)
         return range(start, start + least + (stage < extra))
 
-    def share(self, count: int) -> tuple[int, int]:
-        """Return (start, length) of this rank's share of `count` heads, output columns or vocabulary rows."""
-        return self.tensor.share(count)
+    def share(self, count: int, name: str = "outputs of a layer") -> tuple[int, int]:
+        """Return (start, length) of this rank's share of `count` heads or output columns. Raises ConfigError."""
+        return self.tensor.share(count, name)
 
     def gather(self, share: Tensor) -> Tensor:
         """Return the shares [..., n] of all tensor ranks side by side along the last dimension, on every rank."""
-        group = self.tensor_group
         if share.is_meta:
-            return share.new_empty((*share.shape[:-1], share.shape[-1] * group.size))
+            return share.new_empty((*share.shape[:-1], share.shape[-1] * self.tensor.size))
+        group = self.tensor_group
         gathered: Tensor = _call(group, group.gather, share)
         return gathered
 

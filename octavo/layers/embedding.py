@@ -1,9 +1,14 @@
-"""Token and position embeddings, and the head that turns hidden states into logits."""
+"""Token and position embeddings, and the head that turns hidden states into logits.
+
+The ranks of a mesh share the vocabulary: each has a range of rows of the tables.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -13,32 +18,77 @@ from octavo.errors import CheckpointError
 from octavo.layers.layer import Layer, PreparedLayer, TensorSlot
 
 
-class Embedding(Layer):
-    """A table [rows, dim], read by row. `offset` rows come before the one of index 0."""
+@dataclass(frozen=True, slots=True)
+class VocabularyShare:
+    """Rows [start, start + length) of `total`. Every rank has memory for `room` of them."""
 
-    def __init__(self, rows: int, dim: int, *, offset: int = 0) -> None:
+    start: int
+    length: int
+    room: int
+    total: int
+
+    @classmethod
+    def of(cls, total: int, mesh: Mesh) -> Self:
+        """Return the share of one rank; the last ones may have fewer rows than room, or none."""
+        room = -(-total // mesh.tensor.size)
+        start = min(mesh.tensor.rank * room, total)
+        return cls(start, min(room, total - start), room, total)
+
+    def slot(self, name: str, dim: int, hold: Callable[[Tensor], None]) -> TensorSlot:
+        """Return the slot of a table [total, dim]; `hold` gets this rank's rows, and zeros behind them up to `room`."""
+        rows = slice(self.start, self.start + self.length)
+
+        def fill(stored: Tensor) -> None:
+            own, missing = stored[rows], self.room - self.length
+            hold(nn.functional.pad(own, (0, 0, 0, missing)) if missing else own)
+
+        return TensorSlot(name, (self.total, dim), fill, parts=((rows,),))
+
+
+class Embedding(Layer):
+    """A table [rows, dim], read by row. `offset` rows come before the one of index 0; such a table is not shared."""
+
+    def __init__(self, rows: int, dim: int, mesh: Mesh | None = None, *, offset: int = 0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows + offset, dim), requires_grad=False)
+        self.mesh = mesh or Mesh.single()
+        self.share = VocabularyShare.of(rows + offset, self.mesh)
+        self.weight = nn.Parameter(torch.empty(self.share.room, dim), requires_grad=False)
         self.offset = offset
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids int64 [tokens] → [tokens, dim]."""
-        found: Tensor = self.ops.embedding(ids, self.weight, self.offset)
-        return found
+        return _find(self, ids, lambda places: self.ops.embedding(places, self.weight, self.offset))
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        """Yield the table."""
+        yield self.share.slot(f"{path}.weight", self.weight.shape[1], partial(self.hold, "weight"))
 
 
-class TiedEmbedding(PreparedLayer):
+class LMHead(PreparedLayer):
+    """Hidden states [rows, dim] → float32 logits of this rank's tokens, [rows, room], by a table of its own."""
+
+    def __init__(self, dim: int, vocab_size: int, mesh: Mesh) -> None:
+        self.mesh, self.share, self.dim = mesh, VocabularyShare.of(vocab_size, mesh), dim
+        super().__init__(dim, self.share.room)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden [rows, dim] → float32 [rows, room]."""
+        return self.prepared.in_float32(hidden)
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        """Yield the table."""
+        yield self.share.slot(f"{path}.weight", self.dim, partial(self.hold, "weight"))
+
+
+class TiedEmbedding(LMHead):
     """A table [rows, dim] that is read by row and multiplied by the head, kept once in the form that computes best."""
-
-    def __init__(self, rows: int, dim: int) -> None:
-        super().__init__(dim, rows)
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids int64 [tokens] → [tokens, dim]."""
-        return self.prepared.rows(ids)
+        return _find(self, ids, self.prepared.rows)
 
     def holds(self, table: Tensor) -> bool:
-        """Return whether the finished layer was made of `table` [rows, dim]."""
+        """Return whether the finished layer was made of `table` [room, dim], this rank's rows."""
         inputs, outputs, bias = self._sizes
         twin = nn.Module()
         with torch.device("meta"):
@@ -48,52 +98,30 @@ class TiedEmbedding(PreparedLayer):
         return all(torch.equal(held[name], made[name]) for name in held)
 
 
-class LMHead(PreparedLayer):
-    """Hidden states [rows, dim] → float32 logits [rows, vocabulary], by a table of its own."""
-
-    def __init__(self, dim: int, vocab_size: int, mesh: Mesh) -> None:
-        super().__init__(dim, mesh.share(vocab_size)[1])
-        self.mesh = mesh
-        self.dim = dim
-        self.vocab_size = vocab_size
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [rows, dim] → float32 [rows, vocabulary]."""
-        return self.mesh.gather(self.prepared.in_float32(hidden))
-
-    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
-        """Yield the head's table."""
-        yield TensorSlot(f"{path}.weight", (self.vocab_size, self.dim), self._fill)
-
-    def _fill(self, stored: Tensor) -> None:
-        start, length = self.mesh.share(self.vocab_size)
-        self.hold("weight", stored.narrow(0, start, length))
-
-
 class TiedHead(Layer):
-    """The head that multiplies by the embedding's table, which every rank has whole.
+    """The head that multiplies by the embedding's table.
 
     A checkpoint may still hold a table under the head's name; one that differs is an error, for one of the two would
     be dropped.
     """
 
-    def __init__(self, dim: int, vocab_size: int, embedding: TiedEmbedding) -> None:
+    def __init__(self, embedding: TiedEmbedding) -> None:
         super().__init__()
-        self.table_shape = (vocab_size, dim)
         # in a tuple, for the embedding is no part of the head
         self._shared = (embedding,)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [rows, dim] → float32 [rows, vocabulary]."""
+        """hidden [rows, dim] → float32 logits of this rank's tokens, [rows, room]."""
         return self._shared[0].prepared.in_float32(hidden)
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield the table once more, which a checkpoint may repeat."""
-        name = f"{path}.weight"
-        yield TensorSlot(name, self.table_shape, partial(self._compare, name), required=False)
+        name, (embedding,) = f"{path}.weight", self._shared
+        slot = embedding.share.slot(name, embedding.dim, partial(self._compare, name))
+        yield replace(slot, required=False)
 
-    def _compare(self, name: str, stored: Tensor) -> None:
-        if not self._shared[0].holds(stored):
+    def _compare(self, name: str, rows: Tensor) -> None:
+        if not self._shared[0].holds(rows):
             raise CheckpointError(
                 f"{name} differs from the token embedding although config.json ties them; "
                 "set tie_word_embeddings to false in config.json to use both"
@@ -105,6 +133,18 @@ def embedding_and_head(
 ) -> tuple[Embedding | TiedEmbedding, LMHead | TiedHead]:
     """Make embedding and head of a decoder, with one table or two."""
     if not tied:
-        return Embedding(vocab_size, dim), LMHead(dim, vocab_size, mesh)
-    embedding = TiedEmbedding(vocab_size, dim)
-    return embedding, TiedHead(dim, vocab_size, embedding)
+        return Embedding(vocab_size, dim, mesh), LMHead(dim, vocab_size, mesh)
+    embedding = TiedEmbedding(dim, vocab_size, mesh)
+    return embedding, TiedHead(embedding)
+
+
+def _find(layer: Embedding | TiedEmbedding, ids: Tensor, find: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return rows [tokens, dim] of a shared table; `find` reads rows of this rank's share by their places in it.
+
+    The rows of the other ranks are zeros here, so that the sum over the ranks is exact.
+    """
+    share, ops = layer.share, layer.ops
+    if share.room == share.total:
+        return find(ids)
+    found = find(ops.share_ids(ids, share.start, share.length, share.total))
+    return layer.mesh.sum(ops.share_rows(found, ids, share.start, share.length))

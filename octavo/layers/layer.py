@@ -30,6 +30,8 @@ class TensorSlot:
     fill: Callable[[Tensor], None]
     """Makes it, or this rank's share of it, the parameter or a part of it, in the parameter's type. The tensor may be a
     view of a mapped file; it stays as it is until the layer is finished."""
+    parts: tuple[tuple[slice, ...], ...] = ((),)
+    """The indices of what `fill` reads of it: `stored[part]` for each part. All of it by default."""
     required: bool = True
     """False for a tensor that may be absent: it repeats what another layer holds, and is filled after all others."""
 

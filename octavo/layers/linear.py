@@ -1,4 +1,4 @@
-"""Linear layers, cut by output (columns) or input (rows) over the ranks of a mesh.
+"""Linear layers, cut by their outputs over the ranks of a mesh, or by their inputs where sums need not be exact.
 
 Tensors that are multiplied with the same input are kept as one weight: `reads` names them, beside the layer in the
 checkpoint's tree, in the order in which their outputs are wanted.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +21,9 @@ from octavo.layers.layer import PreparedLayer, TensorSlot
 class ColumnLinear(PreparedLayer):
     """x [tokens, inputs] → [tokens, sum of this rank's shares of `sections`].
 
-    `sections` are the output sizes that each are shared evenly by the ranks. `reads` names one tensor per section, or
-    a single one that holds all of them stacked; by default the layer's own name. `transposed` is for checkpoints that
-    store [inputs, outputs].
+    `sections` are the output sizes that each are shared by the ranks as `share_of` says. `reads` names one tensor per
+    section, or a single one that holds all of them stacked; by default the layer's own name. `transposed` is for
+    checkpoints that store [inputs, outputs].
     """
 
     def __init__(
@@ -37,9 +38,10 @@ class ColumnLinear(PreparedLayer):
         gated: bool = False,
     ) -> None:
         self.sections = (sections,) if isinstance(sections, int) else tuple(sections)
-        super().__init__(inputs, sum(mesh.share(size)[1] for size in self.sections), bias=bias, gated=gated)
-        assert len(reads) in (0, 1, len(self.sections)), f"{reads} cannot fill {len(self.sections)} sections"
         self.mesh = mesh
+        shares = [self.share_of(section) for section in range(len(self.sections))]
+        super().__init__(inputs, sum(length for _, length in shares), bias=bias, gated=gated)
+        assert len(reads) in (0, 1, len(self.sections)), f"{reads} cannot fill {len(self.sections)} sections"
         self.reads = tuple(reads)
         self.transposed = transposed
 
@@ -47,38 +49,62 @@ class ColumnLinear(PreparedLayer):
         """x [tokens, inputs] → [tokens, outputs]."""
         return self.prepared(x)
 
+    def share_of(self, section: int) -> tuple[int, int]:
+        """Return (start, length) of this rank's share of the outputs of a section."""
+        return self.mesh.share(self.sections[section])
+
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield one tensor per read name and parameter."""
         parent, _, own = path.rpartition(".")
         beside = f"{parent}." if parent else ""
         names = self.reads or (own,)
-        # (start of the section in its tensor, its size, where this rank's share of it goes)
-        placed: list[tuple[int, int, int]] = []
-        for size in self.sections:
-            placed.append((sum(each[1] for each in placed), size, sum(self.mesh.share(each[1])[1] for each in placed)))
+        is_stacked = len(names) < len(self.sections)
+        placed: list[_Placed] = []
+        start = target = 0
+        for section, size in enumerate(self.sections):
+            first, length = self.share_of(section)
+            placed.append(_Placed((start if is_stacked else 0) + first, length, target))
+            start, target = start + size, target + length
+        groups = [placed] if is_stacked else [[each] for each in placed]
+        sizes = [sum(self.sections)] if is_stacked else self.sections
         for parameter_name, parameter in self.named_parameters(recurse=False):
             inner = tuple(parameter.shape[1:])
-            if len(names) < len(self.sections):
-                groups = [placed]
-            else:
-                groups = [[(0, size, target)] for _, size, target in placed]
-            for name, group in zip(names, groups, strict=True):
-                stored = (sum(size for _, size, _ in group), *inner)
+            for name, size, group in zip(names, sizes, groups, strict=True):
                 yield TensorSlot(
                     f"{beside}{name}.{parameter_name}",
-                    stored[::-1] if self.transposed else stored,
+                    (size, *inner)[::-1] if self.transposed else (size, *inner),
                     partial(self._fill, parameter_name, group),
+                    parts=tuple(_part(each.rows, outputs_last=self.transposed and bool(inner)) for each in group),
                 )
 
-    def _fill(self, name: str, group: list[tuple[int, int, int]], stored: Tensor) -> None:
+    def _fill(self, name: str, group: list[_Placed], stored: Tensor) -> None:
         rows = stored.t() if self.transposed else stored
-        if self.mesh.tensor.size == 1 and rows.shape == self.get_parameter(name).shape:
+        num_outputs = len(self.get_parameter(name))
+        if len(group) == 1 and group[0].length == num_outputs:
+            rows = rows[group[0].rows]
+        if len(rows) == sum(each.length for each in group) == num_outputs:
             self.hold(name, rows)
             return
         room = self.room(name, stored.device)
-        for source, size, target in group:
-            start, length = self.mesh.share(size)
-            room.narrow(0, target, length).copy_(rows.narrow(0, source + start, length))
+        for each in group:
+            room.narrow(0, each.target, each.length).copy_(rows[each.rows])
+
+
+class _Placed(NamedTuple):
+    """This rank's outputs of one section: from `start` of the stored tensor on, `length` of them, to `target`."""
+
+    start: int
+    length: int
+    target: int
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.start + self.length)
+
+
+def _part(outputs: slice, *, outputs_last: bool) -> tuple[slice, ...]:
+    """Return the index of these outputs in a stored tensor."""
+    return (slice(None), outputs) if outputs_last else (outputs,)
 
 
 class GatedLinear(ColumnLinear):
@@ -109,10 +135,13 @@ class QKVLinear(ColumnLinear):
         reads: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
         transposed: bool = False,
     ) -> None:
+        self.heads, self.local_heads = heads, heads.share(mesh)
         sections = (heads.q_size, heads.kv_size, heads.kv_size)
         super().__init__(inputs, sections, mesh, bias=bias, reads=reads, transposed=transposed)
-        self.local_heads = heads.share(mesh)
         self._split = [self.local_heads.query, self.local_heads.kv, self.local_heads.kv]
+
+    def share_of(self, section: int) -> tuple[int, int]:
+        return self.heads.query_share(self.mesh) if section == 0 else self.heads.kv_share(self.mesh)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         """x [tokens, inputs] → q, k, v."""
@@ -120,8 +149,23 @@ class QKVLinear(ColumnLinear):
         return q, k, v
 
 
-class RowLinear(PreparedLayer):
-    """x [tokens, this rank's share of inputs] → [tokens, outputs], summed over the ranks."""
+class GatheredLinear(ColumnLinear):
+    """x [tokens, this rank's share of inputs] → [tokens, outputs] on every rank.
+
+    Shares of x and of the product are gathered, so that every output is summed up by one rank, as if there were no
+    others: the same bits on any number of ranks.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, share of inputs] → [tokens, outputs]."""
+        return self.mesh.gather(self.prepared(self.mesh.gather(x)))
+
+
+class SummedLinear(PreparedLayer):
+    """x [tokens, this rank's share of inputs] → [tokens, outputs], summed over the ranks.
+
+    The bits depend on the number of ranks.
+    """
 
     def __init__(
         self,
@@ -147,14 +191,30 @@ class RowLinear(PreparedLayer):
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield the tensors of the layer's own name."""
         stored = (self.outputs, self.inputs)
-        yield TensorSlot(f"{path}.weight", stored[::-1] if self.transposed else stored, self._fill_weight)
+        shape = stored[::-1] if self.transposed else stored
+        part = _part(self._columns, outputs_last=not self.transposed)
+        yield TensorSlot(f"{path}.weight", shape, self._fill_weight, parts=(part,))
         if self.has_bias:
             yield TensorSlot(f"{path}.bias", (self.outputs,), self._fill_bias)
 
-    def _fill_weight(self, stored: Tensor) -> None:
+    @property
+    def _columns(self) -> slice:
         start, length = self.mesh.share(self.inputs)
-        self.hold("weight", (stored.t() if self.transposed else stored).narrow(1, start, length))
+        return slice(start, start + length)
+
+    def _fill_weight(self, stored: Tensor) -> None:
+        self.hold("weight", (stored.t() if self.transposed else stored)[:, self._columns])
 
     def _fill_bias(self, stored: Tensor) -> None:
         if self.mesh.tensor.rank == 0:
             self.hold("bias", stored)
+
+
+def joined_linear(
+    inputs: int, outputs: int, mesh: Mesh, *, bias: bool = False, transposed: bool = False
+) -> ColumnLinear | SummedLinear:
+    """Make the layer that follows one that is cut: shares of its inputs come in, all outputs leave on every rank."""
+    if mesh.tensor.size == 1:
+        return ColumnLinear(inputs, outputs, mesh, bias=bias, transposed=transposed)
+    kind = SummedLinear if mesh.reduce == "sum" else GatheredLinear
+    return kind(inputs, outputs, mesh, bias=bias, transposed=transposed)

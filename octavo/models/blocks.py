@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from octavo.attention.metadata import ModelInput
 from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import PagedAttention
-from octavo.layers.linear import GatedLinear, QKVLinear, RowLinear
+from octavo.layers.linear import GatedLinear, QKVLinear, joined_linear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import Rotary
 from octavo.models.config import DecoderConfig
@@ -25,7 +25,7 @@ class RotaryAttention(nn.Module):
         self.qkv_proj = QKVLinear(c.hidden_size, c.heads, mesh, bias=c.qkv_bias)
         self.rope = Rotary(c.rope)
         self.attend = PagedAttention(self.qkv_proj.local_heads, sliding_window=c.window_of(layer))
-        self.o_proj = RowLinear(c.heads.q_size, c.hidden_size, mesh, bias=c.out_bias)
+        self.o_proj = joined_linear(c.heads.q_size, c.hidden_size, mesh, bias=c.out_bias)
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
@@ -41,7 +41,7 @@ class GatedMLP(nn.Module):
     def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
         super().__init__()
         self.gate_up_proj = GatedLinear(c.hidden_size, c.intermediate_size, mesh, bias=c.mlp_bias)
-        self.down_proj = RowLinear(c.intermediate_size, c.hidden_size, mesh, bias=c.mlp_bias)
+        self.down_proj = joined_linear(c.intermediate_size, c.hidden_size, mesh, bias=c.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""

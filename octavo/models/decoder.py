@@ -97,7 +97,11 @@ class DecoderStack(nn.Module):
         return self.norm.add(x, residual)[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Multiply rows of the last stage's hidden states, [rows, hidden] → float32 [rows, vocabulary]."""
+        """Multiply rows of the last stage's hidden states: [rows, hidden] → float32 logits [rows, tokens].
+
+        The tokens are those of this rank's share of the vocabulary, a range of ids of one length on all tensor ranks;
+        what the last shares have beyond the vocabulary means nothing.
+        """
         assert self.lm_head is not None, "only the last stage has the head"
         logits: Tensor = self.lm_head(hidden)
         return logits

@@ -17,7 +17,7 @@ from octavo.layers.attention import PagedAttention
 from octavo.layers.elementwise import OPERATOR_OF, activation, addition
 from octavo.layers.embedding import Embedding
 from octavo.layers.heads import Heads
-from octavo.layers.linear import ColumnLinear, QKVLinear, RowLinear
+from octavo.layers.linear import ColumnLinear, QKVLinear, joined_linear
 from octavo.layers.norm import LayerNorm
 from octavo.models.config import DecoderConfig, even_share, refuse_quantization
 from octavo.models.decoder import DecoderStack
@@ -55,7 +55,7 @@ class Attention(nn.Module):
         super().__init__()
         self.c_attn = QKVLinear(c.hidden_size, c.heads, mesh, bias=True, reads=("c_attn",), transposed=True)
         self.attend = PagedAttention(self.c_attn.local_heads)
-        self.c_proj = RowLinear(c.hidden_size, c.hidden_size, mesh, bias=True, transposed=True)
+        self.c_proj = joined_linear(c.hidden_size, c.hidden_size, mesh, bias=True, transposed=True)
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
@@ -71,7 +71,7 @@ class MLP(nn.Module):
         super().__init__()
         self.c_fc = ColumnLinear(c.hidden_size, c.intermediate_size, mesh, bias=True, transposed=True)
         self.act = activation(c.activation)
-        self.c_proj = RowLinear(c.intermediate_size, c.hidden_size, mesh, bias=True, transposed=True)
+        self.c_proj = joined_linear(c.intermediate_size, c.hidden_size, mesh, bias=True, transposed=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""

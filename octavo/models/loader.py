@@ -17,7 +17,8 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.safetensors_header import TensorInfo
 from octavo.core.model_shape import ModelShape
 from octavo.distributed.mesh import Mesh
-from octavo.errors import CheckpointError, ConfigError
+from octavo.errors import CheckpointError
+from octavo.layers.heads import Heads
 from octavo.layers.layer import Binding, Layer, TensorSlot
 from octavo.models.content import WeightContent
 from octavo.models.decoder import DecoderStack
@@ -77,7 +78,7 @@ class LoadedModel:
         method = method or UNQUANTIZED
         model_class = resolve_model(checkpoint)
         config = model_class.Config.read(checkpoint)
-        shape = _shape_of_rank(config.shape(), mesh)
+        shape = _shape_of_rank(config.shape(), config.heads.share(mesh), mesh)
         with torch.device("meta"):
             model = model_class(config, mesh)
             for _, layer in model.layers_by_path():
@@ -175,21 +176,15 @@ class LoadedModel:
         return PackedCache(packed, checkpoint.path.name, content, made)
 
 
-def _shape_of_rank(shape: ModelShape, mesh: Mesh) -> ModelShape:
-    """Return the sizes of one rank's part. Raises ConfigError for heads that cannot be shared evenly."""
-    size = mesh.tensor.size
-    for name, count in (("attention heads", shape.num_heads), ("key and value heads", shape.num_kv_heads)):
-        if count % size:
-            raise ConfigError(
-                f"tensor_parallel_size is {size}, must divide the {count} {name} of this model; choose another"
-            )
+def _shape_of_rank(shape: ModelShape, heads: Heads, mesh: Mesh) -> ModelShape:
+    """Return the sizes of one rank's part, which has `heads`."""
     layers = mesh.layer_range(shape.num_layers)
     return msgspec.structs.replace(
         shape,
         num_layers=len(layers),
         cache_groups=tuple(group.of_range(layers) for group in shape.cache_groups),
-        num_heads=shape.num_heads // size,
-        num_kv_heads=shape.num_kv_heads // size,
+        num_heads=heads.query,
+        num_kv_heads=heads.kv,
     )
 
 

@@ -15,7 +15,7 @@ from octavo.layers.attention import PagedAttention
 from octavo.layers.elementwise import OPERATOR_OF, activation, addition
 from octavo.layers.embedding import Embedding
 from octavo.layers.heads import Heads
-from octavo.layers.linear import ColumnLinear, QKVLinear, RowLinear
+from octavo.layers.linear import ColumnLinear, QKVLinear, joined_linear
 from octavo.layers.norm import LayerNorm
 from octavo.models.config import DecoderConfig, even_share, refuse_quantization
 from octavo.models.decoder import DecoderStack
@@ -67,7 +67,7 @@ class Attention(nn.Module):
         super().__init__()
         self.qkv_proj = QKVLinear(c.hidden_size, c.heads, mesh, bias=c.qkv_bias)
         self.attend = PagedAttention(self.qkv_proj.local_heads)
-        self.out_proj = RowLinear(c.hidden_size, c.hidden_size, mesh, bias=c.out_bias)
+        self.out_proj = joined_linear(c.hidden_size, c.hidden_size, mesh, bias=c.out_bias)
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
@@ -86,7 +86,7 @@ class DecoderLayer(nn.Module):
         self.self_attn_layer_norm = LayerNorm(c.hidden_size, c.norm_eps)
         self.fc1 = ColumnLinear(c.hidden_size, c.intermediate_size, mesh, bias=c.mlp_bias)
         self.act = activation(c.activation)
-        self.fc2 = RowLinear(c.intermediate_size, c.hidden_size, mesh, bias=c.mlp_bias)
+        self.fc2 = joined_linear(c.intermediate_size, c.hidden_size, mesh, bias=c.mlp_bias)
         self.final_layer_norm = LayerNorm(c.hidden_size, c.norm_eps)
 
     def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor | None]:

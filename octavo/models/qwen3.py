@@ -10,7 +10,7 @@ from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import PagedAttention
-from octavo.layers.linear import QKVLinear, RowLinear
+from octavo.layers.linear import QKVLinear, joined_linear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import Rotary
 from octavo.models.blocks import GatedDecoder
@@ -46,7 +46,7 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = RMSNorm(c.heads.dim, c.norm_eps), RMSNorm(c.heads.dim, c.norm_eps)
         self.rope = Rotary(c.rope)
         self.attend = PagedAttention(self.qkv_proj.local_heads, sliding_window=c.window_of(layer))
-        self.o_proj = RowLinear(c.heads.q_size, c.hidden_size, mesh, bias=c.out_bias)
+        self.o_proj = joined_linear(c.heads.q_size, c.hidden_size, mesh, bias=c.out_bias)
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""

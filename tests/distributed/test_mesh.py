@@ -24,7 +24,9 @@ def test_shares_of_several_ranks_cover_everything_once() -> None:
 
 
 def test_things_that_cannot_be_shared_evenly_are_refused_by_their_number() -> None:
-    with pytest.raises(ConfigError, match="tensor_parallel_size is 4, must divide 10, a size of this model"):
+    with pytest.raises(
+        ConfigError, match="tensor_parallel_size is 4, must divide the 10 outputs of a layer of this model"
+    ):
         Mesh(Axis(0, 4)).share(10)
 
 

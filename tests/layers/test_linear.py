@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
+from octavo.errors import ConfigError
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Binding
-from octavo.layers.linear import ColumnLinear, GatedLinear, QKVLinear, RowLinear
+from octavo.layers.linear import ColumnLinear, GatedLinear, QKVLinear, SummedLinear, joined_linear
 from octavo.ops.prepare_linear import TensorSpec
 from octavo.ops.registry import bind
+from tests.distributed.threads import run_on, thread_meshes
 from tests.layers.bound import apart, fill, random
 
 ONE = Mesh.single()
@@ -65,7 +70,7 @@ def test_a_layer_at_the_root_reads_from_the_root() -> None:
 def test_transposed_tensors_are_turned() -> None:
     column = fill(ColumnLinear(8, 6, ONE, transposed=True), {"layers.0.part.weight": random(8, 6)})
     torch.testing.assert_close(column(X), X @ random(8, 6))
-    row = fill(RowLinear(8, 6, ONE, transposed=True), {"layers.0.part.weight": random(8, 6)})
+    row = fill(SummedLinear(8, 6, ONE, transposed=True), {"layers.0.part.weight": random(8, 6)})
     torch.testing.assert_close(row(X), X @ random(8, 6))
 
 
@@ -104,10 +109,53 @@ def test_ranks_share_a_tensor_that_holds_all_sections() -> None:
         torch.testing.assert_close(torch.cat([share[index] for share in shares], dim=1), whole[index])
 
 
-def test_ranks_share_rows_and_one_adds_the_bias() -> None:
-    stored = {"layers.0.part.weight": random(6, 8), "layers.0.part.bias": random(6)}
-    partial = [
-        fill(RowLinear(8, 6, mesh, bias=True), stored)(X[:, mesh.tensor.rank * 4 : mesh.tensor.rank * 4 + 4])
-        for mesh in RANKS
-    ]
-    torch.testing.assert_close(partial[0] + partial[1], fill(RowLinear(8, 6, ONE, bias=True), stored)(X))
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_joined_layer_has_all_outputs_on_every_rank(transposed: bool) -> None:
+    weight, bias = random(6, 8), random(6)
+    stored = {"layers.0.part.weight": weight.T if transposed else weight, "layers.0.part.bias": bias}
+
+    def joined(mesh: Mesh) -> Tensor:
+        start, length = mesh.share(8)
+        return fill(joined_linear(8, 6, mesh, bias=True, transposed=transposed), stored)(X[:, start : start + length])
+
+    for way in ("gather", "sum"):
+        meshes = [replace(mesh, reduce=way) for mesh in thread_meshes(2)]
+        for found in run_on(meshes, joined):
+            torch.testing.assert_close(found, X @ weight.T + bias)
+    assert type(joined_linear(8, 6, ONE)) is ColumnLinear  # one rank combines nothing
+
+
+def test_layers_name_the_parts_of_a_tensor_that_a_rank_reads() -> None:
+    heads, rank = Heads(query=4, kv=2, dim=2), RANKS[1]
+    whole = slice(None)
+    fused = QKVLinear(8, heads, rank, bias=True, reads=("c_attn",), transposed=True)
+    weight, bias = (slot.parts for slot in fused.tensor_slots("c_attn"))
+    assert bias == ((slice(4, 8),), (slice(10, 12),), (slice(14, 16),))
+    assert weight == tuple((whole, *part) for part in bias)
+    (gate, up) = (slot.parts for slot in GatedLinear(8, 6, rank).tensor_slots("mlp"))
+    assert gate == up == ((slice(3, 6),),)
+    (row,) = SummedLinear(8, 6, rank).tensor_slots("o_proj")
+    assert row.parts == ((whole, slice(4, 8)),)
+
+
+def test_ranks_that_outnumber_the_key_value_heads_share_them() -> None:
+    heads = Heads(query=8, kv=2, dim=2)
+    stored = {f"layers.0.{name}_proj.weight": random(size, 8) for name, size in (("q", 16), ("k", 4), ("v", 4))}
+    q, k, v = fill(QKVLinear(8, heads, ONE), stored)(X)
+    for rank in range(4):
+        found = fill(QKVLinear(8, heads, apart(rank, 4)), stored)(X)
+        torch.testing.assert_close(found[0], q[:, rank * 2 : rank * 2 + 2])
+        torch.testing.assert_close(found[1], k[:, rank // 2 : rank // 2 + 1])
+        torch.testing.assert_close(found[2], v[:, rank // 2 : rank // 2 + 1])
+
+
+@pytest.mark.parametrize(
+    ("heads", "size", "message"),
+    [
+        (Heads(6, 6, 2), 4, "tensor_parallel_size is 4, must divide the 6 attention heads of this model; choose"),
+        (Heads(12, 6, 2), 4, "tensor_parallel_size is 4, must divide the 6 key and value heads of this model; choose"),
+    ],
+)
+def test_heads_that_ranks_cannot_share_are_refused(heads: Heads, size: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        heads.share(apart(0, size))

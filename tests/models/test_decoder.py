@@ -169,4 +169,4 @@ def test_narrow_embeddings_are_projected_whole_on_each_of_two_ranks(tmp_path: Pa
         assert torch.equal(model.project_in(narrow), alone.project_in(narrow))
         assert torch.equal(model.project_out(wide), alone.project_out(wide))
         assert model.layers["0"].fc1(wide).shape == (3, 24)
-        assert model.compute_logits(wide).shape == (3, 130)
+        assert model.compute_logits(wide).shape == (3, 65)

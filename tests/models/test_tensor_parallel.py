@@ -1,0 +1,164 @@
+"""A model whose ranks share every layer computes the bits of one rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.attention.metadata import ModelInput
+from octavo.config.checkpoint import Checkpoint
+from octavo.devices.cpu.runtime import CpuRuntime
+from octavo.devices.reference.attention import ReferenceBackend
+from octavo.distributed.mesh import Mesh
+from octavo.errors import ConfigError
+from octavo.models.loader import LoadedModel
+from octavo.ops.registry import Ops, bind
+from octavo.quantization.registry import method_named
+from tests.conformance.runtimes import LEVELS
+from tests.distributed.threads import ThreadCollectives, run_on, run_ranks, thread_meshes
+from tests.fakes.checkpoints import ALTERNATING, make_checkpoint
+from tests.models.paged_run import PagedRun, Stream
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("mistral", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3 tied": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen3 with windows": ("qwen3", ALTERNATING),
+    "gpt2": ("gpt2", {}),
+    "gpt2 untied": ("gpt2", {"tie_word_embeddings": False}),
+    "opt": ("opt", {}),
+    "opt with late norms and projections": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
+}
+each_family = pytest.mark.parametrize(("family", "overrides"), FAMILIES.values(), ids=FAMILIES.keys())
+
+
+class Rank:
+    """The model of one rank, called like a whole one."""
+
+    def __init__(
+        self, path: Path, mesh: Mesh, ops: Ops, dtype: torch.dtype = torch.float32, method: str | None = None
+    ) -> None:
+        opened = LoadedModel.open(Checkpoint.open(path), mesh, dtype, method_named(method))
+        self._shape = opened.shape
+        self._mesh = mesh
+        self._model = opened.load(ops, ReferenceBackend(dtype))
+        self.config = self
+
+    def shape(self) -> Any:
+        return self._shape
+
+    def __call__(self, batch: ModelInput) -> Tensor:
+        return self._model(batch)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return self._mesh.gather(self._model.compute_logits(hidden))[:, : self._shape.vocab_size]
+
+
+def generated(model: Rank, dtype: torch.dtype = torch.float32) -> tuple[list[list[int]], Tensor]:
+    """Tokens and logits of two prompts, one computed in two chunks, and of ten decode steps."""
+    run, streams = PagedRun(model, dtype=dtype), [Stream([5, 9, 77]), Stream(list(range(3, 24)))]
+    run.step([(streams[0], 3), (streams[1], 9)])
+    run.step([(streams[1], 12)])
+    run.decode(streams, 10)
+    return [stream.token_ids for stream in streams], torch.stack([row for each in streams for row in each.logits])
+
+
+@pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
+@pytest.mark.parametrize(
+    ("dtype", "method", "size"),
+    [("float32", None, 2), ("bfloat16", None, 4), ("float32", "int8", 4), ("bfloat16", "int4", 2)],
+)
+@each_family
+def test_ranks_compute_the_bits_of_one_rank(
+    family: str, overrides: dict[str, Any], dtype: str, method: str | None, size: int, tmp_path: Path
+) -> None:
+    path, numbers = make_checkpoint(family, tmp_path, **overrides), getattr(torch, dtype)
+
+    def work(mesh: Mesh) -> tuple[list[list[int]], Tensor]:
+        runtime = CpuRuntime.open(1, LEVELS[size % 3 % len(LEVELS)])
+        return generated(Rank(path, mesh, runtime.bind(), numbers, method), numbers)
+
+    tokens, logits = work(Mesh.single())
+    for found_tokens, found_logits in run_ranks(size, work):
+        assert found_tokens == tokens
+        assert torch.equal(found_logits, logits)
+
+
+def test_partial_sums_of_ranks_agree_with_one_rank(tmp_path: Path) -> None:
+    path = make_checkpoint("llama", tmp_path)
+
+    def work(mesh: Mesh) -> Tensor:
+        run, stream = PagedRun(Rank(path, mesh, bind()), dtype=torch.float32), Stream(list(range(3, 24)))
+        run.step([(stream, 21)])
+        return torch.stack(stream.logits)
+
+    summed = run_on([replace(mesh, reduce="sum") for mesh in thread_meshes(2)], work)
+    torch.testing.assert_close(summed[0], work(Mesh.single()))
+    assert torch.equal(*summed)
+
+
+@pytest.mark.parametrize(
+    ("size", "overrides", "message"),
+    [
+        (3, {}, "tensor_parallel_size is 3, must divide the 4 attention heads of this model; choose another"),
+        (
+            4,
+            {"intermediate_size": 58},
+            "tensor_parallel_size is 4, must divide the 58 outputs of a layer of this model",
+        ),
+    ],
+)
+def test_a_model_that_ranks_cannot_share_is_refused(
+    size: int, overrides: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint.open(make_checkpoint("llama", tmp_path, **overrides))
+    with pytest.raises(ConfigError, match=message):
+        LoadedModel.open(checkpoint, Mesh.of_rank(0, tensor=size))
+
+
+class Dropping(ThreadCollectives):
+    """A group whose call number `drop` returns this rank's own part in place of the result."""
+
+    drop = -1
+    count = 0
+
+    def gather(self, share: Tensor) -> Tensor:
+        found = super().gather(share)
+        return torch.cat([share] * self.size, -1) if self._drops() else found
+
+    def sum(self, partial: Tensor) -> Tensor:
+        found = super().sum(partial)
+        return partial if self._drops() else found
+
+    def _drops(self) -> bool:
+        self.count += 1
+        return self.count == self.drop
+
+
+def test_every_collective_is_needed(tmp_path: Path) -> None:
+    path = make_checkpoint("llama", tmp_path, num_hidden_layers=1)
+
+    def work(mesh: Mesh) -> Tensor:
+        run, stream = PagedRun(Rank(path, mesh, bind()), dtype=torch.float32), Stream(list(range(3, 24)))
+        run.step([(stream, 21)])
+        return torch.stack(stream.logits)
+
+    def dropped(number: int) -> Tensor:
+        meshes = thread_meshes(2)
+        for mesh in meshes:
+            assert isinstance(mesh.tensor_group, ThreadCollectives)
+            mesh.tensor_group.__class__ = Dropping
+            mesh.tensor_group.drop = number  # type: ignore[attr-defined]
+        return run_on(meshes, work)[0]
+
+    whole = dropped(0)
+    calls = 1 + 4 + 1  # the embedding, four gathers of the layer, the logits
+    assert all(not torch.equal(dropped(number), whole) for number in range(1, calls + 1))
+    assert torch.equal(dropped(calls + 1), whole)
