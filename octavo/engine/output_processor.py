@@ -137,7 +137,7 @@ class OpenRequest:
         self._num_cached_tokens = request.num_cached_tokens
         self._cache_miss_reason: str | None = None
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-        if params.prompt_logprobs is not None:
+        if params.prompt_logprobs is not None and not request.resumed:
             self._prompt_logprobs = [None] * len(request.prompt_token_ids)
         # the core sends n beams when the search has ended; of best_of sequences the front chooses n then
         self._num_returned = params.n
