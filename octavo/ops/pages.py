@@ -32,9 +32,8 @@ class Pages:
 
     def populate(self, num_bytes: int) -> None:
         """Fetch the first `num_bytes` in a thread, until `release_from`; nothing where the system cannot."""
-        if sys.platform == "linux":
-            self._thread = threading.Thread(target=self._populate, args=(num_bytes,), name="octavo-pages", daemon=True)
-            self._thread.start()
+        self._thread = threading.Thread(target=self._populate, args=(num_bytes,), name="octavo-pages", daemon=True)
+        self._thread.start()
 
     def release_from(self, offset: int) -> None:
         """Release the pages from byte `offset` on, counted from `start`. They are zeros again."""
@@ -48,8 +47,8 @@ class Pages:
     def _populate(self, num_bytes: int) -> None:
         while self.populated_bytes < num_bytes and not self._stop.is_set():
             count = min(_STEP_BYTES, num_bytes - self.populated_bytes)
-            if _advise(self._base + self.start + self.populated_bytes, count, _POPULATE_WRITE):
-                return  # an older system, or no memory, which the first write there reports
+            if not fetch(self._base + self.start + self.populated_bytes, count):
+                return
             self.populated_bytes += count
 
 
@@ -59,6 +58,13 @@ def release(address: int, num_bytes: int) -> None:
     last = (address + num_bytes) // LARGE_PAGE_BYTES * LARGE_PAGE_BYTES
     if sys.platform == "linux" and first < last:
         _advise(first, last - first, mmap.MADV_DONTNEED)
+
+
+def fetch(address: int, num_bytes: int) -> bool:
+    """Fetch the pages of these bytes, whose content stays. Returns False where the system cannot, or has no memory,
+    which the first write there reports."""
+    first = address // mmap.PAGESIZE * mmap.PAGESIZE
+    return sys.platform == "linux" and _advise(first, address + num_bytes - first, _POPULATE_WRITE) == 0
 
 
 def trim_heap() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,8 +11,8 @@ from torch import Tensor
 
 from octavo.core.step import BlockCopy, BlockOps
 from octavo.devices.device import CacheTier, Device
-from octavo.ops.memory import zeroed
-from octavo.ops.pages import release
+from octavo.ops.memory import is_large, zeroed
+from octavo.worker.cache_pages import CachePages
 
 
 class Arena(NamedTuple):
@@ -37,6 +36,7 @@ class CacheEngine:
         self._arenas = arenas
         self._dtype = dtype
         self._device = [_tier(arena.shape, len(arena.layers), dtype, device.torch_device) for arena in arenas]
+        self._pages = [_pages(tier) for tier in self._device]
         self._host: list[CacheTier | None] = [None] * len(arenas)
         by_layer = {
             layer: cache
@@ -59,16 +59,16 @@ class CacheEngine:
             self._copy_blocks(self._device[group], self._device[group], copies)
         return swap_s
 
+    def note_used(self, group: int, block_ids: Sequence[int]) -> None:
+        """Note device blocks of a cache group that this step or a later one writes: their memory is fetched ahead."""
+        if (pages := self._pages[group]) is not None:
+            pages.note_used(block_ids)
+
     def release(self, blocks: Sequence[Sequence[int]]) -> None:
         """Give back the memory of device blocks, for each cache group, as far as it is whole large pages."""
-        for tier, block_ids in zip(self._device, blocks, strict=True):
-            if not tier.caches or tier.caches[0].device.type != "cpu":
-                continue
-            first = tier.caches[0]
-            block_bytes = first.stride(1) * first.element_size()
-            for start, count in _runs(sorted(block_ids)):
-                for plane in tier.planes.tolist():
-                    release(plane + start * block_bytes, count * block_bytes)
+        for pages, block_ids in zip(self._pages, blocks, strict=True):
+            if pages is not None:
+                pages.release(block_ids)
 
     def _swap(self, ops: BlockOps) -> float:
         outs, ins = self._by_group(ops.swap_outs), self._by_group(ops.swap_ins)
@@ -99,14 +99,12 @@ class CacheEngine:
         return tier
 
 
-def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield (first block, how many) of each run of ascending numbers without a gap."""
-    for _, run in groupby(enumerate(blocks), lambda pair: pair[1] - pair[0]):
-        members = [block for _, block in run]
-        yield members[0], len(members)
-
-
 def _tier(shape: tuple[int, ...], num_layers: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> CacheTier:
     caches = tuple(zeroed(shape, dtype, device) for _ in range(num_layers))
     assert all(cache.is_contiguous() for cache in caches)
     return CacheTier(caches, torch.tensor([plane.data_ptr() for cache in caches for plane in cache]))
+
+
+def _pages(tier: CacheTier) -> CachePages | None:
+    """Return what fetches the memory of a tier; None where it is the device's, or not large."""
+    return CachePages(tier) if tier.caches and is_large(tier.caches[0]) else None

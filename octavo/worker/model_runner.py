@@ -86,6 +86,8 @@ class ModelRunner:
     def _update_sequences(self, step: SchedulerOutput) -> None:
         for new in step.new_sequences:
             self.sequences.add(new)
+            for group, block_ids in enumerate(new.block_tables):
+                self._cache.note_used(group, block_ids)
         if step.finished_ids:
             stay = {new.seq_id for new in step.new_sequences}
             for seq_id in step.finished_ids:
@@ -106,5 +108,6 @@ class ModelRunner:
             assert end <= state.num_tokens, "a row computes unknown tokens"
             for change in scheduled.table_changes:
                 self.sequences.tables[change.group].write(state.line, change.first_index, change.block_ids)
+                self._cache.note_used(change.group, change.block_ids)
             rows.append(BatchRow(scheduled, state))
         return rows
