@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from collections.abc import Sequence
 from typing import Final
 
 SHUTDOWN_TIMEOUT_S: Final = 10.0
-"""How long a process may take to end by itself before it is terminated, and after that until it is killed."""
+"""How long a process may take to end by itself before it is terminated."""
+_KILL_AFTER_S: Final = 2.0
+"""How long one that was terminated may take until it is killed."""
 
 Process = subprocess.Popen[bytes]
 
@@ -32,14 +35,15 @@ def spawn(module: str, pass_fds: Sequence[int] = ()) -> tuple[socket.socket, Pro
 
 
 def end(process: Process, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
-    """Wait for the process to end, with force when that takes longer than `timeout_s`."""
+    """Wait for the process to end, with force when that takes longer than `timeout_s`. One that is stopped goes on."""
+    process.send_signal(signal.SIGCONT)
     for force in (process.terminate, process.kill):
         try:
             process.wait(timeout_s)
             return
         except subprocess.TimeoutExpired:
             force()
-            timeout_s = SHUTDOWN_TIMEOUT_S
+            timeout_s = _KILL_AFTER_S
     process.wait()
 
 

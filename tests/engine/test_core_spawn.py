@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +26,13 @@ def test_a_core_that_nobody_takes_ends() -> None:
     with SpawnedCore() as core:
         assert core.process.poll() is None
     assert core.process.returncode == 0
+
+
+def test_a_core_that_was_stopped_by_a_signal_ends_by_itself() -> None:
+    with SpawnedCore() as core:
+        core.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, core.process.pid, os.WSTOPPED | os.WNOWAIT)
+    assert core.process.returncode == 0, "neither terminated nor killed"
 
 
 async def test_a_core_that_waited_runs_the_engine_that_it_is_given(tmp_path: Path) -> None:

@@ -200,7 +200,8 @@ def test_health_tells_a_stopped_core_and_one_that_goes_on(start: Callable[..., S
         assert f"kill -CONT {server.core_pid}" in error["message"]
         os.kill(server.core_pid, signal.SIGCONT)
         eventually(lambda: ask(server.url, "/health").status == 200)
-    assert server.stop() == 0
+    os.kill(server.core_pid, signal.SIGSTOP)
+    assert server.stop() == 0, "a server whose core is stopped ends at a signal too"
 
 
 def test_no_request_is_lost_at_a_signal(start: Callable[..., ServerProcess]) -> None:
