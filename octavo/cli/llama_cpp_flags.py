@@ -48,7 +48,7 @@ _TABLE: Final = """
 --warmup | - | always, as part of measuring memory at the start
 -v, --log-verbosity | --log-level
 --offline | - | the variable `HF_HUB_OFFLINE=1`
--s, --seed | --seed | 0 by default: the same request draws the same tokens; llama-server draws a new seed
+-s, --seed | --seed | by default each start draws one, as llama-server does, and each request gets its own from it
 --temp, --top-k, --top-p, --min-p, … | - | fields of the request; their defaults come from `generation_config.json`
 """
 """One line for each: its spellings, the flag of octavo or `-`, and a note."""

@@ -81,7 +81,15 @@ class ModelArgs:
     max_model_len: Annotated[
         int | None, Arg("Most tokens of prompt and output together; by default what the checkpoint was made for.", ge=1)
     ] = None
-    seed: Annotated[int, Arg("Seeds the requests that have no seed of their own.", ge=0, le=2**63 - 1)] = 0
+    seed: Annotated[
+        int | None,
+        Arg(
+            "Seeds the requests that have no seed of their own, alike in each run: the first one, the second one, and "
+            "so on. By default 0 offline; a server draws one at each start, so that it repeats no other server.",
+            ge=0,
+            le=2**63 - 1,
+        ),
+    ] = None
     generation_config: Annotated[
         str,
         Arg(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -44,6 +45,8 @@ class InputSetup(msgspec.Struct, frozen=True):
 class InputProcessor:
     """Turns prompts and sampling parameters into `EngineCoreRequest`s, or raises InvalidRequest with the remedy.
 
+    Without a seed of the engine it draws one, so that no two processors give their requests the same seeds.
+
     Safe to use from several threads, so that tokenising a long prompt does not block an event loop.
     """
 
@@ -62,6 +65,7 @@ class InputProcessor:
         self._max_num_seqs = setup.max_num_seqs
         self._enable_prefix_caching = setup.enable_prefix_caching
         self._clock = clock
+        self._seed = secrets.randbits(63) if setup.model.seed is None else setup.model.seed
         # counted by namespace, so that a seed does not depend on how many requests others have sent
         self._counters: defaultdict[str | None, Iterator[int]] = defaultdict(itertools.count)
         ends = setup.model.eos_token_ids or (() if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,))
@@ -115,7 +119,7 @@ class InputProcessor:
         max_tokens = self._max_tokens(len(token_ids), params)
         namespace = _namespace(prompt)
         number = next(self._counters[namespace])
-        seed = params.seed if params.seed is not None else request_seed(self._model.seed, number)
+        seed = params.seed if params.seed is not None else request_seed(self._seed, number)
         return EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
@@ -322,6 +326,6 @@ def _namespace(prompt: Prompt) -> str | None:
 
 
 def request_seed(engine_seed: int, number: int) -> int:
-    """Return the seed of the request with this number among those without one: the same in every run of the engine."""
+    """Return the seed of the request with this number among those without one."""
     digest = hashlib.blake2b(f"{engine_seed}:{number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") & MAX_SEED

@@ -60,11 +60,14 @@ class LLMEngine:
     def from_args(cls, args: EngineArgs) -> LLMEngine:
         """Find and load the model. Raises ConfigError, CheckpointError or UnsupportedModel.
 
-        The queue has no limits here: a caller waits for all of its batch.
+        The queue has no limits here: a caller waits for all of its batch. Without a seed it is 0, so that a run of a
+        program repeats the one before.
         """
         from octavo.engine.engine_core import EngineCore
 
-        config = configure(dataclasses.replace(args, max_queued_requests=None, max_queued_tokens=None))
+        config = configure(
+            dataclasses.replace(args, max_queued_requests=None, max_queued_tokens=None, seed=args.seed or 0)
+        )
         tokenizer, chat_template = open_tokenizer(config.model)  # before the weights: it is the quicker to fail
         return cls(config, EngineCore.build(config, tokenizer), tokenizer, chat_template)
 

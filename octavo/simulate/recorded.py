@@ -68,7 +68,9 @@ def read_recorded(path: str | Path, progress: Callable[[float], None] | None = N
     for event, result in replay.events():
         match event:
             case AddRequests(added):
-                seen |= {request.request_id: _Seen(request, num_resets) for request in added}
+                for request in added:
+                    resumed = {each.index: list(each.token_ids) for each in request.resumed}
+                    seen[request.request_id] = _Seen(request, num_resets, resumed)
             case PrefixCacheReset() if result:
                 num_resets += 1
                 for request_id in groups:
@@ -204,7 +206,7 @@ def _step_of(result: object, path: str | Path) -> SchedulerOutput | None:
 
 @dataclass(slots=True)
 class _Seen:
-    """A recorded request and what it has produced: tokens by index, and the time of the last one.
+    """A recorded request and what it has produced, there or before: tokens by index, and the time of the last one.
 
     num_resets: resets of the prefix cache before it ran. Tokens of beams come when the search is over, and those of the
     n best alone.

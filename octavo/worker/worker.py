@@ -138,7 +138,7 @@ class Worker:
                 device.ops,
                 self._attention.backend,
                 device=device.torch_device,
-                dummy_seed=model.seed if model.load_format == "dummy" else None,
+                dummy_seed=(model.seed or 0) if model.load_format == "dummy" else None,
                 packed=self._ahead.packed,
                 max_positions=longest_sequence(self.plan.max_model_len, scheduler),
                 progress=sys.stderr.isatty() and self.plan.weights_bytes >= _PROGRESS_FROM_BYTES,
