@@ -5,8 +5,10 @@ Memory and cores are those of the control group or the affinity mask that confin
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform as python_platform
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -75,6 +77,34 @@ def usable_memory(root: Path = Path("/")) -> Memory:
             total, source = limit, "cgroup"
         available = min(available, max(0, limit - used))
     return Memory(total=total, available=available, source=source)
+
+
+def native_build() -> tuple[str, list[str]]:
+    """Return 16 hexadecimal digits of SHA-256 of the compiled module, and its instruction sets here, best first."""
+    try:
+        from octavo import _native
+    except ImportError:
+        return "absent", []
+    return hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()[:16], _native.instruction_sets()
+
+
+def core_shares(count: int) -> list[list[int]]:
+    """Return the processors that each of `count` processes gets, out of those that this process may run on.
+
+    Shares are neighbours: hardware threads of one core, then cores of one socket. A processor is in several shares
+    only where there are fewer processors than shares.
+    """
+    processors = sorted(os.sched_getaffinity(0), key=_place) if hasattr(os, "sched_getaffinity") else [0]
+    if len(processors) < count:
+        return [[processors[index % len(processors)]] for index in range(count)]
+    bounds = [len(processors) * index // count for index in range(count + 1)]
+    return [processors[start:stop] for start, stop in pairwise(bounds)]
+
+
+def _place(processor: int) -> tuple[int, int, int]:
+    """Return socket, core and number of a processor."""
+    topology = Path(f"/sys/devices/system/cpu/cpu{processor}/topology")
+    return _read_int(topology / "physical_package_id") or 0, _read_int(topology / "core_id") or 0, processor
 
 
 def _native() -> tuple[str | None, tuple[str, ...]]:

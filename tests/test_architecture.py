@@ -31,9 +31,20 @@ ARROWS: dict[str, set[str]] = {
     "kv_cache": EVERYBODY,
     "scheduler": EVERYBODY | {"kv_cache"},
     "engine": EVERYBODY | {"config", "scheduler", "kv_cache", "executor"},
-    "executor": EVERYBODY | {"worker"},
+    "executor": EVERYBODY | {"worker", "__init__"},
     "worker": EVERYBODY
-    | {"config", "models", "layers", "devices", "sampling", "attention", "ops", "quantization", "distributed"},
+    | {
+        "config",
+        "models",
+        "layers",
+        "devices",
+        "sampling",
+        "attention",
+        "ops",
+        "quantization",
+        "distributed",
+        "__init__",
+    },
     "models": EVERYBODY | {"config", "layers", "quantization", "attention", "ops", "distributed"},
     "layers": EVERYBODY | {"quantization", "attention", "ops", "distributed"},
     "sampling": EVERYBODY | {"ops"},
@@ -63,10 +74,12 @@ MAY_SEE_WHOLE_CONFIG = {
     "octavo.engine.engine_core.EngineCore.build",
     "octavo.worker.worker.Worker.__init__",
     "octavo.worker.ahead.read_ahead",
+    "octavo.worker.identity.Identity.of",
     "octavo.engine.llm_engine.LLMEngine.__init__",
     "octavo.async_llm.AsyncLLM.__init__",
 }
-"""Where parts are put together: the two halves of the core, what is begun before them, and the two fronts."""
+"""Where parts are put together: the two halves of the core, what is begun before them, what ranks compare, and the two
+fronts."""
 
 
 class Import(NamedTuple):

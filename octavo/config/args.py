@@ -314,6 +314,15 @@ class DeviceArgs:
     pipeline_parallel_size: Annotated[
         int, Arg("Groups of layers on devices of their own.", only=(1,), otherwise=f"{_ONE_DEVICE}; leave it at 1")
     ] = 1
+    distributed_timeout_seconds: Annotated[
+        float,
+        Arg(
+            "Seconds that a rank waits for another one, in a step and when they meet at the start; then the engine "
+            "ends.",
+            gt=0,
+            le=86400,
+        ),
+    ] = 120.0
     enforce_eager: Annotated[
         bool, Arg("Run every step by Python. By default the kernel calls of decode steps are recorded and made again.")
     ] = False

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from octavo import errors
 from octavo.core.cache_key import CacheKey, Placeholder
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.outputs import RequestError, RequestMetrics
@@ -233,10 +234,17 @@ class CoreReady(msgspec.Struct, kw_only=True, tag="ready"):
 
 
 class CoreFailed(msgspec.Struct, kw_only=True, tag="failed"):
-    """The core could not start or has died; `message` is one line for a person. `kind` is the error's class name."""
+    """The core, or one of its ranks, could not start or has died; `message` is one line for a person. `kind` is the
+    name of the error's class."""
 
     message: str
     kind: str = "EngineDeadError"
+
+    def error(self, where: str = "") -> errors.OctavoError:
+        """Return the error in its own class. where: put before the message."""
+        kind = getattr(errors, self.kind, errors.EngineDeadError)
+        is_ours = isinstance(kind, type) and issubclass(kind, errors.OctavoError)
+        return (kind if is_ours else errors.EngineDeadError)(where + self.message)
 
 
 FromCore = StepOutputs | CallResult | CoreReady | CoreFailed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import subprocess
@@ -9,10 +10,18 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from octavo.core import frames
+from octavo.core.messages import CoreFailed
+
+LINGER_S: Final = 2.0
+"""How long a process that has failed waits until the one that started it has read why."""
+
 SHUTDOWN_TIMEOUT_S: Final = 10.0
 """How long a process may take to end by itself before it is terminated."""
 _KILL_AFTER_S: Final = 2.0
 """How long one that was terminated may take until it is killed."""
+
+_log = logging.getLogger(__name__)
 
 Process = subprocess.Popen[bytes]
 
@@ -57,3 +66,19 @@ def how_it_ended(name: str, process: Process) -> str:
         return f"{name} was killed (signal 9); unless someone did it by hand, the machine ran out of memory"
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return f"{name} has stopped ({how}); its log says more"
+
+
+def report_failure(connection: socket.socket, failure: CoreFailed) -> None:
+    """Send why this process ends to the one that started it, and wait a moment for it to close the connection.
+
+    A connection that is closed here with unread messages would be reset, and the failure lost.
+    """
+    try:
+        connection.sendall(frames.pack(failure))
+        connection.shutdown(socket.SHUT_WR)
+    except OSError:
+        _log.error("%s", failure.message)  # nobody is left to read it
+        return
+    connection.settimeout(LINGER_S)
+    while frames.read(connection) is not None:
+        pass

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from octavo import errors
 from octavo.config.schema import EngineConfig
 from octavo.core import frames
 from octavo.core.messages import (
@@ -78,7 +77,7 @@ class ProcessClient:
                 raise EngineDeadError(await _how_it_ended(core))
             message = msgspec.msgpack.decode(body, type=CoreReady | CoreFailed)
             if isinstance(message, CoreFailed):
-                raise _error_of(message)
+                raise message.error()
         except BaseException:
             writer.close()
             raise
@@ -153,13 +152,6 @@ class ProcessClient:
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(self._error)
-
-
-def _error_of(failure: CoreFailed) -> OctavoError:
-    """Return the error that a core failed with at its start, in its own class."""
-    kind = getattr(errors, failure.kind, EngineDeadError)
-    is_ours = isinstance(kind, type) and issubclass(kind, OctavoError)
-    return kind(failure.message) if is_ours else EngineDeadError(failure.message)
 
 
 async def _how_it_ended(core: SpawnedCore | None) -> str:

@@ -33,6 +33,7 @@ from octavo.core.messages import (
     StopSequence,
     ToCore,
 )
+from octavo.core.processes import report_failure
 from octavo.errors import OctavoError
 from octavo.executor.executor import import_ahead
 from octavo.logging import set_up
@@ -46,9 +47,6 @@ STATS_INTERVAL_S: Final = 0.5
 RELEASE_AFTER_S: Final = 60.0
 """How long a core is idle before it releases memory that later steps would use again."""
 
-LINGER_S: Final = 2.0
-"""How long a core that has failed waits for its front to read why."""
-
 HUNG_AFTER_S: Final = 60.0
 HUNG_FACTOR: Final = 20.0
 """A step may take this many times as long as it should, and `HUNG_AFTER_S` on top: steps over long contexts are slower
@@ -60,15 +58,21 @@ _UNMEASURED_S_PER_TOKEN: Final = 0.05
 _log = logging.getLogger(__name__)
 
 
+Inbox = SimpleQueue[ToCore | CoreFailed]
+"""What the core has to process: messages of its front, and the death of a rank."""
+
+
 class _Server:
     """A core, its connection, and what it works at."""
 
-    def __init__(self, core: EngineCore, connection: socket.socket, max_tokens_per_step: int) -> None:
+    def __init__(
+        self, core: EngineCore, connection: socket.socket, max_tokens_per_step: int, inbox: Inbox | None
+    ) -> None:
         self._core = core
         self._connection = connection
         self._max_tokens_per_step = max_tokens_per_step
         self._lock = threading.Lock()
-        self._inbox: SimpleQueue[ToCore] = SimpleQueue()
+        self._inbox: Inbox = inbox or SimpleQueue()
         self._began_at: float | None = None
         """Since when the core works on messages and a step, on the monotonic clock; None while it waits."""
 
@@ -91,6 +95,8 @@ class _Server:
             for message in messages:
                 if isinstance(message, Shutdown):
                     return
+                if isinstance(message, CoreFailed):
+                    raise message.error()
                 was_busy = self._hand_over(message) or was_busy
             if core.has_unfinished():
                 was_busy = has_memory_to_release = True
@@ -103,9 +109,9 @@ class _Server:
                 was_busy = False
                 self.send(StepOutputs(outputs=[], stats=core.stats()))
 
-    def _messages(self, wait_s: float | None) -> list[ToCore]:
+    def _messages(self, wait_s: float | None) -> list[ToCore | CoreFailed]:
         """Return what has arrived, after a wait of at most `wait_s` for the first message; None waits without end."""
-        messages: list[ToCore] = []
+        messages: list[ToCore | CoreFailed] = []
         try:
             if wait_s != 0.0:
                 self._began_at = None
@@ -167,9 +173,14 @@ class _Server:
         )
 
 
-def serve_core(core: EngineCore, connection: socket.socket, max_tokens_per_step: int = 0) -> None:
-    """Serve one front until it sends Shutdown or closes the connection. Raises what the core raises."""
-    server = _Server(core, connection, max_tokens_per_step)
+def serve_core(
+    core: EngineCore, connection: socket.socket, max_tokens_per_step: int = 0, inbox: Inbox | None = None
+) -> None:
+    """Serve one front until it sends Shutdown or closes the connection. Raises what the core raises.
+
+    A CoreFailed that another thread puts into `inbox` ends the core with this failure.
+    """
+    server = _Server(core, connection, max_tokens_per_step, inbox)
     reader = threading.Thread(target=server.read_messages, name="octavo-front", daemon=True)
     try:
         server.send(core.ready)
@@ -211,27 +222,12 @@ def main() -> int:
 def _build_and_serve(config: EngineConfig, connection: socket.socket) -> None:
     from octavo.engine.engine_core import EngineCore
 
-    core = EngineCore.build(config)
+    inbox: Inbox = SimpleQueue()
+    core = EngineCore.build(config, on_death=lambda reason: inbox.put(CoreFailed(message=reason)))
     try:
-        serve_core(core, connection, config.scheduler.max_num_batched_tokens)
+        serve_core(core, connection, config.scheduler.max_num_batched_tokens, inbox)
     finally:
         core.shutdown()
-
-
-def report_failure(connection: socket.socket, failure: CoreFailed) -> None:
-    """Send the failure of a core to its front, and wait a moment for the front to close the connection.
-
-    A connection that is closed here with unread messages of the front would be reset, and the failure lost.
-    """
-    try:
-        connection.sendall(frames.pack(failure))
-        connection.shutdown(socket.SHUT_WR)
-    except OSError:
-        _log.error("%s", failure.message)  # the front has gone
-        return
-    connection.settimeout(LINGER_S)
-    while frames.read(connection) is not None:
-        pass
 
 
 def run() -> NoReturn:

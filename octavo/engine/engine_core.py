@@ -56,12 +56,18 @@ class EngineCore:
         self._beam_texts = BeamTexts(open_tokenizer)
 
     @classmethod
-    def build(cls, config: EngineConfig, tokenizer: Tokenizer | None = None) -> EngineCore:
+    def build(
+        cls,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None = None,
+        on_death: Callable[[str], None] | None = None,
+    ) -> EngineCore:
         """Load the model, size the cache, and be ready. Raises ConfigError or CheckpointError.
 
-        Without `tokenizer` the model's own is opened when it is needed.
+        Without `tokenizer` the model's own is opened when it is needed. on_death: called with the reason, from any
+        thread, as soon as a rank has failed or died, also between steps.
         """
-        executor = make_executor(config)
+        executor = make_executor(config, on_death)
         try:
             plan = _agreed(executor.call("prepare"))
             limits = plan.cache

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
 
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
+    from octavo.worker.worker import Worker
+
+ALONE: Final = msgspec.Raw(b"\xc0")
+"""The rendezvous of one rank."""
 
 
 class Executor(Protocol):
@@ -23,7 +30,7 @@ class Executor(Protocol):
         ...
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Start a step. Its result is ready at once (in-process) or later; `result()` raises what the worker raised."""
+        """Start a step, whose result is ready at once or later; here or there, what a worker raised is raised."""
         ...
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
@@ -38,8 +45,42 @@ class Executor(Protocol):
         ...
 
 
-def make_executor(config: EngineConfig) -> Executor:
+class RankWorker(Protocol):
+    """One rank of several: what the worker is to the executor of all ranks."""
+
+    def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """Run a step; the future is done."""
+        ...
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """Return the value of a call in a list."""
+        ...
+
+    def poison(self, reason: str) -> None:
+        """Make what waits for other ranks raise EngineDeadError with this reason; from any thread."""
+        ...
+
+    def shutdown(self) -> None:
+        """Release the memory. Idempotent."""
+        ...
+
+
+def make_executor(config: EngineConfig, on_death: Callable[[str], None] | None = None) -> Executor:
     """Return the executor that the configuration asks for, its model opened but not loaded. Imports torch.
+
+    on_death: called with the reason, from any thread, as soon as a rank has failed or died.
+
+    Raises ConfigError or CheckpointError.
+    """
+    if config.device.tensor_parallel_size * config.device.pipeline_parallel_size == 1:
+        return open_rank(config)
+    from octavo.executor.ranks import start_ranks
+
+    return start_ranks(config, on_death)
+
+
+def open_rank(config: EngineConfig, rank: int = 0, rendezvous: msgspec.Raw = ALONE) -> Worker:
+    """Return the worker of a rank, its model opened but not loaded. rendezvous: where the ranks of its groups meet.
 
     Raises ConfigError or CheckpointError.
     """
@@ -49,7 +90,7 @@ def make_executor(config: EngineConfig) -> Executor:
         ahead = read_ahead(config)
         from octavo.worker.worker import Worker
 
-        return Worker(config, ahead)
+        return Worker(config, ahead, rank)
 
 
 def import_ahead() -> None:

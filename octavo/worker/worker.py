@@ -46,6 +46,12 @@ _START = ("prepare", "allocate")
 _SHUT_DOWN = "the executor is shut down"
 
 
+def check_call(method: str) -> None:
+    """Raise ConfigError for a name that is none of `CALLS`."""
+    if method not in CALLS:
+        raise ConfigError(f"{method} is not a call of the worker; there are: {', '.join(CALLS)}")
+
+
 class Worker:
     """One rank, and the `Executor` of a model that has one rank: a step runs when it is submitted.
 
@@ -104,8 +110,7 @@ class Worker:
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Make one of `CALLS` and return its value in a list. Raises ConfigError for another name."""
-        if method not in CALLS:
-            raise ConfigError(f"{method} is not a call of the worker; there are: {', '.join(CALLS)}")
+        check_call(method)
         self._check()
         with collector_paused() if method in _START else nullcontext():
             return [getattr(self, method)(*arguments)]
@@ -191,6 +196,10 @@ class Worker:
         if is_on:
             self._watch = StepWatch(self._device.kernel_clock)
             self._runner.model = TimedModel(self._runner.model, self._watch)
+
+    def poison(self, reason: str) -> None:
+        """Make what waits for other ranks raise EngineDeadError with this reason; from any thread."""
+        self._mesh.poison(reason)
 
     def shutdown(self) -> None:
         """Release the model and its memory. Idempotent."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
-from octavo.core.messages import AbortRequests, AddRequests, EngineCoreRequest, StepOutputs, StopSequence
+from octavo.core.messages import AbortRequests, AddRequests, CoreFailed, EngineCoreRequest, StepOutputs, StopSequence
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import core_process
 from octavo.engine.core_client import ProcessClient
-from octavo.engine.core_process import serve_core
+from octavo.engine.core_process import Inbox, serve_core
+from octavo.errors import EngineDeadError
 from tests.fakes.core import ScriptedCore, endless
 from tests.fakes.served_core import served_core
 
@@ -98,6 +100,14 @@ async def test_a_core_that_stays_idle_gives_memory_back_once(monkeypatch: pytest
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
             assert core.num_releases == num_releases
+
+
+async def test_the_death_of_a_rank_ends_an_idle_core() -> None:
+    inbox: Inbox = SimpleQueue()
+    async with served_core(ScriptedCore(), inbox) as client:
+        inbox.put(CoreFailed(message="rank 1 was killed"))
+        with pytest.raises(EngineDeadError, match="rank 1 was killed"):
+            await client.receive()
 
 
 async def test_core_ends_when_its_front_goes_away() -> None:

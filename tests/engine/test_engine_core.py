@@ -69,7 +69,7 @@ def test_a_start_takes_the_blocks_that_every_rank_has_room_for(monkeypatch: pyte
         return msgspec.structs.replace(PLAN, cache=limits)
 
     ranks = Ranks([plan(90, 5), plan(70, 9), plan(80, 7)])
-    monkeypatch.setattr("octavo.engine.engine_core.make_executor", lambda _: ranks)
+    monkeypatch.setattr("octavo.engine.engine_core.make_executor", lambda *_: ranks)
     core = EngineCore.build(engine_config())
     assert ranks.allocated == ([70], [5])
     assert (core.ready.cache.num_blocks, core.ready.cache.num_host_blocks) == (70, 5)

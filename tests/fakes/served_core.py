@@ -10,19 +10,20 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from octavo.core.messages import CoreFailed
+from octavo.core.processes import report_failure
 from octavo.engine.core_client import ProcessClient
-from octavo.engine.core_process import report_failure, serve_core
+from octavo.engine.core_process import Inbox, serve_core
 
 
 @asynccontextmanager
-async def served_core(core: Any) -> AsyncIterator[ProcessClient]:
+async def served_core(core: Any, inbox: Inbox | None = None) -> AsyncIterator[ProcessClient]:
     """A client of the core; both have ended when the context is left."""
     ours, theirs = socket.socketpair()
 
     def serve() -> None:
         with theirs:
             try:
-                serve_core(core, theirs)
+                serve_core(core, theirs, inbox=inbox)
             except RuntimeError as error:
                 report_failure(theirs, CoreFailed(message=str(error)))
 

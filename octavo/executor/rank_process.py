@@ -1,0 +1,115 @@
+"""A rank other than 0 in a process of its own: `python -m octavo.executor.rank_process FD…`.
+
+The first descriptor is the connection to the executor, over which `Start` comes first. The process ends when the other
+end of any of the descriptors is closed, whatever it computes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from typing import Any, NoReturn
+
+import msgspec
+
+from octavo import __version__
+from octavo.config.schema import EngineConfig
+from octavo.core import frames
+from octavo.core.messages import CoreFailed, Shutdown
+from octavo.core.processes import report_failure
+from octavo.errors import ConfigError, OctavoError
+from octavo.executor.channel import RankCall, Start, Step, StepResult, ToRank, Value
+from octavo.executor.executor import import_ahead, open_rank
+from octavo.executor.ranks import OpenWorker
+from octavo.logging import set_up
+from octavo.worker.identity import Identity
+
+_log = logging.getLogger(__name__)
+
+
+def serve_rank(connection: socket.socket, open_worker: OpenWorker) -> None:
+    """Serve an executor until Shutdown or the end of the connection. Raises what the worker raises."""
+    body = frames.read(connection)
+    if body is None:
+        return
+    start = msgspec.msgpack.decode(body, type=Start)
+    config = _joined(start)
+    set_up(config.observability.log_level, role=f"rank {start.rank}")
+    connection.sendall(frames.pack(Value()))
+    worker = open_worker(config, start.rank, start.rendezvous)
+    decoder = msgspec.msgpack.Decoder(ToRank)
+    try:
+        while (body := frames.read(connection)) is not None:
+            message = decoder.decode(body)
+            reply: Any = None
+            match message:
+                case Step(step):
+                    output = worker.submit(step).result()
+                    reply = StepResult(output) if start.sends_results else None
+                case RankCall(method, arguments):
+                    (value,) = worker.call(method, *arguments)
+                    reply = Value(msgspec.Raw(frames.encode(value)))
+                case Shutdown():
+                    return
+            if reply is not None:
+                connection.sendall(frames.pack(reply))
+    except Exception as error:
+        # the others wait for this rank: they are to know why it does not come
+        worker.poison(f"rank {start.rank} failed: {type(error).__name__}: {error}")
+        raise
+    finally:
+        worker.shutdown()
+
+
+def _joined(start: Start) -> EngineConfig:
+    """Return the configuration. Raises ConfigError unless build and model here are those of rank 0."""
+    try:
+        config = msgspec.msgpack.decode(start.config, type=EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"octavo {__version__} cannot read the settings of {start.identity.octavo}: {error}"
+        ) from error
+    difference = start.identity.difference(Identity.of(config))
+    if difference is not None:
+        raise ConfigError(difference)
+    return config
+
+
+def main(open_worker: OpenWorker) -> int:
+    """Run the process of a rank. Returns the exit code: 0 after Shutdown, 1 after a failure."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front decides what Ctrl-C means
+    descriptors = [int(each) for each in sys.argv[1:]]
+    threading.Thread(target=_end_with, args=[descriptors], name="octavo-lifeline", daemon=True).start()
+    with socket.socket(fileno=descriptors[0]) as connection:
+        try:
+            serve_rank(connection, open_worker)
+        except OctavoError as error:
+            report_failure(connection, CoreFailed(message=str(error), kind=type(error).__name__))
+            return 1
+        except Exception as error:
+            _log.exception("the rank failed")
+            message = f"{type(error).__name__}: {error}; its log has the traceback"
+            report_failure(connection, CoreFailed(message=message))
+            return 1
+    return 0
+
+
+def _end_with(descriptors: list[int]) -> NoReturn:
+    """End the process when the other end of a connection is closed."""
+    poll = select.poll()
+    for each in descriptors:
+        poll.register(each, getattr(select, "POLLRDHUP", 0))
+    poll.poll()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    import_ahead()
+    exit_code = main(open_rank)
+    sys.stderr.flush()
+    os._exit(exit_code)  # all is released; taking the modules apart one by one would take another second

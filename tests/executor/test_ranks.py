@@ -1,0 +1,143 @@
+"""The processes of ranks: what they are given, what they refuse, and that none stays behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from octavo.config.schema import EngineConfig
+from octavo.core import frames, processes
+from octavo.errors import ConfigError
+from octavo.executor.channel import Start
+from octavo.executor.executor import ALONE
+from octavo.executor.multiprocess import MultiprocessExecutor
+from octavo.executor.ranks import config_of_rank, divide_processors, spawn_ranks, start_ranks
+from octavo.worker.identity import Identity
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.rank import FakeRank, is_running
+from tests.worker.engine_config import make_config
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    path = make_checkpoint("llama", tmp_path_factory.mktemp("ranks") / "model")
+    return two_ranks(make_config(path, num_gpu_blocks_override=64))
+
+
+def two_ranks(config: EngineConfig) -> EngineConfig:
+    return msgspec.structs.replace(config, device=replace(config.device, tensor_parallel_size=2))
+
+
+def test_ranks_have_processors_and_threads_of_their_own_and_rank_0_gives_its_back(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processors = os.sched_getaffinity(0)
+    executor = start_ranks(config, module="tests.fakes.rank", open_worker=FakeRank)
+    pids = [int(value[0][2]) for value in executor.call("op_choices")]
+    shares = [os.sched_getaffinity(pid) for pid in pids]
+    assert set.union(*shares) == processors
+    if len(processors) > 1:
+        assert shares[0].isdisjoint(shares[1])
+    threads = {value[0][1] for value in executor.call("op_choices")}
+    assert threads == {str(max(1, config.device.threads // 2))}
+    executor.shutdown()
+    assert os.sched_getaffinity(0) == processors
+
+
+def test_more_ranks_than_processors_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    count = len(os.sched_getaffinity(0))
+    with caplog.at_level(logging.WARNING, "octavo"):
+        assert len(divide_processors(count)) == count
+        assert not caplog.messages
+        shares = divide_processors(count + 1)
+    assert [len(share) for share in shares] == [1] * (count + 1)
+    assert caplog.messages[0].startswith(f"{count + 1} ranks share {count} processors")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"octavo": "0.0.1"}, r"octavo is .* here and 0\.0\.1 on rank 0; install the same version"),
+        ({"native_module": "abc"}, "native module is .* here and abc on rank 0; install the same build"),
+        ({"files": "abc"}, "files is .* here and abc on rank 0; give every machine the same files of the model"),
+    ],
+)
+def test_a_rank_with_another_build_or_model_is_refused(
+    config: EngineConfig, change: dict[str, str], message: str
+) -> None:
+    start = Start(
+        identity=msgspec.structs.replace(Identity.of(config), **change),
+        rank=1,
+        sends_results=False,
+        config=msgspec.Raw(frames.encode(config)),
+        rendezvous=ALONE,
+    )
+    ranks = spawn_ranks([1], [sorted(os.sched_getaffinity(0))], "tests.fakes.rank")
+    executor = MultiprocessExecutor(ranks, result_rank=0, timeout_s=60.0, on_death=None, on_shutdown=lambda: None)
+    try:
+        with pytest.raises(ConfigError, match=rf"rank 1 \(process [0-9]+\): {message}"):
+            executor.start([start], lambda: FakeRank(config, 0, ALONE))
+    finally:
+        executor.shutdown()
+
+
+def test_settings_of_another_version_that_cannot_be_read_name_both_versions(config: EngineConfig) -> None:
+    identity = msgspec.structs.replace(Identity.of(config), octavo="9.9")
+    start = Start(identity=identity, rank=1, sends_results=False, config=msgspec.Raw(b"\x80"), rendezvous=ALONE)
+    connection, process = processes.spawn("tests.fakes.rank")
+    with connection:
+        connection.sendall(frames.pack(start))
+        assert b"cannot read the settings of 9.9" in (frames.read(connection) or b"")
+    processes.end(process)
+
+
+def test_models_of_the_same_shape_have_different_digests(tmp_path: Path) -> None:
+    config = make_config(make_checkpoint("llama", tmp_path / "model"))
+    before = Identity.of(config)
+    weights = tmp_path / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert "files is" in (before.difference(Identity.of(config)) or "")
+
+
+_HOLDER = """
+import sys, time, msgspec
+from octavo.config.schema import EngineConfig
+from octavo.executor.ranks import start_ranks
+from tests.executor.test_conformance import numbered
+from tests.fakes.rank import MEETS, FakeRank
+config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=EngineConfig)
+executor = start_ranks(config, module="tests.fakes.rank", open_worker=FakeRank)
+print(executor.call("op_choices")[1][0][2], flush=True)
+executor.submit(numbered(MEETS))
+"""
+
+
+def test_a_rank_ends_with_the_process_that_started_it_though_it_computes(config: EngineConfig) -> None:
+    with subprocess.Popen([sys.executable, "-c", _HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        holder.stdin.write(frames.encode(config))
+        holder.stdin.close()
+        rank = int(holder.stdout.readline())
+        holder.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while is_running(rank):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_rank_has_its_share_of_the_threads(config: EngineConfig) -> None:
+    many = msgspec.structs.replace(config, device=replace(config.device, threads=7))
+    assert config_of_rank(many, 2).device.threads == 3
+    assert config_of_rank(many, 8).device.threads == 1
