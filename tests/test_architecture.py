@@ -50,7 +50,7 @@ ARROWS: dict[str, set[str]] = {
     "sampling": EVERYBODY | {"ops"},
     "attention": EVERYBODY | {"ops"},
     "quantization": EVERYBODY | {"ops"},
-    "distributed": EVERYBODY,
+    "distributed": EVERYBODY | {"_native"},
     "ops": EVERYBODY,
     "devices": EVERYBODY | {"_native", "ops", "attention", "sampling"},
     "builtin": EVERYBODY,

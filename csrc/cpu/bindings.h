@@ -28,6 +28,9 @@ void check_rows(const std::int64_t* numbers, int count, std::int64_t offset, std
 // The class `Cpu`, and what goes with it.
 void bind_kernels(nb::module_& m);
 
+// Groups of ranks: ../collectives.
+void bind_collectives(nb::module_& m);
+
 void bind_attention(nb::class_<Cpu>& cpu);
 void bind_linear(nb::class_<Cpu>& cpu);
 void bind_elementwise(nb::class_<Cpu>& cpu);

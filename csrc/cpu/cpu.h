@@ -1,51 +1,17 @@
 // What one worker computes with: an instruction set, its threads, and the list of calls it may be recording.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <new>
 #include <stdexcept>
 #include <string_view>
-#include <vector>
 
+#include "../recording.h"
 #include "level.h"
 #include "thread_pool.h"
 
 namespace octavo {
-
-// How long kernels ran while it was on.
-class KernelClock {
- public:
-  bool is_on = false;
-  std::int64_t nanoseconds = 0;
-
-  template <class Work>
-  void time(const Work& work) {
-    if (!is_on) return work();
-    const auto began = std::chrono::steady_clock::now();
-    work();
-    nanoseconds += std::chrono::nanoseconds(std::chrono::steady_clock::now() - began).count();
-  }
-};
-
-// Calls in the order in which they were made; running them again computes on the same addresses.
-class Recording {
- public:
-  explicit Recording(std::shared_ptr<KernelClock> clock) : clock_(std::move(clock)) {}
-  void add(std::function<void()> call) { calls_.push_back(std::move(call)); }
-  void run() const {
-    clock_->time([this] {
-      for (const auto& call : calls_) call();
-    });
-  }
-  std::size_t size() const { return calls_.size(); }
-
- private:
-  std::shared_ptr<KernelClock> clock_;
-  std::vector<std::function<void()>> calls_;
-};
 
 class Cpu {
  public:
@@ -59,7 +25,7 @@ class Cpu {
   // Every kernel call goes through here: it is made now, and kept when a recording is under way.
   template <class Work>
   void submit(const Work& work) {
-    if (recording_) recording_->add(work);
+    if (Recording::under_way) Recording::under_way->add(work);
     clock->time(work);
   }
 
@@ -72,14 +38,17 @@ class Cpu {
     return scratch_.get();
   }
 
-  // From here to `end_recording` calls are kept as well as made. Throws std::logic_error when one is under way.
+  // From here to `end_recording` this thread's calls are kept as well as made, those of other parts of the library too.
+  // Throws std::logic_error when a recording is under way.
   void begin_recording() {
-    if (recording_) throw std::logic_error("a recording is under way already");
+    if (Recording::under_way) throw std::logic_error("a recording is under way already");
     recording_ = std::make_shared<Recording>(clock);
+    Recording::under_way = recording_.get();
   }
 
   std::shared_ptr<Recording> end_recording() {
     if (!recording_) throw std::logic_error("no recording is under way");
+    Recording::under_way = nullptr;
     return std::move(recording_);
   }
 

@@ -37,6 +37,7 @@ NB_MODULE(_native, m) {
   m.def("build_info", &build_info, "How this module was compiled: compiler, cxx_standard, build_type.");
   m.def("cpu_features", &octavo::cpu_features,
         "Instruction sets that this machine can run, spelt as in /proc/cpuinfo; empty where they are unknown.");
+  octavo::bind_collectives(m);
 #if defined(OCTAVO_HAS_KERNELS)
   octavo::bind_kernels(m);
 #else

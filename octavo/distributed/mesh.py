@@ -70,11 +70,27 @@ class Mesh:
         return self.tensor.size * self.pipeline.size
 
     @property
+    def rank(self) -> int:
+        """This rank's number among all."""
+        return self.pipeline.rank * self.tensor.size + self.tensor.rank
+
+    @property
+    def stage_ranks(self) -> range:
+        """The ranks that share the layers of this rank's stage, itself among them."""
+        first = self.pipeline.rank * self.tensor.size
+        return range(first, first + self.tensor.size)
+
+    @property
+    def column_ranks(self) -> range:
+        """The ranks with this rank's place in their stages, itself among them."""
+        return range(self.tensor.rank, self.size, self.tensor.size)
+
+    @property
     def description(self) -> str:
         """Names the part of the weights that this rank has."""
         stages = f", {self.pipeline.size} stages" if self.pipeline.size > 1 else ""
         summed = ", summed" if self.tensor.size > 1 and self.reduce == "sum" else ""
-        return f"{self.pipeline.rank * self.tensor.size + self.tensor.rank} of {self.size}{stages}{summed}"
+        return f"{self.rank} of {self.size}{stages}{summed}"
 
     def layer_range(self, num_layers: int) -> range:
         """Return the layers of this rank's pipeline stage; the first stages have one more where shares differ."""

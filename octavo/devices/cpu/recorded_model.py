@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
@@ -130,7 +131,8 @@ _DESCRIPTIONS = frozenset(
 class _Watch(TorchFunctionMode):
     """Finds the first call of torch that does more than cut a tensor differently or make an empty one.
 
-    On the level of torch's Python functions: the one below has to import seconds of torch before its first call.
+    On the level of torch's Python functions: the one below has to import seconds of torch before its first call. A mesh
+    makes its calls visible here where they are not compiled.
     """
 
     def __init__(self) -> None:
@@ -146,7 +148,7 @@ class _Watch(TorchFunctionMode):
         if name in _EMPTY:
             self.made.append(result)
         elif not (name in _DESCRIPTIONS or _is_view(name, result, args, kwargs or {})):
-            self.meet(f"torch's {name}")
+            self.meet(func.__qualname__ if isinstance(func, MethodType) else f"torch's {name}")
         return result
 
     def meet(self, obstacle: str) -> None:

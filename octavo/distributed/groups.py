@@ -1,0 +1,52 @@
+"""How the ranks of a mesh come together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from octavo.core.rendezvous import Rendezvous
+from octavo.distributed.collectives import Alone, Collectives
+from octavo.distributed.mesh import Mesh
+
+Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Returns an uninitialised dense tensor."""
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def open_groups(place: Mesh, rendezvous: Rendezvous, allocate: Allocate = _empty) -> Mesh:
+    """Return `place` with its groups. Every rank calls this; it waits for those that are reached over TCP.
+
+    `allocate` makes the tensors that gathers return. Raises EngineDeadError when a rank is not there before the
+    deadline.
+    """
+
+    @cache
+    def shared() -> _Opener:
+        from octavo.distributed.shared_memory import SharedMemory
+
+        return SharedMemory(place, rendezvous, allocate).open
+
+    @cache
+    def remote() -> _Opener:
+        from octavo.distributed.gloo import GlooStore
+
+        return GlooStore(place, rendezvous).open
+
+    def group(ranks: range) -> Collectives:
+        if len(ranks) == 1:
+            return Alone()
+        return (shared if rendezvous.shares_memory(ranks) else remote)()(ranks)
+
+    return replace(place, tensor_group=group(place.stage_ranks), stage_group=group(place.column_ranks))
+
+
+_Opener = Callable[[range], Collectives]
+"""Returns the group of some ranks of the mesh, this one among them."""

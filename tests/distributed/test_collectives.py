@@ -1,0 +1,110 @@
+"""Every implementation of `Collectives` by one suite: threads, shared memory and TCP between processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.distributed.groups import open_groups
+from octavo.distributed.mesh import Mesh
+from octavo.errors import EngineDeadError
+from octavo.platform import Platform
+from tests.distributed import works
+from tests.distributed.processes import RankProcesses, Work, rendezvous_of
+from tests.distributed.threads import DEADLINE_S, run_on, thread_meshes
+
+KINDS = ["threads", "shared memory", "gloo"]
+if Platform.detect().native_module is None:
+    KINDS.remove("shared memory")
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[RankProcesses]:
+    ranks = RankProcesses(4)
+    yield ranks
+    ranks.close()
+
+
+def results(
+    kind: str, ranks: RankProcesses, work: Work, *, tensor: int = 1, pipeline: int = 1, deadline_s: float = DEADLINE_S
+) -> list[Any]:
+    """What each rank returned or raised."""
+    if kind != "threads":
+        return ranks.run(work, tensor=tensor, pipeline=pipeline, kind=kind, deadline_s=deadline_s)
+
+    def caught(mesh: Mesh) -> Any:
+        try:
+            return work(mesh)
+        except Exception as error:
+            return error
+
+    return run_on(thread_meshes(tensor, pipeline, deadline_s), caught)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("work", [works.gathers, works.sums, works.broadcasts], ids=lambda each: each.__name__)
+def test_all_ranks_get_what_one_would_compute(kind: str, size: int, work: Work, processes: RankProcesses) -> None:
+    assert results(kind, processes, work, tensor=size) == [None] * size
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_stages_receive_what_was_sent_in_order(kind: str, stages: int, processes: RankProcesses) -> None:
+    assert results(kind, processes, works.sends, pipeline=stages) == [None] * stages
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bits_of_a_sum_do_not_depend_on_the_place_of_a_row(kind: str, processes: RankProcesses) -> None:
+    assert results(kind, processes, works.rows_at_other_places, tensor=4) == [None] * 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_that_does_not_come_is_named_at_the_deadline(kind: str, processes: RankProcesses) -> None:
+    first, _, third = results(kind, processes, works.misses_rank_1, tensor=3, deadline_s=0.5)
+    for error in (first, third):
+        assert isinstance(error, EngineDeadError)
+        assert "rank 1 " in str(error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_poison_from_another_thread_ends_waiting_with_its_reason(kind: str, processes: RankProcesses) -> None:
+    first, _ = results(kind, processes, works.poisoned, tensor=2)
+    assert isinstance(first, EngineDeadError)
+    assert "somebody is gone" in str(first)
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_killed_rank_ends_the_calls_of_the_others_and_nothing_is_left(kind: str) -> None:
+    ranks = RankProcesses(3)
+    first, second, third = results(kind, ranks, works.kills_rank_1, tensor=3)
+    assert isinstance(second, ProcessLookupError)
+    for error in (first, third):
+        assert isinstance(error, EngineDeadError)
+        assert "rank 1 " in str(error)
+    ranks.close()
+    assert not any(process.is_alive() for process in ranks.processes)
+
+
+@pytest.mark.skipif("shared memory" not in KINDS, reason="the compiled library is absent")
+def test_ranks_that_make_different_calls_are_noticed(processes: RankProcesses) -> None:
+    errors = results("shared memory", processes, works.differs, tensor=2)
+    assert all(isinstance(error, EngineDeadError) and "different collective calls" in str(error) for error in errors)
+
+
+@pytest.mark.skipif("shared memory" not in KINDS, reason="the compiled library is absent")
+def test_closed_groups_leave_neither_descriptors_nor_memory() -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with rendezvous_of("shared memory", DEADLINE_S) as rendezvous:
+        meshes = [open_groups(Mesh.of_rank(rank, tensor=2, pipeline=2), rendezvous) for rank in range(4)]
+    assert run_on(meshes, works.gathers) == [None] * 4
+    for mesh in meshes:
+        mesh.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        works.gathers(meshes[0])
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert "memfd:octavo-test" not in Path("/proc/self/maps").read_text()
