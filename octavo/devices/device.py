@@ -117,6 +117,10 @@ class Device(Protocol):
         """Return why the device cannot be used on this machine; None where it can."""
         ...
 
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return an uninitialised dense tensor in the memory of activations."""
+        ...
+
     def memory(self) -> DeviceMemory:
         """Return what there is to divide between weights, activations and KV cache."""
         ...

@@ -58,6 +58,9 @@ class CpuDevice:
     def obstacle(platform: Platform) -> str | None:
         return obstacle(platform)
 
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return self.runtime.empty(shape, dtype)
+
     def memory(self) -> DeviceMemory:
         return DeviceMemory.of_host(self._memory)
 
@@ -88,15 +91,17 @@ class CpuDevice:
         runtime = CpuRuntime(cast("_native.Cpu", library), "meta")
         ops, attention = runtime.bind(self._config.op_overrides), DryAttention(runtime.empty)
         beside = peak_bytes(lambda: run(ops, attention, num_tokens))
-        self.runtime.limit_memory(runtime.held_bytes)
+        # what other ranks send is beside the dry runtime, but in the memory of this one
+        self.runtime.limit_memory(runtime.held_bytes + beside)
         total = runtime.held_bytes + beside + library.scratch_bytes
         if self._config.enforce_eager:
             return total
         rows = min(MAX_ROWS, num_rows)
         library.num_calls = 0
-        with torch.inference_mode():
-            hidden, _ = runtime.record(lambda: run(ops, attention, rows, is_decode=True))
-        return total + runtime.recorded_bytes + MAX_RECORDINGS * (hidden.nbytes + library.num_calls * _CALL_BYTES)
+        hidden: list[torch.Tensor] = []
+        total += peak_bytes(lambda: hidden.append(runtime.record(lambda: run(ops, attention, rows, is_decode=True))[0]))
+        calls_bytes = library.num_calls * _CALL_BYTES
+        return total + runtime.recorded_bytes + MAX_RECORDINGS * (hidden[0].nbytes + calls_bytes)
 
     @contextmanager
     def loading(self, plain_bytes: int, pages: Pages | None) -> Iterator[None]:

@@ -50,6 +50,9 @@ class ReferenceDevice:
     def obstacle(platform: Platform) -> str | None:
         return None
 
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
     def memory(self) -> DeviceMemory:
         return DeviceMemory.of_host(self._memory)
 
