@@ -54,7 +54,7 @@ class Asked(NamedTuple):
     adapter: str | None
     num_steps: int
     event: str | None
-    """Before those steps: "pin", "reset" or "abort"."""
+    """Before those steps: "pin", "reset", "abort" or "resume" (the request before it leaves and comes back)."""
 
 
 @st.composite
@@ -91,7 +91,7 @@ def requests(draw: st.DrawFn) -> list[Asked]:
             },
             draw(st.sampled_from([None, None, "a", "b"])),
             draw(st.sampled_from([0, 0, 1, 4])),
-            draw(st.sampled_from([None, None, None, None, "pin", "reset", "abort"])),
+            draw(st.sampled_from([None, None, None, "pin", "reset", "abort", "resume"])),
         )
         found.append(asked)
     return found
@@ -209,6 +209,9 @@ def check_that_any_schedule_is_exact(
                 engine.call("reset_prefix_cache")
             elif asked.event == "abort" and number:
                 engine.abort_request(str(number - 1))
+            elif asked.event == "resume" and (moved := engine._output.to_resume(str(number - 1))) is not None:
+                core.abort_requests([moved.request_id])
+                core.add_request(moved)
             for _ in range(asked.num_steps):
                 step()
         while engine.has_unfinished_requests():

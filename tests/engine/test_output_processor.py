@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, SequenceDelta
+from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, SequenceDelta, StopSequence
 from octavo.core.outputs import CompletionOutput, Logprob, RequestError, RequestMetrics, RequestOutput
+from octavo.core.resume import ResumedSequence
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.core.step import PromptLogprobs, TokenLogprobs
 from octavo.engine.metrics import Metrics
@@ -374,3 +375,60 @@ def test_many_requests_with_few_positions_each_are_cut_as_one_with_many() -> Non
     turns = list(in_turns(outputs))
     assert [output for turn in turns for output in turn] == outputs
     assert [len(turn) for turn in turns] == [2, 2, 2, 1]
+
+
+def delta(index: int, *token_ids: int) -> SequenceDelta:
+    return SequenceDelta(index=index, token_ids=list(token_ids), logprobs=[])
+
+
+def test_an_open_request_is_resumed_with_what_was_processed_of_it(tokenizer: Tokenizer) -> None:
+    times = iter(range(1, 100))
+    processor, core = OutputProcessor(tokenizer, clock=lambda: next(times)), ScriptedCore()
+    request = make_request("a stop", n=2, seed=3, stop=["a s"], logprobs=0)
+    for each in (request, make_request("the search", "s", use_beam_search=True, n=2)):
+        processor.add(each, None)
+    core.add_request(request)
+    assert processor.to_resume("r") == msgspec.structs.replace(
+        request, metrics=RequestMetrics(arrival_time=0.0, timeline=[(0.0, "queued"), (1, "resumed")])
+    )
+    for _ in range(2):
+        processor.process(core.step().outputs)
+    resumed = processor.to_resume("r")
+    assert resumed is not None
+    assert [(each.token_ids, each.cumulative_logprob, each.finish_reason) for each in resumed.resumed] == [
+        (list(b"a "), -1.0, None)
+    ] * 2
+    assert (resumed.params.seed, resumed.num_cached_tokens, resumed.prompt_token_ids) == (3, 3, list(b"a stop"))
+    assert resumed.metrics is not None
+    assert resumed.metrics.first_token_time == 2
+    processor.process([EngineCoreOutput(request_id="r", deltas=[delta(0, *b"s"), delta(1, *b"b")], finished=False)])
+    resumed = processor.to_resume("r")
+    assert resumed is not None
+    assert [(each.finish_reason, each.stop_reason) for each in resumed.resumed] == [("stop", "a s"), (None, None)]
+    search = processor.to_resume("s")
+    assert search is not None
+    assert search.resumed == ()
+    assert processor.to_resume("other") is None
+
+
+def test_a_request_cannot_be_resumed_behind_its_stop_string(tokenizer: Tokenizer) -> None:
+    request = make_request("prompt", stop=["lo w"])
+    request.resumed = (ResumedSequence(index=0, token_ids=list(b"hello w")),)
+    with pytest.raises(InvalidRequest, match=r"resumed\[0\] has the stop string 'lo w' and goes on; cut it there"):
+        OutputProcessor(tokenizer).add(request, None)
+
+
+@pytest.mark.parametrize(("text", "rest"), [("hel", "lo"), ("hello", ""), ("hello ", ""), ("hello wo", "")])
+def test_text_that_was_held_back_at_the_cut_comes_or_becomes_a_stop_string(
+    tokenizer: Tokenizer, text: str, rest: str
+) -> None:
+    request = make_request("hello world", stop=[" world"], output_kind=OutputKind.CUMULATIVE)
+    request.resumed = (ResumedSequence(index=0, token_ids=list(text.encode())),)
+    processor = OutputProcessor(tokenizer)
+    processor.add(request, None)
+    left = "hello world"[len(text) :].encode()
+    processed = processor.process([EngineCoreOutput(request_id="r", deltas=[delta(0, *left)], finished=False)])
+    [output] = processed.read()
+    assert (output.outputs[0].text, output.outputs[0].stop_reason) == (rest, " world")
+    assert (bytes(output.outputs[0].token_ids), output.num_generated_tokens) == (left, 11)
+    assert processed.stops == [StopSequence("r", 0)]

@@ -199,7 +199,7 @@ class Schedules(RuleBasedStateMachine):
         return multiple(*batch)
 
     @rule(
-        event=st.sampled_from(["abort", "stop", "stop", "resume", "pin", "reset", "same id"]),
+        event=st.sampled_from(["abort", "stop", "stop", "resume", "die", "pin", "reset", "same id"]),
         request=requests, index=st.integers(0, 2), ttl_s=st.sampled_from([1.0, 10.0, 1e6]),
     )  # fmt: skip
     def disturb(self, event: str, request: EngineCoreRequest, index: int, ttl_s: float) -> None:
@@ -214,6 +214,8 @@ class Schedules(RuleBasedStateMachine):
             self._take(self.core.scheduler.take_ended())
             self.core.abort_requests([request.request_id])
             self._resume(group)
+        elif event == "die" and self.source is None and self.recording is None:  # which are of one core
+            self._die()
         elif event == "pin":
             prompt = request.prompt_token_ids
             assert self.core.pin_prefix(prompt, ttl_s, request.cache_salt).num_tokens <= len(prompt)
@@ -233,11 +235,8 @@ class Schedules(RuleBasedStateMachine):
             if name not in self.core.scheduler.groups:
                 self.expected.pop(name)
 
-    @rule()
-    def die(self) -> None:
+    def _die(self) -> None:
         """The core dies with all steps in flight; another one, which knows nothing, gets what was running."""
-        if self.source is not None or self.recording is not None:
-            return  # both are of one core
         self._take(self.core._refused + self.core.scheduler.take_ended())
         groups = list(self.core.scheduler.groups.values())
         self._start()
@@ -250,6 +249,7 @@ class Schedules(RuleBasedStateMachine):
         metrics.note(self.clock.time, "resumed")
         resumed = self.seen.to_resume(self.expected[name], metrics, self.cut.get(name, ()))
         assert bool(resumed.resumed) == (group.has_output and group.beams is None)
+        self.passes.num_passed.pop(name, None)
         self.core.add_request(resumed)
 
     @rule(num_steps=st.integers(1, 5))
