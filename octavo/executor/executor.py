@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
+from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def open_rank(config: EngineConfig, rank: int = 0, rendezvous: msgspec.Raw = ALO
         ahead = read_ahead(config)
         from octavo.worker.worker import Worker
 
-        return Worker(config, ahead, rank)
+        return Worker(config, ahead, rank, msgspec.msgpack.decode(rendezvous, type=Rendezvous | None))
 
 
 def import_ahead() -> None:

@@ -63,7 +63,8 @@ class LoadedModel:
         self.plain_bytes = model.plain_bytes()
         """What the parameters take before any layer is finished."""
         self._checkpoint = checkpoint
-        self._mesh = mesh
+        self.mesh = mesh
+        """The place of this rank."""
         self._method = method
 
     @classmethod
@@ -169,7 +170,7 @@ class LoadedModel:
             dtype=self.dtype,
             method=method.name,
             layout=method.format(ops).layout,
-            ranks=self._mesh.description,
+            ranks=self.mesh.description,
         )
         content = WeightContent((file.path for file in checkpoint.weight_files()), packed.threads)
         packed.make()

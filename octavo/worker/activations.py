@@ -16,6 +16,7 @@ from octavo.models.loader import LoadedModel
 from octavo.ops.registry import Ops
 from octavo.sampling.chunks import rows_per_chunk
 from octavo.worker.drawing import LOGITS_BYTES
+from octavo.worker.shared_sampler import shared_sampling_bytes
 
 _TOKEN_BYTES = 72
 """Token ids and positions, with the arrays that they are made from. Slots of each cache group come to them."""
@@ -43,6 +44,7 @@ class Activations:
         self._fixed_bytes = (
             device.activation_bytes(self._run, self._num_tokens, self._num_rows)
             + device.sampling_bytes(self._logits_rows, vocab_size)
+            + shared_sampling_bytes(self._logits_rows, vocab_size, opened.mesh)
             + sampled * opened.shape.hidden_size * opened.dtype.itemsize
             + self._num_tokens * (_TOKEN_BYTES + 8 * len(opened.shape.cache_groups))
             + self._num_rows * _ROW_BYTES

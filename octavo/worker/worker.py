@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,8 +14,10 @@ import msgspec
 from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import MemoryPlan
+from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.devices.device import open_device
+from octavo.distributed.groups import Allocate, open_groups
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.models.loader import DTYPES, LoadedModel
@@ -25,6 +28,7 @@ from octavo.worker.ahead import Ahead, collector_paused
 from octavo.worker.cache_engine import Arena, CacheEngine
 from octavo.worker.memory import ModelSizes, divide_memory, longest_sequence
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.shared_sampler import shared
 from octavo.worker.step_watch import StepWatch, TimedModel
 
 if TYPE_CHECKING:
@@ -61,17 +65,25 @@ class Worker:
     sends_tokens = False
     """The worker draws all tokens itself."""
 
-    def __init__(self, config: EngineConfig, ahead: Ahead | None = None, rank: int = 0) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        ahead: Ahead | None = None,
+        rank: int = 0,
+        rendezvous: Rendezvous | None = None,
+        open_mesh: Callable[[Mesh, Rendezvous, Allocate], Mesh] = open_groups,
+    ) -> None:
         """Open the device and the model without its weights. Raises ConfigError or CheckpointError.
 
-        `ahead` is what was begun before.
+        `ahead` is what was begun before. rendezvous: where the ranks meet, in which `open_mesh` opens the groups.
         """
         self._config = config
         self._ahead = ahead or Ahead()
-        self._mesh = Mesh.of_rank(
+        self._device = open_device(config.device, Platform.detect().with_available(self._ahead.taken_bytes))
+        place = Mesh.of_rank(
             rank, tensor=config.device.tensor_parallel_size, pipeline=config.device.pipeline_parallel_size
         )
-        self._device = open_device(config.device, Platform.detect().with_available(self._ahead.taken_bytes))
+        self._mesh = open_mesh(place, rendezvous or Rendezvous(), self._device.empty)
         checkpoint = Checkpoint.open(Path(config.model.path))
         dtype, method = DTYPES[config.model.dtype], method_named(config.model.quantization)
         self._opened = LoadedModel.open(checkpoint, self._mesh, dtype, method)
@@ -165,7 +177,7 @@ class Worker:
             vocab_size=shape.vocab_size,
             block_size=limits.block_size,
             max_num_tokens=scheduler.max_num_batched_tokens,
-            sampler=device.sampler(),
+            sampler=shared(device.sampler(), self._mesh, shape.vocab_size),
             tokens=device.token_store(),
         )
 

@@ -1,0 +1,202 @@
+"""Sampling where each rank has the logits of a share of the vocabulary: rank 0 draws and sends what it drew."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from octavo.core.outputs import RequestError
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import TokenLogprobs
+from octavo.distributed.mesh import Mesh
+from octavo.layers.embedding import VocabularyShare
+from octavo.sampling.chunks import chunks
+from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
+from octavo.sampling.processors import default_processors
+from octavo.sampling.sampler import Sampler
+
+_MOST_CANDIDATES: Final = 128
+"""Rows that can be drawn from no more tokens are sampled from each rank's likeliest tokens."""
+
+_TIES: Final = 8
+"""Candidates of a share beyond the wanted ones, for tokens that tie with the last of these."""
+
+_ROWS_AT_ONCE: Final = 16
+"""Rows that rank 0 samples at once from candidates."""
+
+_FAILED: Final = -1
+"""Stands for each token of a row from which rank 0 could draw none."""
+
+
+def shared_sampling_bytes(num_rows: int, vocab_size: int, mesh: Mesh) -> int:
+    """Return the most bytes that sharing takes for that many rows, beside the sampler's and the shares of logits."""
+    if mesh.tensor.size == 1:
+        return 0
+    room = VocabularyShare.of(vocab_size, mesh).room * mesh.tensor.size
+    copies = 1 if room == vocab_size else 2
+    return 4 * (copies * room * num_rows + vocab_size * _ROWS_AT_ONCE)
+
+
+def shared(sampler: Sampler, mesh: Mesh, vocab_size: int) -> Sampler:
+    """Return the sampler for a rank's share of the logits: `sampler` itself where there are no other tensor ranks."""
+    return sampler if mesh.tensor.size == 1 else SharedSampler(sampler, mesh, vocab_size)
+
+
+class SharedSampler:
+    """A `Sampler` of one tensor rank, to which `logits` are those of its share of the vocabulary, [rows, room].
+
+    All ranks make the same calls. Rank 0 samples with the device's sampler. A row that draws from few tokens, and whose
+    logits nothing changes, needs the likeliest tokens of each share only: rank 0 sees all other logits as -inf, which
+    changes no bit of the draw. Logits of other rows are gathered. The results of the other ranks have the drawn tokens
+    without their log-probabilities.
+    """
+
+    def __init__(self, sampler: Sampler, mesh: Mesh, vocab_size: int) -> None:
+        self._sampler = sampler
+        self._mesh = mesh
+        self._share = VocabularyShare.of(vocab_size, mesh)
+        self._processors = default_processors()
+        self._counts: WeakKeyDictionary[SampledSequence, int] = WeakKeyDictionary()
+        self._others: Tensor | None = None
+
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[RowSamples]:
+        counts = [self._num_candidates(row.sequence) for row in rows]
+        narrow = [place for place, count in enumerate(counts) if count]
+        candidates = self._candidates(logits, narrow, [counts[place] for place in narrow]) if narrow else None
+        few = set(candidates.places) if candidates else set()
+        whole = [place for place in range(len(rows)) if place not in few]
+        gathered = self._gather(logits, whole) if whole else logits
+        drawn: list[int] = []
+        results: list[RowSamples] = []
+        if self._mesh.tensor.rank == 0:
+            found = self._sample_among(candidates, rows) if candidates else {}
+            if whole:
+                sampled = self._sampler.sample(gathered, [rows[place] for place in whole])
+                found.update(zip(whole, sampled, strict=True))
+            results = [found[place] for place in range(len(rows))]
+            for row, result in zip(rows, results, strict=True):
+                failed = [_FAILED] * row.num_samples
+                drawn += failed if result.error is not None else [token.token_id for token in result.tokens]
+        drawn = self._broadcast(drawn, sum(row.num_samples for row in rows), logits.device)
+        return results or _received(rows, drawn)
+
+    def rank(self, logits: Tensor, rows: Sequence[SamplingRow], counts: Sequence[int]) -> list[RowSamples]:
+        gathered = self._gather(logits, range(len(rows)))
+        if self._mesh.tensor.rank == 0:
+            return self._sampler.rank(gathered, rows, counts)
+        return [RowSamples([]) for _ in rows]
+
+    def describe(self, logits: Tensor, token_ids: Sequence[int], num_logprobs: int) -> list[TokenLogprobs]:
+        gathered = self._gather(logits, range(len(token_ids)))
+        results: list[TokenLogprobs] = []
+        if self._mesh.tensor.rank == 0:
+            results = self._sampler.describe(gathered, token_ids, num_logprobs)
+        unsound = [int(math.isnan(token.logprob or 0)) for token in results]
+        unsound = self._broadcast(unsound, len(token_ids), logits.device)
+        return results or [
+            TokenLogprobs(token_id=token_id, logprob=math.nan if is_unsound else 0.0)
+            for token_id, is_unsound in zip(token_ids, unsound, strict=True)
+        ]
+
+    def _num_candidates(self, sequence: SampledSequence) -> int:
+        """Return from how many tokens the sequence draws at most; 0 where all logits are needed."""
+        count = self._counts.get(sequence)
+        if count is None:
+            params = sequence.params
+            is_changed = params.needs_logprobs or any(each.needs(params) for each in self._processors)
+            count = self._counts[sequence] = 0 if is_changed else _most_drawn(params)
+        return count
+
+    def _gather(self, logits: Tensor, places: Sequence[int]) -> Tensor:
+        """Return the logits of these rows over the whole vocabulary, on every rank."""
+        own = logits if len(places) == len(logits) else logits[list(places)]
+        return self._mesh.gather(own)[:, : self._share.total].contiguous()
+
+    def _candidates(self, logits: Tensor, places: list[int], counts: list[int]) -> _Candidates:
+        """Return what the rows at these places can be drawn from.
+
+        Rows are left out, the same on every rank, where a share has more ties than fit, or is no row of numbers.
+        """
+        listed = max(counts) + _TIES
+        found = self._mesh.gather(self._own_candidates(logits, places, counts, listed))
+        shares = found.view(len(places), self._mesh.tensor.size, 1 + 2 * listed)
+        is_few = (shares[:, :, 0] == 0).all(1)
+        shares = shares[is_few]
+        token_ids, values = shares[:, :, 1 : 1 + listed].flatten(1), shares[:, :, 1 + listed :].flatten(1)
+        few = [place for place, each in zip(places, is_few.tolist(), strict=True) if each]
+        return _Candidates(few, token_ids.long(), values.view(torch.float32))
+
+    def _own_candidates(self, logits: Tensor, places: list[int], counts: list[int], listed: int) -> Tensor:
+        """Return int32 [rows, 1 + 2 listed]: 1 for a row that needs all logits, token ids or -1, the bits of logits."""
+        length, num_rows = self._share.length, len(places)
+        found = torch.full((num_rows, 1 + 2 * listed), -1, dtype=torch.int32, device=logits.device)
+        found[:, 0] = 0
+        if not length:
+            return found
+        own = (logits if num_rows == len(logits) else logits[places])[:, :length]
+        num_found = min(listed, length)
+        described = self._sampler.describe(own, [0] * num_rows, num_found)
+        ids = torch.tensor([each.top_ids or [0] * num_found for each in described], device=logits.device)
+        values = own.gather(1, ids)
+        last = torch.tensor([[min(count, length) - 1] for count in counts], device=logits.device)
+        needs_all = torch.tensor([math.isnan(each.logprob or 0) for each in described], device=logits.device)
+        if num_found < length:
+            needs_all |= values[:, -1] == values.gather(1, last)[:, 0]
+        found[:, 0] = needs_all
+        found[:, 1 : 1 + num_found] = ids + self._share.start
+        found[:, 1 + listed : 1 + listed + num_found] = values.view(torch.int32)
+        return found
+
+    def _sample_among(self, candidates: _Candidates, rows: Sequence[SamplingRow]) -> dict[int, RowSamples]:
+        """Sample rows from their candidates alone; returns the results by place."""
+        results: dict[int, RowSamples] = {}
+        device = candidates.token_ids.device
+        for first, end in chunks(len(candidates.places), _ROWS_AT_ONCE):
+            if self._others is None:
+                self._others = torch.full((_ROWS_AT_ONCE, self._share.total), -math.inf, device=device)
+            places, logits = candidates.places[first:end], self._others[: end - first]
+            row, column = (candidates.token_ids[first:end] >= 0).nonzero(as_tuple=True)
+            token_ids = candidates.token_ids[first + row, column]
+            logits[row, token_ids] = candidates.logits[first + row, column]
+            results.update(zip(places, self._sampler.sample(logits, [rows[place] for place in places]), strict=True))
+            logits[row, token_ids] = -math.inf
+        return results
+
+    def _broadcast(self, numbers: list[int], count: int, device: torch.device) -> list[int]:
+        """Return the `count` numbers of rank 0."""
+        tensor = torch.tensor(numbers or [0] * count, dtype=torch.int64, device=device)
+        self._mesh.broadcast(tensor)
+        received: list[int] = tensor.tolist()
+        return received
+
+
+class _Candidates(NamedTuple):
+    """The tokens that rows at `places` can be drawn from, each [rows, listed]; an id of -1 is none."""
+
+    places: list[int]
+    token_ids: Tensor
+    logits: Tensor
+
+
+def _most_drawn(params: SamplingParams) -> int:
+    """Return from how many tokens of unchanged logits is drawn at most; 0 for all, or too many."""
+    if params.is_greedy:
+        return 1
+    return params.top_k if 0 < params.top_k <= _MOST_CANDIDATES else 0
+
+
+def _received(rows: Sequence[SamplingRow], drawn: list[int]) -> list[RowSamples]:
+    """Return results of rows with the tokens that rank 0 drew."""
+    results, end = [], 0
+    for row in rows:
+        start, end = end, end + row.num_samples
+        if _FAILED in drawn[start:end]:
+            results.append(RowSamples([], RequestError("rank 0 could draw no token")))
+        else:
+            results.append(RowSamples([TokenLogprobs(token_id=token_id) for token_id in drawn[start:end]]))
+    return results

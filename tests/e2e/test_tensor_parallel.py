@@ -1,0 +1,131 @@
+"""Ranks that share every layer give the bits of one rank: tokens, log-probabilities, texts, errors, all `==`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo.engine.engine_core import EngineCore
+from octavo.scheduler.scheduler import Scheduler
+from tests.conformance.runtimes import LEVELS
+from tests.distributed.threads import thread_meshes
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import ALTERNATING, make_checkpoint
+from tests.fakes.proposer import ToyProposer
+from tests.fakes.rank_threads import ThreadRanks
+
+pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")
+
+VOCABULARY = 301
+"""Divides by no number of ranks."""
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "mistral": ("mistral", {}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", ALTERNATING),
+    "gpt2": ("gpt2", {}),
+    "opt": ("opt", {}),
+}
+FORMATS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int4": {"dtype": "float32", "quantization": "int4"},
+}
+PREFIX = [7 * i % VOCABULARY for i in range(34)]
+REQUESTS: list[tuple[list[int], SamplingParams]] = [
+    (PREFIX[:5], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)),
+    (PREFIX, SamplingParams(temperature=0.0, logprobs=3, repetition_penalty=1.3, max_tokens=12)),
+    (PREFIX, SamplingParams(seed=1, top_p=0.9, top_k=40, max_tokens=12, ignore_eos=True)),
+    (PREFIX[:20], SamplingParams(seed=1, top_k=3, n=3, max_tokens=12, min_p=0.02, stop=("a", "e", "i"))),
+    (PREFIX[:9], SamplingParams(seed=2, logprobs=2, frequency_penalty=1.0, min_tokens=8, max_tokens=12)),
+    (PREFIX[9:], SamplingParams(seed=3, bad_words=("a", "b"), logit_bias={100: 3.0}, prompt_logprobs=2, max_tokens=8)),
+    (PREFIX[3:], SamplingParams(n=2, best_of=2, use_beam_search=True, logprobs=2, max_tokens=8)),
+    (PREFIX[5:9], SamplingParams(seed=4, n=1, best_of=3, max_tokens=8)),
+    ([111], SamplingParams(max_tokens=6, seed=1, allowed_token_ids=[97], bad_words=["aa"], ignore_eos=True)),
+    (PREFIX[:30], SamplingParams(seed=5, max_tokens=12, ignore_eos=True)),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    paths = {}
+    for name, (family, overrides) in FAMILIES.items():
+        path = tmp_path_factory.mktemp(name)
+        make_checkpoint(family, path, vocab_size=VOCABULARY, **overrides)
+        paths[name] = write_byte_tokenizer(path)
+    return paths
+
+
+@contextmanager
+def engine(path: Path, size: int, **keywords: Any) -> Iterator[LLM]:
+    """An engine of `size` tensor ranks in threads, or of one rank as always."""
+    with pytest.MonkeyPatch.context() as patch:
+        if size > 1:
+            patch.setattr(
+                "octavo.engine.engine_core.make_executor", lambda config, *_: ThreadRanks(config, thread_meshes(size))
+            )
+        sizes = {"max_model_len": 128, "num_gpu_blocks_override": 200, "threads": 1, "block_size": 16}
+        with LLM(model=str(path), **(sizes | keywords)) as llm:
+            yield llm
+
+
+def answers(llm: LLM, times: int = 1) -> list[Any]:
+    """What all requests give in one batch; those of several times come later, when their prefixes are cached."""
+    prompts, params = zip(*REQUESTS, strict=True)
+    found = []
+    for _ in range(times):
+        outputs = llm.generate(list(prompts), list(params), use_tqdm=False)
+        found.append([(each.outputs, each.prompt_logprobs, each.error) for each in outputs])
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_model_gives_the_bits_of_one_rank(family: str, form: str, checkpoints: dict[str, Path]) -> None:
+    with engine(checkpoints[family], 1, **FORMATS[form]) as llm:
+        expected = answers(llm, 2)
+    size = 4 if form in ("bfloat16", "int8") else 2
+    with engine(checkpoints[family], size, **FORMATS[form]) as llm:
+        assert answers(llm, 2) == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_gpu_blocks_override": 14, "preemption_mode": "recompute"},
+        {"num_gpu_blocks_override": 14, "preemption_mode": "swap", "swap_space": 0.01},
+        {"max_steps_in_flight": 3, "max_num_batched_tokens": 16, "max_num_seqs": 6},
+        {"enforce_eager": True, "max_steps_in_flight": 1},
+    ],
+    ids=lambda options: " ".join(map(str, options.values())),
+)
+def test_any_schedule_gives_the_bits_of_one_rank(options: dict[str, Any], checkpoints: dict[str, Path]) -> None:
+    with engine(checkpoints["qwen3"], 1, dtype="bfloat16") as llm:
+        expected = answers(llm, 2)
+    with engine(checkpoints["qwen3"], 2, dtype="bfloat16", **options) as llm:
+        assert answers(llm, 2) == expected
+
+
+def test_drafts_change_no_bit(checkpoints: dict[str, Path]) -> None:
+    prompts, params = zip(*(REQUESTS[place] for place in (0, 2, 3, 4, 9)), strict=True)
+    with engine(checkpoints["llama"], 1) as llm:
+        expected = [each.outputs for each in llm.generate(list(prompts), list(params), use_tqdm=False)]
+    tokens = {
+        len(prompt): {one.index: one.token_ids for one in sequences}
+        for prompt, sequences in zip(prompts, expected, strict=True)
+    }
+    with engine(checkpoints["llama"], 2) as llm:
+        core = llm.engine.core
+        assert isinstance(core, EngineCore)
+        plain = core.scheduler
+        proposer = ToyProposer(lambda group: tokens[len(group.request.prompt_token_ids)], 0.7)
+        core.scheduler = Scheduler(plain.block_manager, plain.config, proposer=proposer)
+        assert [each.outputs for each in llm.generate(list(prompts), list(params), use_tqdm=False)] == expected
+        assert proposer.num_proposed > 0

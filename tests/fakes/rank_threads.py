@@ -1,0 +1,50 @@
+"""An executor whose ranks are workers in threads of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from octavo.config.schema import EngineConfig
+from octavo.core.step import ModelRunnerOutput, SchedulerOutput
+from octavo.distributed.mesh import Mesh
+from octavo.worker.worker import Worker
+
+
+class ThreadRanks:
+    """`Executor` of one worker per mesh, in rank order, each in a thread of its own."""
+
+    def __init__(self, config: EngineConfig, meshes: Sequence[Mesh]) -> None:
+        stage = meshes[0].tensor.size
+        self.sends_tokens = meshes[0].pipeline.size > 1
+        self._result_rank = len(meshes) - stage
+        self._meshes = meshes
+        self._threads = [ThreadPoolExecutor(1, f"rank-{rank}") for rank in range(len(meshes))]
+        self.workers = self._on_all(lambda rank: Worker(config, rank=rank, open_mesh=lambda *_: meshes[rank]))
+
+    def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        def run(rank: int) -> ModelRunnerOutput:
+            try:
+                return self.workers[rank].submit(step).result()
+            except Exception as error:
+                self._meshes[rank].poison(f"rank {rank} failed: {type(error).__name__}: {error}")
+                raise
+
+        futures = [thread.submit(run, rank) for rank, thread in enumerate(self._threads)]
+        return futures[self._result_rank]
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        values: list[list[Any]] = self._on_all(lambda rank: self.workers[rank].call(method, *arguments))
+        return [value for (value,) in values]
+
+    def shutdown(self) -> None:
+        for mesh in self._meshes:
+            mesh.poison("the executor is shut down")
+        for worker, thread in zip(self.workers, self._threads, strict=True):
+            thread.shutdown(wait=True)
+            worker.shutdown()
+
+    def _on_all(self, work: Any) -> list[Any]:
+        futures = [thread.submit(work, rank) for rank, thread in enumerate(self._threads)]
+        return [future.result() for future in futures]
