@@ -23,7 +23,7 @@ from octavo.simulate.comparison import expected_error
 from octavo.simulate.cost_model import CostModel, Fitted
 from octavo.simulate.device import read_device
 from octavo.simulate.model_facts import read_model_facts
-from octavo.simulate.presets import load_cost_model, roofline
+from octavo.simulate.presets import Layout, load_cost_model, roofline
 from octavo.simulate.recorded import Recorded, read_recorded, recorded_arguments, recorded_costs
 from octavo.simulate.report import Run, summarize, table, to_json
 from octavo.simulate.settings import engine_settings
@@ -54,14 +54,18 @@ class SimulationOptions(Options):
     model: Annotated[
         str | None,
         Arg(
-            "Model whose steps are estimated, on --device: a hub name (only config.json is fetched), a directory, or a "
-            "config.json."
+            "Model whose steps are estimated, on --device: a name such as llama-3.1-70b, one of the hub (only "
+            "config.json is fetched), a directory, or a config.json."
         ),
     ] = None
     device: Annotated[
         str | None, Arg("What the model runs on: a100, h100, h200, l4 and others, or a JSON file of your own.")
     ] = None
     tensor_parallel_size: Annotated[int, Arg("Devices that share each layer of --model.", ge=1, le=1024)] = 1
+    pipeline_parallel_size: Annotated[int, Arg("Groups of devices that share the layers of --model.", ge=1, le=8)] = 1
+    tensor_parallel_reduce: Annotated[
+        str, Arg("How shares of a layer become whole: gather is exact, sum moves less.", choices=("gather", "sum"))
+    ] = "gather"
     cost_model: Annotated[
         str | None,
         Arg(
@@ -97,7 +101,7 @@ class SimulationOptions(Options):
 
 _OPTIONS: Final = arguments(SimulationOptions)
 _OF_GENERATOR: Final = {*arguments(Workload), "seed", "save_trace"}
-_OF_ROOFLINE: Final = ("model", "device", "tensor_parallel_size")
+_OF_ROOFLINE: Final = ("model", "device", "tensor_parallel_size", "pipeline_parallel_size", "tensor_parallel_reduce")
 _NOT_SIMULATED: Final = [
     argument.name
     for argument in arguments(EngineArgs).values()
@@ -207,8 +211,12 @@ def _loads(
 
 def _cost_model(options: SimulationOptions, recorded: Recorded | None) -> CostModel:
     if options.model is not None and options.device is not None:
-        device = read_device(options.device)
-        return roofline(read_model_facts(options.model), device, options.tensor_parallel_size)
+        layout = Layout(
+            tensor=options.tensor_parallel_size,
+            pipeline=options.pipeline_parallel_size,
+            reduce=options.tensor_parallel_reduce,
+        )
+        return roofline(read_model_facts(options.model), read_device(options.device), layout)
     if recorded is not None and options.cost_model is None:
         return recorded_costs(f"recorded steps of {options.recording}", recorded)
     return load_cost_model(options.cost_model or _DEFAULT_COST_MODEL)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from operator import mul
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
@@ -123,7 +123,8 @@ class Roofline(BlockCosts, frozen=True, kw_only=True, forbid_unknown_fields=True
     query and one key. swap_bytes_per_s: between device and host; within the device a copy reads and writes at
     bytes_per_s. step_s, sequence_s, token_s: what a step, each of its rows, and each of its tokens costs besides.
     sliding_window: tokens that a query sees in every layer; leave it out where a layer sees all. expert_bytes: those of
-    weight_bytes that experts have, of which a token reads expert_share.
+    weight_bytes that experts have, of which a token reads expert_share. num_stages: devices that a step passes one
+    after the other, each with an equal part of the time, while other steps are on the others.
     """
 
     name: str
@@ -139,6 +140,7 @@ class Roofline(BlockCosts, frozen=True, kw_only=True, forbid_unknown_fields=True
     token_s: Amount = 0.0
     expert_bytes: Amount = 0.0
     expert_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    num_stages: Annotated[int, msgspec.Meta(ge=1)] = 1
 
     def step_seconds(self, work: StepWork, block_size: int) -> float:
         bytes_read = self.weight_bytes + self.kv_bytes_per_token * work.num_context_tokens
@@ -161,8 +163,8 @@ class Roofline(BlockCosts, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Return the rate of a long prefill."""
-        return 1 / (self.flops_per_token / self.flops_per_s + self.token_s)
+        """Return the rate of a long prefill, whose pieces follow each other over the stages."""
+        return self.num_stages / (self.flops_per_token / self.flops_per_s + self.token_s)
 
     def describe(self) -> str:
         """Return a line for the report."""
@@ -218,6 +220,7 @@ class Fitted(BlockCosts, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     checks: tuple[Check, ...] = ()
     interrupted_share: Amount = 0.0
     repetition_spread: Amount = 0.0
+    num_stages: ClassVar[int] = 1
 
     def step_seconds(self, work: StepWork, block_size: int) -> float:
         coefficients = [getattr(self, name) for name in FEATURES]

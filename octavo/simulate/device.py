@@ -13,6 +13,7 @@ _FOLDER: Final = Path(__file__).parent / "devices"
 _ALIASES: Final = {"a100": "a100-80g"}
 
 _Rate = Annotated[float, msgspec.Meta(gt=0)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
 _Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
@@ -20,9 +21,11 @@ class DataSheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """One device. Bytes, seconds, and operations a second as in its data sheet, without sparsity.
 
     bytes_per_s: of its memory. flops_per_s: bfloat16. fp8_flops_per_s: left out where it has no 8-bit arithmetic.
-    link_bytes_per_s: to the other devices of a group, in one direction. all_reduce_s: what an all-reduce takes however
-    small it is. host_bytes_per_s: between device and host, in one direction. bandwidth_reached, arithmetic_reached:
-    what of the rates of memory and arithmetic a serving engine reaches. source: where the figures are from.
+    link_bytes_per_s: to the other devices of a host, of which there are devices_per_host, in one direction.
+    collective_s: what a collective takes however small it is. network_bytes_per_s, network_s: the same between hosts.
+    channel_s: what sending the plan of a step to ranks takes. host_bytes_per_s: between device and host, in one
+    direction. bandwidth_reached, arithmetic_reached: what of the rates of memory and arithmetic a serving engine
+    reaches. source: where the figures are from.
     """
 
     name: str
@@ -31,11 +34,21 @@ class DataSheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     flops_per_s: _Rate
     fp8_flops_per_s: _Rate | None = None
     link_bytes_per_s: _Rate | None = None
-    all_reduce_s: Annotated[float, msgspec.Meta(ge=0)] = 10e-6
+    collective_s: _Seconds = 10e-6
+    devices_per_host: Annotated[int, msgspec.Meta(ge=1)] = 8
+    network_bytes_per_s: _Rate = 50e9
+    network_s: _Seconds = 25e-6
+    channel_s: _Seconds = 100e-6
     host_bytes_per_s: _Rate = 20e9
     bandwidth_reached: _Share = 0.8
     arithmetic_reached: _Share = 0.5
     source: str = ""
+
+    def link(self, num_devices: int) -> tuple[float, float]:
+        """Return the seconds of a message and the bytes a second between so many devices."""
+        if num_devices > self.devices_per_host:
+            return self.network_s, self.network_bytes_per_s
+        return self.collective_s, self.link_bytes_per_s or 1.0
 
 
 def device_names() -> list[str]:

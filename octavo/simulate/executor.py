@@ -1,7 +1,7 @@
 """An executor without a model: it returns results at once, and ends each request where its trace does.
 
-A cost model gives the time of a step. Steps run one after the other, as on a device; waiting for a result moves the
-clock.
+A cost model gives the time of a step, which has equal parts on the stages of a pipeline. Each stage runs one step after
+the other; waiting for a result moves the clock.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class SimulatedExecutor:
         self._block_size = block_size
         self._clock = clock
         self._candidate_spread = candidate_spread
-        self._free_at = 0.0
+        self._free_at = [0.0] * cost_model.num_stages
         self._states: dict[int, _State] = {}
         self._scripts: dict[int, Script] = {}
         self._transferred: dict[int, int] = {}
@@ -136,16 +136,20 @@ class SimulatedExecutor:
         """Drop the script of a request that has ended."""
         del self._scripts[seed]
 
-    sends_tokens = False
+    @property
+    def sends_tokens(self) -> bool:
+        return len(self._free_at) > 1
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run the step after those that were submitted before; `result()` moves the clock to its end."""
         output, work = self._execute(step)
-        seconds = self._cost_model.step_seconds(work, self._block_size)
-        self._free_at = max(self._free_at, self._clock.now) + seconds
+        seconds = self._cost_model.step_seconds(work, self._block_size) / len(self._free_at)
+        ends_at = self._clock.now
+        for stage, free_at in enumerate(self._free_at):
+            self._free_at[stage] = ends_at = max(free_at, ends_at) + seconds
         self.busy_s += seconds
-        self.gaps.note([row.seq_id for row in output.rows if row.tokens], self._free_at)
-        return _Finished(output, self._free_at, self._clock)
+        self.gaps.note([row.seq_id for row in output.rows if row.tokens], ends_at)
+        return _Finished(output, ends_at, self._clock)
 
     def call(self, method: str, *arguments: Any) -> Any:
         raise ConfigError(f"{method} is not a call of a simulated worker; there are none")

@@ -17,7 +17,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of a decoder. Parameters are numbers of weights.
 
     num_active_parameters: those that one token is multiplied with. num_expert_parameters: those of all routed experts,
-    of which a token uses expert_share. bytes_per_parameter: as the weights are stored. max_model_len: longest context.
+    of which a token uses expert_share. intermediate_size: activations of a token within the feed-forward part of a
+    layer. bytes_per_parameter: as the weights are stored. max_model_len: longest context.
     """
 
     name: str
@@ -28,6 +29,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_heads: int
     head_dim: int
     hidden_size: int
+    intermediate_size: int
     max_model_len: int | None = None
     sliding_window: int | None = None
     bytes_per_parameter: float = 2.0
@@ -37,10 +39,13 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_model_facts(model: str) -> ModelFacts:
-    """Return the facts of a config.json, of a directory that has one, or of a model on the hub, which sends only that.
+    """Return the facts of a model of `NAMED`, of a config.json, of a directory that has one, or of a model on the hub,
+    which sends only that.
 
     Raises CheckpointError.
     """
+    if model in NAMED:
+        return NAMED[model]
     path = Path(model).expanduser()
     if not path.is_file():
         path = locate(model, with_weights=False, text_files=(CONFIG,)) / CONFIG
@@ -58,7 +63,7 @@ def facts_of(name: str, config: Section) -> ModelFacts:
     num_kv_heads = config.optional_positive("num_key_value_heads") or num_heads
     embedding = config.positive("vocab_size") * hidden
     attention = hidden * head_dim * (2 * num_heads + 2 * num_kv_heads)
-    dense, routed, share = _feed_forward(config, hidden, num_layers)
+    dense, routed, share, width = _feed_forward(config, hidden, num_layers)
     ties_by_default = "n_embd" in config.values or str(config.values.get("model_type")).startswith(("opt", "gemma"))
     tied = config.bool("tie_word_embeddings", ties_by_default)
     common = num_layers * attention + dense
@@ -73,6 +78,7 @@ def facts_of(name: str, config: Section) -> ModelFacts:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         hidden_size=hidden,
+        intermediate_size=width,
         max_model_len=_optional_first(config, "max_position_embeddings", "n_positions"),
         sliding_window=_sliding_window(config),
         bytes_per_parameter=bits / 8,
@@ -82,21 +88,23 @@ def facts_of(name: str, config: Section) -> ModelFacts:
     )
 
 
-def _feed_forward(config: Section, hidden: int, num_layers: int) -> tuple[float, float, float]:
-    """Return the parameters of dense feed-forward parts and of routed experts, and what of the latter a token uses."""
+def _feed_forward(config: Section, hidden: int, num_layers: int) -> tuple[float, float, float, int]:
+    """Return the parameters of dense feed-forward parts and of routed experts, what of the latter a token uses, and
+    the activations of a token in between."""
     is_plain = "n_embd" in config.values or config.values.get("model_type") == "opt"
     num_matrices = 2 if is_plain else 3  # up and down; and a gate
     size = _optional_first(config, "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden
     num_experts = _optional_first(config, "num_experts", "num_local_experts", "n_routed_experts")
     if num_experts is None:
-        return num_layers * num_matrices * hidden * size, 0.0, 1.0
-    expert = 3 * hidden * (config.optional_positive("moe_intermediate_size") or size)
+        return num_layers * num_matrices * hidden * size, 0.0, 1.0, size
+    size_of_one = config.optional_positive("moe_intermediate_size") or size
+    num_used, expert = config.positive("num_experts_per_tok"), 3 * hidden * size_of_one
     shared = expert * config.int("n_shared_experts", 0)
     shared += 3 * hidden * config.int("shared_expert_intermediate_size", 0)
     num_dense = config.int("first_k_dense_replace", 0) + len(config.values.get("mlp_only_layers") or ())
     num_sparse = num_layers - num_dense
     dense = num_dense * 3 * hidden * size + num_sparse * (shared + hidden * num_experts)
-    return dense, num_sparse * num_experts * expert, config.positive("num_experts_per_tok") / num_experts
+    return dense, num_sparse * num_experts * expert, num_used / num_experts, num_used * size_of_one
 
 
 def _weight_format(config: Section) -> tuple[float, bool]:
@@ -152,3 +160,38 @@ def _first(config: Section, *names: str) -> int:
 def _optional_first(config: Section, *names: str) -> int | None:
     values: list[Any] = [config.optional_positive(name) for name in names]
     return next((value for value in values if value is not None), None)
+
+
+def _shape(
+    name: str, billions: float, layers: int, heads: tuple[int, int], sizes: tuple[int, int], window: int | None = None
+) -> ModelFacts:
+    return ModelFacts(
+        name=name,
+        num_parameters=1e9 * billions,
+        num_active_parameters=1e9 * billions,
+        num_layers=layers,
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=128,
+        hidden_size=sizes[0],
+        intermediate_size=sizes[1],
+        sliding_window=window,
+    )
+
+
+NAMED: Final = {
+    facts.name: facts
+    for facts in (
+        _shape("opt-13b", 12.9, 40, (40, 40), (5120, 20480)),
+        _shape("llama-2-13b", 13.0, 40, (40, 40), (5120, 13824)),
+        _shape("llama-3.1-8b", 8.03, 32, (32, 8), (4096, 14336)),
+        _shape("llama-3.1-70b", 70.6, 80, (64, 8), (8192, 28672)),
+        _shape("llama-3.1-405b", 406.0, 126, (128, 8), (16384, 53248)),
+        _shape("mistral-7b-v0.1", 7.24, 32, (32, 8), (4096, 14336), 4096),
+        _shape("qwen3-0.6b", 0.6, 28, (16, 8), (1024, 3072)),
+        _shape("qwen3-4b", 4.02, 36, (32, 8), (2560, 9728)),
+        _shape("qwen3-8b", 8.19, 36, (32, 8), (4096, 12288)),
+        _shape("qwen3-14b", 14.8, 40, (40, 8), (5120, 17408)),
+    )
+}
+"""Published checkpoints that are known without their config.json; bfloat16."""

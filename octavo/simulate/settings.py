@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Final
 
 from octavo.config.args import EngineArgs
@@ -22,12 +23,16 @@ def engine_settings(args: EngineArgs, model: CostModel, *, max_model_len: int) -
     if num_blocks < 1:
         raise ConfigError(
             f"{model.name} leaves no room for a KV block beside the weights; raise gpu_memory_utilization, choose "
-            "another device or more of them (tensor_parallel_size), or give num_gpu_blocks_override"
+            "another device or more of them (tensor_parallel_size, pipeline_parallel_size), or give "
+            "num_gpu_blocks_override"
         )
-    scheduler = scheduler_config(args, max_model_len)
+    # as many steps in flight as stages
+    staged = dataclasses.replace(args, max_steps_in_flight=args.max_steps_in_flight or model.num_stages)
+    scheduler = scheduler_config(staged, max_model_len)
     return SchedulerSettings(
         cache=cache_config(args, "bfloat16"),
         scheduler=scheduler,
+        sends_tokens=model.num_stages > 1,
         limits=CacheLimits.of_one_group(
             num_blocks,
             args.block_size,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import msgspec
 import pytest
 
 from octavo.core.messages import CoreReady
@@ -11,7 +13,7 @@ from octavo.core.step import SchedulerOutput
 from octavo.engine.engine_core import EngineCore
 from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
-from octavo.simulate.cost_model import Fitted, StepWork, work_of
+from octavo.simulate.cost_model import CostModel, Roofline, StepWork, work_of
 from octavo.simulate.executor import END_TOKEN, Clock, Script, SimulatedExecutor, TokenGaps, gap_seconds
 from tests.fakes.engine import Collected, make_request, run
 from tests.simulate.parts import make_costs, make_settings
@@ -22,7 +24,7 @@ STREAM = END_TOKEN + 1000
 class Watching(SimulatedExecutor):
     """Keeps the steps, and the work that it was charged for."""
 
-    def __init__(self, settings: SchedulerSettings, costs: Fitted) -> None:
+    def __init__(self, settings: SchedulerSettings, costs: CostModel) -> None:
         self.clock = Clock()
         super().__init__(costs, settings.cache.block_size, self.clock)
         self.steps: list[SchedulerOutput] = []
@@ -35,7 +37,7 @@ class Watching(SimulatedExecutor):
         return output, work
 
 
-def make_core(settings: SchedulerSettings, costs: Fitted | None = None) -> tuple[EngineCore, Watching]:
+def make_core(settings: SchedulerSettings, costs: CostModel | None = None) -> tuple[EngineCore, Watching]:
     executor = Watching(settings, costs or make_costs())
     ready = CoreReady(cache=settings.limits, max_model_len=256, vocab_size=0, plan="")
     depth = settings.scheduler.max_steps_in_flight
@@ -135,3 +137,36 @@ def test_times_between_tokens_are_counted_for_each_sequence() -> None:
     gaps.note([1, 2], 4.0)
     found = {round(gap_seconds(key), 1): count for key, count in gaps.counts.items()}
     assert found == {0.5: 2, 2.0: 1, 2.5: 1}
+
+
+def staged(num_stages: int, step_s: float = 12.0) -> Roofline:
+    """Every step takes `step_s` in all stages together."""
+    facts = {"weight_bytes": 0, "flops_per_token": 0, "flops_per_pair": 0, "device_bytes": 1, "sequence_s": 0}
+    rates = {"bytes_per_s": 1e30, "flops_per_s": 1, "swap_bytes_per_s": 1, "kv_bytes_per_token": 1}
+    return Roofline(name="staged", **facts, **rates, step_s=step_s, num_stages=num_stages)
+
+
+def seconds_and_tokens(num_stages: int, num_requests: int) -> tuple[float, Any]:
+    settings = msgspec.structs.replace(make_settings(depth=num_stages), sends_tokens=num_stages > 1)
+    core, executor = make_core(settings, staged(num_stages))
+    requests = []
+    for seed in range(num_requests):
+        executor.expect(seed, Script([9], STREAM + 100 * seed))
+        requests.append(make_request(f"{seed}", [seed], max_tokens=9, seed=seed, end_token_ids=(END_TOKEN,)))
+    collected = run(core, requests)
+    return executor.clock.now, collected.token_ids
+
+
+def test_stages_work_on_different_steps_at_once() -> None:
+    """A token passes all stages before the next one of its sequence: one sequence is not faster, several are."""
+    alone, tokens = seconds_and_tokens(1, 4)
+    assert alone == 9 * 12
+    assert seconds_and_tokens(4, 1)[0] == 9 * 12
+    in_four, same_tokens = seconds_and_tokens(4, 4)
+    assert same_tokens == tokens
+    # with a sequence in each of the four stages nothing waits, but for filling and emptying the pipeline
+    assert in_four <= 9 * 12 + 3 * 3
+    many, _ = seconds_and_tokens(1, 8)
+    in_four, _ = seconds_and_tokens(4, 8)
+    assert many == 9 * 12
+    assert in_four <= 9 * 12 + 3 * 3

@@ -15,7 +15,7 @@ from octavo.simulate import model_facts
 from octavo.simulate.cost_model import StepWork
 from octavo.simulate.device import device_names, read_device
 from octavo.simulate.model_facts import ModelFacts, facts_of, read_model_facts
-from octavo.simulate.presets import preset, roofline
+from octavo.simulate.presets import Layout, preset, roofline
 
 LLAMA: dict[str, Any] = {
     "hidden_size": 4096,
@@ -66,9 +66,9 @@ def test_only_the_config_of_a_hub_model_is_fetched(tmp_path: Path, monkeypatch: 
     assert msgspec.structs.replace(read_model_facts(str(tmp_path / CONFIG)), name="name") == found
 
 
-def test_devices_that_share_layers_have_all_memory_and_rates_and_pay_for_all_reduces() -> None:
-    device = read_device("h100")
-    one, four = roofline(facts(), device), roofline(facts(), device, 4)
+def test_devices_that_share_layers_have_all_memory_and_rates_and_pay_for_collectives() -> None:
+    device = msgspec.structs.replace(read_device("h100"), channel_s=0.0)
+    one, four = roofline(facts(), device), roofline(facts(), device, Layout(tensor=4, reduce="sum"))
     assert four.kv_bytes_per_token == one.kv_bytes_per_token
     assert (four.device_bytes, four.bytes_per_s, four.flops_per_s) == (
         4 * one.device_bytes,
@@ -78,21 +78,44 @@ def test_devices_that_share_layers_have_all_memory_and_rates_and_pay_for_all_red
     # two all-reduces a layer: each takes 10 µs, and moves 2 · 3/4 of the activations of every token over a link
     assert four.step_s - one.step_s == pytest.approx(64 * 10e-6)
     assert four.token_s == pytest.approx(64 * (2 * 4096) * 1.5 / 450e9)
+    # four gathers: of what heads attend to, of what feeds forward, and of two sums, each 3/4 of the bytes
+    exact = roofline(facts(), device, Layout(tensor=4))
+    assert exact.step_s - one.step_s == pytest.approx(128 * 10e-6)
+    assert exact.token_s == pytest.approx(32 * 2 * (3 * 4096 + 14336) * 0.75 / 450e9)
     decode, prefill = StepWork(8, 8, 0, 8000), StepWork(1, 2048, 2048, 0, 2048 * 1024)
     assert 0.25 < four.step_seconds(decode, 16) / one.step_seconds(decode, 16) < 1
     assert 0.25 < four.step_seconds(prefill, 16) / one.step_seconds(prefill, 16) < 1
     assert four.prefill_tokens_per_s < 4 * one.prefill_tokens_per_s
 
 
+def test_stages_add_memory_and_what_is_sent_between_them() -> None:
+    device = read_device("h100")
+    one, two = roofline(facts(), device), roofline(facts(), device, Layout(pipeline=2))
+    assert (two.device_bytes, two.bytes_per_s, two.num_stages) == (2 * one.device_bytes, one.bytes_per_s, 2)
+    assert two.step_s - one.step_s == pytest.approx(device.channel_s + device.collective_s)
+    assert two.token_s == pytest.approx(2 * 4096 / 450e9)
+    assert 1.9 < two.prefill_tokens_per_s / one.prefill_tokens_per_s < 2
+    # sixteen devices are on two hosts
+    far = roofline(facts(), device, Layout(tensor=8, pipeline=2))
+    near = roofline(facts(), device, Layout(tensor=8))
+    assert far.step_s - near.step_s == pytest.approx(device.network_s)
+    assert far.token_s - near.token_s == pytest.approx(2 * 4096 / device.network_bytes_per_s)
+    with pytest.raises(ConfigError, match="pipeline_parallel_size is 33, must be at most the 32 layers of m"):
+        roofline(facts(), device, Layout(pipeline=33))
+
+
 def test_heads_of_keys_and_values_are_repeated_where_there_are_fewer_than_devices() -> None:
     device = read_device("h100")
-    assert roofline(facts(), device, 16).kv_bytes_per_token == 2 * roofline(facts(), device).kv_bytes_per_token
+    assert (
+        roofline(facts(), device, Layout(tensor=16)).kv_bytes_per_token
+        == 2 * roofline(facts(), device).kv_bytes_per_token
+    )
     for size in (3, 64):
         with pytest.raises(ConfigError, match=f"tensor_parallel_size is {size}, must divide the 32 attention heads"):
-            roofline(facts(), device, size)
+            roofline(facts(), device, Layout(tensor=size))
     alone = msgspec.structs.replace(device, link_bytes_per_s=None)
     with pytest.raises(ConfigError, match="has no link_bytes_per_s; add it to the device's file"):
-        roofline(facts(), alone, 2)
+        roofline(facts(), alone, Layout(tensor=2))
 
 
 def test_few_tokens_read_few_experts() -> None:
