@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -91,6 +91,20 @@ class EmbeddingOverride:
     """[overridden, embedding size], in the model's type."""
 
 
+class IntermediateTensors(NamedTuple):
+    """What one pipeline stage sends to the next."""
+
+    hidden: Tensor
+    """[tokens, hidden]"""
+    residual: Tensor | None
+    """[tokens, hidden]; the residual stream is the sum of both, or `hidden` alone where this is None."""
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """Those of the tensors that there are."""
+        return (self.hidden,) if self.residual is None else (self.hidden, self.residual)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInput:
     """What a model reads for one step. The worker's is valid until the next one is built: it has views of buffers."""
@@ -107,3 +121,5 @@ class ModelInput:
     """Vectors in place of token embeddings; None in nearly every step."""
     adapter_of_token: Tensor | None = None
     """int32 [tokens]: the index of each token's adapter, 0 for none; None where no token has one."""
+    received: IntermediateTensors | None = None
+    """What the pipeline stage before this one sent; None for the first stage."""

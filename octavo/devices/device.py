@@ -76,7 +76,7 @@ class LanguageModel(Protocol):
     """The part of a model that the model runner calls."""
 
     def __call__(self, batch: ModelInput) -> Tensor:
-        """Return the last hidden states [tokens, hidden]."""
+        """Return the last hidden states [tokens, hidden]; a pipeline stage that is not the last, what it sends."""
         ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -87,8 +87,8 @@ class LanguageModel(Protocol):
 class StepRun(Protocol):
     """A step without data, for the memory plan."""
 
-    def __call__(self, ops: Ops, attention: AttentionBackend, num_tokens: int, *, is_decode: bool = False) -> Tensor:
-        """Compute `num_tokens` tokens on the meta device, of one row each where `is_decode`, and return what remains.
+    def __call__(self, ops: Ops, attention: AttentionBackend, num_tokens: int, *, is_decode: bool = False) -> int:
+        """Compute `num_tokens` tokens on the meta device, of one row each where `is_decode`; return the result's bytes.
 
         Unless `is_decode`, logits of as many rows are computed as a step computes at once.
         """

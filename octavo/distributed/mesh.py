@@ -93,8 +93,15 @@ class Mesh:
         return f"{self.rank} of {self.size}{stages}{summed}"
 
     def layer_range(self, num_layers: int) -> range:
-        """Return the layers of this rank's pipeline stage; the first stages have one more where shares differ."""
+        """Return the layers of this rank's pipeline stage; the first stages have one more where shares differ.
+
+        Raises ConfigError where there are fewer layers than stages.
+        """
         stage, stages = self.pipeline.rank, self.pipeline.size
+        if num_layers < stages:
+            raise ConfigError(
+                f"pipeline_parallel_size is {stages}, must be at most {num_layers}, the layers of this model; lower it"
+            )
         least, extra = divmod(num_layers, stages)
         start = stage * least + min(stage, extra)
         return range(start, start + least + (stage < extra))

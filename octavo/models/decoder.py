@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from torch import Tensor, nn
 
-from octavo.attention.metadata import ModelInput
+from octavo.attention.metadata import IntermediateTensors, ModelInput
 from octavo.distributed.mesh import Mesh
 from octavo.layers.embedding import embedding_and_head
 from octavo.layers.layer import CachedLayer, Layer
@@ -15,15 +15,6 @@ from octavo.layers.norm import Norm, RMSNorm
 from octavo.models.config import DecoderConfig
 from octavo.ops.prepare_linear import TensorSpec
 from octavo.ops.registry import Ops
-
-
-class IntermediateTensors(NamedTuple):
-    """What one pipeline stage sends to the next."""
-
-    hidden: Tensor
-    """[tokens, hidden]"""
-    residual: Tensor | None
-    """[tokens, hidden]; the residual stream is the sum of both, or `hidden` alone where this is None."""
 
 
 class DecoderStack(nn.Module):
@@ -46,6 +37,9 @@ class DecoderStack(nn.Module):
     """The modules that only the first stage has."""
     LAST_STAGE: ClassVar[tuple[str, ...]] = ("norm", "lm_head")
     """The modules that only the last stage has."""
+
+    carries_residual = True
+    """Whether the layers return a residual beside x."""
 
     def __init__(
         self,
@@ -73,19 +67,12 @@ class DecoderStack(nn.Module):
                 if isinstance(each, CachedLayer):
                     each.cache_index, each.cache_group = cache_index, group_of[int(index)]
 
-    def forward(self, batch: ModelInput, received: IntermediateTensors | None = None) -> Tensor:
-        """Run the last stage, which may be the only one, on what the stage before it sent.
-
-        Returns the normalised last hidden state of every token, [tokens, hidden].
-        """
-        return self.normalize(*self.run_layers(batch, received))
-
-    def run_layers(self, batch: ModelInput, received: IntermediateTensors | None = None) -> IntermediateTensors:
-        """Run this stage's layers on `received`, or on the embedded tokens where it is the first stage."""
-        x, residual = (self._embed_tokens(batch), None) if received is None else received
+    def forward(self, batch: ModelInput) -> Tensor | IntermediateTensors:
+        """Return the normalised last hidden state of every token, [tokens, hidden]; or what the next stage receives."""
+        x, residual = (self._embed_tokens(batch), None) if batch.received is None else batch.received
         for layer in self.layers.values():
             x, residual = layer(x, residual, batch)
-        return IntermediateTensors(x, residual)
+        return self.normalize(x, residual) if self.is_last else IntermediateTensors(x, residual)
 
     def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
         """Make the first layer's input [tokens, hidden] from the token embeddings x [tokens, embedding_size]."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.attention.backend import AttentionBackend
+from octavo.attention.metadata import IntermediateTensors
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.safetensors_header import TensorInfo
 from octavo.core.model_shape import ModelShape
@@ -90,6 +91,14 @@ class LoadedModel:
         """Return the bytes that tables with a row for each position take per position."""
         rope = self.model.config.rope
         return 0 if rope is None else rope.table_bytes(1)
+
+    def received_buffers(self, num_tokens: int, device: torch.device | str) -> IntermediateTensors | None:
+        """Return room for what the stage before this one sends of a step of `num_tokens`; None for the first stage."""
+        if self.model.is_first:
+            return None
+        shape = num_tokens, self.shape.hidden_size
+        hidden = torch.empty(shape, dtype=self.dtype, device=device)
+        return IntermediateTensors(hidden, torch.empty_like(hidden) if self.model.carries_residual else None)
 
     def load(
         self,

@@ -125,6 +125,7 @@ class OPTForCausalLM(DecoderStack):
             ColumnLinear(c.hidden_size, c.embedding_size, Mesh.single()) if narrow and self.is_last else None
         )
         self.add = addition()
+        self.carries_residual = c.pre_norm
         if not c.final_norm:
             self.norm = None
 

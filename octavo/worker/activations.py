@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
-from torch import Tensor
 
 from octavo.attention.backend import AttentionBackend
 from octavo.attention.metadata import AttentionMetadata, ModelInput
@@ -11,7 +12,6 @@ from octavo.config.schema import SchedulerConfig
 from octavo.core.arithmetic import num_blocks_for
 from octavo.core.model_shape import ModelShape
 from octavo.devices.device import Device
-from octavo.models.decoder import IntermediateTensors
 from octavo.models.loader import LoadedModel
 from octavo.ops.registry import Ops
 from octavo.sampling.chunks import rows_per_chunk
@@ -64,19 +64,18 @@ class Activations:
         tables = 4 * self._num_rows * num_blocks_for(max_model_len, block_size) * len(shape.cache_groups)
         return self._fixed_bytes + workspace + tables
 
-    def _run(self, ops: Ops, attention: AttentionBackend, num_tokens: int, *, is_decode: bool = False) -> Tensor:
+    def _run(self, ops: Ops, attention: AttentionBackend, num_tokens: int, *, is_decode: bool = False) -> int:
         with self._opened.bound_dry(ops, attention) as model:
-            shape, received = self._opened.shape, None
+            batch = _dry_input(num_tokens, self._opened.shape)
             if not model.is_first:
-                sent = torch.empty((num_tokens, shape.hidden_size), dtype=self._opened.dtype, device="meta")
-                received = IntermediateTensors(sent, torch.empty_like(sent))
-            batch = _dry_input(num_tokens, shape)
+                batch = replace(batch, received=self._opened.received_buffers(num_tokens, "meta"))
+            result = model(batch)
             if not model.is_last:
-                return model.run_layers(batch, received).hidden
-            hidden: Tensor = model(batch, received)
+                return sum(part.nbytes for part in result.parts)
             if not is_decode:
-                model.compute_logits(hidden[: self._logits_rows])
-            return hidden
+                model.compute_logits(result[: self._logits_rows])
+            num_bytes: int = result.nbytes
+            return num_bytes
 
 
 def _dry_input(num_tokens: int, shape: ModelShape) -> ModelInput:

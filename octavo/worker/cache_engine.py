@@ -87,7 +87,8 @@ class CacheEngine:
         if len(self._arenas) == 1:
             return [(0, copies)]
         groups = [[copy for copy in copies if copy.group == group] for group in range(len(self._arenas))]
-        return [(group, each) for group, each in enumerate(groups) if each]
+        # a pipeline stage may have no layer of a group
+        return [(group, each) for group, each in enumerate(groups) if each and self._arenas[group].layers]
 
     def _host_tier(self, group: int) -> CacheTier:
         tier = self._host[group]

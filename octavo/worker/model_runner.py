@@ -17,7 +17,10 @@ from octavo.worker.sequence_state import Sequences
 
 
 class ModelRunner:
-    """Executes steps in their order. Without a sampler it draws nothing: its tokens come with the steps."""
+    """Executes steps in their order.
+
+    Without a sampler it draws nothing and returns no rows: its tokens come with the steps.
+    """
 
     def __init__(
         self,
@@ -55,9 +58,8 @@ class ModelRunner:
         rows = self._rows(step)
         batch = self._builder.build(rows)
         hidden = self.model(batch)  # [tokens, hidden]
-        if self._drawing is None:
-            outputs = [RowOutput(row.state.seq_id, row.state.epoch, []) for row in rows]
-        else:
+        outputs: list[RowOutput] = []
+        if self._drawing is not None:
             outputs = self._drawing.results(hidden, rows)
             self._append(rows, outputs)
         return ModelRunnerOutput(step_id=step.step_id, rows=outputs, swap_s=swap_s)

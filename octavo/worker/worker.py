@@ -29,6 +29,7 @@ from octavo.worker.cache_engine import Arena, CacheEngine
 from octavo.worker.memory import ModelSizes, divide_memory, longest_sequence
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.shared_sampler import shared
+from octavo.worker.stage import Stage
 from octavo.worker.step_watch import StepWatch, TimedModel
 
 if TYPE_CHECKING:
@@ -170,14 +171,17 @@ class Worker:
             )
             for group, each in zip(shape.cache_groups, limits.groups, strict=True)
         ]
-        cache = CacheEngine(arenas, backend.element_type, device)
+        model_of_rank = device.recorded(loaded, scheduler.max_num_seqs)
+        if self._mesh.pipeline.size > 1:
+            received = opened.received_buffers(scheduler.max_num_batched_tokens, device.torch_device)
+            model_of_rank = Stage(model_of_rank, self._mesh, received)
         self._runner = ModelRunner(
-            device.recorded(loaded, scheduler.max_num_seqs),
-            cache,
+            model_of_rank,
+            CacheEngine(arenas, backend.element_type, device),
             vocab_size=shape.vocab_size,
             block_size=limits.block_size,
             max_num_tokens=scheduler.max_num_batched_tokens,
-            sampler=shared(device.sampler(), self._mesh, shape.vocab_size),
+            sampler=shared(device.sampler(), self._mesh, shape.vocab_size) if loaded.is_last else None,
             tokens=device.token_store(),
         )
 

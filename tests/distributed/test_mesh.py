@@ -45,6 +45,11 @@ def test_ranks_of_one_stage_are_neighbours_and_stages_cover_all_layers_once() ->
     assert len({mesh.description for mesh in ranks}) == 6
 
 
+def test_more_stages_than_layers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="pipeline_parallel_size is 4, must be at most 3, the layers of this model"):
+        Mesh.of_rank(0, pipeline=4).layer_range(3)
+
+
 def test_layers_reach_the_ranks_of_their_stage_and_stages_their_counterparts() -> None:
     def work(mesh: Mesh) -> tuple[list[float], list[float]]:
         mine = torch.tensor([float(10 * mesh.pipeline.rank + mesh.tensor.rank)])

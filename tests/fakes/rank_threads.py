@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from octavo import LLM
 from octavo.config.schema import EngineConfig
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.mesh import Mesh
 from octavo.worker.worker import Worker
+from tests.distributed.threads import thread_meshes
 
 
 class ThreadRanks:
@@ -48,3 +54,14 @@ class ThreadRanks:
     def _on_all(self, work: Any) -> list[Any]:
         futures = [thread.submit(work, rank) for rank, thread in enumerate(self._threads)]
         return [future.result() for future in futures]
+
+
+@contextmanager
+def llm_of_ranks(path: Path, tensor: int = 1, pipeline: int = 1, **keywords: Any) -> Iterator[LLM]:
+    """An engine whose model is shared by so many ranks; `keywords` are arguments of the engine."""
+    with pytest.MonkeyPatch.context() as patch:
+        meshes = thread_meshes(tensor, pipeline)
+        patch.setattr("octavo.engine.engine_core.make_executor", lambda config, *_: ThreadRanks(config, meshes))
+        llm = LLM(str(path), **{"max_steps_in_flight": pipeline, "threads": 1, **keywords})
+    with llm:
+        yield llm

@@ -60,14 +60,13 @@ class Stages:
         self.compute_logits = stages[-1].compute_logits
 
     def __call__(self, batch: ModelInput) -> Tensor:
-        received = None
+        result: Any = None
         for stage in self._stages:
             own = stage.layer_range
-            local = replace(batch, kv_caches=batch.kv_caches[own.start : own.stop])
-            if stage.is_last:
-                return stage(local, received)
-            received = stage.run_layers(local, received)
-        raise AssertionError("there is a last stage")
+            result = stage(replace(batch, kv_caches=batch.kv_caches[own.start : own.stop], received=result))
+            assert stage.is_last or (result.residual is not None) == stage.carries_residual
+        assert isinstance(result, Tensor)
+        return result
 
 
 def load_stages(path: Path, *cuts: int) -> list[DecoderStack]:

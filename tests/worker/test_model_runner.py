@@ -253,7 +253,7 @@ def test_a_runner_that_draws_nothing_computes_the_tokens_that_are_sent() -> None
     stage, same = make_runner(draws=False)
     steps = [step([new_sequence(1, [3, 1, 4], [2, 5])], [row(1, 0, 3)])]
     drawn = tokens_of(drawing.execute(steps[0]))[0]
-    assert tokens_of(stage.execute(steps[0])) == [[]]
+    assert stage.execute(steps[0]).rows == []
     for position in range(3, 8):
         drafts = [0] if position == 5 else []
         later = step(rows=[row(1, position, 1 + len(drafts), token_ids=drawn[-1:], drafts=drafts)])

@@ -98,10 +98,12 @@ class CpuDevice:
             return total
         rows = min(MAX_ROWS, num_rows)
         library.num_calls = 0
-        hidden: list[torch.Tensor] = []
-        total += peak_bytes(lambda: hidden.append(runtime.record(lambda: run(ops, attention, rows, is_decode=True))[0]))
+        result_bytes: list[int] = []
+        total += peak_bytes(
+            lambda: result_bytes.append(runtime.record(lambda: run(ops, attention, rows, is_decode=True))[0])
+        )
         calls_bytes = library.num_calls * _CALL_BYTES
-        return total + runtime.recorded_bytes + MAX_RECORDINGS * (hidden[0].nbytes + calls_bytes)
+        return total + runtime.recorded_bytes + MAX_RECORDINGS * (result_bytes[0] + calls_bytes)
 
     @contextmanager
     def loading(self, plain_bytes: int, pages: Pages | None) -> Iterator[None]:

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from sys import getrefcount
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from octavo.platform import Platform
 
 if TYPE_CHECKING:
     from octavo import _native
+
+T = TypeVar("T")
 
 TYPE_CODES: Final[Mapping[torch.dtype, int]] = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 """How the library numbers element types."""
@@ -175,7 +177,7 @@ class CpuRuntime:
             memory.buffers[dtype] = [each for each in buffers if use_count(each[1]) != self._idle_uses]
         memory.held = sum(capacity for buffers in memory.buffers.values() for _, _, capacity in buffers)
 
-    def record(self, compute: Callable[[], Tensor], room: tuple[int, int] = (1, 1)) -> tuple[Tensor, _native.Recording]:
+    def record(self, compute: Callable[[], T], room: tuple[int, int] = (1, 1)) -> tuple[T, _native.Recording]:
         """Return what `compute` returns, and the kernel calls that it made.
 
         Memory that it takes by `empty` is given to recordings only, one after the other, and never given back: the
