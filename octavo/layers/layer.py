@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,12 @@ from octavo.quantization.method import UNQUANTIZED, WeightMethod
 T = TypeVar("T")
 
 
+Parts = tuple[tuple[slice, ...], ...]
+"""Indices of parts of a tensor: `tensor[part]` for each part."""
+
+WHOLE: Final[Parts] = ((),)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
     """One checkpoint tensor that a layer reads."""
@@ -30,8 +36,8 @@ class TensorSlot:
     fill: Callable[[Tensor], None]
     """Makes it, or this rank's share of it, the parameter or a part of it, in the parameter's type. The tensor may be a
     view of a mapped file; it stays as it is until the layer is finished."""
-    parts: tuple[tuple[slice, ...], ...] = ((),)
-    """The indices of what `fill` reads of it: `stored[part]` for each part. All of it by default."""
+    parts: Parts = WHOLE
+    """What `fill` reads of it. The rest may be whatever lies there."""
     required: bool = True
     """False for a tensor that may be absent: it repeats what another layer holds, and is filled after all others."""
 

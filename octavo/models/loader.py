@@ -26,7 +26,7 @@ from octavo.models.decoder import DecoderStack
 from octavo.models.packed_cache import PackedCache, made_of
 from octavo.models.packed_folder import PackedFolder
 from octavo.models.registry import resolve_model
-from octavo.models.weight_files import FLOATS, StoredTensor, progress_bar, read_ahead, stored_tensors
+from octavo.models.weight_files import FLOATS, StoredTensor, Wanted, progress_bar, read_ahead, stored_tensors
 from octavo.ops.codes import NotFinite
 from octavo.ops.registry import Ops
 from octavo.quantization.method import UNQUANTIZED, WeightMethod
@@ -307,20 +307,21 @@ def _fill(checkpoint: Checkpoint, model: DecoderStack, device: torch.device | st
     if not checkpoint.tensors():  # archives have no headers, which would have been checked before
         check_tensors(checkpoint, model, stored)
     slots, arrivals = tensor_slots(model), _Arrivals(model)
-    wanted = [tensor for tensor in stored if strip_prefix(model, tensor.name) in slots]
+    wanted = [(slots[name], tensor) for tensor in stored if (name := strip_prefix(model, tensor.name)) in slots]
     # what repeats other tensors is compared with them, so it comes last
-    wanted.sort(key=lambda tensor: not slots[strip_prefix(model, tensor.name)].required)
+    wanted.sort(key=lambda pair: not pair[0].required)
+    reads = [Wanted(tensor, slot.parts) for slot, tensor in wanted]
     show: AbstractContextManager[Callable[[int], None]] = nullcontext(lambda _: None)
     if progress:
-        show = progress_bar(f"Loading {checkpoint.path.name}", sum(tensor.nbytes for tensor in wanted))
+        show = progress_bar(f"Loading {checkpoint.path.name}", sum(each.nbytes for each in reads))
     with show as advance:
-        for tensor, values in read_ahead(wanted, _READ_AHEAD_BYTES):
+        for (slot, tensor), (read, values) in zip(wanted, read_ahead(reads, _READ_AHEAD_BYTES), strict=True):
             try:
-                arrivals.take(slots[strip_prefix(model, tensor.name)], values.to(device))
+                arrivals.take(slot, values.to(device))
             except CheckpointError as error:
                 raise CheckpointError(f"{checkpoint.path}: {error}") from error
             tensor.release()
-            advance(tensor.nbytes)
+            advance(read.nbytes)
 
 
 def _check_names(

@@ -13,13 +13,14 @@ from functools import partial
 from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from octavo.config.safetensors_header import TensorInfo, read_header
 from octavo.errors import CheckpointError
+from octavo.layers.layer import Parts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,10 +46,27 @@ class StoredTensor:
     shape: tuple[int, ...]
     nbytes: int
     file: Path
-    values: Callable[[], Tensor]
-    """Returns a view of the file with its pages in memory. Raises CheckpointError."""
+    values: Callable[[Parts], Tensor]
+    """Returns a view of the file with the pages of some parts in memory. Raises CheckpointError."""
     release: Callable[[], None] = lambda: None
     """Releases its pages. A view that is still read gets them back from the file."""
+
+
+class Wanted(NamedTuple):
+    """A tensor, and what is read of it."""
+
+    tensor: StoredTensor
+    parts: Parts
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the parts."""
+        shape = self.tensor.shape
+        elements = sum(
+            prod(len(range(size)[index]) for size, index in zip(shape, part, strict=False)) * prod(shape[len(part) :])
+            for part in self.parts
+        )
+        return self.tensor.nbytes * elements // (prod(shape) or 1)
 
 
 def stored_tensors(path: Path) -> Iterator[StoredTensor]:
@@ -62,19 +80,19 @@ def stored_tensors(path: Path) -> Iterator[StoredTensor]:
         yield from _tensors_of_archive(path)
 
 
-def read_ahead(tensors: Iterable[StoredTensor], limit_bytes: int) -> Iterator[tuple[StoredTensor, Tensor]]:
-    """Yield each tensor with its values, which a thread reads while the caller works on the one before.
+def read_ahead(wanted: Iterable[Wanted], limit_bytes: int) -> Iterator[tuple[Wanted, Tensor]]:
+    """Yield each tensor with its values, of which a thread reads the parts while the caller works on the one before.
 
     Besides the tensor that the caller has, at most `limit_bytes` are read, or a single larger tensor.
     """
-    waiting: deque[tuple[StoredTensor, Future[Tensor]]] = deque()
+    waiting: deque[tuple[Wanted, Future[Tensor]]] = deque()
     reader = ThreadPoolExecutor(1, thread_name_prefix="octavo-reader")
     try:
-        for tensor in tensors:
-            while waiting and sum(each.nbytes for each, _ in islice(waiting, 1, None)) + tensor.nbytes > limit_bytes:
+        for each in wanted:
+            while waiting and sum(other.nbytes for other, _ in islice(waiting, 1, None)) + each.nbytes > limit_bytes:
                 first, future = waiting.popleft()
                 yield first, future.result()
-            waiting.append((tensor, reader.submit(tensor.values)))
+            waiting.append((each, reader.submit(each.tensor.values, each.parts)))
         while waiting:
             first, future = waiting.popleft()
             yield first, future.result()
@@ -119,7 +137,7 @@ def _tensors_of_safetensors(path: Path) -> Iterator[StoredTensor]:
         yield StoredTensor(info.name, info.dtype, info.shape, info.nbytes, path, values, release)
 
 
-def _mapped(pages: mmap.mmap, info: TensorInfo) -> Tensor:
+def _mapped(pages: mmap.mmap, info: TensorInfo, parts: Parts) -> Tensor:
     dtype = _TYPES[info.dtype]
     count = prod(info.shape)
     if not count:
@@ -128,8 +146,12 @@ def _mapped(pages: mmap.mmap, info: TensorInfo) -> Tensor:
         values = torch.frombuffer(pages, dtype=torch.uint8, count=info.nbytes, offset=info.offset).clone().view(dtype)
     else:
         values = torch.frombuffer(pages, dtype=dtype, count=count, offset=info.offset)
-    values[:: max(1, mmap.PAGESIZE // dtype.itemsize)].sum()
-    return values.view(info.shape)
+    values = values.view(info.shape)
+    for part in parts:
+        read = values[part]
+        read = read.view(-1) if read.is_contiguous() else read
+        read[..., :: max(1, mmap.PAGESIZE // dtype.itemsize)].sum()  # an element of each page
+    return values
 
 
 def _release(pages: mmap.mmap, info: TensorInfo) -> None:
@@ -156,4 +178,8 @@ def _tensors_of_archive(path: Path) -> Iterator[StoredTensor]:
         if value.layout is not torch.strided:
             raise CheckpointError(f"{path}: {name} is stored as {value.layout}, expected a dense tensor")
         dtype = _NAMES.get(value.dtype, str(value.dtype))
-        yield StoredTensor(name, dtype, tuple(value.shape), value.nbytes, path, value.detach)
+        yield StoredTensor(name, dtype, tuple(value.shape), value.nbytes, path, partial(_of_archive, value))
+
+
+def _of_archive(value: Tensor, parts: Parts) -> Tensor:
+    return value.detach()

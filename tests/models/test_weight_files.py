@@ -16,7 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from octavo.errors import CheckpointError
-from octavo.models.weight_files import StoredTensor, progress_bar, read_ahead, stored_tensors
+from octavo.layers.layer import WHOLE, Parts
+from octavo.models.weight_files import StoredTensor, Wanted, progress_bar, read_ahead, stored_tensors
+from tests.fakes.resident import resident_bytes
 
 
 def test_safetensors_and_archives_hold_the_same(tmp_path: Path) -> None:
@@ -25,7 +27,7 @@ def test_safetensors_and_archives_hold_the_same(tmp_path: Path) -> None:
     torch.save(tensors, tmp_path / "pytorch_model.bin")
     torch.save(tensors, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
     for name in ("model.safetensors", "pytorch_model.bin", "old.bin"):
-        found = {each.name: each.values() for each in stored_tensors(tmp_path / name)}
+        found = {each.name: each.values(WHOLE) for each in stored_tensors(tmp_path / name)}
         assert found.keys() == tensors.keys()
         assert all(torch.equal(found[key], tensors[key]) for key in tensors)
 
@@ -44,7 +46,7 @@ def test_views_of_a_file_can_be_released_and_read_again(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.arange(5000.0), "b": torch.arange(7.0), "c": torch.empty(0, 3), "d": torch.tensor(2.5)}, path)
     tensors = {each.name: each for each in stored_tensors(path)}
-    views = {name: each.values() for name, each in tensors.items()}
+    views = {name: each.values(WHOLE) for name, each in tensors.items()}
     for each in tensors.values():
         each.release()
     assert torch.equal(views["a"], torch.arange(5000.0))
@@ -53,20 +55,43 @@ def test_views_of_a_file_can_be_released_and_read_again(tmp_path: Path) -> None:
     assert views["d"].item() == 2.5
 
 
+@pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="needs Linux's account of a process's pages")
+def test_parts_of_a_tensor_are_read_alone(tmp_path: Path) -> None:
+    rows, dim = 8, 1 << 20
+    stored = torch.arange(rows, dtype=torch.float32).unsqueeze(1).expand(rows, dim).contiguous()
+    save_file({"a": stored}, tmp_path / "model.safetensors")
+    beside = 1 << 19  # which the system maps beside pages that are read
+    (tensor,) = stored_tensors(tmp_path / "model.safetensors")
+    for parts, share in (
+        (((slice(2, 4),),), 1 / 4),
+        (((slice(0, 1),), (slice(5, 6),)), 1 / 4),
+        (((slice(0, 4), slice(0, dim // 2)),), 1 / 4),
+        (((slice(0, 0),),), 0),
+        (WHOLE, 1),
+    ):
+        wanted = Wanted(tensor, parts)
+        assert wanted.nbytes == share * stored.nbytes
+        values = tensor.values(parts)
+        assert 0 <= resident_bytes(values) - share * stored.nbytes <= 4 * beside
+        assert all(torch.equal(values[part], stored[part]) for part in parts)
+        del values
+        tensor.release()
+
+
 def test_values_at_odd_places_are_read(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [1, 9]}}).encode()
     values = torch.tensor([1.5, -2.0])
     path.write_bytes(len(header).to_bytes(8, "little") + header + b"x" + values.numpy().tobytes())
     (tensor,) = stored_tensors(path)
-    assert torch.equal(tensor.values(), values)
+    assert torch.equal(tensor.values(WHOLE), values)
 
 
 def test_what_is_written_to_a_view_never_reaches_the_file(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(10)}, path)
     before = path.read_bytes()
-    next(stored_tensors(path)).values().zero_()
+    next(stored_tensors(path)).values(WHOLE).zero_()
     assert path.read_bytes() == before
 
 
@@ -88,10 +113,10 @@ class Shelf:
 
     def __init__(self, *sizes: int) -> None:
         self.reads: list[int] = []
-        self.tensors = [self.tensor(index, size) for index, size in enumerate(sizes)]
+        self.wanted = [Wanted(self.tensor(index, size), WHOLE) for index, size in enumerate(sizes)]
 
     def tensor(self, index: int, size: int) -> StoredTensor:
-        def read() -> Tensor:
+        def read(parts: Parts) -> Tensor:
             self.reads.append(index)
             return torch.full((size,), index, dtype=torch.uint8)
 
@@ -102,8 +127,8 @@ def test_reading_goes_on_while_the_caller_works_but_never_too_far() -> None:
     shelf = Shelf(10, 10, 10, 100, 10, 10)
     order = []
     # two small ones fit beside the caller's, the large one is read when nothing else waits
-    for (tensor, values), expected in zip(read_ahead(shelf.tensors, limit_bytes=20), (3, 3, 3, 6, 6, 6), strict=True):
-        order.append((tensor.name, int(values[0])))
+    for (wanted, values), expected in zip(read_ahead(shelf.wanted, limit_bytes=20), (3, 3, 3, 6, 6, 6), strict=True):
+        order.append((wanted.tensor.name, int(values[0])))
         deadline = time.monotonic() + 10
         while len(shelf.reads) < expected and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -114,7 +139,7 @@ def test_reading_goes_on_while_the_caller_works_but_never_too_far() -> None:
 
 def test_a_caller_that_gives_up_stops_the_reader() -> None:
     shelf = Shelf(*[10] * 100)
-    ahead = read_ahead(shelf.tensors, limit_bytes=50)
+    ahead = read_ahead(shelf.wanted, limit_bytes=50)
     next(ahead)
     ahead.close()
     assert len(shelf.reads) <= 6

@@ -1,4 +1,4 @@
-"""Rows of a table, copied."""
+"""Rows of a table, copied, and those of one rank's share."""
 
 from __future__ import annotations
 
@@ -28,4 +28,35 @@ def make_embedding(runtime: CpuRuntime) -> Callable[..., Tensor]:
     return embedding
 
 
-IMPLEMENTATIONS = (Implementation("embedding", "native", make_embedding),)
+def make_share_ids(runtime: CpuRuntime) -> Callable[..., Tensor]:
+    """Make `octavo.ops.vocabulary.share_ids` likewise."""
+    kernel, empty = runtime.cpu.share_ids, runtime.empty
+
+    def share_ids(ids: Tensor, start: int, rows: int, total: int) -> Tensor:
+        assert ids.dtype is torch.int64, "tokens are int64"
+        ids = dense(ids)
+        out = empty((ids.shape[0],), torch.int64)
+        kernel(ids.data_ptr(), out.data_ptr(), ids.shape[0], start, rows, total)
+        return out
+
+    return share_ids
+
+
+def make_share_rows(runtime: CpuRuntime) -> Callable[..., Tensor]:
+    """Make `octavo.ops.vocabulary.share_rows` likewise."""
+    kernel = runtime.cpu.share_rows
+
+    def share_rows(found: Tensor, ids: Tensor, start: int, rows: int) -> Tensor:
+        assert found.is_contiguous(), "rows that are written over lie side by side"
+        tokens, dim = found.shape
+        kernel(dense(ids).data_ptr(), found.data_ptr(), tokens, dim * found.element_size(), start, rows)
+        return found
+
+    return share_rows
+
+
+IMPLEMENTATIONS = (
+    Implementation("embedding", "native", make_embedding),
+    Implementation("share_ids", "native", make_share_ids),
+    Implementation("share_rows", "native", make_share_rows),
+)
