@@ -10,6 +10,7 @@ from octavo.cli.start import mention_demonstration_model
 from octavo.cli.terminal import say
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.config.explain import model_facts, platform_facts, render_facts, render_operators
+from octavo.config.schema import EngineConfig
 from octavo.platform import Platform
 
 _WEIGHTS = ("*.safetensors*", "*.bin*")
@@ -23,16 +24,36 @@ def explain(*, given: Given) -> int:
 
     from octavo.config.checkpoint import Checkpoint
     from octavo.config.resolve import configure
-    from octavo.worker.worker import Worker
 
     config = configure(_without_weights(args))
-    worker = Worker(config)
-    plan = worker.prepare()
+    plans, operators = prepared(config)
     say(render_facts("model", model_facts(config, Checkpoint.open(Path(config.model.path)))), end="\n\n")
     say(render_facts("machine", platform_facts(Platform.detect())), end="\n\n")
-    say(plan.render(), end="\n\n")
-    say(render_operators(worker.op_choices()))
+    for plan in plans:
+        say(plan, end="\n\n")
+    say(render_operators(operators))
     return 0
+
+
+def prepared(config: EngineConfig) -> tuple[list[str], list[tuple[str, str, str]]]:
+    """Return the memory plan of the ranks of each pipeline stage, as text, and the choices of operators.
+
+    Ranks are asked one after the other, in this process and without the others. Raises ConfigError.
+    """
+    from octavo.engine.engine_core import agreed
+    from octavo.worker.worker import Worker
+
+    tensor, stages = config.device.tensor_parallel_size, config.device.pipeline_parallel_size
+    workers = [Worker(config, rank=tensor * stage, open_mesh=lambda place, *_: place) for stage in range(stages)]
+    plans = agreed([worker.prepare() for worker in workers])
+    if tensor * stages == 1:
+        return [plans[0].render()], workers[0].op_choices()
+    texts = [f"{_ranks(tensor * stage, tensor)}: {plan.render()}" for stage, plan in enumerate(plans)]
+    return texts, workers[0].op_choices()
+
+
+def _ranks(first: int, count: int) -> str:
+    return f"rank {first}" if count == 1 else f"each of ranks {first} to {first + count - 1}"
 
 
 def _without_weights(args: EngineArgs) -> EngineArgs:

@@ -69,7 +69,7 @@ class EngineCore:
         """
         executor = make_executor(config, on_death)
         try:
-            plan = _agreed(executor.call("prepare"))
+            plan = agreed(executor.call("prepare"))[0]
             limits = plan.cache
             executor.call(
                 "allocate",
@@ -235,13 +235,12 @@ class EngineCore:
             self._on_shutdown()
 
 
-def _agreed(plans: list[MemoryPlan]) -> MemoryPlan:
-    """Return the plan of the first rank, with as many blocks of each group as every rank has room for."""
+def agreed(plans: list[MemoryPlan]) -> list[MemoryPlan]:
+    """Return the plans of ranks with as many blocks of each group as every rank has room for."""
     groups = list(zip(*(each.cache.groups for each in plans), strict=True))
-    return plans[0].limited_to(
-        [min(each.num_blocks for each in group) for group in groups],
-        [min(each.num_host_blocks for each in group) for group in groups],
-    )
+    num_blocks = [min(each.num_blocks for each in group) for group in groups]
+    num_host_blocks = [min(each.num_host_blocks for each in group) for group in groups]
+    return [each.limited_to(num_blocks, num_host_blocks) for each in plans]
 
 
 def _fitting_max_model_len(model: ModelConfig, limits: CacheLimits) -> int:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from octavo.cli.explain import _without_weights
+from octavo.cli.explain import _without_weights, prepared
 from octavo.cli.main import EXIT_ERROR, main
 from octavo.config.args import EngineArgs
+from octavo.config.resolve import configure
 from tests.fakes.checkpoints import edit_config
 
 
@@ -60,3 +63,16 @@ def test_a_checkpoint_without_weights_can_be_explained(
     edit_config(tmp_path, architectures=["Gemma2ForCausalLM"])
     assert main(["explain", str(tmp_path)]) == EXIT_ERROR
     assert "there is no model family Gemma2 yet" in capsys.readouterr().err
+
+
+def test_each_stage_has_a_plan_with_the_blocks_that_every_rank_has_room_for(tiny_model: str) -> None:
+    config = configure(EngineArgs(model=tiny_model, kv_cache_memory="8MiB"))
+    (alone,), operators = prepared(config)
+    assert alone.startswith("memory plan (")
+    device = dataclasses.replace(config.device, tensor_parallel_size=2, pipeline_parallel_size=2)
+    plans, _ = prepared(msgspec.structs.replace(config, device=device))
+    assert [plan.partition(": ")[0] for plan in plans] == ["each of ranks 0 to 1", "each of ranks 2 to 3"]
+    assert len({re.findall(r"([\d,]+) blocks of 16", plan)[0] for plan in plans}) == 1
+    weights = [float(re.findall(r"weights +([\d.]+) KiB", plan)[0]) for plan in (alone, *plans)]
+    assert weights[1] + weights[2] < weights[0]
+    assert ("device", "cpu") in {operator[:2] for operator in operators}
