@@ -20,6 +20,7 @@ from octavo.core.messages import (
     CoreReady,
     EngineCoreRequest,
     SchedulerStats,
+    StepOutputs,
 )
 from octavo.core.outputs import PinnedPrefix, RequestOutput
 from octavo.core.prompt import Prompt, PromptLike
@@ -27,13 +28,13 @@ from octavo.core.request_limits import check_logprob_entries
 from octavo.core.request_options import RequestKeywords, RequestOptions
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
-from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, checked_ttl_s, open_tokenizer
 from octavo.engine.metrics import Metrics
 from octavo.engine.output_processor import OpenRequest, OutputProcessor, in_turns
+from octavo.engine.replicas import Replicas
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
-from octavo.errors import EngineDeadError, InvalidRequest
+from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest
 
 if TYPE_CHECKING:
     from octavo.engine.template_budget import RenderLimits
@@ -48,24 +49,22 @@ _log = logging.getLogger(__name__)
 class AsyncLLM:
     """A model behind an event loop. Make one with `await AsyncLLM.start(args)`; use it on that loop only.
 
-    stats: state of the engine after its latest step. metrics: Prometheus collectors. ready: what the core measured.
+    metrics: Prometheus collectors. ready: what the core measured.
     """
 
     def __init__(
         self,
         config: EngineConfig,
-        client: ProcessClient,
+        client: Replicas,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.ready: CoreReady = client.ready
-        self.stats = SchedulerStats(
-            num_blocks=client.ready.cache.num_blocks, num_host_blocks=client.ready.cache.num_host_blocks
-        )
-        self.metrics = Metrics(config.model.served_model_names[0])
-        self.metrics.observe_stats(self.stats)
+        self.metrics = Metrics(config.model.served_model_names[0], len(client.stats_of_each))
+        for number, stats in enumerate(client.stats_of_each):
+            self.metrics.observe_stats(stats, number)
         self._client = client
         self.input_setup: InputSetup | None = InputSetup(
             config.model, client.ready, config.scheduler.max_num_seqs, config.cache.enable_prefix_caching
@@ -78,19 +77,19 @@ class AsyncLLM:
 
     @classmethod
     async def start(cls, args: EngineArgs, core: SpawnedCore | None = None) -> AsyncLLM:
-        """Find the model and start its engine in the process `core`, or in one of its own.
+        """Find the model and start its engine in the process `core`, or in one of its own; replicas in more of them.
 
         Raises ConfigError, CheckpointError or UnsupportedModel.
         """
         with core or SpawnedCore() as core:
             config = await asyncio.to_thread(configure, args)
-            starting = asyncio.create_task(ProcessClient.start(config, core))
+            starting = asyncio.create_task(Replicas.start(config, core))
             try:
                 tokenizer, chat_template = await asyncio.to_thread(_open_tokenizer, config.model)
             except BaseException:
                 starting.cancel()
                 [started] = await asyncio.gather(starting, return_exceptions=True)
-                if isinstance(started, ProcessClient):  # it was quicker than the tokenizer
+                if isinstance(started, Replicas):  # it was quicker than the tokenizer
                     await started.shutdown()
                 raise
             client = await starting
@@ -99,11 +98,17 @@ class AsyncLLM:
 
     @property
     def is_running(self) -> bool:
-        """Return False once the core has died or `shutdown` was called."""
+        """Return False once no core is left that may be started again, or `shutdown` was called."""
         return self._client.is_running
 
+    @property
+    def stats(self) -> SchedulerStats:
+        """Return the state of the engine after its latest step, of several replicas the sum."""
+        return self._client.stats
+
     async def check_health(self) -> None:
-        """Raise EngineDeadError when the core has died, EngineUnresponsiveError when it is stopped or hung.
+        """Raise EngineDeadError when no core is left, EngineRestartingError while none is ready, and
+        EngineUnresponsiveError when all that are ready are stopped or hung.
 
         A long step is neither. Returns within milliseconds, or in doubt within two seconds.
         """
@@ -225,8 +230,15 @@ class AsyncLLM:
         """Return the result of a control call to the core (`stats`, `reset_prefix_cache`, …), as built-in types."""
         return await self._client.call(method, *arguments)
 
+    async def drain(self, replica: int = 0, *, stop: bool = False) -> int:
+        """Move the open requests of a replica to others and start it again, or stop it; return their number.
+
+        With a single replica they wait until it has been started again. Raises InvalidRequest.
+        """
+        return await self._client.drain(replica, stops=stop)
+
     async def wait_dead(self) -> EngineDeadError:
-        """Wait until the core has died, or `shutdown` was called, and return the error with the reason."""
+        """Wait until the last core is given up, or `shutdown` was called, and return the error with the reason."""
         return await asyncio.shield(self._dead)
 
     async def shutdown(self) -> None:
@@ -257,26 +269,26 @@ class AsyncLLM:
             if self._dead.done():
                 raise self._dead.result()
             self._client.send(AddRequests(list(requests)))
-        except (EngineDeadError, InvalidRequest, asyncio.CancelledError):
+        except (EngineDeadError, EngineRestartingError, InvalidRequest, asyncio.CancelledError):
             for each in opened:
                 self._output.abort(each.request_id)
             raise
         return opened
 
     async def _receive(self) -> None:
-        """Process outputs of the core until it dies."""
+        """Process outputs of the cores until the last one is given up."""
         try:
-            while True:
-                step = await self._client.receive()
-                self.stats = step.stats
-                self.metrics.observe_stats(step.stats)
-                for number, outputs in enumerate(in_turns(step.outputs)):
-                    if number:
-                        await asyncio.sleep(0)
-                    for stop in self._output.process(outputs).stops:
-                        self._client.send(stop)
+            await self._client.run(self._process, self._output.to_resume)
         except EngineDeadError as error:
             self._die(error)
+
+    async def _process(self, replica: int, step: StepOutputs) -> None:
+        self.metrics.observe_stats(step.stats, replica)
+        for number, outputs in enumerate(in_turns(step.outputs)):
+            if number:
+                await asyncio.sleep(0)
+            for stop in self._output.process(outputs).stops:
+                self._client.send(stop)
 
     def _die(self, error: EngineDeadError) -> None:
         if not self._dead.done():

@@ -8,6 +8,8 @@
     │   ├── ContextTooLong       the prompt does not fit the model's context
     │   └── RequestTooLarge      the request can never fit the KV cache, even alone
     ├── RequestFailed            an accepted request ended with an error of its own
+    ├── EngineUnresponsiveError  the engine core is stopped or hangs; it may go on, or is started again
+    ├── EngineRestartingError    the engine core has gone and is being started again
     └── EngineDeadError          the engine core has gone; nothing can be served any more
 
 The message is one line for a person: what, where, and what to do. Nothing else is raised on purpose, so any other
@@ -76,6 +78,12 @@ class EngineDeadError(OctavoError, RuntimeError):
 
 class EngineUnresponsiveError(OctavoError, RuntimeError):
     """The engine core is stopped by a signal, or hangs; it may go on."""
+
+
+class EngineRestartingError(OctavoError, RuntimeError):
+    """No engine core is ready; one is being started again. The request can be sent again after `retry_after_s`."""
+
+    retry_after_s = 5
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -91,7 +91,7 @@ def native_build() -> tuple[str, list[str]]:
 def core_shares(count: int) -> list[list[int]]:
     """Return the processors that each of `count` processes gets, out of those that this process may run on.
 
-    Shares are neighbours: hardware threads of one core, then cores of one socket. A processor is in several shares
+    Shares are neighbours: hardware threads of one core, then cores of one NUMA node. A processor is in several shares
     only where there are fewer processors than shares.
     """
     processors = sorted(os.sched_getaffinity(0), key=_place) if hasattr(os, "sched_getaffinity") else [0]
@@ -101,10 +101,12 @@ def core_shares(count: int) -> list[list[int]]:
     return [processors[start:stop] for start, stop in pairwise(bounds)]
 
 
-def _place(processor: int) -> tuple[int, int, int]:
-    """Return socket, core and number of a processor."""
-    topology = Path(f"/sys/devices/system/cpu/cpu{processor}/topology")
-    return _read_int(topology / "physical_package_id") or 0, _read_int(topology / "core_id") or 0, processor
+def _place(processor: int) -> tuple[int, int, int, int]:
+    """Return socket, NUMA node, core and number of a processor."""
+    directory = Path(f"/sys/devices/system/cpu/cpu{processor}")
+    node = next((int(each.name.removeprefix("node")) for each in directory.glob("node[0-9]*")), 0)
+    socket, core = (_read_int(directory / "topology" / name) or 0 for name in ("physical_package_id", "core_id"))
+    return socket, node, core, processor
 
 
 def _native() -> tuple[str | None, tuple[str, ...]]:

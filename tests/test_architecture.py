@@ -77,6 +77,7 @@ MAY_SEE_WHOLE_CONFIG = {
     "octavo.worker.identity.Identity.of",
     "octavo.engine.llm_engine.LLMEngine.__init__",
     "octavo.async_llm.AsyncLLM.__init__",
+    "octavo.engine.replicas.Replicas.start",
 }
 """Where parts are put together: the two halves of the core, what is begun before them, what ranks compare, and the two
 fronts."""

@@ -17,6 +17,8 @@ from octavo.core.outputs import PinnedPrefix, RequestError, RequestOutput
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.core_client import ProcessClient
+from octavo.engine.replica import Replica
+from octavo.engine.replicas import Replicas
 from octavo.engine.tokenizer import LONG_TEXT_CHARS
 from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestFailed
 from tests.fakes.byte_tokenizer import byte_tokenizer
@@ -34,7 +36,7 @@ async def serving(tmp_path: Path, core: Any | None = None, **model: Any) -> Asyn
     tokenizer = byte_tokenizer(tmp_path)
     template = ChatTemplate.find(tmp_path, tokenizer)
     async with served_core(core or ScriptedCore()) as client:
-        llm = AsyncLLM(engine_config(str(tmp_path), **model), client, tokenizer, template)
+        llm = AsyncLLM(engine_config(str(tmp_path), **model), Replicas([Replica(0, client)]), tokenizer, template)
         try:
             yield llm
         finally:
@@ -304,8 +306,8 @@ async def test_metrics_follow_the_engine(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_core_process_ignores_interrupts_and_its_death_is_told() -> None:
-    llm = await AsyncLLM.start(EngineArgs(num_gpu_blocks_override=128, threads=1))
-    process = llm._client._core.process
+    llm = await AsyncLLM.start(EngineArgs(num_gpu_blocks_override=128, threads=1, max_core_restarts=0))
+    process = llm._client._replicas[0].client._core.process
     assert process is not None
     try:
         process.send_signal(signal.SIGINT)
@@ -327,10 +329,10 @@ async def test_core_process_ignores_interrupts_and_its_death_is_told() -> None:
 
 @pytest.mark.slow
 async def test_core_process_ends_by_itself_when_its_front_is_gone() -> None:
-    llm = await AsyncLLM.start(EngineArgs(num_gpu_blocks_override=128, threads=1))
-    process = llm._client._core.process
+    llm = await AsyncLLM.start(EngineArgs(num_gpu_blocks_override=128, threads=1, max_core_restarts=0))
+    process = llm._client._replicas[0].client._core.process
     assert process is not None
-    llm._client._writer.transport.abort()
+    llm._client._replicas[0].client._writer.transport.abort()
     assert await asyncio.to_thread(process.wait, 30) == 0
     await llm.shutdown()
 

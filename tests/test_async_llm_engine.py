@@ -15,6 +15,8 @@ from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
 from octavo.core.outputs import RequestOutput
 from octavo.core.sampling_params import SamplingParams
+from octavo.engine.replica import Replica
+from octavo.engine.replicas import Replicas
 from octavo.errors import CheckpointError, EngineDeadError
 from tests.fakes.byte_tokenizer import byte_tokenizer
 from tests.fakes.core import ScriptedCore, engine_config
@@ -32,7 +34,7 @@ async def starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterat
         async def start(args: EngineArgs) -> AsyncLLM:
             started.append(args)
             client = await cores.enter_async_context(served_core(ScriptedCore()))
-            return AsyncLLM(engine_config(str(tmp_path)), client, byte_tokenizer(tmp_path))
+            return AsyncLLM(engine_config(str(tmp_path)), Replicas([Replica(0, client)]), byte_tokenizer(tmp_path))
 
         monkeypatch.setattr(AsyncLLM, "start", start)
         yield started

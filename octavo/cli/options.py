@@ -37,6 +37,7 @@ _GROUPS = (
     "Memory and cache",
     "Scheduling",
     "Device",
+    "Replicas",
     "Logging",
     "Configuration",
     "Options",
@@ -46,7 +47,7 @@ _GROUPS = (
 _NOT_FOR_A_TERMINAL = ("output_kind", "detokenize", "logprobs", "prompt_logprobs", "spaces_between_special_tokens")
 """Sampling parameters that shape the output object, not the text."""
 
-_OF_A_SERVER = ("served_model_name", "disable_log_stats")
+_OF_A_SERVER = ("served_model_name", "disable_log_stats", "data_parallel_size", "router", "max_core_restarts")
 
 
 def heading(name: str) -> Group:
@@ -103,14 +104,14 @@ def with_options(
     Where two classes have a field of the same name (`seed`), the class that is named first has the flag. Engine
     arguments that only a server uses are left out where it is none.
     """
-    without = (*without, *(() if ServerArgs in classes else _OF_A_SERVER))
+    of_server = () if ServerArgs in classes else _OF_A_SERVER
 
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "given"]
         options: dict[str, inspect.Parameter] = {}
         for cls in classes:
             for parameter in _flags(cls):
-                if parameter.name not in without:
+                if parameter.name not in without and not (cls is EngineArgs and parameter.name in of_server):
                     options.setdefault(parameter.name, parameter)
         if model == "positional":
             options["model"] = options["model"].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)

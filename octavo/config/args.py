@@ -350,9 +350,44 @@ class ObservabilityArgs:
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReplicaArgs:
+    """How many engines there are behind one front, and what follows when one of them dies."""
+
+    heading: ClassVar = "Replicas"
+
+    data_parallel_size: Annotated[
+        int,
+        Arg(
+            "Engines with the whole model behind one server or AsyncLLM, each in a process of its own with an equal "
+            "share of the processors and of the memory; limits of queues and sequences hold for each.",
+            ge=1,
+            le=256,
+        ),
+    ] = 1
+    router: Annotated[
+        str,
+        Arg(
+            "Which replica gets a request: the one that was sent the longest part of its prompt unless it is too busy "
+            "(prefix-aware), the one with the fewest open requests, each in turn, or the same one for all requests "
+            "with one cache_salt, or without it of one user or API key (session).",
+            choices=("prefix-aware", "least-loaded", "round-robin", "session"),
+        ),
+    ] = "prefix-aware"
+    max_core_restarts: Annotated[
+        int,
+        Arg(
+            "How often a replica whose process died or froze is started again within ten minutes; its requests go on. "
+            "0: its open requests end with an error.",
+            ge=0,
+            le=1000,
+        ),
+    ] = 3
+
+
 @names_its_arguments
 @dataclass(frozen=True, kw_only=True)
-class EngineArgs(ObservabilityArgs, DeviceArgs, SchedulerArgs, CacheArgs, ModelArgs):
+class EngineArgs(ReplicaArgs, ObservabilityArgs, DeviceArgs, SchedulerArgs, CacheArgs, ModelArgs):
     """What a person wrote about the engine, checked field by field; `resolve()` makes the configuration of it.
 
     Raises ConfigError naming the argument, its value, its limit and what to do.

@@ -7,7 +7,15 @@ import logging
 from pathlib import Path
 from typing import Any, cast
 
-from octavo.config.args import CacheArgs, DeviceArgs, EngineArgs, ModelArgs, ObservabilityArgs, SchedulerArgs
+from octavo.config.args import (
+    CacheArgs,
+    DeviceArgs,
+    EngineArgs,
+    ModelArgs,
+    ObservabilityArgs,
+    ReplicaArgs,
+    SchedulerArgs,
+)
 from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_object
 from octavo.config.effects import without_effect
 from octavo.config.schema import (
@@ -19,6 +27,7 @@ from octavo.config.schema import (
     GenerationDefault,
     ModelConfig,
     ObservabilityConfig,
+    ReplicaConfig,
     SchedulerConfig,
 )
 from octavo.core.sampling_params import SamplingParams
@@ -76,11 +85,20 @@ def resolve(
     Raises ConfigError where arguments contradict each other or the checkpoint.
     """
     max_model_len = _max_model_len(args, checkpoint)
-    if args.threads is not None and args.threads > platform.cores:
+    num_replicas = args.data_parallel_size
+    most_threads = max(1, platform.cores // num_replicas)
+    if args.threads is not None and args.threads > most_threads:
+        share = "" if num_replicas == 1 else f" for each of {num_replicas} replicas"
         raise ConfigError(
-            f"threads is {args.threads}, must be at most {platform.cores}, the processors that this process may use "
-            "(its affinity mask and the quota of its control group): more would wait for each other; lower it or "
+            f"threads is {args.threads}, must be at most {most_threads}{share}, the processors that this process may "
+            "use (its affinity mask and the quota of its control group): more would wait for each other; lower it or "
             "leave it out"
+        )
+    if num_replicas > platform.cores:
+        _log.warning(
+            "data_parallel_size is %d, but there are %d processors: the replicas take turns",
+            num_replicas,
+            platform.cores,
         )
     dtype = _dtype(args, checkpoint)
     return EngineConfig(
@@ -108,11 +126,12 @@ def resolve(
             **_values(args, DeviceArgs)
             | {
                 "device": _device(args),
-                "threads": args.threads or platform.cores,
+                "threads": args.threads or most_threads,
                 "user_set_threads": args.threads is not None,
             }
         ),
         observability=ObservabilityConfig(**_values(args, ObservabilityArgs)),
+        replicas=ReplicaConfig(**_values(args, ReplicaArgs)),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from octavo.config.args import CacheArgs, DeviceArgs, ModelArgs, ObservabilityArgs, SchedulerArgs
+from octavo.config.args import CacheArgs, DeviceArgs, ModelArgs, ObservabilityArgs, ReplicaArgs, SchedulerArgs
 from octavo.config.args import PreemptionMode as PreemptionMode
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -103,6 +103,27 @@ class DeviceConfig(DeviceArgs):
 ObservabilityConfig = ObservabilityArgs
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReplicaConfig(ReplicaArgs):
+    """The replicas, and which of them a core is.
+
+    number: the place of this replica among them. cpus: the processors that it may run on; empty for all.
+    """
+
+    number: int = 0
+    cpus: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Return how log lines and errors call the core."""
+        return "core" if self.data_parallel_size == 1 else f"core {self.number}"
+
+    @property
+    def resumes_requests(self) -> bool:
+        """Return whether requests go on when their core dies."""
+        return self.data_parallel_size > 1 or self.max_core_restarts > 0
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All sections together."""
 
@@ -111,3 +132,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: SchedulerConfig
     device: DeviceConfig
     observability: ObservabilityConfig = ObservabilityConfig()
+    replicas: ReplicaConfig = ReplicaConfig()

@@ -28,7 +28,7 @@ _NOT_YET: Final = {
     "disable_chunked_mm_input image_input_type",
     "input of embeddings is": "enable_prompt_embeds",
     "pooling and embedding of text is": "runner convert task pooler_config override_pooler_config",
-    "serving from several processes or machines is": "data_parallel_size data_parallel_rank data_parallel_start_rank "
+    "serving from several processes or machines is": "data_parallel_rank data_parallel_start_rank "
     "data_parallel_size_local data_parallel_address data_parallel_rpc_port data_parallel_backend "
     "data_parallel_hybrid_lb data_parallel_external_lb distributed_executor_backend decode_context_parallel_size "
     "prefill_context_parallel_size enable_expert_parallel all2all_backend enable_eplb eplb_config enable_dbo "

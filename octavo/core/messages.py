@@ -127,8 +127,14 @@ class EngineCoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=Fals
 
 
 class SchedulerStats(msgspec.Struct, kw_only=True):
-    """The state of the engine after a step. Token counts are totals since the start, the others are current values."""
+    """The state of the engine after a step. The fields from `num_steps` on are totals since the start, those before it
+    are current values. Of several replicas it is the sum.
 
+    num_ready: cores that work; the front counts them. num_restarts: times that a core was started again after its
+    death, and num_resumed: requests that went on after one; the front counts these too.
+    """
+
+    num_ready: int = 1
     num_running: int = 0
     num_waiting: int = 0
     num_swapped: int = 0
@@ -147,6 +153,18 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     num_swapped_out_blocks: int = 0
     num_swapped_in_blocks: int = 0
     num_recomputed_tokens: int = 0
+    num_restarts: int = 0
+    num_resumed: int = 0
+
+    def totals(self) -> SchedulerStats:
+        """Return the totals alone, as of an engine that has ended."""
+        fields = self.__struct_fields__
+        return SchedulerStats(
+            num_ready=0, **{name: getattr(self, name) for name in fields[fields.index("num_steps") :]}
+        )
+
+    def __add__(self, other: SchedulerStats) -> SchedulerStats:
+        return SchedulerStats(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
     @property
     def num_preemptions_by_recompute(self) -> int:
@@ -179,6 +197,8 @@ class Decision(msgspec.Struct, kw_only=True):
     request_id: str
     because: str
     tenant: str | None = None
+    replica: int | None = None
+    """Where there are several, the number of the replica; the front sets it."""
 
 
 class RequestTimeline(msgspec.Struct, kw_only=True):
@@ -191,6 +211,8 @@ class RequestTimeline(msgspec.Struct, kw_only=True):
     num_preemptions: int
     events: list[tuple[float, str]]
     tenant: str | None = None
+    replica: int | None = None
+    """As in `Decision`."""
 
 
 class StepTimes(msgspec.Struct):
@@ -206,11 +228,16 @@ class StepTimes(msgspec.Struct):
 
 
 class StepOutputs(msgspec.Struct, kw_only=True, omit_defaults=True, tag="outputs"):
-    """All outputs of one step, and the state after it. `times` is set while `time_steps` is on."""
+    """All outputs of one step, and the state after it. `times` is set while `time_steps` is on.
+
+    began: requests that the step which is about to run computes for the first time, in a message without outputs that
+    is sent before it: the front knows from it which requests a core had in hand when it died.
+    """
 
     outputs: list[EngineCoreOutput]
     stats: SchedulerStats
     times: StepTimes | None = None
+    began: list[str] = []
 
 
 class CallResult(msgspec.Struct, kw_only=True, tag="result"):

@@ -48,6 +48,7 @@ class ProcessClient:
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
         self._error: EngineDeadError | None = None
+        self._killed_because: str | None = None
         self._health = CoreHealth(lambda: self.call(PING), None if core is None else core.process.pid)
 
     @classmethod
@@ -104,7 +105,7 @@ class ProcessClient:
         while self._error is None:
             body = await frames.read_async(self._reader)
             if body is None:
-                self._die(await _how_it_ended(self._core))
+                self._die(self._killed_because or await _how_it_ended(self._core))
                 break
             message = self._decoder.decode(body)
             if isinstance(message, StepOutputs):
@@ -128,6 +129,14 @@ class ProcessClient:
             return await result
         finally:
             self._calls.pop(call_id, None)
+
+    def kill(self, because: str) -> None:
+        """Kill the core's process, or close the connection of one that has none; it dies with this message."""
+        self._killed_because = because
+        if self._core is None:
+            self._writer.transport.abort()
+        else:
+            self._core.process.kill()
 
     async def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
         """End the core and wait for its process, with force when it takes longer than `timeout_s`. Idempotent."""

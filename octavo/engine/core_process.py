@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -34,6 +37,7 @@ from octavo.core.messages import (
     ToCore,
 )
 from octavo.core.processes import report_failure
+from octavo.engine.announced_executor import AnnouncedExecutor
 from octavo.errors import OctavoError
 from octavo.executor.executor import import_ahead
 from octavo.logging import set_up
@@ -46,6 +50,9 @@ STATS_INTERVAL_S: Final = 0.5
 
 RELEASE_AFTER_S: Final = 60.0
 """How long a core is idle before it releases memory that later steps would use again."""
+
+ORPHAN_S: Final = 5.0
+"""How long a core may run on when its front has gone."""
 
 HUNG_AFTER_S: Final = 60.0
 HUNG_FACTOR: Final = 20.0
@@ -155,8 +162,8 @@ class _Server:
                 self._inbox.put(message)
                 if isinstance(message, Shutdown):
                     return  # the connection is about to be closed, so it must not be read again
-        except (BrokenPipeError, ConnectionResetError):
-            return  # the front has gone
+        except OSError:
+            return  # the front has gone, or the core is ending
         finally:
             self._inbox.put(Shutdown())
 
@@ -174,13 +181,21 @@ class _Server:
 
 
 def serve_core(
-    core: EngineCore, connection: socket.socket, max_tokens_per_step: int = 0, inbox: Inbox | None = None
+    core: EngineCore,
+    connection: socket.socket,
+    max_tokens_per_step: int = 0,
+    inbox: Inbox | None = None,
+    *,
+    announces: bool = False,
 ) -> None:
     """Serve one front until it sends Shutdown or closes the connection. Raises what the core raises.
 
-    A CoreFailed that another thread puts into `inbox` ends the core with this failure.
+    A CoreFailed that another thread puts into `inbox` ends the core with this failure. announces: the front is sent
+    which requests a step begins, before the step.
     """
     server = _Server(core, connection, max_tokens_per_step, inbox)
+    if announces:
+        core.executor = AnnouncedExecutor.around(core, server.send)
     reader = threading.Thread(target=server.read_messages, name="octavo-front", daemon=True)
     try:
         server.send(core.ready)
@@ -205,9 +220,11 @@ def main() -> int:
         if body is None:
             return 0
         config = msgspec.msgpack.decode(body, type=EngineConfig)
-        set_up(config.observability.log_level, role="core")
+        set_up(config.observability.log_level, role=config.replicas.name)
+        threading.Thread(target=_end_after_front, args=(connection,), name="octavo-orphan", daemon=True).start()
+        run_on(config.replicas.cpus)
         try:
-            _build_and_serve(config, connection)
+            _build_and_serve(config, connection, announces=config.replicas.resumes_requests)
         except OctavoError as error:
             report_failure(connection, CoreFailed(message=str(error), kind=type(error).__name__))
             return 1
@@ -219,15 +236,31 @@ def main() -> int:
     return 0
 
 
-def _build_and_serve(config: EngineConfig, connection: socket.socket) -> None:
+def _build_and_serve(config: EngineConfig, connection: socket.socket, *, announces: bool) -> None:
     from octavo.engine.engine_core import EngineCore
 
     inbox: Inbox = SimpleQueue()
     core = EngineCore.build(config, on_death=lambda reason: inbox.put(CoreFailed(message=reason)))
     try:
-        serve_core(core, connection, config.scheduler.max_num_batched_tokens, inbox)
+        serve_core(core, connection, config.scheduler.max_num_batched_tokens, inbox, announces=announces)
     finally:
         core.shutdown()
+
+
+def run_on(cpus: Sequence[int]) -> None:
+    """Keep the process, and the threads that it has by now, to these processors; none are all of them."""
+    for thread in Path("/proc/self/task").glob("*") if cpus else ():
+        os.sched_setaffinity(int(thread.name), cpus)
+
+
+def _end_after_front(connection: socket.socket) -> None:
+    """Wait until the front has closed the connection, and end the process if it has not ended itself a while later: it
+    may load a model for minutes, or hang."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    poll.poll()
+    time.sleep(ORPHAN_S)
+    os._exit(1)
 
 
 def run() -> NoReturn:

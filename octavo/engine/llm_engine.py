@@ -23,7 +23,7 @@ from octavo.engine.chat_template import ChatOptions, ChatTemplate, Message
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, checked_ttl_s, open_tokenizer
 from octavo.engine.output_processor import OpenRequest, OutputProcessor, Processed
 from octavo.engine.tokenizer import Tokenizer
-from octavo.errors import EngineDeadError
+from octavo.errors import ConfigError, EngineDeadError
 
 if TYPE_CHECKING:
     from octavo.engine.engine_core import EngineCore
@@ -65,6 +65,11 @@ class LLMEngine:
         """
         from octavo.engine.engine_core import EngineCore
 
+        if args.data_parallel_size > 1:
+            raise ConfigError(
+                f"data_parallel_size is {args.data_parallel_size}, and an engine in process (LLM) is one; leave it "
+                "out, or use AsyncLLM or octavo serve"
+            )
         config = configure(
             dataclasses.replace(args, max_queued_requests=None, max_queued_tokens=None, seed=args.seed or 0)
         )

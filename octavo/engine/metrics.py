@@ -43,6 +43,7 @@ _GAUGES: Final = {
     "kv_cache_used_blocks": _Family(
         "KV blocks in use.", {"device": "num_used_blocks", "host": "num_used_host_blocks"}, "tier"
     ),
+    "cores_ready": _plain("Engine cores that work.", "num_ready"),
     "kv_cache_blocks": _Family("KV blocks there are.", {"device": "num_blocks", "host": "num_host_blocks"}, "tier"),
 }
 _COUNTERS: Final = {
@@ -62,6 +63,8 @@ _COUNTERS: Final = {
     ),
     "recomputed_tokens": _plain("Tokens computed once more after a preemption.", "num_recomputed_tokens"),
     "engine_steps": _plain("Steps of the engine.", "num_steps"),
+    "core_restarts": _plain("Times that an engine core was started again after its death.", "num_restarts"),
+    "requests_resumed": _plain("Requests that went on after the death or the drain of their core.", "num_resumed"),
 }
 """Totals since the start. Names are vLLM's where it has the same metric."""
 
@@ -70,12 +73,15 @@ _REFUSAL_CODES: Final = ("queue_full", "deadline_unreachable")
 
 
 class Metrics:
-    """Collectors fed with the state after each step and with every request that ends. One thread at a time."""
+    """Collectors fed with the state after each step and with every request that ends. One thread at a time.
 
-    def __init__(self, model_name: str) -> None:
+    Of several replicas the states have the label `engine`, a replica's number.
+    """
+
+    def __init__(self, model_name: str, num_replicas: int = 1) -> None:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name}
-        self._last = SchedulerStats()
+        self._last = [SchedulerStats() for _ in range(num_replicas)]
         self._gauges = self._children(Gauge, _GAUGES)
         self._counters = self._children(Counter, _COUNTERS)
         self._refused = Counter(
@@ -110,14 +116,14 @@ class Metrics:
         self._prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
         self._output_length = self._histogram("request_generation_tokens", "Tokens of a generated sequence.", _TOKENS)
 
-    def observe_stats(self, stats: SchedulerStats) -> None:
-        """Add the state after a step."""
-        for attribute, gauge in self._gauges.items():
+    def observe_stats(self, stats: SchedulerStats, replica: int = 0) -> None:
+        """Add the state of a replica after a step."""
+        last, self._last[replica] = self._last[replica], stats
+        for attribute, gauge in self._gauges[replica].items():
             gauge.set(getattr(stats, attribute))
-        for attribute, counter in self._counters.items():
+        for attribute, counter in self._counters[replica].items():
             # stats of a core are totals; Prometheus counts differences
-            counter.inc(max(0, getattr(stats, attribute) - getattr(self._last, attribute)))
-        self._last = stats
+            counter.inc(max(0, getattr(stats, attribute) - getattr(last, attribute)))
 
     def observe_refusal(self, code: str) -> None:
         """Count a request that was refused. It has no latency, and its prompt was not computed."""
@@ -156,14 +162,18 @@ class Metrics:
         """Return all metrics in Prometheus' text format (`CONTENT_TYPE`)."""
         return generate_latest(self.registry)
 
-    def _children(self, kind: type[_Collector], families: Mapping[str, _Family]) -> dict[str, _Collector]:
-        """Return a collector for each attribute of SchedulerStats."""
-        children: dict[str, _Collector] = {}
+    def _children(self, kind: type[_Collector], families: Mapping[str, _Family]) -> list[dict[str, _Collector]]:
+        """Return for each replica a collector for each attribute of SchedulerStats."""
+        count = len(self._last)
+        own_label = [{"engine": str(number)} if count > 1 else {} for number in range(count)]
+        labels: list[dict[str, str]] = [self._labels | each for each in own_label]
+        children: list[dict[str, _Collector]] = [{} for _ in labels]
         for name, family in families.items():
-            labels = ["model_name", family.label] if family.label else ["model_name"]
-            collector = kind(f"octavo:{name}", family.doc, labels, registry=self.registry)
-            for value, attribute in family.attributes.items():
-                children[attribute] = collector.labels(**self._labels, **({family.label: value} if value else {}))
+            names = [*labels[0], family.label] if family.label else list(labels[0])
+            collector = kind(f"octavo:{name}", family.doc, names, registry=self.registry)
+            for child, own in zip(children, labels, strict=True):
+                for value, attribute in family.attributes.items():
+                    child[attribute] = collector.labels(**own, **({family.label: value} if value else {}))
         return children
 
     def _histogram(self, name: str, doc: str, buckets: Sequence[float]) -> Histogram:

@@ -14,7 +14,14 @@ import msgspec
 from starlette.responses import Response
 
 from octavo.core.outputs import RequestError
-from octavo.errors import EngineDeadError, EngineUnresponsiveError, InvalidRequest, OctavoError, RequestFailed
+from octavo.errors import (
+    EngineDeadError,
+    EngineRestartingError,
+    EngineUnresponsiveError,
+    InvalidRequest,
+    OctavoError,
+    RequestFailed,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +107,9 @@ def as_api_error(error: Exception, request_id: str = "") -> ApiError:
         return ApiError(400, str(error), param=error.field, code=error.code)
     if isinstance(error, EngineDeadError):
         return ApiError(503, f"the engine has stopped: {error}", code="engine_dead")
+    if isinstance(error, EngineRestartingError):
+        headers = {"Retry-After": str(error.retry_after_s)}
+        return ApiError(503, str(error), code="engine_restarting", headers=headers)
     if isinstance(error, EngineUnresponsiveError):
         return ApiError(503, str(error), code="engine_unresponsive")
     if isinstance(error, RequestFailed):

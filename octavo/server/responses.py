@@ -243,6 +243,7 @@ class DecisionEntry(Struct, frozen=True, kw_only=True):
     request_id: str
     because: str
     tenant: str | None
+    replica: int | None
 
 
 class DecisionList(Struct, frozen=True):
@@ -269,6 +270,7 @@ class Timeline(Struct, frozen=True, kw_only=True):
     completion_tokens: int
     preemptions: int
     events: list[TimelineEvent]
+    replica: int | None
 
 
 class TimelineList(Struct, frozen=True):

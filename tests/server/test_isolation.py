@@ -12,6 +12,8 @@ import pytest
 from octavo.async_llm import AsyncLLM
 from octavo.config.server_args import ServerArgs
 from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.replica import Replica
+from octavo.engine.replicas import Replicas
 from octavo.server.serving import StopSignals, serve_until_stopped
 from tests.fakes.byte_tokenizer import byte_tokenizer
 from tests.fakes.core import engine_config
@@ -41,7 +43,7 @@ class ServedEngine(Served):
         tokenizer = byte_tokenizer(self._directory)
         template = ChatTemplate.find(self._directory, tokenizer)
         async with served_core(make_core(num_blocks=512, max_num_seqs=2)) as client:
-            llm = AsyncLLM(engine_config(str(self._directory)), client, tokenizer, template)
+            llm = AsyncLLM(engine_config(str(self._directory)), Replicas([Replica(0, client)]), tokenizer, template)
             self.loop.call_soon(self._up.set)
             try:
                 return await serve_until_stopped(llm, self.args, listener, self.signals)

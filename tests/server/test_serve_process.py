@@ -175,7 +175,7 @@ def test_server_answers_rests_and_ends_with_a_signal(start: Callable[..., Server
 
 
 def test_core_that_is_killed_fails_open_requests_and_the_server(start: Callable[..., ServerProcess]) -> None:
-    server = start()
+    server = start("--max-core-restarts", "0")
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
         name = client.models.list().data[0].id
         stream = client.completions.create(

@@ -65,4 +65,5 @@ def _timeline(timeline: RequestTimeline, offset_s: float) -> Timeline:
         completion_tokens=timeline.num_generated_tokens,
         preemptions=timeline.num_preemptions,
         events=[TimelineEvent(time=at, wall_time=at + offset_s, event=event) for at, event in timeline.events],
+        replica=timeline.replica,
     )

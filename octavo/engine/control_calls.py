@@ -1,0 +1,65 @@
+"""Control calls to several cores: one result made of theirs, and the pins that a core which is started again gets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from operator import add
+from typing import Any, Final
+
+import msgspec
+
+from octavo.core.messages import Call, SchedulerStats
+
+_NOT_WAITED_FOR: Final = 0
+"""The id of calls whose result nothing waits for."""
+
+
+class Pins:
+    """The pins that calls have set and that have not ended."""
+
+    def __init__(self) -> None:
+        self._until: dict[tuple[Any, ...], float] = {}
+
+    def note(self, method: str, arguments: tuple[Any, ...], result: Any) -> None:
+        """Note a control call that was made."""
+        match method, arguments:
+            case "pin_prefix", (token_ids, ttl_s, *key):
+                now = time.monotonic()
+                self._until = {pin: until for pin, until in self._until.items() if until > now}
+                self._until[tuple(token_ids), *key] = now + ttl_s
+            case "unpin_prefix", (token_ids, *key):
+                self._until.pop((tuple(token_ids), *key), None)
+            case "reset_prefix_cache", _ if result:
+                self._until.clear()
+
+    def calls(self) -> Iterator[Call]:
+        """Yield the calls that set the pins in another core."""
+        now = time.monotonic()
+        for (token_ids, *key), until in self._until.items():
+            if until > now:
+                yield Call(_NOT_WAITED_FOR, "pin_prefix", [list(token_ids), until - now, *key])
+
+
+def merged(method: str, values: Sequence[tuple[int, Any]]) -> Any:
+    """Return one result of a control call from those of several replicas, given with their numbers."""
+    results = [value for _, value in values]
+    match method:
+        case "stats":
+            return msgspec.to_builtins(reduce(add, msgspec.convert(results, list[SchedulerStats])))
+        case "reset_prefix_cache":
+            return all(results)
+        case "unpin_prefix":
+            return any(results)
+        case "pin_prefix":
+            return min(results, key=lambda pinned: (pinned["num_tokens"], pinned["num_cached_tokens"]))
+        case "decisions" | "timelines":
+            entries = [entry | {"replica": number} for number, value in values for entry in value]
+            return sorted(entries, key=_time_of)
+    return results[0]
+
+
+def _time_of(entry: dict[str, Any]) -> float:
+    """Return the time of a decision, or that of the last event of a timeline."""
+    return float(entry["time"] if "time" in entry else entry["events"][-1][0])

@@ -1,0 +1,166 @@
+"""One engine core behind the front, which is started again when it dies or freezes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+
+from octavo.core.messages import CoreReady, SchedulerStats, StepOutputs
+from octavo.engine.core_client import ProcessClient
+from octavo.errors import EngineDeadError, EngineUnresponsiveError, OctavoError
+
+WINDOW_S: Final = 600.0
+"""Restarts are counted over this time."""
+
+BACK_OFF_S: Final = 1.0
+"""The wait before the second restart in `WINDOW_S`; each further one is twice as long. The first does not wait."""
+_MOST_BACK_OFF_S: Final = 30.0
+
+WATCH_S: Final = 1.0
+"""How long a core with open requests may send nothing before its health is checked."""
+
+FROZEN_AFTER_S: Final = 10.0
+"""How long a core may be stopped or hung until it is killed and started again."""
+
+Start = Callable[[int, CoreReady, int], Awaitable[ProcessClient]]
+"""Starts another core: for a replica's number, after a core with these limits, the how-manieth time."""
+
+_log = logging.getLogger(__name__)
+
+
+class Replica:
+    """A core and those that replace it.
+
+    is_draining: its core is ended on request. is_stopped: no other follows. has_given_up: none is started any more.
+    num_open: its requests that have not ended. stats: the state after its latest step; totals count from the start of
+    the first core. suspect: the id of the one request that runs here although it was running when a core died.
+    """
+
+    def __init__(self, number: int, client: ProcessClient, start: Start | None = None, max_restarts: int = 0) -> None:
+        self.number = number
+        self.client = client
+        self.is_ready = True
+        self.is_draining = False
+        self.num_open = 0
+        self.suspect: str | None = None
+        self.is_stopped = False
+        self.has_given_up = False
+        self.stats = self._idle_stats()
+        self._start = start
+        self._max_restarts = max_restarts
+        self._restarted_at: deque[float] = deque(maxlen=max(1, max_restarts))
+        self._num_starts = 0
+        self._before: SchedulerStats | None = None
+        self._busy = asyncio.Event()
+
+    def _idle_stats(self) -> SchedulerStats:
+        cache = self.client.ready.cache
+        return SchedulerStats(num_blocks=cache.num_blocks, num_host_blocks=cache.num_host_blocks)
+
+    @property
+    def can_restart(self) -> bool:
+        """Return whether another core may follow the one that has died or is drained."""
+        return self._start is not None and not self.is_stopped and (self._max_restarts > 0 or self.is_draining)
+
+    def open(self) -> None:
+        """Count a request that the core is sent."""
+        self.num_open += 1
+        self._busy.set()
+
+    def close(self) -> None:
+        """Count a request that has ended, or is moved elsewhere."""
+        self.num_open -= 1
+        if not self.num_open:
+            self._busy.clear()
+
+    def note(self, step: StepOutputs) -> None:
+        """Note the state after a step, whose totals count from the start of the first core from now on."""
+        if self._before is not None:
+            step.stats = self._before + step.stats
+        self.stats = step.stats
+
+    def end(self, num_resumed: int) -> None:
+        """Note that the core has gone, and that so many of its requests go on elsewhere or later."""
+        self.is_ready = False
+        totals = self.stats.totals()
+        totals.num_resumed += num_resumed
+        self.stats = self._before = totals
+
+    async def replace(self, error: EngineDeadError) -> None:
+        """Start another core, after a drained one at once.
+
+        Raises EngineDeadError when that was tried too often, or the replica is not to be started again.
+        """
+        await self.client.shutdown(0.0)
+        if self._start is None or not self.can_restart:
+            raise EngineDeadError("it was drained") if self.is_draining else error
+        while True:
+            if not self.is_draining:
+                await self._wait_turn(error)
+            self._num_starts += 1
+            try:
+                self.client = await self._start(self.number, self.client.ready, self._num_starts)
+            except (OctavoError, OSError) as failure:
+                error, self.is_draining = EngineDeadError(str(failure)), False
+                continue
+            assert self._before is not None, "the core before has ended"
+            # a new object: others may hold the old one, to count from it
+            self._before = msgspec.structs.replace(
+                self._before, num_ready=0, num_restarts=self._before.num_restarts + (not self.is_draining)
+            )
+            self.stats = self._before + self._idle_stats()
+            self.is_ready, self.is_draining = True, False
+            return
+
+    async def _wait_turn(self, error: EngineDeadError) -> None:
+        """Wait until another restart may begin. Raises EngineDeadError when there were too many."""
+        restarted_at, now = self._restarted_at, time.monotonic()
+        while restarted_at and now - restarted_at[0] > WINDOW_S:
+            restarted_at.popleft()
+        if len(restarted_at) >= self._max_restarts:
+            raise EngineDeadError(
+                f"{error}; it was started again {self._max_restarts} times within {WINDOW_S / 60:g} minutes "
+                "(max_core_restarts), and is given up"
+            )
+        wait_s = min(_MOST_BACK_OFF_S, BACK_OFF_S * 2 ** (len(restarted_at) - 1)) if restarted_at else 0.0
+        restarted_at.append(now)
+        _log.error(
+            "replica %d: %s; starting it again%s (%d of %d in %g minutes)",
+            self.number,
+            error,
+            f" in {wait_s:g} s" if wait_s else "",
+            len(restarted_at),
+            self._max_restarts,
+            WINDOW_S / 60,
+        )
+        await asyncio.sleep(wait_s)
+
+    async def watch(self) -> None:
+        """Kill a core that has open requests and is stopped or hung for `FROZEN_AFTER_S`, until cancelled.
+
+        Waits, without a timer, while there are no requests.
+        """
+        frozen_since: float | None = None
+        while True:
+            await self._busy.wait()
+            stats = self.stats
+            await asyncio.sleep(WATCH_S)
+            if not self.is_ready or self.stats is not stats:
+                frozen_since = None
+                continue
+            try:
+                await self.client.check_health()
+            except EngineUnresponsiveError as error:
+                frozen_since = time.monotonic() if frozen_since is None else frozen_since
+                if time.monotonic() - frozen_since >= FROZEN_AFTER_S:
+                    self.client.kill(f"{error}; after {FROZEN_AFTER_S:g} s it was killed")
+            except EngineDeadError:
+                frozen_since = None  # the receiver of its outputs replaces it
+            else:
+                frozen_since = None

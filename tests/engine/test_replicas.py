@@ -1,0 +1,336 @@
+"""Cores that die, freeze or are drained in mid-stream: every request ends as if nothing had happened, or by name."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from octavo.async_llm import AsyncLLM
+from octavo.core.outputs import PinnedPrefix, RequestOutput
+from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.engine import replica as replica_module
+from octavo.engine.router import LeastLoaded, RoundRobin
+from octavo.errors import EngineDeadError, EngineRestartingError, EngineUnresponsiveError, InvalidRequest
+from tests.fakes.core import ScriptedCore, core_ready, endless
+from tests.fakes.engine import make_core
+from tests.fakes.fleet import Deadly, Slow, fleet, kill
+
+pytestmark = pytest.mark.anyio
+
+PROMPTS = [[number % 7 + 1, number, number + 3, *range(4, 4 + number % 5)] for number in range(32)]
+
+
+@pytest.fixture(autouse=True)
+def _no_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "BACK_OFF_S", 0.001)
+
+
+def real_core(**options: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        core = make_core(**({"num_blocks": 512, "max_num_seqs": 64, "max_num_batched_tokens": 64} | options))
+        core.executor = Slow(core.executor)
+        return core
+
+    return make
+
+
+def params_of(number: int) -> SamplingParams:
+    """Seeded, two sequences, penalties, log-probabilities; some with a stop string of one or two characters."""
+    kind = OutputKind.DELTA if number % 2 else OutputKind.CUMULATIVE
+    stop = [chr(number % 40 + 1), "\x07\x08"] if number % 3 == 0 else None
+    return SamplingParams(
+        max_tokens=30 + number, seed=number, n=1 + number % 2, logprobs=2, stop=stop, presence_penalty=0.5,
+        repetition_penalty=1.1, min_tokens=number % 4, output_kind=kind, temperature=0.9,
+    )  # fmt: skip
+
+
+async def whole(llm: AsyncLLM, number: int, prompt: list[int] | None = None) -> Any:
+    """All that a caller reads of a request: by sequence text, tokens, log-probabilities, ends; and the usage."""
+    sequences: dict[int, Any] = {}
+    async for output in llm.generate(prompt or PROMPTS[number], params_of(number)):
+        assert output.error is None, output.error
+        for each in output.outputs:
+            if number % 2 and each.index in sequences:
+                old = sequences[each.index]
+                each = msgspec.structs.replace(
+                    each,
+                    text=old.text + each.text,
+                    token_ids=old.token_ids + each.token_ids,
+                    logprobs=old.logprobs + each.logprobs,
+                    text_offsets=old.text_offsets + each.text_offsets,
+                )
+            sequences[each.index] = each
+        usage = len(output.prompt_token_ids), output.num_generated_tokens
+    return sequences, usage
+
+
+async def undisturbed(directory: Path) -> list[Any]:
+    async with fleet(directory, real_core()) as (llm, _):
+        return list(await asyncio.gather(*(whole(llm, number) for number in range(32))))
+
+
+async def steps(llm: AsyncLLM, count: int) -> None:
+    """Wait for so many more steps."""
+    wanted = llm.stats.num_steps + count
+    async with asyncio.timeout(10):
+        while llm.stats.num_steps < wanted:
+            await asyncio.sleep(0)
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("depth", [1, 3])
+async def test_streams_end_alike_whenever_their_core_is_killed(tmp_path: Path, count: int, depth: int) -> None:
+    expected = await undisturbed(tmp_path)
+    for num_steps in (1, 6, 15):
+        async with fleet(tmp_path, real_core(depth=depth), count) as (llm, cores):
+            reading = [asyncio.create_task(whole(llm, number)) for number in range(32)]
+            await steps(llm, num_steps)
+            kill(llm)
+            assert await asyncio.gather(*reading) == expected
+            assert llm.stats.num_restarts == len(cores.cores[0]) - 1 == 1
+            assert llm.stats.num_ready == count
+
+
+async def test_replicas_that_die_in_turn_lose_nothing(tmp_path: Path) -> None:
+    expected = await undisturbed(tmp_path)
+    async with fleet(tmp_path, real_core(), 2) as (llm, _):
+        reading = [asyncio.create_task(whole(llm, number)) for number in range(32)]
+        client = llm._client
+        await eventually(lambda: any(sent.has_run for sent in client._sent.values()))
+        await steps(llm, 5)
+        kill(llm, 0)
+        await eventually(lambda: not client._replicas[0].is_ready)
+        await eventually(lambda: not client._suspects and all(each.suspect is None for each in client._replicas))
+        kill(llm, 1)
+        assert await asyncio.gather(*reading) == expected
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("num_tokens", [0, 5])
+async def test_request_that_kills_two_cores_ends_and_the_others_go_on(
+    tmp_path: Path, count: int, num_tokens: int
+) -> None:
+    def deadly() -> Any:
+        core = real_core()()
+        core.executor = Deadly(core.executor, poison=45, num_tokens=num_tokens)
+        return core
+
+    expected = await undisturbed(tmp_path)
+    async with fleet(tmp_path, deadly, count, router=LeastLoaded()) as (llm, cores):
+        reading = [asyncio.create_task(whole(llm, number)) for number in range(32)]
+        await steps(llm, 3)
+        params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
+        [poisoned] = [output async for output in llm.generate([45, 1, 2], params) if output.finished]
+        assert poisoned.error is not None
+        assert (poisoned.error.code, poisoned.error.is_client_error) == ("request_quarantined", False)
+        assert "poisoned" in poisoned.error.message
+        assert await asyncio.gather(*reading) == expected
+        await eventually(lambda: llm.stats.num_ready == count)
+        assert sum(map(len, cores.cores.values())) == count + 2
+
+
+async def test_requests_that_waited_are_no_suspects(tmp_path: Path) -> None:
+    """They are sent again all at once, in their order, as often as the core dies."""
+    params = SamplingParams(max_tokens=100, seed=1)
+    async with fleet(tmp_path, real_core(max_num_seqs=1)) as (llm, cores):
+        ended: list[int] = []
+
+        async def read(number: int) -> None:
+            [output] = [each async for each in llm.generate([number], params) if each.finished]
+            assert output.error is None
+            ended.append(number)
+
+        reading = [asyncio.create_task(read(number)) for number in range(1, 7)]
+        sent = llm._client._sent
+        for number in range(3):
+            await eventually(lambda: any(each.has_run for each in sent.values()))
+            await steps(llm, 8)
+            cores.may_start.clear()
+            kill(llm)
+            await eventually(lambda: not llm.stats.num_ready)
+            assert [each.num_deaths for each in sent.values()] == [1] + [0] * (len(sent) - 1), number
+            cores.may_start.set()
+        await asyncio.gather(*reading)
+        assert ended == [1, 2, 3, 4, 5, 6]
+
+
+async def test_requests_wait_in_the_front_while_the_core_starts_up_to_a_limit(tmp_path: Path) -> None:
+    async with fleet(tmp_path, real_core(), max_waiting=3) as (llm, cores):
+        cores.may_start.clear()
+        kill(llm)
+        await eventually(lambda: not llm.stats.num_ready)
+        with pytest.raises(EngineRestartingError):
+            await llm.check_health()
+        with pytest.raises(EngineRestartingError):
+            await llm.call("stats")
+        reading = [asyncio.create_task(whole(llm, number)) for number in range(3)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(EngineRestartingError, match="3 requests wait"):
+            await whole(llm, 3)
+        reading[1].cancel()
+        await asyncio.wait([reading[1]])
+        cores.may_start.set()
+        first, third = await asyncio.gather(reading[0], reading[2])
+        await llm.check_health()
+        assert [first, third] == [await whole(llm, 0), await whole(llm, 2)]
+        assert len(llm._client._sent) == 0
+
+
+async def test_core_that_dies_too_often_is_given_up(tmp_path: Path) -> None:
+    async with fleet(tmp_path, lambda: ScriptedCore(reply=endless, fail_at_step=5), max_restarts=2) as (llm, cores):
+        with pytest.raises(EngineDeadError, match="2 times within 10 minutes"):
+            await asyncio.gather(*(whole(llm, number, [97]) for number in range(3)))
+        assert "the fake core fails" in str(await llm.wait_dead())
+        assert not llm.is_running
+        assert len(cores.cores[0]) == 3
+        with pytest.raises(EngineDeadError):
+            await llm.check_health()
+
+
+async def test_start_that_fails_counts_as_a_death(tmp_path: Path) -> None:
+    async with fleet(tmp_path, real_core(), max_restarts=4) as (llm, cores):
+        cores.num_failing_starts = 2
+        kill(llm)
+        assert await whole(llm, 4)
+        cores.num_failing_starts = 5
+        kill(llm)
+        assert "no room for a core" in str(await llm.wait_dead())
+
+
+async def test_one_replica_that_is_given_up_leaves_the_others(tmp_path: Path) -> None:
+    expected = await undisturbed(tmp_path)
+    async with fleet(tmp_path, real_core(), 2, max_restarts=0) as (llm, _):
+        reading = [asyncio.create_task(whole(llm, number)) for number in range(32)]
+        await steps(llm, 5)
+        kill(llm, 1)
+        assert await asyncio.gather(*reading) == expected
+        assert llm.stats.num_ready == 1
+        await llm.check_health()
+        kill(llm, 0, "the last one")
+        assert "the last one" in str(await llm.wait_dead())
+
+
+async def test_frozen_core_is_killed_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "WATCH_S", 0.01)
+    monkeypatch.setattr(replica_module, "FROZEN_AFTER_S", 0.05)
+    expected = await undisturbed(tmp_path)
+    async with fleet(tmp_path, real_core()) as (llm, cores):
+        reading = [asyncio.create_task(whole(llm, number)) for number in range(32)]
+        await steps(llm, 5)
+        client = llm._client._replicas[0].client
+
+        async def hangs() -> None:
+            raise EngineUnresponsiveError("it hangs")
+
+        async def nothing() -> Any:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(client, "check_health", hangs)
+        core = cores.cores[0][0]
+        blocked = core.step
+        monkeypatch.setattr(core, "step", lambda: (time.sleep(0.2), blocked())[1])
+        assert await asyncio.gather(*reading) == expected
+        assert llm.stats.num_restarts == 1
+
+
+@pytest.mark.parametrize("stop", [True, False])
+async def test_drained_replica_moves_its_requests(tmp_path: Path, stop: bool) -> None:
+    expected = await undisturbed(tmp_path)
+    async with fleet(tmp_path, real_core(), 2, router=RoundRobin(), max_restarts=0) as (llm, _):
+        reading = [asyncio.create_task(whole(llm, number)) for number in range(32)]
+        await steps(llm, 5)
+        num_moved = await llm.drain(0, stop=stop)
+        assert 10 < num_moved <= 16
+        assert await asyncio.gather(*reading) == expected
+        await eventually(lambda: llm.stats.num_ready == (1 if stop else 2))
+        assert (llm.stats.num_restarts, llm.stats.num_resumed) == (0, num_moved)
+        with pytest.raises(InvalidRequest, match="those that are ready: "):
+            await llm.drain(5)
+        if stop:
+            with pytest.raises(InvalidRequest, match="the only one that is ready"):
+                await llm.drain(1, stop=True)
+
+
+async def test_single_replica_is_drained_over_a_pause(tmp_path: Path) -> None:
+    expected = await undisturbed(tmp_path)
+    async with fleet(tmp_path, real_core()) as (llm, cores):
+        reading = [asyncio.create_task(whole(llm, number)) for number in range(32)]
+        await steps(llm, 5)
+        assert await llm.drain() > 25
+        assert await asyncio.gather(*reading) == expected
+        assert len(cores.cores[0]) == 2
+
+
+async def test_pins_are_set_in_all_cores_and_again_in_a_new_one(tmp_path: Path) -> None:
+    async with fleet(tmp_path, real_core(), 2) as (llm, _):
+        prefix = list(range(1, 9))
+        assert await llm.pin_prefix(prefix, 1e6) == PinnedPrefix(num_tokens=8)
+        kill(llm)
+        await eventually(lambda: llm.stats.num_restarts == 1)
+        for number in range(2):
+            client = llm._client._replicas[number].client
+            assert await client.call("unpin_prefix", prefix, None, None)
+        assert not await llm.unpin_prefix(prefix)
+
+
+async def test_calls_name_the_replica_and_add_up(tmp_path: Path) -> None:
+    async with fleet(tmp_path, real_core(), 2, router=RoundRobin()) as (llm, _):
+        await asyncio.gather(*(whole(llm, number) for number in range(4)))
+        timelines = await llm.call("timelines")
+        assert sorted(each["replica"] for each in timelines) == [0, 0, 1, 1]
+        assert {each["replica"] for each in await llm.call("decisions")} == {0, 1}
+        await eventually(lambda: llm.stats.num_running == 0)
+        assert (await llm.call("stats"))["num_generated_tokens"] == llm.stats.num_generated_tokens
+        text = llm.metrics.render().decode()
+        assert 'octavo:engine_steps_total{engine="0",model_name="fake"}' in text
+        assert 'octavo:cores_ready{engine="1",model_name="fake"} 1.0' in text
+        assert await llm.reset_prefix_cache()
+
+
+async def test_totals_go_on_when_a_core_is_replaced(tmp_path: Path) -> None:
+    async with fleet(tmp_path, real_core()) as (llm, cores):
+        await whole(llm, 4)
+        await eventually(lambda: llm.stats.num_running == 0)
+        before = llm.stats
+        cores.may_start.clear()
+        kill(llm)
+        await eventually(lambda: llm.stats.num_ready == 0)
+        assert llm.stats.num_generated_tokens == before.num_generated_tokens
+        cores.may_start.set()
+        await whole(llm, 4)
+        await eventually(lambda: llm.stats.num_running == 0)
+        assert llm.stats.num_generated_tokens == 2 * before.num_generated_tokens
+        text = llm.metrics.render().decode()
+        assert f'octavo:generation_tokens_total{{model_name="fake"}} {2.0 * before.num_generated_tokens}' in text
+        assert 'octavo:core_restarts_total{model_name="fake"} 1.0' in text
+
+
+async def test_abort_and_stop_reach_the_core_that_has_the_request(tmp_path: Path) -> None:
+    def make() -> ScriptedCore:
+        return ScriptedCore(reply=endless, ready=core_ready(max_model_len=10**9, num_blocks=10**8))
+
+    async with fleet(tmp_path, make, 2, router=RoundRobin()) as (llm, cores):
+        params = SamplingParams(max_tokens=None, output_kind=OutputKind.DELTA)
+        streams = [llm.generate([98], params, f"r{number}") for number in range(4)]
+        for stream in streams:
+            await anext(stream)
+        await llm.abort(["r0", "r3"])
+        await eventually(lambda: [cores.cores[number][0].aborted for number in (0, 1)] == [["r0"], ["r3"]])
+        stopped: RequestOutput = await anext(llm.generate([98], SamplingParams(max_tokens=None, stop="aaa"), "s"))
+        assert stopped.finished
+        await eventually(lambda: cores.cores[0][0].stopped == [("s", 0)])
+        assert set(llm._client._sent) == {"r1", "r2"}
+        for stream in streams:
+            await stream.aclose()
