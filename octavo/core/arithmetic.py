@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 
-def ceil_div(numerator: int, denominator: int) -> int:
-    """Return the smallest integer not below numerator / denominator."""
-    return -(-numerator // denominator)
-
-
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
     """Return the blocks that hold `num_tokens` token slots."""
     return -(-num_tokens // block_size)

@@ -7,6 +7,8 @@ import sys
 import msgspec
 
 from octavo.core.arithmetic import max_blocks_of_group, num_blocks_touched
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import RequestTooLarge
 
 
 class GroupLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +92,33 @@ class CacheLimits(msgspec.Struct, frozen=True, kw_only=True):
             (group.num_blocks for group in self.groups if group.max_live_tokens is None),
             default=min(group.num_blocks for group in self.groups),
         )
+
+    def check_runs_alone(
+        self, num_prompt_tokens: int, max_tokens: int, params: SamplingParams, max_num_seqs: int
+    ) -> None:
+        """Raise RequestTooLarge when a request (a shared prompt and a tail for each sequence) exceeds the engine by
+        itself. Both the front and the scheduler check it."""
+        n, width_field = params.width, params.width_field
+        if n > max_num_seqs:
+            raise RequestTooLarge(
+                f"{width_field} is {n}, but the engine runs at most {max_num_seqs} sequences at once; ask for fewer, "
+                "or raise max_num_seqs",
+                field=width_field,
+            )
+        max_tokens += self.num_lookahead
+        for group in self.groups:
+            needed = group.max_blocks(num_prompt_tokens, max_tokens, n, self.block_size)
+            if needed <= group.num_blocks:
+                continue
+            fewer = f", ask for fewer sequences ({width_field})" if n > 1 else ""
+            at_once = group.max_live_tokens
+            live = "" if at_once is None else f", at most {at_once} tokens of each at once"
+            raise RequestTooLarge(
+                f"the request needs {needed} KV blocks of {self.block_size} tokens ({num_prompt_tokens} of prompt, "
+                f"{n} × {max_tokens} of output{live}), but the cache has {group.num_blocks}; lower max_tokens, shorten "
+                f"the prompt{fewer}, or give the cache more memory (kv_cache_memory, num_gpu_blocks_override)",
+                field="max_tokens",
+            )
 
     def max_tokens_that_fit(self, num_prompt_tokens: int, num_sequences: int) -> int:
         """Return the largest `max_tokens` with which a request fits, at most 0 when none does, `sys.maxsize` when any

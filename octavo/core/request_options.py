@@ -24,7 +24,7 @@ class RequestOptions(msgspec.Struct, kw_only=True):
 
     priority: smaller numbers go first, where the scheduling policy looks at them.
     first_token_deadline_s: seconds from the arrival until the first token is due.
-    tenant: who is served, for fair shares.
+    tenant: the name under which its service is counted for fair shares.
     cache_salt: only requests with the same salt share cached prefixes.
     """
 

@@ -26,7 +26,6 @@ class SequenceStatus(enum.Enum):
     FINISHED_STOPPED = "stop"
     FINISHED_LENGTH_CAPPED = "length"
     FINISHED_ABORTED = "abort"
-    FINISHED_IGNORED = "ignored"
     FINISHED_ERROR = "error"
 
     def __init__(self, value: str) -> None:

@@ -14,7 +14,6 @@ import msgspec
 
 from octavo.config.schema import ModelConfig
 from octavo.core.cache_key import namespace_digest
-from octavo.core.limits import check_runs_alone
 from octavo.core.messages import CoreReady, EngineCoreRequest
 from octavo.core.prompt import Prompt, PromptLike, checked_cache_salt, checked_text
 from octavo.core.request_options import RequestOptions
@@ -240,7 +239,7 @@ class InputProcessor:
 
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         """Return the tokens that each sequence may produce: by default the rest of context and KV cache."""
-        context_left = self.ready.max_model_len - num_prompt_tokens
+        context_left, check_runs_alone = self.ready.max_model_len - num_prompt_tokens, self.ready.cache.check_runs_alone
         wanted = params.max_tokens
         if wanted is not None and wanted > context_left and wanted == self._model.generation_defaults.get("max_tokens"):
             wanted = None  # the checkpoint's default does not fit: what fits is meant
@@ -252,9 +251,9 @@ class InputProcessor:
                     f"max_tokens to at most {context_left}, or shorten the prompt{self._longer_context()}",
                     field="max_tokens",
                 )
-            self._check_fits(num_prompt_tokens, wanted, params)
+            check_runs_alone(num_prompt_tokens, wanted, params, self._max_num_seqs)
             return wanted
-        self._check_fits(num_prompt_tokens, 1, params)
+        check_runs_alone(num_prompt_tokens, 1, params, self._max_num_seqs)
         max_tokens = min(context_left, self.ready.cache.max_tokens_that_fit(num_prompt_tokens, params.width))
         if max_tokens < max(1, params.min_tokens):
             if params.min_tokens > context_left:
@@ -263,19 +262,8 @@ class InputProcessor:
                     f"has room for {context_left}; lower min_tokens, or shorten the prompt{self._longer_context()}",
                     field="min_tokens",
                 )
-            self._check_fits(num_prompt_tokens, max(1, params.min_tokens), params)
+            check_runs_alone(num_prompt_tokens, max(1, params.min_tokens), params, self._max_num_seqs)
         return max_tokens
-
-    def _check_fits(self, num_prompt_tokens: int, max_tokens: int, params: SamplingParams) -> None:
-        """Raise RequestTooLarge for what cannot fit even when it runs alone."""
-        check_runs_alone(
-            num_prompt_tokens,
-            max_tokens,
-            params.width,
-            max_num_seqs=self._max_num_seqs,
-            cache=self.ready.cache,
-            width_field=params.width_field,
-        )
 
     def _bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         sequences: dict[tuple[int, ...], None] = {}

@@ -1,8 +1,7 @@
-"""What the block manager returns: whether blocks can be had, what is in the cache already, how a table changed."""
+"""What the block manager returns: which blocks are missing, what is in the cache already, how a table changed."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,39 +9,20 @@ from octavo.core.step import BlockCopy, TableChange
 from octavo.kv_cache.block_pool import NULL_BLOCK
 
 
-class AllocStatus(enum.Enum):
-    """OK: now. LATER: when others have finished. NEVER: not even alone."""
+class Shortage(NamedTuple):
+    """Why blocks cannot be had before others have finished, and how many more of each cache group would have to be
+    free."""
 
-    OK = "ok"
-    LATER = "later"
-    NEVER = "never"
-
-
-class Allocation(NamedTuple):
-    """Whether blocks can be had, the reason in words (empty for OK), and for LATER how many more blocks of each cache
-    group would have to be free."""
-
-    status: AllocStatus
-    because: str = ""
-    num_missing: tuple[int, ...] = ()
+    because: str
+    num_missing: tuple[int, ...]
 
 
-OK = Allocation(AllocStatus.OK)
-
-
-def most_severe(allocations: Sequence[Allocation]) -> Allocation:
-    """Return the answer for all cache groups from the answer for each: NEVER before LATER before OK."""
-    if len(allocations) == 1:
-        return allocations[0]
-    worst = OK
-    for each in allocations:
-        if each.status is AllocStatus.NEVER:
-            return each
-        if each.status is AllocStatus.LATER and worst is OK:
-            worst = each
-    if worst is OK:
-        return OK
-    return worst._replace(num_missing=tuple(sum(each.num_missing) for each in allocations))
+def shortage_of_all(shortages: Sequence[Shortage | None]) -> Shortage | None:
+    """Return the shortage in all cache groups from that in each; None where there is none."""
+    first = next((each for each in shortages if each is not None), None)
+    if first is None:
+        return None
+    return first._replace(num_missing=tuple(0 if each is None else each.num_missing[0] for each in shortages))
 
 
 class PrefixHit(NamedTuple):

@@ -13,7 +13,7 @@ from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy, TableChange
-from octavo.kv_cache.allocation import UNCHANGED, Allocation, PrefixHit, SlotGrowth, most_severe
+from octavo.kv_cache.allocation import UNCHANGED, PrefixHit, Shortage, SlotGrowth, shortage_of_all
 from octavo.kv_cache.block_hash import extend_chain, root_digest, token_keys
 from octavo.kv_cache.block_pool import NULL_BLOCK, Content, check_tables
 from octavo.kv_cache.block_table import BlockTable
@@ -136,18 +136,18 @@ class BlockManager:
             because = "the next block is new"
         return PrefixHit(blocks, start, missing, sources, num_copied, because)
 
-    def can_allocate(
+    def shortage(
         self, group: SequenceGroup, hit: PrefixHit, *, waive_watermark: bool, is_returning: bool = False
-    ) -> Allocation:
-        """Return whether the request can have its blocks. The watermark is waived when nothing runs, so that LATER
-        cannot last for ever.
+    ) -> Shortage | None:
+        """Return what the request lacks to have its blocks; None when it can have them. The watermark is waived when
+        nothing runs, so that a shortage cannot last for ever.
 
         `is_returning`: it was preempted before; beyond the watermark as many blocks stay free as it takes, so that
         others grow by that much before it is preempted again.
         """
-        return most_severe(
+        return shortage_of_all(
             [
-                cache.can_allocate(
+                cache.shortage(
                     group, hit, self.limits.num_lookahead, waive_watermark=waive_watermark, is_returning=is_returning
                 )
                 for cache in self.groups

@@ -11,7 +11,7 @@ from octavo.core.arithmetic import num_blocks_for
 from octavo.core.cache_limits import GroupLimits
 from octavo.core.sequence import SequenceGroup
 from octavo.core.step import BlockCopy
-from octavo.kv_cache.allocation import OK, Allocation, AllocStatus, PrefixHit
+from octavo.kv_cache.allocation import PrefixHit, Shortage
 from octavo.kv_cache.block_pool import NULL_BLOCK, BlockPool, release_table
 from octavo.kv_cache.eviction import EVICTIONS
 from octavo.kv_cache.retention import retention
@@ -60,21 +60,20 @@ class GroupCache:
         required = at_once(num_shared - num_unseen) + tails
         return min(required, len(tail_tokens) * at_once(required))
 
-    def can_allocate(
+    def shortage(
         self, group: SequenceGroup, hit: PrefixHit, num_lookahead: int, *, waive_watermark: bool, is_returning: bool
-    ) -> Allocation:
-        """Return whether the request can have its blocks (see `BlockManager.can_allocate`)."""
+    ) -> Shortage | None:
+        """Return what the request lacks to have its blocks (see `BlockManager.shortage`)."""
         pool, hit_blocks, num_unseen = self.pool, hit.blocks_of(self.index), hit.num_unseen(self.index)
         required = self.num_required_blocks(group, num_lookahead, num_unseen)
-        if required > pool.num_blocks:
-            return _never(required, pool)
+        assert required <= pool.num_blocks, "a request that does not fit alone is refused when it arrives"
         # a hit that has users costs nothing; one that is only cached leaves the free blocks like a new one
         from_free = required - (len(hit_blocks) - num_unseen) + sum(map(pool.is_cached, hit_blocks))
         if hit.sources:
             # the source of a copy stays until the step is planned
             from_free += pool.is_cached(hit.sources[self.index])
         kept = 0 if waive_watermark else max(self._num_watermark_blocks, from_free if is_returning else 0)
-        return _from_free(from_free, pool, kept)
+        return _shortage(from_free, pool, kept)
 
     def allocate(self, num_tokens: int, hit_blocks: Sequence[int], num_fetched: int) -> list[int]:
         """Return a table for `num_tokens` tokens, the cached blocks first and behind them `num_fetched` that are
@@ -146,18 +145,16 @@ class GroupCache:
 
     # ---- the host tier ----
 
-    def can_swap_out(self, tables: Iterable[list[int]]) -> Allocation:
-        """Return whether the host tier has room for the different blocks of these tables: OK or LATER."""
+    def swap_out_shortage(self, tables: Iterable[list[int]]) -> Shortage | None:
+        """Return what the host tier lacks for the different blocks of these tables."""
         required, free = self.num_different(tables), self.host_pool.num_free_blocks
         if required > free:
-            return Allocation(AllocStatus.LATER, f"needs {required} host blocks, {free} are free", (required - free,))
-        return OK
+            return Shortage(f"needs {required} host blocks, {free} are free", (required - free,))
+        return None
 
-    def can_swap_in(self, required: int, *, waive_watermark: bool) -> Allocation:
-        """Return whether `required` device blocks can be had."""
-        if required > self.pool.num_blocks:
-            return _never(required, self.pool)
-        return _from_free(required, self.pool, 0 if waive_watermark else self._num_watermark_blocks)
+    def swap_in_shortage(self, required: int, *, waive_watermark: bool) -> Shortage | None:
+        """Return what is missing of `required` device blocks."""
+        return _shortage(required, self.pool, 0 if waive_watermark else self._num_watermark_blocks)
 
     def num_different(self, tables: Iterable[list[int]]) -> int:
         """Return how many different blocks these tables hold: what a swap moves."""
@@ -197,13 +194,9 @@ class GroupCache:
         return moved
 
 
-def _never(required: int, pool: BlockPool) -> Allocation:
-    return Allocation(AllocStatus.NEVER, f"needs {required} KV blocks, the pool has {pool.num_blocks} in all")
-
-
-def _from_free(required: int, pool: BlockPool, num_kept: int) -> Allocation:
+def _shortage(required: int, pool: BlockPool, num_kept: int) -> Shortage | None:
     free = pool.num_free_blocks
-    if free - required < num_kept:
-        because = f"needs {required} free KV blocks, {free} are free, {num_kept} stay free"
-        return Allocation(AllocStatus.LATER, because, (num_kept + required - free,))
-    return OK
+    if free - required >= num_kept:
+        return None
+    because = f"needs {required} free KV blocks, {free} are free, {num_kept} stay free"
+    return Shortage(because, (num_kept + required - free,))

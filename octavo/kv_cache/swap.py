@@ -8,7 +8,7 @@ from collections.abc import Sequence as SequenceABC
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.sequence import Sequence
 from octavo.core.step import BlockCopy
-from octavo.kv_cache.allocation import Allocation, most_severe
+from octavo.kv_cache.allocation import Shortage, shortage_of_all
 from octavo.kv_cache.block_table import BlockTable
 from octavo.kv_cache.group_cache import GroupCache
 
@@ -21,10 +21,12 @@ class SwapSpace:
         self._limits = limits
         self._tables = tables
 
-    def can_swap_out(self, sequences: Iterable[Sequence]) -> Allocation:
-        """Return whether the host tier has room for the sequences' computed blocks: OK or LATER."""
+    def swap_out_shortage(self, sequences: Iterable[Sequence]) -> Shortage | None:
+        """Return what the host tier lacks for the sequences' computed blocks; None when it has room."""
         computed = self._computed(sequences)
-        return most_severe([cache.can_swap_out(each[cache.index] for each in computed) for cache in self._groups])
+        return shortage_of_all(
+            [cache.swap_out_shortage(each[cache.index] for each in computed) for cache in self._groups]
+        )
 
     def num_computed_blocks(self, sequences: Iterable[Sequence]) -> tuple[int, int]:
         """Return how many different device blocks hold the computed tokens of these sequences, and their bytes."""
@@ -37,13 +39,13 @@ class SwapSpace:
         """Return how many bytes these copies move."""
         return sum(self._groups[copy.group].block_bytes for copy in copies)
 
-    def can_swap_in(self, sequences: Iterable[Sequence], *, waive_watermark: bool) -> Allocation:
-        """Return whether the sequences can have device blocks again, with the watermark as in
-        `BlockManager.can_allocate`; nothing of the device's prefix cache is used."""
+    def swap_in_shortage(self, sequences: Iterable[Sequence], *, waive_watermark: bool) -> Shortage | None:
+        """Return what the sequences lack to have device blocks again, with the watermark as in
+        `BlockManager.shortage`; nothing of the device's prefix cache is used."""
         needed = self.num_blocks_to_swap_in(sequences)
-        return most_severe(
+        return shortage_of_all(
             [
-                cache.can_swap_in(count, waive_watermark=waive_watermark)
+                cache.swap_in_shortage(count, waive_watermark=waive_watermark)
                 for cache, count in zip(self._groups, needed, strict=True)
             ]
         )

@@ -8,9 +8,8 @@ from collections.abc import Sequence as SequenceABC
 from typing import Final, NamedTuple
 
 from octavo.config.schema import SchedulerConfig
-from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from octavo.kv_cache.allocation import Allocation, AllocStatus, PrefixHit
+from octavo.kv_cache.allocation import PrefixHit, Shortage
 from octavo.scheduler.budget import AdapterBudget
 from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.fetching import Fetching
@@ -25,8 +24,8 @@ _MOST_BLOCKED: Final = 16
 
 
 class _Outcome(enum.Enum):
-    """ADMITTED: it runs. BLOCKED: it does not fit. DEFERRED: later groups pass it, as often as they come. CHANGED: it
-    has ended, or others were preempted for it; the head of the queue is looked at again."""
+    """ADMITTED: it runs. BLOCKED: it does not fit. DEFERRED: later groups pass it, as often as they come. CHANGED:
+    others were preempted for it; the head of the queue is looked at again."""
 
     ADMITTED = enum.auto()
     BLOCKED = enum.auto()
@@ -123,15 +122,11 @@ class Admission:
         hit = self.find_prefix(group)
         if hit.missing in computing:
             return _Attempt(_Outcome.DEFERRED)  # this step computes what it needs: in the next one it is a hit
-        allocation = self._allocation(group, lambda: self._can_allocate(group, hit))
-        if allocation.status is AllocStatus.NEVER:
-            assert not group.has_output, "a request that has produced a token is never ignored"
-            self._refuse(group, allocation.because, now)
-            return _Attempt(_Outcome.CHANGED)
-        if refused is None and allocation.because:
-            refused = _Attempt(_Outcome.BLOCKED, allocation.because)
+        shortage = self._without_pins(group, lambda: self._shortage(group, hit))
+        if refused is None and shortage is not None:
+            refused = _Attempt(_Outcome.BLOCKED, shortage.because)
         if refused is not None:
-            has_room_now = self._preemption.preempt_for(group, allocation.num_missing, plan)
+            has_room_now = self._preemption.preempt_for(group, () if shortage is None else shortage.num_missing, plan)
             return _Attempt(_Outcome.CHANGED) if has_room_now else refused
         if because := self._token_refusal(group, hit, plan):
             return _Attempt(_Outcome.BLOCKED, because)
@@ -142,12 +137,9 @@ class Admission:
         """Bring the head of the swapped queue back to the device, if all budgets grant it and the blocks are free."""
         if (refused := self._budget_refusal(group, plan)) is not None:
             return refused
-        allocation = self._allocation(group, lambda: self._can_swap_in(group))
-        if allocation.status is AllocStatus.LATER:
-            return _Attempt(_Outcome.BLOCKED, allocation.because)
-        if allocation.status is AllocStatus.NEVER:
-            self._refuse(group, allocation.because, now)
-            return _Attempt(_Outcome.CHANGED)
+        shortage = self._without_pins(group, lambda: self._swap_in_shortage(group))
+        if shortage is not None:
+            return _Attempt(_Outcome.BLOCKED, shortage.because)
         moves = self._block_manager.swap_in(group.live)
         plan.swap_ins += moves
         self._registry.swap_in(group, now)
@@ -169,12 +161,6 @@ class Admission:
         needs_all = self._whole_prompts and (plan.rows or not group.was_preempted)
         return f"{want} tokens, {granted} are left" if granted < (want if needs_all else 1) else ""
 
-    def _refuse(self, group: SequenceGroup, because: str, now: float) -> None:
-        """End a group that can never run here. `Scheduler.refusal` has refused such requests before."""
-        self._log.note("refused", group.request, because)
-        error = RequestError(because, field="prompt", code="request_too_large", is_client_error=True)
-        self._registry.refuse(group, error, now)
-
     # ---- blocks ----
 
     def find_prefix(self, group: SequenceGroup) -> PrefixHit:
@@ -184,22 +170,23 @@ class Admission:
         no other group would ever free it.
         """
         hit = self._block_manager.find_prefix(group, group.live[0], tokens_to_allocate(group))
-        if hit.sources and not self._registry.on_device and self._can_allocate(group, hit).status is AllocStatus.LATER:
+        if hit.sources and not self._registry.on_device and self._shortage(group, hit) is not None:
             return hit.without_copy("no block is left to copy the beginning of the next from")
         return hit
 
-    def _can_allocate(self, group: SequenceGroup, hit: PrefixHit) -> Allocation:
+    def _shortage(self, group: SequenceGroup, hit: PrefixHit) -> Shortage | None:
         is_returning, is_idle = group.metrics.num_preemptions > 1, not self._registry.on_device
-        return self._block_manager.can_allocate(group, hit, waive_watermark=is_idle, is_returning=is_returning)
+        return self._block_manager.shortage(group, hit, waive_watermark=is_idle, is_returning=is_returning)
 
-    def _can_swap_in(self, group: SequenceGroup) -> Allocation:
-        return self._block_manager.swap_space.can_swap_in(group.live, waive_watermark=not self._registry.on_device)
+    def _swap_in_shortage(self, group: SequenceGroup) -> Shortage | None:
+        is_idle = not self._registry.on_device
+        return self._block_manager.swap_space.swap_in_shortage(group.live, waive_watermark=is_idle)
 
-    def _allocation(self, group: SequenceGroup, find: Callable[[], Allocation]) -> Allocation:
+    def _without_pins(self, group: SequenceGroup, find: Callable[[], Shortage | None]) -> Shortage | None:
         """Return what `find` returns; when nothing runs and pins hold what the group lacks, all pins end before."""
-        allocation = find()
-        must_wait = allocation.status is AllocStatus.LATER and not self._registry.on_device
-        return find() if must_wait and self._preemption.clear_pins(group) else allocation
+        shortage = find()
+        must_wait = shortage is not None and not self._registry.on_device
+        return find() if must_wait and self._preemption.clear_pins(group) else shortage
 
     def allocate(self, group: SequenceGroup, hit: PrefixHit, plan: StepPlan, now: float) -> None:
         """Give blocks to a waiting group, and let it run."""

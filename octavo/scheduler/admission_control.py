@@ -9,27 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as SequenceABC
-from typing import NamedTuple
 
 from octavo.config.schema import SchedulerConfig
 from octavo.core.outputs import RequestError
 from octavo.core.sequence import SequenceGroup
 from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
-
-
-class QueueLoad(NamedTuple):
-    """What arriving requests find.
-
-    num_requests: requests in the waiting queue. num_tokens: prompt tokens of those of them that have never run.
-    num_free_sequences, num_free_tokens: what the next step has for them. Both are 0 when the last step left a request
-    in a queue that is still not empty: then free blocks are the limit, and arriving requests wait too.
-    """
-
-    num_requests: int
-    num_tokens: int
-    num_free_sequences: int
-    num_free_tokens: int
 
 
 class AdmissionControl:
@@ -50,40 +35,38 @@ class AdmissionControl:
         """Note after each planned step whether it left requests in a queue."""
         self._has_backlog = self._registry.has_queued
 
-    def load(self) -> QueueLoad:
-        """Return what a request would find now."""
-        config, registry = self._config, self._registry
-        has_backlog = self._has_backlog and registry.has_queued
-        return QueueLoad(
-            num_requests=len(registry.waiting),
-            num_tokens=registry.num_queued_tokens,
-            num_free_sequences=0 if has_backlog else config.max_num_seqs - registry.num_running_sequences,
-            num_free_tokens=0 if has_backlog else config.max_num_batched_tokens,
-        )
+    @property
+    def _may_start_requests(self) -> bool:
+        """Whether the next step may start requests: not when the last one left some in a queue that is still not empty,
+        because then free blocks are the limit."""
+        return not (self._has_backlog and self._registry.has_queued)
 
     def refusal(self, groups: SequenceABC[SequenceGroup], now: float) -> RequestError | None:
         """Return why groups that arrive together at time `now` are refused; None when they are admitted."""
-        load = self.load()
         return (
-            self._too_many_requests(len(groups), load)
-            or self._too_many_tokens(groups, load)
+            self._too_many_requests(len(groups))
+            or self._too_many_tokens(groups)
             or self._hopeless_deadline(groups, now)
         )
 
-    def _too_many_requests(self, num_new: int, load: QueueLoad) -> RequestError | None:
-        limit = self._config.max_queued_requests
-        num_waiting = load.num_requests - load.num_free_sequences
+    def _too_many_requests(self, num_new: int) -> RequestError | None:
+        registry, limit = self._registry, self._config.max_queued_requests
+        num_waiting = num_queued = len(registry.waiting)
+        if self._may_start_requests:
+            num_waiting -= self._config.max_num_seqs - registry.num_running_sequences
         if limit is None or num_waiting + num_new <= limit:
             return None
         if num_new > limit + self._config.max_num_seqs:
             return _too_many_prompts(num_new, f"{num_new} requests would wait, and max_queued_requests is {limit}")
         message = f"{max(0, num_waiting)} requests are waiting, and max_queued_requests is {limit}"
-        return self._queue_full(message, load.num_tokens / max(1, load.num_requests))
+        return self._queue_full(message, registry.num_queued_tokens / max(1, num_queued))
 
-    def _too_many_tokens(self, groups: SequenceABC[SequenceGroup], load: QueueLoad) -> RequestError | None:
+    def _too_many_tokens(self, groups: SequenceABC[SequenceGroup]) -> RequestError | None:
         limit, num_new = self._config.max_queued_tokens, sum(group.num_prompt_tokens for group in groups)
-        num_waiting = load.num_tokens - load.num_free_tokens
-        is_alone = len(groups) == 1 and not load.num_requests
+        num_waiting = self._registry.num_queued_tokens
+        if self._may_start_requests:
+            num_waiting -= self._config.max_num_batched_tokens
+        is_alone = len(groups) == 1 and not len(self._registry.waiting)
         if limit is None or is_alone or num_waiting + num_new <= limit:
             return None
         because = f"it would be {num_waiting + num_new}, and max_queued_tokens is {limit}"

@@ -1,7 +1,7 @@
 """The policy of vLLM's first engine: a step is all prefill or all decode, and prompts are computed whole.
 
-Swapped groups come before waiting ones; recomputed groups wait in front (where the policy of the queue lets them);
-nothing is swapped in by a step that preempted; `delay_factor` lets prompts gather. Two differences: a request that has
+Swapped groups come before waiting ones; recomputed groups wait in front (where the policy of the queue allows it);
+nothing is swapped in by a step that preempted; with `delay_factor` prompts gather. Two differences: a request that has
 produced a token is never ignored, and one that is computed again and exceeds the budget by now takes several steps.
 """
 

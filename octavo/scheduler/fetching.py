@@ -12,7 +12,7 @@ from octavo.scheduler.registry import Registry
 
 
 class Fetching:
-    """Begins fetches for requests that are admitted, and lets those run whose fetch has ended.
+    """Begins fetches for requests that are admitted, and moves those whose fetch has ended to the running ones.
 
     A request whose fetch failed waits again, and its prompt is computed. The source gets a fetch when the step with
     which it was planned has returned: that step, or one before it, may still read what was in the blocks.
@@ -64,7 +64,7 @@ class Fetching:
             self._source.fetch(self._unsent.popleft()[1])
 
     def collect(self, now: float) -> None:
-        """Let requests run whose fetch has ended well, and queue those whose fetch failed."""
+        """Move requests whose fetch has succeeded to the running ones, and queue those whose fetch failed."""
         for fetch_id, is_complete in self._source.take_fetched():
             group = self._registry.end_fetch(fetch_id, now, is_complete=is_complete)
             num_tokens = self._block_manager.end_fetch(fetch_id)

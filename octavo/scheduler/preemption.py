@@ -13,7 +13,6 @@ from typing import NamedTuple
 from octavo.config.schema import PreemptionMode
 from octavo.core.sequence import SequenceGroup, SequenceStatus
 from octavo.core.step import BlockCopy
-from octavo.kv_cache.allocation import AllocStatus
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.scheduler.decisions import DecisionLog
 from octavo.scheduler.plan import StepPlan
@@ -176,9 +175,9 @@ class Preemption:
             return SwapChoice(False, "it is computing its common prefix")
         if manager.releases_unseen and not group.may_read_prefix_cache:
             return SwapChoice(False, "prompt_logprobs that are on their way may need tokens that left the window")
-        room = manager.swap_space.can_swap_out(group.live)
-        if room.status is not AllocStatus.OK:
-            return SwapChoice(False, f"the swap space {room.because}")
+        shortage = manager.swap_space.swap_out_shortage(group.live)
+        if shortage is not None:
+            return SwapChoice(False, f"the swap space {shortage.because}")
         if self._mode == "swap":
             return SwapChoice(True, "preemption_mode is swap")
         if self._mode == "classic":

@@ -13,7 +13,6 @@ from collections.abc import Sequence as SequenceABC
 from typing import Final
 
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, RequestTimeline, SchedulerStats
-from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.scheduler.policy import GroupQueue, Policy
@@ -27,7 +26,6 @@ _ON_DEVICE: Final = (SequenceStatus.RUNNING, SequenceStatus.FETCHING)
 _HOW_ENDED: Final = {
     SequenceStatus.FINISHED_ABORTED: "aborted",
     SequenceStatus.FINISHED_ERROR: "failed",
-    SequenceStatus.FINISHED_IGNORED: "refused",
 }
 
 
@@ -236,10 +234,6 @@ class Registry:
         group.sequences.remove(sequence)
         del self._by_sequence[sequence.seq_id]
 
-    def count_generated(self, num_tokens: int) -> None:
-        """Count tokens that were drawn and kept."""
-        self.stats.num_generated_tokens += num_tokens
-
     def _release(self, sequence: Sequence) -> None:
         if sequence.is_resident:
             self._released.append(sequence)
@@ -272,16 +266,8 @@ class Registry:
         for sequence in group.sequences:
             del self._by_sequence[sequence.seq_id]
 
-    def refuse(self, group: SequenceGroup, error: RequestError, now: float) -> None:
-        """End a group, which waits or was not added, with an error."""
-        output = EngineCoreOutput(request_id=group.request_id, deltas=[], finished=True, error=error)
-        if group.request_id in self.groups:
-            self.end_group(group, SequenceStatus.FINISHED_IGNORED, now)
-            output.metrics = group.metrics
-        self.send(output)
-
     def send(self, output: EngineCoreOutput) -> None:
-        """Keep the output of something that ended without a step until `take_ended`."""
+        """Keep the output of something that ended without a step, or was refused, until `take_ended`."""
         self._ended.append(output)
 
     @property

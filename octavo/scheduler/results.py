@@ -7,7 +7,6 @@ from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.core.step import ModelRunnerOutput, PromptLogprobs, TokenLogprobs
 from octavo.scheduler.beams import extend_beams, nothing_found, take_candidates
-from octavo.scheduler.finish import Finish, finish_after
 from octavo.scheduler.registry import Registry
 
 
@@ -16,12 +15,10 @@ class Results:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._num_generated = 0
 
     def apply(self, output: ModelRunnerOutput, now: float) -> list[EngineCoreOutput]:
         """Apply the results of a step at time `now`. Returns one output per request for which there is news."""
         registry = self._registry
-        self._num_generated = 0
         outputs: dict[str, EngineCoreOutput] = {}
         for row in output.rows:
             group, sequence = registry.find(row.seq_id)
@@ -66,18 +63,16 @@ class Results:
                 if group.beams is not None and not group.beams.finished:
                     result.error, status = nothing_found(group), SequenceStatus.FINISHED_ERROR
                 registry.end_group(group, status, now)
-        registry.count_generated(self._num_generated)
         return [each for each in outputs.values() if each.deltas or each.finished or each.prompt_logprobs is not None]
 
     def end_complete(self, group: SequenceGroup, now: float) -> None:
         """End the sequences of a resumed group that need no further token, and the group when all have ended."""
         deltas = []
         for sequence in list(group.live):
-            finish = finish_after(group, sequence, sequence.token_ids[-1])
-            if finish is not None:
-                deltas.append(
-                    self._end(group, sequence, finish, SequenceDelta(index=sequence.index, token_ids=[], logprobs=[]))
-                )
+            status = _status_after(group, sequence, sequence.token_ids[-1])
+            if status is not None:
+                last = SequenceDelta(index=sequence.index, token_ids=[], logprobs=[])
+                deltas.append(self._end(group, sequence, status, last))
         is_over = not group.live
         if is_over:
             self._registry.end_group(group, SequenceStatus.FINISHED_STOPPED, now)
@@ -95,25 +90,29 @@ class Results:
 
     def _append(self, group: SequenceGroup, sequence: Sequence, tokens: list[TokenLogprobs]) -> SequenceDelta:
         """Append tokens up to the one that ends the sequence. All but the last were drafts: they are in the blocks."""
-        known, finish = sequence.token_ids, None
+        known, status = sequence.token_ids, None
         num_known = len(known)
         for token in tokens:
             known.append(token.token_id)
-            finish = finish_after(group, sequence, token.token_id)
-            if finish is not None:
+            status = _status_after(group, sequence, token.token_id)
+            if status is not None:
                 break
         num_new = len(known) - num_known
-        self._num_generated += num_new
+        self._registry.stats.num_generated_tokens += num_new
         if len(tokens) > 1:
             sequence.num_computed_tokens += len(tokens) - 1
             tokens = tokens[:num_new]
         delta = SequenceDelta(index=sequence.index, token_ids=known[num_known:], logprobs=tokens)
-        return delta if finish is None else self._end(group, sequence, finish, delta)
+        return delta if status is None else self._end(group, sequence, status, delta)
 
-    def _end(self, group: SequenceGroup, sequence: Sequence, finish: Finish, last: SequenceDelta) -> SequenceDelta:
+    def _end(
+        self, group: SequenceGroup, sequence: Sequence, status: SequenceStatus, last: SequenceDelta
+    ) -> SequenceDelta:
         """End a sequence, and return its last delta with the reason."""
-        last.finish_reason, last.stop_reason = finish.status.value, finish.stop_reason
-        self._registry.end_sequence(group, sequence, finish.status)
+        last.finish_reason, token_id = status.value, sequence.token_ids[-1]
+        if status is SequenceStatus.FINISHED_STOPPED and token_id not in group.request.end_token_ids:
+            last.stop_reason = token_id
+        self._registry.end_sequence(group, sequence, status)
         return last
 
     def _take_candidates(
@@ -122,7 +121,7 @@ class Results:
         if not take_candidates(group, sequence, candidates):
             return []  # other beams of the group were computed in another step
         self._note_tokens(group, now)
-        self._num_generated += len(group.live)
+        self._registry.stats.num_generated_tokens += len(group.live)
         return extend_beams(self._registry, group)
 
     def _note_tokens(self, group: SequenceGroup, now: float) -> None:
@@ -139,6 +138,16 @@ class Results:
         return EngineCoreOutput(
             request_id=group.request_id, deltas=[], finished=True, error=error, metrics=group.metrics
         )
+
+
+def _status_after(group: SequenceGroup, sequence: Sequence, token_id: int) -> SequenceStatus | None:
+    """Return how the sequence ends with `token_id`, its newest token; None when it does not. Stop strings are matched
+    where text is made: in the front, and for beams in `engine/beam_texts.py`."""
+    if token_id in group.end_token_ids:
+        return SequenceStatus.FINISHED_STOPPED
+    if len(sequence.token_ids) - sequence.num_prompt_tokens >= group.max_tokens:
+        return SequenceStatus.FINISHED_LENGTH_CAPPED
+    return None
 
 
 def _owed_prompt_logprobs(group: SequenceGroup, got: PromptLogprobs) -> PromptLogprobs | None:

@@ -14,7 +14,6 @@ import msgspec
 
 from octavo.config.schema import SchedulerConfig
 from octavo.core.cache_key import CacheKey
-from octavo.core.limits import check_runs_alone
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, RequestTimeline, SchedulerStats
 from octavo.core.outputs import PinnedPrefix, RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
@@ -94,13 +93,11 @@ class Scheduler:
     def refusal(self, request: EngineCoreRequest) -> RequestError | None:
         """Return why a request can never run here, even alone; None when it can."""
         try:
-            check_runs_alone(
+            self.block_manager.limits.check_runs_alone(
                 len(request.prompt_token_ids),
                 request.params.max_tokens or 1,
-                request.params.width,
-                max_num_seqs=self.config.max_num_seqs,
-                cache=self.block_manager.limits,
-                width_field=request.params.width_field,
+                request.params,
+                self.config.max_num_seqs,
             )
         except RequestTooLarge as error:
             return RequestError(str(error), field=error.field, code=error.code, is_client_error=True)
@@ -137,7 +134,9 @@ class Scheduler:
                 if group.request.resumed:
                     self._results.end_complete(group, now)
             else:
-                self._registry.refuse(group, error, now)
+                self._registry.send(
+                    EngineCoreOutput(request_id=group.request_id, deltas=[], finished=True, error=error)
+                )
                 self.log.note("refused", group.request, error.message)
 
     def abort(self, request_ids: Iterable[str], now: float | None = None) -> None:

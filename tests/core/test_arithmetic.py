@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.core.arithmetic import ceil_div, max_blocks_of_group, num_blocks_for, num_blocks_touched
+from octavo.core.arithmetic import max_blocks_of_group, num_blocks_for, num_blocks_touched
 
 
-def test_division_rounds_up() -> None:
-    assert [ceil_div(n, 4) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]
-    assert num_blocks_for(33, 16) == 3
+def test_a_block_that_is_partly_full_counts() -> None:
+    assert [num_blocks_for(n, 4) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize(

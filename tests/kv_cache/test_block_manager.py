@@ -11,7 +11,7 @@ from octavo.core.cache_key import PLAIN, CacheKey, Placeholder
 from octavo.core.outputs import PinnedPrefix
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy
-from octavo.kv_cache.allocation import UNCHANGED, AllocStatus, PrefixHit
+from octavo.kv_cache.allocation import UNCHANGED, PrefixHit
 from octavo.kv_cache.block_hash import extend_chain, root_digest
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.block_pool import Content
@@ -31,34 +31,36 @@ def allocate(manager: BlockManager, num_tokens: int, seq_id: int = 1) -> Sequenc
 
 class TestAdmission:
     def test_ok_when_the_blocks_are_there(self) -> None:
-        assert make_manager(2).can_allocate(make_group(8), PrefixHit(), waive_watermark=False).status is AllocStatus.OK
+        assert make_manager(2).shortage(make_group(8), PrefixHit(), waive_watermark=False) is None
 
-    def test_never_when_the_whole_pool_is_too_small(self) -> None:
-        admission = make_manager(2).can_allocate(make_group(9), PrefixHit(), waive_watermark=True)
-        assert admission.status is AllocStatus.NEVER
-        assert "needs 3 KV blocks, the pool has 2" in admission.because
+    def test_what_does_not_fit_alone_was_refused_when_it_arrived(self) -> None:
+        with pytest.raises(AssertionError, match="does not fit alone"):
+            make_manager(2).shortage(make_group(9), PrefixHit(), waive_watermark=True)
 
-    def test_never_counts_the_shared_prompt_and_one_tail_for_each_sequence(self) -> None:
-        manager = make_manager(5)
-        assert manager.can_allocate(make_group(9, n=3), PrefixHit(), waive_watermark=True).status is AllocStatus.OK
-        assert manager.can_allocate(make_group(9, n=4), PrefixHit(), waive_watermark=True).status is AllocStatus.NEVER
+    def test_it_counts_the_shared_prompt_and_one_tail_for_each_sequence(self) -> None:
+        manager = make_manager(6)
+        other = allocate(manager, 4)
+        assert manager.shortage(make_group(9, n=3), PrefixHit(), waive_watermark=True) is None
+        assert manager.shortage(make_group(9, n=4), PrefixHit(), waive_watermark=True) is not None
+        manager.free(other)
+        assert manager.shortage(make_group(9, n=4), PrefixHit(), waive_watermark=True) is None
 
     def test_a_tail_that_is_never_written_needs_no_block(self) -> None:
         group = SequenceGroup(make_request("r", range(8), n=3, max_tokens=1), 0, 1)
-        assert make_manager(2).can_allocate(group, PrefixHit(), waive_watermark=True).status is AllocStatus.OK
+        assert make_manager(2).shortage(group, PrefixHit(), waive_watermark=True) is None
 
     def test_later_while_others_hold_the_blocks(self) -> None:
         manager = make_manager(3)
         other = allocate(manager, 8, seq_id=7)
-        assert manager.can_allocate(make_group(8), PrefixHit(), waive_watermark=False).status is AllocStatus.LATER
+        assert manager.shortage(make_group(8), PrefixHit(), waive_watermark=False) is not None
         manager.free(other)
-        assert manager.can_allocate(make_group(8), PrefixHit(), waive_watermark=False).status is AllocStatus.OK
+        assert manager.shortage(make_group(8), PrefixHit(), waive_watermark=False) is None
 
     def test_the_watermark_keeps_blocks_free_unless_waived(self) -> None:
         manager = make_manager(10, watermark=0.25)
         group = make_group(36)
-        assert manager.can_allocate(group, PrefixHit(), waive_watermark=False).status is AllocStatus.LATER
-        assert manager.can_allocate(group, PrefixHit(), waive_watermark=True).status is AllocStatus.OK
+        assert manager.shortage(group, PrefixHit(), waive_watermark=False) is not None
+        assert manager.shortage(group, PrefixHit(), waive_watermark=True) is None
 
     def test_a_hit_that_is_in_use_costs_nothing_and_a_cached_one_costs_a_free_block(self) -> None:
         manager = make_manager(4)
@@ -68,11 +70,11 @@ class TestAdmission:
         group = make_group(16)
         hit = manager.find_prefix(group, group.live[0], 16)
         assert len(hit.blocks[0]) == 2
-        assert manager.can_allocate(group, hit, waive_watermark=True).status is AllocStatus.OK
+        assert manager.shortage(group, hit, waive_watermark=True) is None
         manager.free(owner)
         thief = Sequence(8, 0, [9], 1)
         manager.allocate(thief, 1, PrefixHit())
-        assert manager.can_allocate(group, hit, waive_watermark=True).status is AllocStatus.LATER
+        assert manager.shortage(group, hit, waive_watermark=True) is not None
 
 
 class TestPrefix:
@@ -203,7 +205,9 @@ class Blocks(RuleBasedStateMachine):
         group = SequenceGroup(make_request("r", token_ids), 0, self.next_id)
         sequence = group.live[0]
         hit = self.manager.find_prefix(group, sequence, len(token_ids))
-        if self.manager.can_allocate(group, hit, waive_watermark=True).status is AllocStatus.OK:
+        cache = only(self.manager)
+        fits_alone = cache.num_required_blocks(group, 0, hit.num_unseen(0)) <= cache.pool.num_blocks
+        if fits_alone and self.manager.shortage(group, hit, waive_watermark=True) is None:
             self.manager.allocate(sequence, len(token_ids), hit)
             self.manager.end_planning()
             sequence.num_computed_tokens = len(token_ids)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy
-from octavo.kv_cache.allocation import AllocStatus, PrefixHit
+from octavo.kv_cache.allocation import PrefixHit
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.retention import SlidingWindow
 from tests.fakes.block_manager import make_manager, only, table
@@ -88,11 +89,12 @@ def test_admission_asks_for_what_is_held_at_once() -> None:
     # 13 tokens touch four blocks
     manager = window_manager(num_blocks=4)
     group = SequenceGroup(make_request("long", range(100)), 0, 1)
-    assert manager.can_allocate(group, PrefixHit(), waive_watermark=True).status is AllocStatus.OK
+    assert manager.shortage(group, PrefixHit(), waive_watermark=True) is None
     manager.allocate(group.live[0], 100, PrefixHit())
     assert len(table(manager, group.live[0])) == 4
     whole = window_manager(num_blocks=4, max_live_tokens=None)
-    assert whole.can_allocate(group, PrefixHit(), waive_watermark=True).status is AllocStatus.NEVER
+    with pytest.raises(AssertionError, match="does not fit alone"):
+        whole.shortage(group, PrefixHit(), waive_watermark=True)
 
 
 def test_a_hit_costs_the_blocks_that_are_seen() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.core.cache_key import PLAIN
 from octavo.core.sequence import Sequence, SequenceGroup
-from octavo.kv_cache.allocation import AllocStatus, PrefixHit
+from octavo.kv_cache.allocation import PrefixHit
 from octavo.kv_cache.block_manager import BlockManager
 from tests.fakes.block_manager import make_manager, only, table
 from tests.fakes.engine import make_request
@@ -58,11 +58,11 @@ def test_blocks_beyond_what_is_computed_stay_behind_and_are_counted_for_the_way_
 def test_the_last_free_blocks_are_enough() -> None:
     manager = swap_manager(num_host_blocks=2)
     sequences = forked(manager, 6, 2)
-    assert manager.swap_space.can_swap_out(sequences).status is AllocStatus.OK
+    assert manager.swap_space.swap_out_shortage(sequences) is None
     manager.swap_out(sequences)
     other = Sequence(9, 0, list(range(20)), 20)
     manager.allocate(other, 20, PrefixHit())
-    assert manager.swap_space.can_swap_in(sequences, waive_watermark=True).status is AllocStatus.OK
+    assert manager.swap_space.swap_in_shortage(sequences, waive_watermark=True) is None
 
 
 def test_the_watermark_counts_for_who_comes_back_unless_it_is_waived() -> None:
@@ -72,9 +72,10 @@ def test_the_watermark_counts_for_who_comes_back_unless_it_is_waived() -> None:
         manager.allocate(each, 16, PrefixHit())
         each.num_computed_tokens = 16
     manager.swap_out([sequence])
-    answer = manager.swap_space.can_swap_in([sequence], waive_watermark=False)
-    assert (answer.status, answer.because) == (AllocStatus.LATER, "needs 4 free KV blocks, 6 are free, 3 stay free")
-    assert manager.swap_space.can_swap_in([sequence], waive_watermark=True).status is AllocStatus.OK
+    answer = manager.swap_space.swap_in_shortage([sequence], waive_watermark=False)
+    assert answer is not None
+    assert answer.because == "needs 4 free KV blocks, 6 are free, 3 stay free"
+    assert manager.swap_space.swap_in_shortage([sequence], waive_watermark=True) is None
 
 
 @pytest.mark.parametrize(("num_lookahead", "num_blocks"), [(0, 3), (2, 5)])
@@ -85,8 +86,8 @@ def test_lookahead_slots_are_counted_for_each_sequence(num_lookahead: int, num_b
     assert manager.swap_space.num_blocks_to_swap_in(sequences) == [num_blocks]
     other = Sequence(9, 0, list(range(20)), 20)
     manager.allocate(other, 20, PrefixHit())
-    answer = manager.swap_space.can_swap_in(sequences, waive_watermark=True)
-    assert (answer.status is AllocStatus.OK) is (num_blocks <= 3)
+    answer = manager.swap_space.swap_in_shortage(sequences, waive_watermark=True)
+    assert (answer is None) is (num_blocks <= 3)
     assert num_blocks <= 3 or answer.because == "needs 5 free KV blocks, 3 are free, 0 stay free"
 
 

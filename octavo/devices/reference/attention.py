@@ -20,7 +20,6 @@ from torch import Tensor
 from octavo.attention.backend import Scores
 from octavo.attention.cache_format import dequantize, is_quantized, quantize
 from octavo.attention.metadata import AttentionMetadata
-from octavo.core.arithmetic import ceil_div
 
 _SCALE_BYTES = 4
 _GATHERED_TOKENS = 16_384
@@ -202,9 +201,9 @@ def _key_range(length: int, window: int | None) -> tuple[int, int]:
     """
     if window is None or length <= window:
         grid = max(_KEY_TILE, 1 << max(0, (length - 1).bit_length() - 4))
-        return 0, ceil_div(length, grid) * grid
+        return 0, -(-length // grid) * grid
     grid = max(_KEY_TILE, 1 << max(0, window.bit_length() - 4))
-    return (length - window) // grid * grid, ceil_div(length, grid) * grid
+    return (length - window) // grid * grid, -(-length // grid) * grid
 
 
 def _first_seen(position: int, window: int | None) -> int:
