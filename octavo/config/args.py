@@ -18,6 +18,7 @@ BUILTIN_MODEL = "octavo-tiny"
 
 LoadFormat = Literal["auto", "dummy"]
 PreemptionMode = Literal["auto", "recompute", "swap", "classic"]
+TensorParallelReduce = Literal["gather", "sum"]
 
 _ONE_DEVICE = "this version runs a model in one process on one device"
 
@@ -311,6 +312,13 @@ class DeviceArgs:
     tensor_parallel_size: Annotated[
         int, Arg("Devices that share each layer.", only=(1,), otherwise=f"{_ONE_DEVICE}; leave it at 1")
     ] = 1
+    tensor_parallel_reduce: Annotated[
+        TensorParallelReduce,
+        Arg(
+            "How ranks that share a layer put it together. gather gives the bits of one rank; sum sends fewer bytes "
+            "where a network lies between the ranks, and gives the same bits each time.",
+        ),
+    ] = "gather"
     pipeline_parallel_size: Annotated[
         int, Arg("Groups of layers on devices of their own.", only=(1,), otherwise=f"{_ONE_DEVICE}; leave it at 1")
     ] = 1

@@ -40,6 +40,28 @@ def render_table(rows: Iterable[Sequence[str]]) -> str:
     )
 
 
+class RankShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank of several has of a model. Ranges are (first, end)."""
+
+    rank: int
+    num_ranks: int
+    layers: tuple[int, int]
+    num_layers: int
+    num_heads: int
+    """Attention heads of this rank in each of its layers."""
+    num_kv_heads: int
+    vocabulary: tuple[int, int]
+    """Rows of the token embedding and of the head."""
+
+    def render(self) -> str:
+        """Return the share in one line."""
+        (first, end), (start, stop) = self.layers, self.vocabulary
+        return (
+            f"layers {first}-{end - 1} of {self.num_layers}, {self.num_heads} heads with {self.num_kv_heads} of keys "
+            f"and values, tokens {start:,}-{stop - 1:,}"
+        )
+
+
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How the memory of one worker is divided before a single block is allocated.
 
@@ -66,6 +88,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     host_bytes: int
     """Swap space. It is counted against `limit` where host and device share the memory."""
     max_model_len: int
+    share: RankShare | None = None
+    """What this rank has of the model, where there are several."""
 
     def limited_to(self, num_blocks: list[int], num_host_blocks: list[int]) -> MemoryPlan:
         """Return the plan with so many blocks of each cache group, where another rank has no room for more."""
@@ -131,6 +155,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def render(self) -> str:
         rows = [
+            *([(f"rank {self.share.rank} of {self.share.num_ranks}", self.share.render())] if self.share else []),
             (
                 "memory of the machine",
                 render_bytes(self.total_memory),

@@ -15,10 +15,12 @@ from torch import Tensor
 from octavo.attention.backend import AttentionBackend
 from octavo.attention.metadata import IntermediateTensors
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.explain import RankShare
 from octavo.config.safetensors_header import TensorInfo
 from octavo.core.model_shape import ModelShape
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
+from octavo.layers.embedding import VocabularyShare
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Binding, Layer, TensorSlot
 from octavo.models.content import WeightContent
@@ -86,6 +88,22 @@ class LoadedModel:
             for _, layer in model.layers_by_path():
                 layer.use(method)
         return cls(checkpoint, mesh, dtype, method, model.to(dtype), shape)
+
+    def share(self) -> RankShare | None:
+        """Return what this rank has of the model; None where there are no others."""
+        mesh, config = self.mesh, self.model.config
+        if mesh.size == 1:
+            return None
+        rows, layers = VocabularyShare.of(config.vocab_size, mesh), self.model.layer_range
+        return RankShare(
+            rank=mesh.rank,
+            num_ranks=mesh.size,
+            layers=(layers.start, layers.stop),
+            num_layers=config.num_layers,
+            num_heads=self.shape.num_heads,
+            num_kv_heads=self.shape.num_kv_heads,
+            vocabulary=(rows.start, rows.start + rows.length),
+        )
 
     def position_bytes(self) -> int:
         """Return the bytes that tables with a row for each position take per position."""

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -76,7 +77,8 @@ class Worker:
     ) -> None:
         """Open the device and the model without its weights. Raises ConfigError or CheckpointError.
 
-        `ahead` is what was begun before. rendezvous: where the ranks meet, in which `open_mesh` opens the groups.
+        `ahead` is what was begun before. rendezvous: where this rank meets the others, in which `open_mesh`
+        opens the groups; None to reach no other rank.
         """
         self._config = config
         self._ahead = ahead or Ahead()
@@ -84,7 +86,8 @@ class Worker:
         place = Mesh.of_rank(
             rank, tensor=config.device.tensor_parallel_size, pipeline=config.device.pipeline_parallel_size
         )
-        self._mesh = open_mesh(place, rendezvous or Rendezvous(), self._device.empty)
+        place = replace(place, reduce=config.device.tensor_parallel_reduce)
+        self._mesh = place if rendezvous is None else open_mesh(place, rendezvous, self._device.empty)
         checkpoint = Checkpoint.open(Path(config.model.path))
         dtype, method = DTYPES[config.model.dtype], method_named(config.model.quantization)
         self._opened = LoadedModel.open(checkpoint, self._mesh, dtype, method)
@@ -135,7 +138,7 @@ class Worker:
     def prepare(self) -> MemoryPlan:
         """Return how this rank would divide its memory. Raises ConfigError, with a remedy, when there is too little."""
         cache, scheduler = self._config.cache, self._config.scheduler
-        self.plan = divide_memory(
+        plan = divide_memory(
             ModelSizes.of(self._opened, self._device, self._attention.backend, scheduler, cache.block_size),
             self._device.memory().share(self._mesh.size),
             cache=cache,
@@ -143,6 +146,7 @@ class Worker:
             device=self._device.name,
             user_set_max_model_len=self._config.model.user_set_max_model_len,
         )
+        self.plan = msgspec.structs.replace(plan, share=self._opened.share())
         return self.plan
 
     def allocate(self, num_blocks: list[int], num_host_blocks: list[int]) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ from octavo import LLM, SamplingParams
 from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.scheduler import Scheduler
 from tests.conformance.runtimes import LEVELS
-from tests.distributed.threads import thread_meshes
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import ALTERNATING, make_checkpoint
 from tests.fakes.proposer import ToyProposer
-from tests.fakes.rank_threads import ThreadRanks
+from tests.fakes.rank_threads import llm_of_ranks
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")
 
@@ -63,17 +61,10 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return paths
 
 
-@contextmanager
-def engine(path: Path, size: int, **keywords: Any) -> Iterator[LLM]:
+def engine(path: Path, size: int, **keywords: Any) -> AbstractContextManager[LLM]:
     """An engine of `size` tensor ranks in threads, or of one rank as always."""
-    with pytest.MonkeyPatch.context() as patch:
-        if size > 1:
-            patch.setattr(
-                "octavo.engine.engine_core.make_executor", lambda config, *_: ThreadRanks(config, thread_meshes(size))
-            )
-        sizes = {"max_model_len": 128, "num_gpu_blocks_override": 200, "threads": 1, "block_size": 16}
-        with LLM(model=str(path), **(sizes | keywords)) as llm:
-            yield llm
+    sizes = {"max_model_len": 128, "num_gpu_blocks_override": 200, "threads": 1, "block_size": 16}
+    return llm_of_ranks(path, size, **(sizes | keywords)) if size > 1 else LLM(model=str(path), **(sizes | keywords))
 
 
 def answers(llm: LLM, times: int = 1) -> list[Any]:

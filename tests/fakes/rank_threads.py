@@ -12,6 +12,7 @@ import pytest
 
 from octavo import LLM
 from octavo.config.schema import EngineConfig
+from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.mesh import Mesh
 from octavo.worker.worker import Worker
@@ -27,7 +28,7 @@ class ThreadRanks:
         self._result_rank = len(meshes) - stage
         self._meshes = meshes
         self._threads = [ThreadPoolExecutor(1, f"rank-{rank}") for rank in range(len(meshes))]
-        self.workers = self._on_all(lambda rank: Worker(config, rank=rank, open_mesh=lambda *_: meshes[rank]))
+        self.workers = self._on_all(lambda rank: Worker(config, None, rank, Rendezvous(), lambda *_: meshes[rank]))
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         def run(rank: int) -> ModelRunnerOutput:
@@ -62,6 +63,8 @@ def llm_of_ranks(path: Path, tensor: int = 1, pipeline: int = 1, **keywords: Any
     with pytest.MonkeyPatch.context() as patch:
         meshes = thread_meshes(tensor, pipeline)
         patch.setattr("octavo.engine.engine_core.make_executor", lambda config, *_: ThreadRanks(config, meshes))
-        llm = LLM(str(path), **{"max_steps_in_flight": pipeline, "threads": 1, **keywords})
+        llm = LLM(
+            str(path), **{"threads": 1, **({"max_steps_in_flight": pipeline} if pipeline > 1 else {}), **keywords}
+        )
     with llm:
         yield llm

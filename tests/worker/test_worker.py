@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from octavo.core.sampling_params import SamplingParams
+from octavo.worker.worker import Worker
 from tests.conformance.runtimes import LEVELS
 from tests.fakes.allocations import peak_bytes
 from tests.fakes.checkpoints import load_oracle, make_checkpoint
@@ -129,3 +132,21 @@ def test_every_operator_has_an_implementation_and_a_reason(checkpoint: Path) -> 
     choices = start_worker(make_config(checkpoint)).op_choices()
     assert {"rms_norm", "prepare_linear"} <= {operator for operator, _, _ in choices}
     assert all(implementation and because for _, implementation, because in choices)
+
+
+def test_a_plan_says_what_a_rank_has(checkpoint: Path) -> None:
+    config = make_config(checkpoint)
+    device = replace(config.device, tensor_parallel_size=4, pipeline_parallel_size=2)
+    whole, *ranks = (
+        Worker(each, rank=rank).prepare()
+        for each, rank in [(config, 0), *((msgspec.structs.replace(config, device=device), rank) for rank in range(8))]
+    )
+    assert whole.share is None
+    shares = [plan.share for plan in ranks]
+    assert [share.layers for share in shares if share] == [(0, 1)] * 4 + [(1, 2)] * 4
+    assert [share.vocabulary for share in shares[:4] if share] == [(0, 33), (33, 66), (66, 99), (99, 130)]
+    assert shares[5] is not None
+    assert (shares[5].num_heads, shares[5].num_kv_heads) == (1, 1)
+    assert "rank 5 of 8" in ranks[5].render()
+    assert "layers 1-1 of 2, 1 heads with 1 of keys and values, tokens 33-65" in ranks[5].render()
+    assert all(plan.weights_bytes < whole.weights_bytes for plan in ranks)
