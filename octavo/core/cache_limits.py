@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import msgspec
 
@@ -63,6 +64,15 @@ class CacheLimits(msgspec.Struct, frozen=True, kw_only=True):
             max_live_tokens=max_live_tokens,
         )
         return cls(block_size=block_size, groups=(group,), num_lookahead=num_lookahead)
+
+    @classmethod
+    def of_ranks(cls, ranks: Sequence[CacheLimits]) -> CacheLimits:
+        """Return the limits of ranks that keep parts of the same blocks: a block is as large as its parts together."""
+        groups = zip(*(each.groups for each in ranks), strict=True)
+        whole = (
+            msgspec.structs.replace(parts[0], block_bytes=sum(part.block_bytes for part in parts)) for parts in groups
+        )
+        return msgspec.structs.replace(ranks[0], groups=tuple(whole))
 
     @property
     def num_blocks(self) -> int:

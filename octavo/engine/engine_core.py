@@ -69,8 +69,8 @@ class EngineCore:
         """
         executor = make_executor(config, on_death)
         try:
-            plan = agreed(executor.call("prepare"))[0]
-            limits = plan.cache
+            plans = agreed(executor.call("prepare"))
+            plan, limits = plans[0], CacheLimits.of_ranks([each.cache for each in plans])
             executor.call(
                 "allocate",
                 [group.num_blocks for group in limits.groups],

@@ -83,6 +83,8 @@ def test_every_stage_records_its_decode_steps(tmp_path: Path) -> None:
         answers(llm)
         assert isinstance(llm.engine.core, EngineCore)
         assert isinstance(llm.engine.core.executor, ThreadRanks)
+        parts = [rank.plan.cache.block_bytes for rank in llm.engine.core.executor.workers]
+        assert llm.engine.ready.cache.block_bytes == sum(parts) == 3 * parts[0]
         for rank in llm.engine.core.executor.workers:
             assert isinstance(rank._runner.model, Stage)
             assert any(rank._runner.model._model._recordings.values())  # type: ignore[attr-defined]
