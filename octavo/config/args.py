@@ -332,7 +332,7 @@ class DeviceArgs:
         ),
     ] = 120.0
     enforce_eager: Annotated[
-        bool, Arg("Run every step by Python. By default the kernel calls of decode steps are recorded and made again.")
+        bool, Arg("Run every step by Python. By default the kernel calls of small steps are recorded and made again.")
     ] = False
     op_overrides: Annotated[
         dict[str, str], Arg("Implementation of single operators, such as rms_norm=reference, instead of the best one.")

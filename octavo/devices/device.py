@@ -143,18 +143,18 @@ class Device(Protocol):
         """Return an empty store for the tokens of a worker's sequences."""
         ...
 
-    def recorded(self, model: LanguageModel, max_rows: int) -> LanguageModel:
-        """Return `model` with its decode steps recorded and repeated where the device can, else `model` itself.
+    def recorded(self, model: LanguageModel, max_tokens: int) -> LanguageModel:
+        """Return `model` with its small steps recorded and repeated where the device can, else `model` itself.
 
-        A step has at most `max_rows` rows.
+        A step has at most `max_tokens` tokens.
         """
         ...
 
-    def activation_bytes(self, run: StepRun, num_tokens: int, num_rows: int) -> int:
+    def activation_bytes(self, run: StepRun, num_tokens: int) -> int:
         """Return the most bytes that models hold beside weights and KV cache, attention's workspace not included.
 
-        `run` is called for a forward pass of `num_tokens` tokens, and for decode steps with up to `num_rows` rows where
-        they are recorded. The device holds no more from then on.
+        `run` is called for a forward pass of `num_tokens` tokens, and for a smaller one where those are recorded. The
+        device holds no more from then on.
         """
         ...
 

@@ -28,7 +28,7 @@ _SMALLEST_PIECE: Final = 16
 """Prompt tokens that a step computes whatever they take, so that prompts always advance."""
 _ALIKE: Final = 1.5
 """Steps whose numbers of decoding rows differ by a smaller factor take about equally long."""
-_FEWEST_UNMEASURED, _MOST_UNMEASURED = 4, 32
+_FEWEST_UNMEASURED, _MOST_UNMEASURED = 16, 128
 """Steps with prompts between two that only decode: where the number of decoding rows has changed, and where not."""
 _OUTLIER: Final = 2.0
 """A step counts as at most this many times as long as expected: a paused process says nothing about the next step."""
@@ -124,6 +124,13 @@ class Pace:
             self._beside.add(num_tokens, seconds)
 
 
+def _rounded(num_tokens: float) -> int:
+    """Return a number of tokens near this one of which there are few: eight from one power of two to the next. Devices
+    are fast at steps of sizes that they know."""
+    unit = max(1, 1 << (int(num_tokens).bit_length() - 4))
+    return unit * round(num_tokens / unit)
+
+
 def _are_alike(num_rows: int, other: int) -> bool:
     return other <= _ALIKE * num_rows and num_rows <= _ALIKE * other
 
@@ -180,7 +187,8 @@ class Rates:
     def num_prompt_tokens_beside(self, num_rows: int, most: int) -> int:
         """Return how many prompt tokens, at most `most`, the step being planned may compute beside `num_rows` decoding
         rows."""
-        self._num_allowed = int(min(most, self.pace.num_prompt_tokens(num_rows, self.known_prefill_tokens_per_s)))
+        wanted = self.pace.num_prompt_tokens(num_rows, self.known_prefill_tokens_per_s)
+        self._num_allowed = most if wanted >= most else _rounded(num_rows + wanted) - num_rows if wanted else 0
         return self._num_allowed
 
     def note_planned(self, now: float, num_rows: int, num_prompt_tokens: int, num_moved_bytes: int = 0) -> None:

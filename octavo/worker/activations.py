@@ -42,7 +42,7 @@ class Activations:
         most = min(self._num_tokens, max(sampled, scheduler.max_model_len))
         self._logits_rows = min(most, rows_per_chunk(vocab_size, LOGITS_BYTES))
         self._fixed_bytes = (
-            device.activation_bytes(self._run, self._num_tokens, self._num_rows)
+            device.activation_bytes(self._run, self._num_tokens)
             + device.sampling_bytes(self._logits_rows, vocab_size)
             + shared_sampling_bytes(self._logits_rows, vocab_size, opened.mesh)
             + sampled * opened.shape.hidden_size * opened.dtype.itemsize

@@ -175,7 +175,7 @@ class Worker:
             )
             for group, each in zip(shape.cache_groups, limits.groups, strict=True)
         ]
-        model_of_rank = device.recorded(loaded, scheduler.max_num_seqs)
+        model_of_rank = device.recorded(loaded, scheduler.max_num_batched_tokens)
         if self._mesh.pipeline.size > 1:
             received = opened.received_buffers(scheduler.max_num_batched_tokens, device.torch_device)
             model_of_rank = Stage(model_of_rank, self._mesh, received)

@@ -1,4 +1,4 @@
-"""Decode steps from recordings give the tokens and log-probabilities, `==`, of steps that Python runs."""
+"""Steps from recordings give the tokens and log-probabilities, `==`, of steps that Python runs."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def test_whole_outputs_are_equal_with_and_without_recordings(
                 quantization=quantization,
                 enforce_eager=enforce_eager,
                 max_num_seqs=16,
+                max_num_batched_tokens=24,
                 kv_cache_memory="8MiB",
             ) as llm,
         ):

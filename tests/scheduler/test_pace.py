@@ -176,9 +176,9 @@ def test_without_a_target_pieces_are_as_large_as_they_may_be() -> None:
 
 def test_steps_without_prompts_are_measured_again_after_a_while_and_when_others_decode() -> None:
     rates = Rates()
-    found = grants(rates, 0.0, 70)
-    assert [place for place, granted in enumerate(found) if not granted] == [0, 33, 66]
-    found = grants(rates, 100.0, 8, rows=40)
+    found = grants(rates, 0.0, 300)
+    assert [place for place, granted in enumerate(found) if not granted] == [0, 129, 258]
+    found = grants(rates, 100.0, 30, rows=40)
     assert found.count(0) == 1, "ten times as many rows"
     assert found[-1] > 2 * 21, "they take longer, and so may prompts"
 
@@ -195,12 +195,19 @@ def test_pieces_grow_where_prompts_always_wait() -> None:
     assert largest <= 23, "half of the steps compute none"
 
 
-def test_measuring_takes_a_fifth_of_the_steps_at_most_when_rows_come_and_go() -> None:
+def test_steps_beside_the_same_rows_have_few_different_sizes() -> None:
+    for rows, unit in ((4, 2), (40, 8), (60, 16)):
+        found = {rows + granted for granted in grants(Rates(), 0.0, 60, rows=rows)[30:]}
+        assert len(found) <= 2, found
+        assert not any(size % unit for size in found), found
+
+
+def test_measuring_takes_few_of_the_steps_when_rows_come_and_go() -> None:
     rates, now, num_measured = Rates(), 0.0, 0
     for place in range(100):
         now, granted = step(rates, now, rows=2 if place % 2 else 9, wanted=10**6)
         num_measured += granted == 0
-    assert num_measured <= 20
+    assert num_measured <= 6
 
 
 def test_sequences_that_decode_are_served_before_older_prompts() -> None:

@@ -70,7 +70,7 @@ def test_at_most_one_region_more_than_is_used_takes_memory() -> None:
     def num_pages() -> list[int]:
         return [resident_bytes(cache) // LARGE_PAGE_BYTES for cache in engine.caches]
 
-    for last, most in ((1, 1), (11, 1), (12, 2), (27, 2), (28, 3)):
+    for last, most in ((1, 1), (7, 1), (8, 2), (23, 2), (24, 3)):
         engine.note_used(0, [last])
         wait_for_pages()
         # values begin in the middle of a page, so that a region of them takes up to two

@@ -13,7 +13,7 @@ from octavo.core.step import BlockCopy
 from octavo.core.step_times import KernelClock
 from octavo.devices.cpu.attention import CpuBackend
 from octavo.devices.cpu.dry_library import DryLibrary
-from octavo.devices.cpu.recorded_model import MAX_RECORDINGS, MAX_ROWS, RecordedModel
+from octavo.devices.cpu.recorded_model import MAX_RECORDINGS, MAX_TOKENS, RecordedModel
 from octavo.devices.cpu.runtime import CpuRuntime, obstacle
 from octavo.devices.cpu.sampler import NativeSampler
 from octavo.devices.device import AttentionChoice, CacheTier, DeviceMemory, LanguageModel, StepRun
@@ -82,10 +82,10 @@ class CpuDevice:
     def token_store(self) -> TokenStore:
         return HostTokenStore()
 
-    def recorded(self, model: LanguageModel, max_rows: int) -> LanguageModel:
-        return model if self._config.enforce_eager else RecordedModel(model, self.runtime, max_rows)
+    def recorded(self, model: LanguageModel, max_tokens: int) -> LanguageModel:
+        return model if self._config.enforce_eager else RecordedModel(model, self.runtime, max_tokens)
 
-    def activation_bytes(self, run: StepRun, num_tokens: int, num_rows: int) -> int:
+    def activation_bytes(self, run: StepRun, num_tokens: int) -> int:
         """Count the memory that steps share, the scratch memory of kernels, and recordings."""
         library = DryLibrary(self.runtime.cpu)
         runtime = CpuRuntime(cast("_native.Cpu", library), "meta")
@@ -96,11 +96,10 @@ class CpuDevice:
         total = runtime.held_bytes + beside + library.scratch_bytes
         if self._config.enforce_eager:
             return total
-        rows = min(MAX_ROWS, num_rows)
-        library.num_calls = 0
+        library.num_calls, num_recorded = 0, min(MAX_TOKENS, num_tokens)
         result_bytes: list[int] = []
         total += peak_bytes(
-            lambda: result_bytes.append(runtime.record(lambda: run(ops, attention, rows, is_decode=True))[0])
+            lambda: result_bytes.append(runtime.record(lambda: run(ops, attention, num_recorded, is_decode=True))[0])
         )
         calls_bytes = library.num_calls * _CALL_BYTES
         return total + runtime.recorded_bytes + MAX_RECORDINGS * (result_bytes[0] + calls_bytes)

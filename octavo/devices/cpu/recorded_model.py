@@ -1,7 +1,8 @@
-"""Decode steps from a list of kernel calls: a model that need not be run by Python again for what it did before.
+"""Small steps from a list of kernel calls: a model that need not be run by Python again for what it did before.
 
-A step in which every row computes one token runs the same kernels on the same addresses as the last one with as many
-rows; only what lies there differs. So the calls of one such step are kept, and made again for the next ones.
+A step runs the same kernels on the same addresses as the last one with as many tokens and rows; only what lies there
+differs. So the calls of one such step are kept, and made again for the next ones. Decode steps repeat by themselves,
+and the scheduler gives steps that compute prompts beside them few different sizes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-MAX_ROWS: Final = 64
+MAX_TOKENS: Final = 64
 """Larger steps are run by Python: their kernels take so long that calling them does not show."""
 
 MAX_RECORDINGS: Final = 64
@@ -44,17 +45,17 @@ class _Recording:
 
 
 class RecordedModel:
-    """A model whose decode steps are recorded when a number of rows comes for the second time.
+    """A model whose small steps are recorded when a number of tokens and rows comes for the second time.
 
     The batches of such steps must lie at the same addresses each time. Hidden states are valid until the next step. A
     model that computes with anything but compiled kernels is never recorded; a line in the log says what it is.
     """
 
-    def __init__(self, model: LanguageModel, runtime: CpuRuntime, max_rows: int = MAX_ROWS) -> None:
-        """max_rows: most rows of a step; none with more than `MAX_ROWS` is recorded."""
+    def __init__(self, model: LanguageModel, runtime: CpuRuntime, max_tokens: int = MAX_TOKENS) -> None:
+        """max_tokens: most tokens of a step; none with more than `MAX_TOKENS` is recorded."""
         self._model = model
         self._runtime = runtime
-        self._max_rows = min(max_rows, MAX_ROWS)
+        self._max_tokens = min(max_tokens, MAX_TOKENS)
         self._recordings: dict[_Key, _Recording | None] = {}
         """The least recently used one first; None for what was seen once."""
         self._is_recordable = True
@@ -62,9 +63,8 @@ class RecordedModel:
 
     def __call__(self, batch: ModelInput) -> Tensor:
         """Return the last hidden states [tokens, hidden]."""
-        num_rows = len(batch.attention[0].lengths)
-        is_plain = len(batch.token_ids) == num_rows and batch.embeddings is None and batch.adapter_of_token is None
-        if not self._is_recordable or not is_plain or num_rows > self._max_rows:
+        is_plain = batch.embeddings is None and batch.adapter_of_token is None
+        if not self._is_recordable or not is_plain or len(batch.token_ids) > self._max_tokens:
             return self._model(batch)
         key = _addresses(batch)
         was_seen = key in self._recordings
@@ -87,20 +87,21 @@ class RecordedModel:
         watch = _Watch()
         watched = _watched(batch, watch)
         with watch:
-            room = self._max_rows, len(batch.token_ids)
+            room = self._max_tokens, len(batch.token_ids)
             hidden, calls = self._runtime.record(lambda: self._model(watched), room)
         if watch.obstacle is None:
             return hidden, _Recording(calls, hidden, (batch, watch.made))
         self._is_recordable = False
         self._recordings.clear()
-        _log.info("decode steps are not recorded: %s is no compiled kernel", watch.obstacle)
+        _log.info("steps are not recorded: %s is no compiled kernel", watch.obstacle)
         return hidden, None
 
 
 def _addresses(batch: ModelInput) -> _Key:
-    """Return what distinguishes decode batches for the kernels, except for the contents of their tensors."""
+    """Return what distinguishes batches for the kernels, except for the contents of their tensors."""
     first = batch.attention[0]
     return (
+        len(batch.token_ids),
         len(first.lengths),
         batch.token_ids.data_ptr(),
         batch.positions.data_ptr(),

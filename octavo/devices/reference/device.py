@@ -70,11 +70,11 @@ class ReferenceDevice:
     def token_store(self) -> TokenStore:
         return HostTokenStore()
 
-    def recorded(self, model: LanguageModel, max_rows: int) -> LanguageModel:
+    def recorded(self, model: LanguageModel, max_tokens: int) -> LanguageModel:
         """Return the model itself: torch's operators are not recorded."""
         return model
 
-    def activation_bytes(self, run: StepRun, num_tokens: int, num_rows: int) -> int:
+    def activation_bytes(self, run: StepRun, num_tokens: int) -> int:
         return peak_bytes(lambda: run(self.ops, DryAttention(), num_tokens))
 
     @contextmanager

@@ -79,7 +79,7 @@ def test_steps_from_a_recording_have_the_bits_of_steps_that_python_runs() -> Non
     source = torch.Generator().manual_seed(1)
     for number in range(60):
         count = int(torch.randint(1, NUM_SEQS + 1, (), generator=source))
-        # in between a step that is no decode step uses the same scratch memory and the same buffers
+        # in between a step that computes pieces of prompts uses the same scratch memory and the same buffers
         num_tokens = 3 if number % 7 == 3 else 1
         rows = [(seq_id, (number + 3 * seq_id) % 37, num_tokens) for seq_id in range(count)]
         batch = steps.batch(*rows)
@@ -94,6 +94,18 @@ def test_a_size_is_recorded_when_it_comes_for_the_second_time() -> None:
         recorded(steps.batch(*((seq_id, 5, 1) for seq_id in range(count))))
         runs.append(model.num_runs)
     assert runs == [1, 2, 3, 3, 4, 4, 4, 4]
+
+
+def test_a_step_with_pieces_of_prompts_is_recorded_whichever_rows_they_are_in() -> None:
+    recorded, model, steps = make_model()
+    eager = NormModel(CpuRuntime.open().bind())
+    eager.weight = model.weight
+    for number, sizes in enumerate([(1, 1, 6), (1, 1, 6), (6, 1, 1), (2, 3, 3), (1, 1, 6)]):
+        batch = steps.batch(*((seq_id, 4 + number, size) for seq_id, size in enumerate(sizes)))
+        assert torch.equal(recorded(batch), eager(batch))
+    assert model.num_runs == 2
+    recorded(steps.batch((0, 5, 1), (1, 5, 7)))
+    assert model.num_runs == 3, "as many tokens in fewer rows"
 
 
 def test_recordings_are_limited_and_the_least_recently_used_one_goes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +134,7 @@ def test_a_step_with_embeddings_from_outside_is_run_by_python_and_recordings_sta
 
 
 def test_larger_steps_are_run_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded_model, "MAX_ROWS", 2)
+    monkeypatch.setattr(recorded_model, "MAX_TOKENS", 2)
     recorded, model, steps = make_model()
     for _ in range(4):
         recorded(steps.batch((0, 5, 1), (1, 5, 1), (2, 5, 1)))
