@@ -123,7 +123,7 @@ def test_collectives_that_no_recording_keeps_switch_recording_off_by_name(
             assert num_runs == NUM_STEPS
             assert [torch.equal(*each) for each in zip(found, wanted, strict=True)] == [True] * NUM_STEPS
     name = {"threads": "ThreadCollectives.gather", "gloo": "GlooGroup.gather"}[kind]
-    assert caplog.messages == [f"decode steps are not recorded: {name} is no compiled kernel"] * 2
+    assert caplog.messages == [f"steps are not recorded: {name} is no compiled kernel"] * 2
 
 
 def test_a_recorded_step_raises_what_poisons_the_group() -> None:
