@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from octavo.distributed.groups import open_groups
 from octavo.distributed.mesh import Mesh
 from octavo.errors import EngineDeadError
 from octavo.platform import Platform
 from tests.distributed import works
-from tests.distributed.processes import RankProcesses, Work, rendezvous_of
-from tests.distributed.threads import DEADLINE_S, run_on, thread_meshes
+from tests.distributed.processes import RankProcesses, Work
+from tests.distributed.threads import DEADLINE_S, memory_meshes, run_on, thread_meshes
 
 KINDS = ["threads", "shared memory", "gloo"]
 if Platform.detect().native_module is None:
@@ -99,8 +98,7 @@ def test_ranks_that_make_different_calls_are_noticed(processes: RankProcesses) -
 @pytest.mark.skipif("shared memory" not in KINDS, reason="the compiled library is absent")
 def test_closed_groups_leave_neither_descriptors_nor_memory() -> None:
     descriptors = len(os.listdir("/proc/self/fd"))
-    with rendezvous_of("shared memory", DEADLINE_S) as rendezvous:
-        meshes = [open_groups(Mesh.of_rank(rank, tensor=2, pipeline=2), rendezvous) for rank in range(4)]
+    meshes = memory_meshes(2, 2)
     assert run_on(meshes, works.gathers) == [None] * 4
     for mesh in meshes:
         mesh.close()

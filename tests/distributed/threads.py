@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from queue import Empty, Queue
@@ -12,8 +12,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from octavo.distributed.groups import Allocate, open_groups
 from octavo.distributed.mesh import Mesh
 from octavo.errors import EngineDeadError
+from tests.distributed.processes import rendezvous_of
 
 T = TypeVar("T")
 
@@ -127,6 +129,13 @@ def thread_meshes(tensor: int, pipeline: int = 1, deadline_s: float = DEADLINE_S
         )
         for place in places
     ]
+
+
+def memory_meshes(tensor: int, pipeline: int = 1, allocate: Sequence[Allocate] = ()) -> list[Mesh]:
+    """Return the meshes of all ranks, which share memory as ranks in processes do. allocate: one for each rank."""
+    places = [Mesh.of_rank(rank, tensor=tensor, pipeline=pipeline) for rank in range(tensor * pipeline)]
+    with rendezvous_of("shared memory", DEADLINE_S) as rendezvous:
+        return [open_groups(place, rendezvous, *allocate[place.rank : place.rank + 1]) for place in places]
 
 
 def run_on(meshes: list[Mesh], work: Callable[[Mesh], T]) -> list[T]:

@@ -12,6 +12,7 @@ from octavo.core.outputs import CompletionOutput
 from octavo.engine.engine_core import EngineCore
 from octavo.worker.stage import Stage
 from tests.conformance.runtimes import LEVELS
+from tests.distributed.threads import memory_meshes, thread_meshes
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.rank_threads import ThreadRanks, llm_of_ranks
@@ -69,7 +70,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 )
 def test_stages_give_the_bits_of_one_rank(model: Any, tensor: int, pipeline: int, preemption_mode: str) -> None:
     path, expected = model
-    with llm_of_ranks(path, tensor, pipeline, preemption_mode=preemption_mode, **COMMON, **SMALL) as llm:
+    meshes = memory_meshes if tensor > 1 else thread_meshes
+    with llm_of_ranks(path, tensor, pipeline, meshes, preemption_mode=preemption_mode, **COMMON, **SMALL) as llm:
         assert answers(llm) == expected
         stats = llm.engine.call("stats")
         assert stats["num_preemptions"] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from octavo import LLM, SamplingParams
 from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.scheduler import Scheduler
 from tests.conformance.runtimes import LEVELS
+from tests.distributed.threads import memory_meshes
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import ALTERNATING, make_checkpoint
 from tests.fakes.proposer import ToyProposer
@@ -102,6 +104,21 @@ def test_any_schedule_gives_the_bits_of_one_rank(options: dict[str, Any], checkp
         expected = answers(llm, 2)
     with engine(checkpoints["qwen3"], 2, dtype="bfloat16", **options) as llm:
         assert answers(llm, 2) == expected
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("size", [2, 4])
+def test_recorded_steps_of_ranks_that_share_memory_give_the_bits_of_one_rank(
+    form: str, size: int, checkpoints: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with engine(checkpoints["qwen3"], 1, **FORMATS[form]) as llm:
+        expected = answers(llm, 2)
+    with (
+        caplog.at_level(logging.INFO, "octavo.devices"),
+        engine(checkpoints["qwen3"], size, open_meshes=memory_meshes, **FORMATS[form]) as llm,
+    ):
+        assert answers(llm, 2) == expected
+    assert not [line for line in caplog.messages if "not recorded" in line]
 
 
 def test_drafts_change_no_bit(checkpoints: dict[str, Path]) -> None:

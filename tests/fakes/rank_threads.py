@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,10 +58,16 @@ class ThreadRanks:
 
 
 @contextmanager
-def llm_of_ranks(path: Path, tensor: int = 1, pipeline: int = 1, **keywords: Any) -> Iterator[LLM]:
+def llm_of_ranks(
+    path: Path,
+    tensor: int = 1,
+    pipeline: int = 1,
+    open_meshes: Callable[[int, int], list[Mesh]] = thread_meshes,
+    **keywords: Any,
+) -> Iterator[LLM]:
     """An engine whose model is shared by so many ranks; `keywords` are arguments of the engine."""
     with pytest.MonkeyPatch.context() as patch:
-        meshes = thread_meshes(tensor, pipeline)
+        meshes = open_meshes(tensor, pipeline)
         patch.setattr("octavo.engine.engine_core.make_executor", lambda config, *_: ThreadRanks(config, meshes))
         llm = LLM(
             str(path), **{"threads": 1, **({"max_steps_in_flight": pipeline} if pipeline > 1 else {}), **keywords}

@@ -21,7 +21,7 @@ from octavo.ops.registry import Ops
 from tests.conformance.runtimes import LEVELS
 from tests.devices.cpu.test_recorded_model import Steps
 from tests.distributed.processes import rendezvous_of
-from tests.distributed.threads import run_on, run_ranks
+from tests.distributed.threads import memory_meshes, run_on, run_ranks
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
 
@@ -57,11 +57,7 @@ def run_steps(model: LanguageModel) -> list[Tensor]:
 
 
 def shared_meshes(runtimes: list[CpuRuntime]) -> list[Mesh]:
-    with rendezvous_of("shared memory", 10) as rendezvous:
-        return [
-            open_groups(Mesh.of_rank(rank, tensor=len(runtimes)), rendezvous, runtime.empty)
-            for rank, runtime in enumerate(runtimes)
-        ]
+    return memory_meshes(len(runtimes), allocate=[runtime.empty for runtime in runtimes])
 
 
 def test_recorded_steps_of_two_ranks_have_the_bits_of_steps_that_python_runs() -> None:
