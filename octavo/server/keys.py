@@ -21,6 +21,8 @@ class Right(StrEnum):
     """It allows to pin and unpin prefixes and to reset the prefix cache."""
     OBSERVE = "observe"
     """It allows to see the metrics, and what the scheduler did with the requests of other keys."""
+    OPERATE = "operate"
+    """It allows to drain a replica."""
 
 
 ALL_RIGHTS: Final = frozenset(Right)

@@ -214,6 +214,12 @@ class UnpinPrefixResponse(Struct, frozen=True):
     unpinned: bool
 
 
+class Drained(Struct, frozen=True):
+    """Response of `POST /drain`: the number of open requests that go on elsewhere, or once the replica is ready."""
+
+    moved_requests: int
+
+
 class Version(Struct):
     """Response of `GET /version`."""
 

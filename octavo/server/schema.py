@@ -377,6 +377,13 @@ class PinPrefixRequest(PrefixRequest, kw_only=True, forbid_unknown_fields=True):
     ttl_s: float
 
 
+class DrainRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
+    """`POST /drain`: the number of a replica, and whether it is stopped instead of started again."""
+
+    replica: int = 0
+    stop: bool = False
+
+
 class DetokenizeRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
     """`POST /detokenize`."""
 

@@ -123,6 +123,11 @@ class FakeAsyncLLM:
         """What the end of the core process does."""
         self._dead.set_result(EngineDeadError(message))
 
+    async def drain(self, replica: int = 0, *, stop: bool = False) -> int:
+        if replica != 0:
+            raise InvalidRequest(f"replica is {replica}, those that are ready: 0", field="replica")
+        return 7 + stop
+
     async def wait_dead(self) -> EngineDeadError:
         return await asyncio.shield(self._dead)
 

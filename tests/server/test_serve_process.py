@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openai
@@ -187,6 +188,43 @@ def test_core_that_is_killed_fails_open_requests_and_the_server(start: Callable[
             list(stream)
     assert server.wait() == 1
     assert any("the engine has stopped" in line for line in server.errors)
+
+
+def test_core_that_is_killed_is_started_again_and_streams_go_on_until_it_is_given_up(
+    start: Callable[..., ServerProcess],
+) -> None:
+    server = start("--max-core-restarts", "1")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        name = client.models.list().data[0].id
+        fields: dict[str, Any] = {"model": name, "prompt": "ab", "max_tokens": 1500, "seed": 1, "n": 2}
+        fields["extra_body"] = {"ignore_eos": True}
+        expected = client.completions.create(**fields)
+        fields["extra_body"] = {"ignore_eos": True, "cache_salt": "nothing is cached"}
+
+        stream = client.completions.create(**fields, stream=True, stream_options={"include_usage": True})
+        chunks = [next(stream) for _ in range(20)]
+        os.kill(server.core_pid, signal.SIGKILL)
+        eventually(lambda: ask(server.url, "/health").status == 503, timeout_s=5)
+        answer = ask(server.url, "/health")
+        assert answer.status == 200 or (answer.error["code"], answer.headers["retry-after"]) == (
+            "engine_restarting",
+            "5",
+        )
+        chunks += stream
+        assert ask(server.url, "/health").status == 200
+        for index, choice in enumerate(expected.choices):
+            pieces = [each.choices[0].text for each in chunks if each.choices and each.choices[0].index == index]
+            assert "".join(pieces) == choice.text
+        assert chunks[-1].usage == expected.usage
+
+        stream = client.completions.create(**fields, stream=True)
+        next(stream)
+        (core_pid,) = _children(server.process.pid)
+        os.kill(core_pid, signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="the engine has stopped"):
+            list(stream)
+    assert server.wait() == 1
+    assert any("1 times within 10 minutes (max_core_restarts), and is given up" in line for line in server.errors)
 
 
 def test_health_tells_a_stopped_core_and_one_that_goes_on(start: Callable[..., ServerProcess]) -> None:

@@ -1,4 +1,4 @@
-"""`GET /health`, `/version` and `/metrics`: the endpoints for operators."""
+"""`GET /health`, `/version`, `/metrics` and `POST /drain`: the endpoints for operators."""
 
 from __future__ import annotations
 
@@ -10,14 +10,25 @@ from starlette.responses import Response
 from octavo import __version__
 from octavo.engine.metrics import CONTENT_TYPE
 from octavo.server.context import ServerContext
+from octavo.server.decode import decode, read_body
 from octavo.server.generation import json_response
-from octavo.server.responses import Version
+from octavo.server.responses import Drained, Version
+from octavo.server.schema import DrainRequest
 
 
 async def health(context: ServerContext, request: Request) -> Response:
-    """Return an empty response while the engine runs. Raises EngineDeadError or EngineUnresponsiveError."""
+    """Return an empty response while an engine core is ready.
+
+    Raises EngineRestartingError, EngineDeadError or EngineUnresponsiveError.
+    """
     await context.llm.check_health()
     return Response(status_code=200)
+
+
+async def drain(context: ServerContext, request: Request) -> Response:
+    """Move the requests of a replica to others, and start it again or stop it. Raises InvalidRequest."""
+    asked = decode(b"".join(await read_body(request)), DrainRequest)
+    return json_response(Drained(await context.llm.drain(asked.replica, stop=asked.stop)))
 
 
 async def version(context: ServerContext, request: Request) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import octavo
-from octavo.errors import EngineDeadError, EngineUnresponsiveError
+from octavo.errors import EngineDeadError, EngineRestartingError, EngineUnresponsiveError
 from octavo.server.endpoints import ENDPOINTS
 from tests.server.conftest import Served
 from tests.server.raw import ask
@@ -21,6 +21,7 @@ def test_health_is_200_while_the_engine_runs(server: Served) -> None:
     [
         (EngineUnresponsiveError("process 7 is stopped"), "engine_unresponsive"),
         (EngineDeadError("killed by signal 9"), "engine_dead"),
+        (EngineRestartingError("it is being started again"), "engine_restarting"),
     ],
 )
 def test_health_is_503_with_the_reason_while_the_engine_does_not_work(
@@ -32,6 +33,13 @@ def test_health_is_503_with_the_reason_while_the_engine_does_not_work(
     assert str(fault) in answer.error["message"]
     server.llm.fault = None
     assert ask(server.url, "/health").status == 200
+
+
+def test_a_replica_is_drained_and_started_again_or_stopped(server: Served) -> None:
+    assert ask(server.url, "/drain", {"replica": 0}).json == {"moved_requests": 7}
+    assert ask(server.url, "/drain", {"stop": True}).json == {"moved_requests": 8}
+    answer = ask(server.url, "/drain", {"replica": 3})
+    assert (answer.status, answer.error["param"]) == (400, "replica")
 
 
 def test_version_is_the_packages(server: Served) -> None:

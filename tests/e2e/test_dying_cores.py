@@ -1,0 +1,117 @@
+"""Real processes of octavo-tiny that are killed or frozen in mid-stream: nobody who reads a stream can tell."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.async_llm import AsyncLLM
+from octavo.config.args import EngineArgs
+from octavo.core.sampling_params import OutputKind, SamplingParams
+from octavo.engine import replica as replica_module
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+NUM_REQUESTS = 32
+
+
+@asynccontextmanager
+async def started(count: int = 1, **args: Any) -> AsyncIterator[AsyncLLM]:
+    threads = 1 if count > 1 or os.cpu_count() == 1 else None
+    values = {"num_gpu_blocks_override": 512, "threads": threads, "data_parallel_size": count} | args
+    llm = await AsyncLLM.start(EngineArgs(**values))
+    try:
+        yield llm
+    finally:
+        await llm.shutdown()
+
+
+def params_of(number: int) -> SamplingParams:
+    """Seeded, two sequences, penalties, log-probabilities, stop strings; streamed."""
+    return SamplingParams(
+        max_tokens=24 + number, seed=number, n=2, temperature=0.9, top_p=0.95, presence_penalty=0.3,
+        frequency_penalty=0.2, repetition_penalty=1.1, min_tokens=3, logprobs=2, stop=[" the", "ing."][: number % 3],
+        output_kind=OutputKind.DELTA,
+    )  # fmt: skip
+
+
+async def read(llm: AsyncLLM, number: int, progress: list[int]) -> Any:
+    """What a client reads of a stream, put together, and its usage."""
+    texts, token_ids, logprobs, ends = ["", ""], [[], []], [[], []], [None, None]  # type: ignore[var-annotated]
+    async for output in llm.generate(f"Once upon a time {number} animals lived", params_of(number)):
+        assert output.error is None, output.error
+        for each in output.outputs:
+            texts[each.index] += each.text
+            token_ids[each.index] += each.token_ids
+            logprobs[each.index] += each.logprobs or []
+            ends[each.index] = (each.finish_reason, each.stop_reason)
+        progress[number] = output.num_generated_tokens
+    return texts, token_ids, logprobs, ends, (len(output.prompt_token_ids), output.num_generated_tokens)
+
+
+def processes(llm: AsyncLLM) -> list[subprocess.Popen[bytes]]:
+    return [each.client._core.process for each in llm._client._replicas if each.client._core is not None]
+
+
+async def all_streams(llm: AsyncLLM, disturb: Callable[[], Any] | None = None) -> list[Any]:
+    progress = [0] * NUM_REQUESTS
+    reading = [asyncio.create_task(read(llm, number, progress)) for number in range(NUM_REQUESTS)]
+    if disturb is not None:
+        async with asyncio.timeout(60):
+            while sum(count >= 4 for count in progress) < NUM_REQUESTS // 2:
+                await asyncio.sleep(0.001)
+        disturb()
+    return list(await asyncio.gather(*reading))
+
+
+async def test_killed_and_frozen_cores_change_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "WATCH_S", 0.2)
+    monkeypatch.setattr(replica_module, "FROZEN_AFTER_S", 0.5)
+    async with started() as llm:
+        expected = await all_streams(llm)
+        assert await all_streams(llm, processes(llm)[0].kill) == expected
+        assert llm.stats.num_resumed > NUM_REQUESTS // 2
+        assert await all_streams(llm, lambda: processes(llm)[0].send_signal(signal.SIGSTOP)) == expected
+        assert llm.stats.num_restarts == 2
+    async with started(2) as llm:
+        assert await all_streams(llm, processes(llm)[1].kill) == expected
+        assert llm.stats.num_resumed > 0
+
+
+FRONT = """
+import asyncio
+from octavo import AsyncLLM, EngineArgs, SamplingParams
+
+async def main():
+    llm = await AsyncLLM.start(EngineArgs(num_gpu_blocks_override=256, threads=1, data_parallel_size=2))
+    print(*[each.client._core.process.pid for each in llm._client._replicas], flush=True)
+    params = SamplingParams(max_tokens=None, ignore_eos=True)
+    async def read(n):
+        return [output async for output in llm.generate(f"{n}", params)]
+    await asyncio.gather(*map(read, range(4)))
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_no_core_outlives_its_front() -> None:
+    with subprocess.Popen([sys.executable, "-c", FRONT], stdout=subprocess.PIPE, text=True) as front:
+        assert front.stdout is not None
+        pids = [int(word) for word in front.stdout.readline().split()]
+        assert len(pids) == 2
+        front.kill()
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline, "a core has outlived its front"
+        time.sleep(0.05)
