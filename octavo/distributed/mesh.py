@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from octavo.distributed.collectives import Alone, Collectives
+from octavo.distributed.parts import part_name
 from octavo.errors import ConfigError
 
 
@@ -88,9 +89,7 @@ class Mesh:
     @property
     def description(self) -> str:
         """Names the part of the weights that this rank has."""
-        stages = f", {self.pipeline.size} stages" if self.pipeline.size > 1 else ""
-        summed = ", summed" if self.tensor.size > 1 and self.reduce == "sum" else ""
-        return f"{self.rank} of {self.size}{stages}{summed}"
+        return part_name(self.rank, tensor=self.tensor.size, pipeline=self.pipeline.size, reduce=self.reduce)
 
     def layer_range(self, num_layers: int) -> range:
         """Return the layers of this rank's pipeline stage; the first stages have one more where shares differ.

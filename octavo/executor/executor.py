@@ -88,7 +88,7 @@ def open_rank(config: EngineConfig, rank: int = 0, rendezvous: msgspec.Raw = ALO
     from octavo.worker.ahead import collector_paused, read_ahead
 
     with collector_paused():
-        ahead = read_ahead(config)
+        ahead = read_ahead(config, rank)
         from octavo.worker.worker import Worker
 
         return Worker(config, ahead, rank, msgspec.msgpack.decode(rendezvous, type=Rendezvous | None))

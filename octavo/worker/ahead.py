@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.parts import part_name
 from octavo.models.packed_folder import PackedFolder
 from octavo.ops.pages import Pages
 from octavo.platform import usable_memory
@@ -36,9 +37,12 @@ class Ahead:
         return 0 if self.pages is None else self.pages.populated_bytes
 
 
-def read_ahead(config: EngineConfig) -> Ahead:
-    """Begin to read the weights: packed ones where they are kept, else the checkpoint and memory to pack them in."""
-    model = config.model
+def read_ahead(config: EngineConfig, rank: int = 0) -> Ahead:
+    """Begin to read the weights of a rank: packed ones where they are kept, else the checkpoint and memory to pack them
+    in. The ranks of a machine share what rank 0 reads of the checkpoint."""
+    model, device = config.model, config.device
+    tensor, pipeline = device.tensor_parallel_size, device.pipeline_parallel_size
+    num_ranks = tensor * pipeline
     if model.load_format == "dummy":
         return Ahead()
     checkpoint = Checkpoint.open(Path(model.path))
@@ -50,16 +54,19 @@ def read_ahead(config: EngineConfig) -> Ahead:
             threads=config.device.threads,
             is_default=not model.user_set_packed_cache,
         )
-        wanted = {"checkpoint": str(checkpoint.path.resolve()), "dtype": model.dtype}
+        part = part_name(rank, tensor=tensor, pipeline=pipeline, reduce=device.tensor_parallel_reduce)
+        wanted = {"checkpoint": str(checkpoint.path.resolve()), "dtype": model.dtype, "ranks": part}
         if packed.read_ahead({**wanted, "method": model.quantization or "unquantized"}):
             return Ahead(packed)
-    checkpoint.fetch_ahead()
+    if rank == 0:
+        checkpoint.fetch_ahead()
     if config.device.device == "reference" or config.device.op_overrides:
         return Ahead(packed)  # other operators keep their weights elsewhere
     tensors = checkpoint.tensors().values()
     num_weights = sum(prod(tensor.shape) for tensor in tensors)
-    num_bytes = int(num_weights * _BYTES_PER_WEIGHT[model.quantization or model.dtype])
-    if not _PAGES_FROM_BYTES <= num_bytes <= usable_memory().available * config.cache.gpu_memory_utilization / 2:
+    num_bytes = int(num_weights * _BYTES_PER_WEIGHT[model.quantization or model.dtype]) // num_ranks
+    most_bytes = usable_memory().available * config.cache.gpu_memory_utilization / (2 * num_ranks)
+    if not _PAGES_FROM_BYTES <= num_bytes <= most_bytes:
         return Ahead(packed)
     pages = Pages(num_bytes)
     # the largest tensor is mapped while it is packed: both together are to be no more than all weights packed

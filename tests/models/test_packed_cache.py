@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
+from octavo.distributed.parts import part_name
 from octavo.errors import ConfigError
 from octavo.models import content, packed_file
 from octavo.models.content import WeightContent
@@ -104,6 +106,23 @@ def test_the_second_start_packs_nothing_and_answers_the_same(family: str, tied: 
     assert same(second.state(), first.state())
     assert torch.equal(logits(second), logits(first))
     assert sorted(file.suffix for file in (tmp_path / "cache").iterdir()) == [".json", ".packed"]
+
+
+def test_each_rank_keeps_a_file_of_its_own_whatever_the_number_of_ranks(tmp_path: Path) -> None:
+    path, cache = make_checkpoint("llama", tmp_path / "model"), tmp_path / "cache"
+    parts = [(0, 1, "gather"), (0, 2, "gather"), (1, 2, "gather"), (3, 4, "gather"), (1, 2, "sum")]
+    states = []
+    for is_first in (True, False):
+        for rank, size, reduce in parts:
+            ops = padded_ops()
+            place: Any = replace(Mesh.of_rank(rank, tensor=size), reduce=reduce)
+            wanted = {"ranks": part_name(rank, tensor=size, pipeline=1, reduce=reduce)}
+            kept = folder(cache)
+            assert kept.read_ahead(wanted) != is_first
+            states.append(load(path, cache, ops, kept, mesh=place).state())
+            assert (ops.prepare_linear.made > 0) == is_first
+    assert len(list(cache.glob("*.packed"))) == len(parts)
+    assert all(same(again, first) for first, again in zip(states[: len(parts)], states[len(parts) :], strict=True))
 
 
 @pytest.mark.parametrize("name", [None, "int8", "int4"])

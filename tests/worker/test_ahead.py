@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -49,3 +51,14 @@ def test_no_memory_is_taken_for_weights_that_are_kept_elsewhere(arguments: dict[
 
 def test_small_models_take_no_memory_ahead(tmp_path: Path) -> None:
     assert read_ahead(make_config(make_checkpoint("llama", tmp_path / "model"))) == Ahead()
+
+
+@pytest.mark.usefixtures("small_is_large")
+def test_a_rank_takes_memory_for_its_share(tmp_path: Path) -> None:
+    config = make_config(make_checkpoint("llama", tmp_path / "model"), dtype="float32")
+    whole = read_ahead(config).pages
+    device = dataclasses.replace(config.device, tensor_parallel_size=2, pipeline_parallel_size=2)
+    share = read_ahead(msgspec.structs.replace(config, device=device), rank=3).pages
+    assert whole is not None
+    assert share is not None
+    assert share.num_bytes == whole.num_bytes // 4
