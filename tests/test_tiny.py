@@ -27,6 +27,10 @@ def test_questions_are_answered_through_the_chat_template(llm: LLM) -> None:
     assert "octavo" in output.outputs[0].text
 
 
+def test_without_a_seed_a_program_draws_the_same_in_each_run(llm: LLM) -> None:
+    assert llm.engine.config.model.seed == 0
+
+
 def test_seeded_request_draws_the_same_alone_and_in_a_batch(llm: LLM) -> None:
     seeded = SamplingParams(temperature=1.0, seed=7, max_tokens=24)
     [alone] = llm.generate("One day", seeded)

@@ -47,20 +47,16 @@ class FinishedBeam(NamedTuple):
         return [token.token_id for token in self.logprobs]
 
 
-class Survivor(NamedTuple):
-    """A running beam of the next step: `beam` of this step, followed by `token`."""
-
-    beam: int
-    token: TokenLogprobs
-    logprob: float
-    """Of the whole sequence, as the processors have made it."""
-
-
 class Beam(NamedTuple):
-    """A running beam as the search sees it: `logprob` is as the processors have made it."""
+    """A running beam.
+
+    logprob: of the whole sequence, as the processors have made it. parent: place of the beam that it continues, among
+    those that ran before.
+    """
 
     logprob: float
     path: Path | None = None
+    parent: int = 0
 
     @property
     def token_ids(self) -> list[int]:
@@ -87,8 +83,8 @@ class BeamSearch:
         self._length = 0
         self._may_improve = True
 
-    def step(self, candidates: Sequence[TokenLogprobs]) -> list[Survivor]:
-        """Extend the running beams by one token; `candidates[i]` are those of beam `i`. No survivors mean the end."""
+    def step(self, candidates: Sequence[TokenLogprobs]) -> list[Beam]:
+        """Extend the running beams by one token; `candidates[i]` are those of beam `i`. None run at the end."""
         candidates = [_possible(found) for found in candidates]
         ranked = sorted(
             (
@@ -100,28 +96,26 @@ class BeamSearch:
         )[: self.num_candidates]
         self._length += 1
         length = self._length
-        survivors: list[Survivor] = []
+        survivors: list[Beam] = []
         ended: list[FinishedBeam] = []
         for rank, (logprob, number, place) in enumerate(ranked):
             token = self._described(candidates[-number], -place)
             is_end_token = token.token_id in self._end_token_ids
             is_stopped = not is_end_token and -place in candidates[-number].stop_places
             is_end = is_end_token or is_stopped
+            path = Path(self.running[-number].path, token)
             if not is_end and length < self._max_tokens:
                 if len(survivors) < self.width:
-                    survivors.append(Survivor(-number, token, logprob))
+                    survivors.append(Beam(logprob, path, -number))
             elif rank < self.width:
                 score = logprob / length**self._length_penalty
-                ended.append(FinishedBeam(score, Path(self.running[-number].path, token), not is_end, is_stopped))
+                ended.append(FinishedBeam(score, path, not is_end, is_stopped))
         if self._may_improve and not (self._early_stopping is True and self._is_full):
             merged = sorted(self.finished + ended, key=lambda each: each.score, reverse=True)
             self.finished = merged[: self.width]
         if not survivors or self._has_ended(survivors[0].logprob, length):
-            self.running = []
-            return []
-        self.running = [
-            Beam(survivor.logprob, Path(self.running[survivor.beam].path, survivor.token)) for survivor in survivors
-        ]
+            survivors = []
+        self.running = survivors
         return survivors
 
     @property

@@ -34,18 +34,19 @@ def extend_beams(registry: Registry, group: SequenceGroup) -> list[SequenceDelta
     used: set[int] = set()
     # children first: a fork takes its parent as it was before it grew
     for survivor in survivors:
-        parent = beams[survivor.beam]
-        if survivor.beam in used:
+        parent = beams[survivor.parent]
+        if survivor.parent in used:
             extended.append(registry.fork(group, parent, next_index))
             next_index += 1
         else:
-            used.add(survivor.beam)
+            used.add(survivor.parent)
             extended.append(parent)
     for number, beam in enumerate(beams):
         if number not in used:
             registry.drop_sequence(group, beam)
     for sequence, survivor in zip(extended, survivors, strict=True):
-        sequence.token_ids.append(survivor.token.token_id)
+        assert survivor.path is not None
+        sequence.token_ids.append(survivor.path.token.token_id)
         sequence.candidates = None
         sequence.num_pending = 0
     group.live[:] = extended

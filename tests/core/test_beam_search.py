@@ -93,8 +93,9 @@ def test_scores_decide_and_log_probabilities_are_reported() -> None:
 def test_barred_tokens_are_no_candidates_and_fewer_beams_go_on() -> None:
     beams = BeamSearch(SamplingParams(use_beam_search=True, n=3, max_tokens=2, logprobs=5), 2, frozenset())
     first = beams.step([listed(-0.1, -2.0, *[-math.inf] * 4)])
-    assert [each.token.token_id for each in first] == [0, 1]
-    assert first[0].token.top_ids == [0, 1]
+    assert [each.token_ids for each in first] == [[0], [1]]
+    assert first[0].path is not None
+    assert first[0].path.token.top_ids == [0, 1]
     # one of the two beams has no way on
     assert beams.step([listed(*[-math.inf] * 6), listed(-0.5, *[-math.inf] * 5)]) == []
     assert [beam.token_ids for beam in beams.finished] == [[1, 0]]
@@ -104,7 +105,7 @@ def test_barred_tokens_are_no_candidates_and_fewer_beams_go_on() -> None:
 
 def test_a_search_without_a_way_on_ends_with_what_has_finished() -> None:
     beams = BeamSearch(SamplingParams(use_beam_search=True, n=3, max_tokens=9), 9, frozenset({0}))
-    assert [each.token.token_id for each in beams.step([listed(-0.5, -1.0, *[-math.inf] * 4)])] == [1]
+    assert [each.token_ids for each in beams.step([listed(-0.5, -1.0, *[-math.inf] * 4)])] == [[1]]
     assert beams.step([listed(*[-math.inf] * 6)]) == []
     assert [beam.token_ids for beam in beams.finished] == [[0]]
     nothing = BeamSearch(SamplingParams(use_beam_search=True, n=3, max_tokens=9), 9, frozenset({0}))
