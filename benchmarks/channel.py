@@ -57,7 +57,7 @@ def pair(kind: str) -> tuple[socket.socket, socket.socket]:
 def measure(kind: str, num_rows: int, rounds: int) -> dict[str, float]:
     """Return microseconds: medians of making and sending a step, and until its results are decoded."""
     here, there = pair(kind)
-    process = multiprocessing.get_context("fork").Process(target=serve, args=[there], daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=[there], daemon=True)
     process.start()
     step, decoder = step_of(num_rows), msgspec.msgpack.Decoder(FromRank)
     sent, back = [], []
