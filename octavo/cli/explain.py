@@ -36,24 +36,17 @@ def explain(*, given: Given) -> int:
 
 
 def prepared(config: EngineConfig) -> tuple[list[str], list[tuple[str, str, str]]]:
-    """Return the memory plan of the ranks of each pipeline stage, as text, and the choices of operators.
+    """Return the memory plan of each rank, as text, and the choices of operators.
 
     Ranks are asked one after the other, in this process and without the others. Raises ConfigError.
     """
     from octavo.engine.engine_core import agreed
     from octavo.worker.worker import Worker
 
-    tensor, stages = config.device.tensor_parallel_size, config.device.pipeline_parallel_size
-    workers = [Worker(config, rank=tensor * stage, open_mesh=lambda place, *_: place) for stage in range(stages)]
+    num_ranks = config.device.tensor_parallel_size * config.device.pipeline_parallel_size
+    workers = [Worker(config, rank=rank, open_mesh=lambda place, *_: place) for rank in range(num_ranks)]
     plans = agreed([worker.prepare() for worker in workers])
-    if tensor * stages == 1:
-        return [plans[0].render()], workers[0].op_choices()
-    texts = [f"{_ranks(tensor * stage, tensor)}: {plan.render()}" for stage, plan in enumerate(plans)]
-    return texts, workers[0].op_choices()
-
-
-def _ranks(first: int, count: int) -> str:
-    return f"rank {first}" if count == 1 else f"each of ranks {first} to {first + count - 1}"
+    return [plan.render() for plan in plans], workers[0].op_choices()
 
 
 def _without_weights(args: EngineArgs) -> EngineArgs:

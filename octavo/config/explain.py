@@ -155,7 +155,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def render(self) -> str:
         rows = [
-            *([(f"rank {self.share.rank} of {self.share.num_ranks}", self.share.render())] if self.share else []),
+            *([(f"rank {self.share.rank} of {self.share.num_ranks}", "", self.share.render())] if self.share else []),
             (
                 "memory of the machine",
                 render_bytes(self.total_memory),
