@@ -60,7 +60,7 @@ ARROWS: dict[str, set[str]] = {
     "server": EVERYBODY | {"config", "engine", "llm", "async_llm", "__init__"},
     "deploy": EVERYBODY | {"config", "async_llm", "server"},
     "simulate": EVERYBODY | {"config", "engine", "scheduler", "kv_cache"},
-    "cli": EVERYBODY | {"config", "engine", "llm", "server", "simulate", "ops", "worker", "__init__"},
+    "cli": EVERYBODY | {"config", "engine", "executor", "llm", "server", "simulate", "ops", "worker", "__init__"},
     "__main__": {"cli"},
     "__init__": EVERYBODY | {"config", "engine", "llm", "async_llm", "async_llm_engine"},
 }

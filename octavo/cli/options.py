@@ -16,14 +16,14 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from cyclopts import Group, Parameter, Token
 
-from octavo.config.args import EngineArgs
+from octavo.config.args import EngineArgs, RankArgs
 from octavo.config.fields import Argument, arguments, check_values, describe_default
 from octavo.config.server_args import ServerArgs
 from octavo.config.sources import gather
 from octavo.core.sampling_params import SamplingParams, documented_fields
 from octavo.errors import ConfigError
 
-Args = TypeVar("Args", EngineArgs, ServerArgs)
+Args = TypeVar("Args", EngineArgs, ServerArgs, RankArgs)
 Own = TypeVar("Own")
 
 _GROUPS = (

@@ -277,10 +277,36 @@ class SchedulerArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceArgs:
-    """Where and how the model runs."""
+class ClusterArgs:
+    """How the machines of an engine find and trust each other; `octavo rank` has them, too."""
 
     heading: ClassVar = "Device"
+
+    master_addr: Annotated[str, Arg("Address of the first machine at which it waits for the ranks of the others.")] = (
+        "127.0.0.1"
+    )
+    master_port: Annotated[
+        int,
+        Arg("Port at master_addr; the next one is used, too.", ge=1, le=65534),
+    ] = 29501
+    cluster_secret_file: Annotated[
+        str | None,
+        Arg("File with the secret of at least 16 characters that all machines of an engine prove to each other."),
+    ] = None
+    distributed_timeout_seconds: Annotated[
+        float,
+        Arg(
+            "Seconds that a rank waits for another one, in a step and when they meet at the start; then the engine "
+            "ends.",
+            gt=0,
+            le=86400,
+        ),
+    ] = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceArgs(ClusterArgs):
+    """Where and how the model runs."""
 
     device: Annotated[
         str,
@@ -322,15 +348,17 @@ class DeviceArgs:
     pipeline_parallel_size: Annotated[
         int, Arg("Groups of layers on devices of their own.", only=(1,), otherwise=f"{_ONE_DEVICE}; leave it at 1")
     ] = 1
-    distributed_timeout_seconds: Annotated[
-        float,
+    executor: Annotated[
+        str,
         Arg(
-            "Seconds that a rank waits for another one, in a step and when they meet at the start; then the engine "
-            "ends.",
-            gt=0,
-            le=86400,
+            "How several ranks are started: multiprocess, as processes of this machine and by `octavo rank` on others; "
+            "ray, on the machines of a Ray cluster.",
+            choices=("multiprocess", "ray"),
         ),
-    ] = 120.0
+    ] = "multiprocess"
+    nnodes: Annotated[
+        int, Arg("Machines that the ranks are on, as many on each; on others than the first runs `octavo rank`.", ge=1)
+    ] = 1
     enforce_eager: Annotated[
         bool, Arg("Run every step by Python. By default the kernel calls of small steps are recorded and made again.")
     ] = False
@@ -400,6 +428,23 @@ class EngineArgs(ReplicaArgs, ObservabilityArgs, DeviceArgs, SchedulerArgs, Cach
 
     Raises ConfigError naming the argument, its value, its limit and what to do.
     """
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+
+@names_its_arguments
+@dataclass(frozen=True, kw_only=True)
+class RankArgs(ClusterArgs):
+    """What a person wrote about the ranks of a machine that serves nothing itself."""
+
+    node_rank: Annotated[
+        int, Arg("Number of this machine among the --nnodes of the engine, whose first one is 0.", ge=1)
+    ] = 1
+    rank_model: Annotated[
+        str | None,
+        Arg("Hub name or directory of the model on this machine; by default it is where the first machine has it."),
+    ] = None
 
     def __post_init__(self) -> None:
         check_values(self)

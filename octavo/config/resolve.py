@@ -100,6 +100,7 @@ def resolve(
             num_replicas,
             platform.cores,
         )
+    _check_ranks(args)
     dtype = _dtype(args, checkpoint)
     return EngineConfig(
         model=ModelConfig(
@@ -133,6 +134,21 @@ def resolve(
         observability=ObservabilityConfig(**_values(args, ObservabilityArgs)),
         replicas=ReplicaConfig(**_values(args, ReplicaArgs)),
     )
+
+
+def _check_ranks(args: EngineArgs) -> None:
+    num_ranks = args.tensor_parallel_size * args.pipeline_parallel_size
+    if num_ranks % args.nnodes:
+        raise ConfigError(
+            f"nnodes is {args.nnodes}, must divide {num_ranks}, the ranks of tensor_parallel_size x "
+            "pipeline_parallel_size: each machine has as many"
+        )
+    if args.nnodes > 1 and args.executor == "ray":
+        raise ConfigError(f"nnodes is {args.nnodes}, but Ray places the ranks; leave it at 1")
+    if args.nnodes > 1 and args.cluster_secret_file is None:
+        raise ConfigError(
+            f"nnodes is {args.nnodes}, but cluster_secret_file is not set; give all machines the same secret"
+        )
 
 
 def _device(args: EngineArgs) -> str:

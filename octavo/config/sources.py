@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from octavo.config.args import EngineArgs
+from octavo.config.args import EngineArgs, RankArgs
 from octavo.config.fields import Argument, accept, arguments, from_text
 from octavo.config.server_args import ServerArgs
 from octavo.core.absent import remark
 from octavo.errors import ConfigError
 
-Args = TypeVar("Args", EngineArgs, ServerArgs)
+Args = TypeVar("Args", EngineArgs, ServerArgs, RankArgs)
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _LINK_PORT_NAME, _LINK_PORT_VALUE = re.compile(r"OCTAVO_(\w+_)?PORT"), re.compil
 
 def known_arguments() -> dict[str, Argument]:
     """Return every argument of engine and server: one file or environment may serve all commands."""
-    return arguments(EngineArgs) | arguments(ServerArgs)
+    return arguments(EngineArgs) | arguments(ServerArgs) | arguments(RankArgs)
 
 
 def gather(

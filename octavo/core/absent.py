@@ -30,10 +30,10 @@ _NOT_YET: Final = {
     "pooling and embedding of text is": "runner convert task pooler_config override_pooler_config",
     "serving from several processes or machines is": "data_parallel_rank data_parallel_start_rank "
     "data_parallel_size_local data_parallel_address data_parallel_rpc_port data_parallel_backend "
-    "data_parallel_hybrid_lb data_parallel_external_lb distributed_executor_backend decode_context_parallel_size "
+    "data_parallel_hybrid_lb data_parallel_external_lb decode_context_parallel_size "
     "prefill_context_parallel_size enable_expert_parallel all2all_backend enable_eplb eplb_config enable_dbo "
     "expert_placement_strategy disable_custom_all_reduce max_parallel_loading_workers ray_workers_use_nsight "
-    "api_server_count headless nnodes node_rank master_addr master_port worker_use_ray",
+    "api_server_count worker_use_ray",
     "transfer of KV caches between engines is": "kv_transfer_config kv_events_config ec_transfer_config "
     "kv_offloading_size kv_offloading_backend",
     "CUDA, whose kernels and graphs this sets up, is": "compilation_config cuda_graph_sizes max_seq_len_to_capture "
@@ -57,6 +57,7 @@ _RENAMED: Final = {
     "chat_template_path": "chat_template",
     "ctx_size": "max_model_len",
     "context_length": "max_model_len",
+    "distributed_executor_backend": "executor",
     "enable_log_requests": "log_requests",
     "h11_max_incomplete_event_size": "max_header_size",
     "kv_cache_memory_bytes": "kv_cache_memory",
@@ -72,6 +73,7 @@ _RENAMED: Final = {
 """Options that octavo has under another name."""
 
 _WITHOUT: Final = {
+    "octavo rank runs the ranks of machines that serve nothing": "headless node_rank",
     "octavo speaks plain HTTP; put a proxy before it for TLS": "ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs "
     "ssl_ciphers enable_ssl_refresh",
     "octavo logs no prompts, and requests only with log_requests": "disable_log_requests max_log_len "

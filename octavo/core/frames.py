@@ -11,6 +11,9 @@ import msgspec
 
 _LENGTH: Final = struct.Struct("<I")
 
+MAX_BYTES: Final = 1 << 28
+"""Largest body that is read: more is no message, but another protocol or a damaged connection."""
+
 encode = msgspec.msgpack.Encoder().encode
 
 
@@ -26,9 +29,17 @@ def head(num_bytes: int) -> bytes:
 
 
 def read(connection: socket.socket) -> bytes | None:
-    """Wait for the next frame and return its body; None when the connection is closed at either end."""
-    head = _read_exactly(connection, _LENGTH.size)
-    return None if head is None else _read_exactly(connection, _LENGTH.unpack(head)[0])
+    """Wait for the next frame and return its body; None when the connection is closed at either end.
+
+    Raises ValueError for a body of more than `MAX_BYTES`.
+    """
+    head = read_exactly(connection, _LENGTH.size)
+    if head is None:
+        return None
+    (size,) = _LENGTH.unpack(head)
+    if size > MAX_BYTES:
+        raise ValueError(f"a frame of {size} bytes, at most {MAX_BYTES} are expected")
+    return read_exactly(connection, size)
 
 
 async def read_async(reader: asyncio.StreamReader) -> bytes | None:
@@ -40,7 +51,8 @@ async def read_async(reader: asyncio.StreamReader) -> bytes | None:
         return None
 
 
-def _read_exactly(connection: socket.socket, size: int) -> bytes | None:
+def read_exactly(connection: socket.socket, size: int) -> bytes | None:
+    """Wait for as many bytes; None when the connection is closed before."""
     body = bytearray(size)
     view = memoryview(body)
     while view:

@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 Process = subprocess.Popen[bytes]
 
 
-def spawn(module: str, pass_fds: Sequence[int] = ()) -> tuple[socket.socket, Process]:
-    """Start `python -m module FD`, and return the connection whose other end is its descriptor FD, and the process.
+def spawn(module: str, arguments: Sequence[str] = (), pass_fds: Sequence[int] = ()) -> tuple[socket.socket, Process]:
+    """Start `python -m module FD` with further arguments; return the connection to its descriptor FD, and the process.
 
     pass_fds: other descriptors that the process inherits under their numbers.
     """
@@ -35,7 +35,7 @@ def spawn(module: str, pass_fds: Sequence[int] = ()) -> tuple[socket.socket, Pro
     with theirs:
         # a process group of its own: Ctrl-C on a terminal goes to the front alone
         process = subprocess.Popen(
-            [sys.executable, "-m", module, str(theirs.fileno())],
+            [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
             pass_fds=[theirs.fileno(), *pass_fds],
             stdin=subprocess.DEVNULL,
             process_group=0,

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from octavo.core.messages import CoreFailed, Shutdown
+from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.worker.identity import Identity
+
+ORPHANED: Final = 3
+"""Exit code of a rank whose executor has gone without Shutdown."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
     """The first message to a rank. `identity` is that of rank 0; what follows is decoded when the rank's is equal.
 
     sends_results: whether the results of steps come from this rank.
-    config: the EngineConfig. rendezvous: where the ranks of its groups meet.
+    config: the EngineConfig. rendezvous: where the ranks meet; ranks of another machine have other memory.
     """
 
     identity: Identity
-    rank: int
-    sends_results: bool
     config: msgspec.Raw
-    rendezvous: msgspec.Raw
+    rendezvous: Rendezvous
+    rank: int = 0
+    sends_results: bool = False
+
+
+class Here(msgspec.Struct, frozen=True):
+    """What a rank has from its own machine.
+
+    channel: the descriptor of the connection to the executor. memory: that of the memory of `shared_ranks`, the first
+    and how many. model_path: where the model is; None where it is as on the first machine.
+    """
+
+    channel: int
+    memory: int
+    shared_ranks: tuple[int, int]
+    model_path: str | None = None
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):

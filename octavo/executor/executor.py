@@ -7,9 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Protocol
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
@@ -17,9 +15,6 @@ from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
     from octavo.worker.worker import Worker
-
-ALONE: Final = msgspec.Raw(b"\xc0")
-"""The rendezvous of one rank."""
 
 
 class Executor(Protocol):
@@ -66,6 +61,10 @@ class RankWorker(Protocol):
         ...
 
 
+OpenWorker = Callable[["EngineConfig", int, Rendezvous | None], RankWorker]
+"""Opens the worker of a rank: its configuration, its number, where the ranks meet."""
+
+
 def make_executor(config: EngineConfig, on_death: Callable[[str], None] | None = None) -> Executor:
     """Return the executor that the configuration asks for, its model opened but not loaded. Imports torch.
 
@@ -80,8 +79,8 @@ def make_executor(config: EngineConfig, on_death: Callable[[str], None] | None =
     return start_ranks(config, on_death)
 
 
-def open_rank(config: EngineConfig, rank: int = 0, rendezvous: msgspec.Raw = ALONE) -> Worker:
-    """Return the worker of a rank, its model opened but not loaded. rendezvous: where the ranks of its groups meet.
+def open_rank(config: EngineConfig, rank: int = 0, rendezvous: Rendezvous | None = None) -> Worker:
+    """Return the worker of a rank, its model opened but not loaded. rendezvous: where the ranks meet.
 
     Raises ConfigError or CheckpointError.
     """
@@ -91,7 +90,7 @@ def open_rank(config: EngineConfig, rank: int = 0, rendezvous: msgspec.Raw = ALO
         ahead = read_ahead(config, rank)
         from octavo.worker.worker import Worker
 
-        return Worker(config, ahead, rank, msgspec.msgpack.decode(rendezvous, type=Rendezvous | None))
+        return Worker(config, ahead, rank, rendezvous)
 
 
 def import_ahead() -> None:

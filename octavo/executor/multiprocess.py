@@ -81,7 +81,7 @@ class MultiprocessExecutor:
 
         on_death: called with the failure, from any thread, as soon as a rank has failed or died.
         """
-        self.result_rank = result_rank
+        self._result_rank = result_rank
         self._ranks = ranks
         self._worker: RankWorker | None = None
         self._timeout_s = timeout_s
@@ -101,15 +101,17 @@ class MultiprocessExecutor:
     @property
     def sends_tokens(self) -> bool:
         """True with several stages: the first one does not draw."""
-        return self.result_rank > 0
+        return self._result_rank > 0
 
-    def start(self, messages: Sequence[Start], open_worker: Callable[[], RankWorker]) -> None:
-        """Send each rank its message, wait until all have joined, and open the worker of rank 0 beside theirs.
+    def start(self, start: Start, open_worker: Callable[[], RankWorker]) -> None:
+        """Send `start` to each rank, wait until all have joined, and open the worker of rank 0 beside theirs.
 
         Raises the ConfigError or CheckpointError of any rank.
         """
         joined = [self._expect(rank.values, Future()) for rank in self._ranks]
-        for rank, message in zip(self._ranks, messages, strict=True):
+        for rank in self._ranks:
+            sends_results = rank.number == self._result_rank
+            message = msgspec.structs.replace(start, rank=rank.number, sends_results=sends_results)
             self._send(rank, frames.pack(message))
         for each in joined:
             each.result()
@@ -125,7 +127,7 @@ class MultiprocessExecutor:
         if self._failure is not None:
             raise self._failure
         frame = frames.pack(Step(step))
-        result = self._expect(self._results, _Awaited(self, self._timeout_s)) if self.result_rank else None
+        result = self._expect(self._results, _Awaited(self, self._timeout_s)) if self._result_rank else None
         for rank in self._ranks:
             self._send(rank, frame)
         own = self._opened.submit(step)
@@ -215,9 +217,14 @@ class MultiprocessExecutor:
             while selector.get_map():
                 for key, _ in selector.select():
                     rank = key.data
-                    body = frames.read(rank.connection)
-                    if body is not None:
-                        self._take(rank, decoder.decode(body))
+                    try:
+                        body = frames.read(rank.connection)
+                        message = None if body is None else decoder.decode(body)
+                    except (ValueError, msgspec.MsgspecError) as error:
+                        self._fail(EngineDeadError(f"{rank.name} has sent what is no message: {error}"))
+                        message = None
+                    if message is not None:
+                        self._take(rank, message)
                         continue
                     selector.unregister(rank.connection)
                     if not self._is_closing and self._failure is None:

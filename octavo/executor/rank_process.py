@@ -1,11 +1,12 @@
-"""A rank other than 0 in a process of its own: `python -m octavo.executor.rank_process FD…`.
+"""A rank other than 0 in a process of its own: `python -m octavo.executor.rank_process FD [HERE]`.
 
-The first descriptor is the connection to the executor, over which `Start` comes first. The process ends when the other
-end of any of the descriptors is closed, whatever it computes.
+The descriptor is that of the process that started this one, mostly the executor; HERE is what else a rank on another
+machine has, in JSON. The process ends with those to which it is connected, whatever it computes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import select
@@ -23,25 +24,27 @@ from octavo.core import frames
 from octavo.core.messages import CoreFailed, Shutdown
 from octavo.core.processes import report_failure
 from octavo.errors import ConfigError, OctavoError
-from octavo.executor.channel import RankCall, Start, Step, StepResult, ToRank, Value
-from octavo.executor.executor import import_ahead, open_rank
-from octavo.executor.ranks import OpenWorker
+from octavo.executor.channel import ORPHANED, Here, RankCall, Start, Step, StepResult, ToRank, Value
+from octavo.executor.executor import OpenWorker, import_ahead, open_rank
 from octavo.logging import set_up
 from octavo.worker.identity import Identity
 
 _log = logging.getLogger(__name__)
 
 
-def serve_rank(connection: socket.socket, open_worker: OpenWorker) -> None:
+def serve_rank(connection: socket.socket, open_worker: OpenWorker, here: Here | None = None) -> None:
     """Serve an executor until Shutdown or the end of the connection. Raises what the worker raises."""
     body = frames.read(connection)
     if body is None:
         return
     start = msgspec.msgpack.decode(body, type=Start)
-    config = _joined(start)
+    config = _joined(start, None if here is None else here.model_path)
+    rendezvous = start.rendezvous
+    if here is not None:
+        rendezvous = msgspec.structs.replace(rendezvous, memory=here.memory, shared_ranks=here.shared_ranks)
     set_up(config.observability.log_level, role=f"rank {start.rank}")
     connection.sendall(frames.pack(Value()))
-    worker = open_worker(config, start.rank, start.rendezvous)
+    worker = open_worker(config, start.rank, rendezvous)
     decoder = msgspec.msgpack.Decoder(ToRank)
     try:
         while (body := frames.read(connection)) is not None:
@@ -66,14 +69,16 @@ def serve_rank(connection: socket.socket, open_worker: OpenWorker) -> None:
         worker.shutdown()
 
 
-def _joined(start: Start) -> EngineConfig:
-    """Return the configuration. Raises ConfigError unless build and model here are those of rank 0."""
+def _joined(start: Start, model_path: str | None) -> EngineConfig:
+    """Return the configuration here. Raises ConfigError unless build and model are those of rank 0."""
     try:
         config = msgspec.msgpack.decode(start.config, type=EngineConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"octavo {__version__} cannot read the settings of {start.identity.octavo}: {error}"
         ) from error
+    if model_path is not None:
+        config = msgspec.structs.replace(config, model=dataclasses.replace(config.model, path=model_path))
     difference = start.identity.difference(Identity.of(config))
     if difference is not None:
         raise ConfigError(difference)
@@ -83,11 +88,13 @@ def _joined(start: Start) -> EngineConfig:
 def main(open_worker: OpenWorker) -> int:
     """Run the process of a rank. Returns the exit code: 0 after Shutdown, 1 after a failure."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front decides what Ctrl-C means
-    descriptors = [int(each) for each in sys.argv[1:]]
-    threading.Thread(target=_end_with, args=[descriptors], name="octavo-lifeline", daemon=True).start()
-    with socket.socket(fileno=descriptors[0]) as connection:
+    starter, *more = sys.argv[1:]
+    here = msgspec.json.decode(more[0], type=Here) if more else None
+    channel = int(starter) if here is None else here.channel
+    threading.Thread(target=_end_with, args=[{int(starter), channel}], name="octavo-lifeline", daemon=True).start()
+    with socket.socket(fileno=channel) as connection:
         try:
-            serve_rank(connection, open_worker)
+            serve_rank(connection, open_worker, here)
         except OctavoError as error:
             report_failure(connection, CoreFailed(message=str(error), kind=type(error).__name__))
             return 1
@@ -99,13 +106,13 @@ def main(open_worker: OpenWorker) -> int:
     return 0
 
 
-def _end_with(descriptors: list[int]) -> NoReturn:
+def _end_with(descriptors: set[int]) -> NoReturn:
     """End the process when the other end of a connection is closed."""
     poll = select.poll()
     for each in descriptors:
         poll.register(each, getattr(select, "POLLRDHUP", 0))
     poll.poll()
-    os._exit(0)
+    os._exit(ORPHANED)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from octavo.core import frames, processes
-from octavo.executor.channel import Start
-from octavo.executor.executor import RankWorker, open_rank
+from octavo.core.processes import Process
+from octavo.core.rendezvous import Rendezvous
+from octavo.executor.channel import ORPHANED, Here, Start
+from octavo.executor.cluster import Gathering, Join, connect, read_secret
+from octavo.executor.executor import OpenWorker, open_rank
 from octavo.executor.multiprocess import MultiprocessExecutor, Rank
 from octavo.platform import core_shares
 
@@ -20,9 +24,6 @@ if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
 
 RANK_MODULE: Final = "octavo.executor.rank_process"
-
-OpenWorker = Callable[["EngineConfig", int, msgspec.Raw], RankWorker]
-"""Opens the worker of a rank: its configuration, its number, where its groups meet."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,54 +35,110 @@ def start_ranks(
     module: str = RANK_MODULE,
     open_worker: OpenWorker = open_rank,
 ) -> MultiprocessExecutor:
-    """Return the executor of all ranks, their models opened but not loaded. Raises ConfigError or CheckpointError.
+    """Return the executor of all ranks, their models opened but not loaded.
 
-    on_death: as in `make_executor`. module: what runs in the processes; open_worker: what opens the worker of rank 0.
+    on_death: as in `make_executor`. module: what runs in the processes of this machine; open_worker: what opens the
+    worker of rank 0. Raises ConfigError or CheckpointError, and EngineDeadError for ranks of other machines that do not
+    come.
     """
     from octavo.worker.identity import Identity
 
     device = config.device
     num_ranks = device.tensor_parallel_size * device.pipeline_parallel_size
-    shares = divide_processors(num_ranks)
-    config = config_of_rank(config, num_ranks)
-    rendezvous = msgspec.Raw(b"\xc0")
-    affinity = os.sched_getaffinity(0)
-    ranks = spawn_ranks(range(1, num_ranks), shares[1:], module)
+    num_here = num_ranks // device.nnodes
+    timeout_s, affinity = device.distributed_timeout_seconds, os.sched_getaffinity(0)
+    config = config_of_rank(config, num_here)
+    shares = divide_processors(num_here)
+    elsewhere = gather_ranks(config) if device.nnodes > 1 else []
+    memory = os.memfd_create("octavo-ranks")
+
+    def release() -> None:
+        os.close(memory)
+        os.sched_setaffinity(0, affinity)
+
+    here = [Rank(rank, *spawn_rank(module, shares[rank], memory)) for rank in range(1, num_here)]
     executor = MultiprocessExecutor(
-        ranks,
+        [*here, *elsewhere],
         result_rank=num_ranks - device.tensor_parallel_size,
-        timeout_s=device.distributed_timeout_seconds,
+        timeout_s=timeout_s,
         on_death=on_death,
-        on_shutdown=lambda: os.sched_setaffinity(0, affinity),
+        on_shutdown=release,
+    )
+    rendezvous = Rendezvous(
+        memory=memory,
+        shared_ranks=(0, num_here),
+        address=device.master_addr,
+        port=device.master_port + 1,
+        deadline_s=timeout_s,
     )
     try:
         os.sched_setaffinity(0, shares[0])  # of this thread, and of those that it starts
-        identity, encoded = Identity.of(config), msgspec.Raw(frames.encode(config))
-        messages = [
-            Start(
-                identity=identity,
-                rank=rank.number,
-                sends_results=0 < executor.result_rank == rank.number,
-                config=encoded,
-                rendezvous=rendezvous,
-            )
-            for rank in ranks
-        ]
-        executor.start(messages, lambda: open_worker(config, 0, rendezvous))
+        encoded = msgspec.Raw(frames.encode(config))
+        start = Start(identity=Identity.of(config), config=encoded, rendezvous=rendezvous)
+        executor.start(start, lambda: open_worker(config, 0, rendezvous))
     except BaseException:
         executor.shutdown()
         raise
     return executor
 
 
-def spawn_ranks(numbers: Sequence[int], shares: Sequence[list[int]], module: str = RANK_MODULE) -> list[Rank]:
-    """Start the processes of these ranks, each on its share of the processors."""
-    ranks = []
-    for number, share in zip(numbers, shares, strict=True):
-        connection, process = processes.spawn(module)
-        os.sched_setaffinity(process.pid, share)  # before it starts a thread
-        ranks.append(Rank(number, connection, process))
-    return ranks
+def gather_ranks(config: EngineConfig) -> list[Rank]:
+    """Wait for the ranks of the other machines. Raises ConfigError or EngineDeadError."""
+    device = config.device
+    num_here = device.tensor_parallel_size * device.pipeline_parallel_size // device.nnodes
+    secret = read_secret(device.cluster_secret_file)
+    gathering = Gathering(device.master_addr, device.master_port, secret, num_here, range(1, device.nnodes))
+    return gathering.wait(device.distributed_timeout_seconds)
+
+
+def serve_node(
+    address: str,
+    port: int,
+    secret: bytes,
+    *,
+    node: int,
+    timeout_s: float,
+    model_path: str | None = None,
+    module: str = RANK_MODULE,
+) -> bool:
+    """Join the engine at an address with the ranks of this machine, which is number `node`, and wait for their end.
+
+    Returns whether they may join again, as when the engine has died. Raises ConfigError or EngineDeadError when they
+    cannot join.
+    """
+    connections, index, count = [], 0, 1
+    try:
+        while index < count:
+            connection, joined = connect(address, port, secret, Join(node, index), timeout_s)
+            connections.append(connection)
+            index, count, first = index + 1, joined.ranks_per_node, joined.rank - index
+        _log.info("joined %s:%d as ranks %d to %d", address, port, first, first + count - 1)
+        memory = os.memfd_create("octavo-ranks")
+        ranks = []
+        for connection, share in zip(connections, divide_processors(count), strict=True):
+            here = Here(connection.fileno(), memory, (first, count), model_path)
+            ranks.append(spawn_rank(module, share, memory, here))
+        os.close(memory)
+    finally:
+        for connection in connections:
+            connection.close()
+    try:
+        codes = {process.wait() for _, process in ranks}
+    finally:
+        for lifeline, _ in ranks:
+            lifeline.close()
+    return codes != {0} and codes <= {0, ORPHANED}
+
+
+def spawn_rank(
+    module: str, processors: Sequence[int], memory: int, here: Here | None = None
+) -> tuple[socket.socket, Process]:
+    """Start the process of a rank on its processors. memory: the descriptor that ranks of this machine share."""
+    arguments = () if here is None else (msgspec.json.encode(here).decode(),)
+    inherited = [memory] if here is None else [memory, here.channel]
+    connection, process = processes.spawn(module, arguments, inherited)
+    os.sched_setaffinity(process.pid, processors)  # before it starts a thread
+    return connection, process
 
 
 def divide_processors(num_ranks: int) -> list[list[int]]:

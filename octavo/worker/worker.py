@@ -140,7 +140,7 @@ class Worker:
         cache, scheduler = self._config.cache, self._config.scheduler
         plan = divide_memory(
             ModelSizes.of(self._opened, self._device, self._attention.backend, scheduler, cache.block_size),
-            self._device.memory().share(self._mesh.size),
+            self._device.memory().share(self._mesh.size // self._config.device.nnodes),
             cache=cache,
             scheduler=scheduler,
             device=self._device.name,
@@ -223,7 +223,10 @@ class Worker:
 
     def shutdown(self) -> None:
         """Release the model and its memory. Idempotent."""
-        if self._failure != _SHUT_DOWN and self._ahead.packed is not None:
+        if self._failure == _SHUT_DOWN:
+            return
+        if self._ahead.packed is not None:
             self._ahead.packed.close()
+        self._mesh.close()
         vars(self).clear()
         self._failure = _SHUT_DOWN

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from queue import SimpleQueue
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,9 +19,10 @@ import pytest
 from octavo.config.schema import EngineConfig
 from octavo.core.step import SchedulerOutput
 from octavo.errors import ConfigError, EngineDeadError
+from octavo.executor.cluster import read_secret
 from octavo.executor.executor import Executor
 from octavo.executor.multiprocess import MultiprocessExecutor
-from octavo.executor.ranks import start_ranks
+from octavo.executor.ranks import serve_node, start_ranks
 from octavo.simulate.executor import END_TOKEN, Clock, Script, SimulatedExecutor
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.engine import make_core, make_request, run
@@ -50,7 +54,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 
 
 @pytest.fixture
-def open_executor(config: EngineConfig) -> Iterator[Open]:
+def open_executor(config: EngineConfig, tmp_path: Path) -> Iterator[Open]:
     """Opens an executor by name; `device` are fields of DeviceConfig."""
     executors = []
 
@@ -61,7 +65,9 @@ def open_executor(config: EngineConfig) -> Iterator[Open]:
             case "simulated":
                 opened = Opened(simulated(), simulated())
             case _:
-                sizes = {"ranks": (2, 1), "stages": (1, 3)}[name]
+                if name == "machines":
+                    device |= join_elsewhere(tmp_path)
+                sizes = {"ranks": (2, 1), "stages": (1, 3), "machines": (1, 2)}[name]
                 executor = start_fakes(with_ranks(config, *sizes, **device), on_death)
                 opened = Opened(executor, HashExecutor(BLOCK_SIZE), sizes[0] * sizes[1])
         executors.append(opened.executor)
@@ -79,6 +85,26 @@ def with_ranks(config: EngineConfig, tensor: int, pipeline: int, **device: Any) 
 
 def start_fakes(config: EngineConfig, on_death: Callable[[str], None] | None = None) -> MultiprocessExecutor:
     return start_ranks(config, on_death, module="tests.fakes.rank", open_worker=FakeRank)
+
+
+def join_elsewhere(folder: Path) -> dict[str, Any]:
+    """Let the ranks of another machine, which is this one, join soon; return the settings under which they do."""
+    secret = folder / "secret"
+    secret.write_text(token_hex(16))
+    port = free_port()
+    threading.Thread(
+        target=serve_node,
+        args=["127.0.0.1", port, read_secret(str(secret))],
+        kwargs={"node": 1, "timeout_s": 60.0, "module": "tests.fakes.rank"},
+        daemon=True,
+    ).start()
+    return {"nnodes": 2, "master_port": port, "cluster_secret_file": str(secret)}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
 
 
 def simulated() -> SimulatedExecutor:
@@ -100,7 +126,7 @@ def planned_steps() -> list[SchedulerOutput]:
     return steps
 
 
-@pytest.mark.parametrize("name", ["single", "ranks", "stages", "simulated"])
+@pytest.mark.parametrize("name", ["single", "ranks", "stages", "machines", "simulated"])
 def test_steps_take_effect_in_their_order_and_each_has_its_result(open_executor: Open, name: str) -> None:
     executor, reference, _ = open_executor(name)
     steps = planned_steps()
@@ -114,7 +140,7 @@ def test_steps_take_effect_in_their_order_and_each_has_its_result(open_executor:
     assert results == [reference.submit(each).result() for each in steps]
 
 
-@pytest.mark.parametrize("name", ["single", "ranks", "stages"])
+@pytest.mark.parametrize("name", ["single", "ranks", "stages", "machines"])
 def test_a_call_returns_one_value_per_rank(open_executor: Open, name: str) -> None:
     executor, _, num_ranks = open_executor(name)
     values = executor.call(OP_CHOICES)
@@ -124,7 +150,7 @@ def test_a_call_returns_one_value_per_rank(open_executor: Open, name: str) -> No
         assert len({value[0][2] for value in values}) == num_ranks  # processes
 
 
-@pytest.mark.parametrize("name", ["single", "ranks", "stages", "simulated"])
+@pytest.mark.parametrize("name", ["single", "ranks", "stages", "machines", "simulated"])
 def test_a_call_of_another_name_is_refused_and_does_no_harm(open_executor: Open, name: str) -> None:
     executor, reference, _ = open_executor(name)
     with pytest.raises(ConfigError, match="submit is not a call of"):
@@ -133,7 +159,7 @@ def test_a_call_of_another_name_is_refused_and_does_no_harm(open_executor: Open,
     assert executor.submit(first).result() == reference.submit(first).result()
 
 
-@pytest.mark.parametrize("name", ["single", "ranks", "stages", "simulated"])
+@pytest.mark.parametrize("name", ["single", "ranks", "stages", "machines", "simulated"])
 def test_shutdown_twice_is_shutdown_once(open_executor: Open, name: str) -> None:
     executor, _, _ = open_executor(name)
     for _ in range(2):
@@ -145,7 +171,7 @@ def test_shutdown_twice_is_shutdown_once(open_executor: Open, name: str) -> None
             executor.call(OP_CHOICES)
 
 
-@pytest.mark.parametrize("name", ["single", "ranks", "stages"])
+@pytest.mark.parametrize("name", ["single", "ranks", "stages", "machines"])
 def test_after_a_step_that_failed_every_step_and_call_names_the_failure(open_executor: Open, name: str) -> None:
     executor, _, num_ranks = open_executor(name)
     if num_ranks == 1:
@@ -171,11 +197,12 @@ def process_of(executor: Executor) -> int:
     return int(executor.call(OP_CHOICES)[1][0][2])
 
 
-@pytest.mark.parametrize("name", ["ranks", "stages"])
+@pytest.mark.parametrize("name", ["ranks", "stages", "machines"])
 def test_a_rank_that_is_killed_in_a_step_is_named_before_the_step_is_overdue(open_executor: Open, name: str) -> None:
     executor, _, _ = open_executor(name)
     threading.Timer(0.1, os.kill, [process_of(executor), signal.SIGKILL]).start()
-    with pytest.raises(EngineDeadError, match=r"rank 1 was killed \(signal 9\)"):
+    how = r"\(at 127.0.0.1\) has closed its connection" if name == "machines" else r"was killed \(signal 9\)"
+    with pytest.raises(EngineDeadError, match=f"rank 1 {how}"):
         executor.submit(numbered(MEETS)).result()
 
 

@@ -16,11 +16,11 @@ import pytest
 
 from octavo.config.schema import EngineConfig
 from octavo.core import frames, processes
+from octavo.core.rendezvous import Rendezvous
 from octavo.errors import ConfigError
 from octavo.executor.channel import Start
-from octavo.executor.executor import ALONE
-from octavo.executor.multiprocess import MultiprocessExecutor
-from octavo.executor.ranks import config_of_rank, divide_processors, spawn_ranks, start_ranks
+from octavo.executor.multiprocess import MultiprocessExecutor, Rank
+from octavo.executor.ranks import config_of_rank, divide_processors, start_ranks
 from octavo.worker.identity import Identity
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.rank import FakeRank, is_running
@@ -76,23 +76,21 @@ def test_a_rank_with_another_build_or_model_is_refused(
 ) -> None:
     start = Start(
         identity=msgspec.structs.replace(Identity.of(config), **change),
-        rank=1,
-        sends_results=False,
         config=msgspec.Raw(frames.encode(config)),
-        rendezvous=ALONE,
+        rendezvous=Rendezvous(),
     )
-    ranks = spawn_ranks([1], [sorted(os.sched_getaffinity(0))], "tests.fakes.rank")
-    executor = MultiprocessExecutor(ranks, result_rank=0, timeout_s=60.0, on_death=None, on_shutdown=lambda: None)
+    rank = Rank(1, *processes.spawn("tests.fakes.rank"))
+    executor = MultiprocessExecutor([rank], result_rank=0, timeout_s=60.0, on_death=None, on_shutdown=lambda: None)
     try:
         with pytest.raises(ConfigError, match=rf"rank 1 \(process [0-9]+\): {message}"):
-            executor.start([start], lambda: FakeRank(config, 0, ALONE))
+            executor.start(start, lambda: FakeRank(config, 0, None))
     finally:
         executor.shutdown()
 
 
 def test_settings_of_another_version_that_cannot_be_read_name_both_versions(config: EngineConfig) -> None:
     identity = msgspec.structs.replace(Identity.of(config), octavo="9.9")
-    start = Start(identity=identity, rank=1, sends_results=False, config=msgspec.Raw(b"\x80"), rendezvous=ALONE)
+    start = Start(identity=identity, config=msgspec.Raw(b"\x80"), rendezvous=Rendezvous())
     connection, process = processes.spawn("tests.fakes.rank")
     with connection:
         connection.sendall(frames.pack(start))

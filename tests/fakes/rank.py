@@ -9,9 +9,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from octavo.config.schema import EngineConfig
+from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.rank_process import main
@@ -27,7 +26,7 @@ BLOCK_SIZE: Final = 4
 class FakeRank:
     """Has the calls of a worker. Its plan is what it was started with."""
 
-    def __init__(self, config: EngineConfig, rank: int, rendezvous: msgspec.Raw) -> None:
+    def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous | None) -> None:
         self._config = config
         self._rank = rank
         self._executor = HashExecutor(BLOCK_SIZE)

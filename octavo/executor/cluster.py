@@ -1,0 +1,217 @@
+"""Ranks on several machines: they come to the first machine over TCP, and both ends prove that they know a secret.
+
+Before anything else is read of a connection, either end sends a nonce, and the HMAC of both nonces with the secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Final
+
+import msgspec
+
+from octavo.core import frames
+from octavo.core.messages import CoreFailed
+from octavo.errors import ConfigError, EngineDeadError
+from octavo.executor.multiprocess import Rank
+
+_NONCE_BYTES: Final = 32
+_PROOF_BYTES: Final = 32
+_GREETING_S: Final = 10.0
+"""How long a connection may take to prove itself."""
+_RETRY_S: Final = 0.25
+_LEAST_SECRET: Final = 16
+
+_log = logging.getLogger(__name__)
+
+
+class Join(msgspec.Struct, frozen=True):
+    """What a machine asks for: to be rank number `index` of those on machine `node`."""
+
+    node: int
+    index: int
+
+
+class Joined(msgspec.Struct, frozen=True, tag="joined"):
+    """The rank that it is, out of as many ranks as a machine has."""
+
+    rank: int
+    ranks_per_node: int
+
+
+def read_secret(path: str | None) -> bytes:
+    """Return the secret in a file. Raises ConfigError."""
+    if path is None:
+        raise ConfigError("cluster_secret_file is not set; give all machines the same secret")
+    try:
+        secret = Path(path).expanduser().read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"cluster_secret_file is {path}, which cannot be read: {error.strerror}") from error
+    if len(secret) < _LEAST_SECRET:
+        raise ConfigError(
+            f"cluster_secret_file is {path}, whose secret has {len(secret)} bytes, must have at least {_LEAST_SECRET}; "
+            "`openssl rand -hex 32` makes one"
+        )
+    return secret
+
+
+class Gathering:
+    """Listens for the ranks of other machines until all have come."""
+
+    def __init__(self, address: str, port: int, secret: bytes, ranks_per_node: int, nodes: range) -> None:
+        """Raises ConfigError for an address that cannot be listened on. nodes: the machines that are to come."""
+        self._secret = secret
+        self._ranks_per_node = ranks_per_node
+        self._missing = {node * ranks_per_node + index for node in nodes for index in range(ranks_per_node)}
+        self._num_expected = len(self._missing)
+        self._joined: SimpleQueue[Rank] = SimpleQueue()
+        self._refused: set[str] = set()
+        self._lock = threading.Lock()
+        self._where = f"{address}:{port}"
+        try:
+            self._listener = socket.create_server((address, port))
+        except OSError as error:
+            raise ConfigError(
+                f"master_addr and master_port are {self._where}, which cannot be used: {error}"
+            ) from error
+        threading.Thread(target=self._accept, name="octavo-gathering", daemon=True).start()
+
+    def wait(self, timeout_s: float) -> list[Rank]:
+        """Return the ranks in their order. Raises EngineDeadError that lists those that have not come in time."""
+        deadline = time.monotonic() + timeout_s
+        ranks: dict[int, Rank] = {}
+        try:
+            while len(ranks) < self._num_expected:
+                rank = self._joined.get(timeout=max(0.0, deadline - time.monotonic()))
+                ranks[rank.number] = rank
+        except Empty:
+            for rank in ranks.values():
+                rank.connection.close()
+            raise EngineDeadError(self._absence(timeout_s)) from None
+        finally:
+            with suppress(OSError):  # wakes the thread that accepts
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+        return [ranks[number] for number in sorted(ranks)]
+
+    def _absence(self, timeout_s: float) -> str:
+        nodes = sorted({number // self._ranks_per_node for number in self._missing})
+        missing = ", ".join(map(str, sorted(self._missing)))
+        refused = f"; without the secret came {', '.join(sorted(self._refused))}" if self._refused else ""
+        return (
+            f"after {timeout_s:g} s ranks are missing: {missing}, of node {', '.join(map(str, nodes))}{refused}; start "
+            f"`octavo rank` there, and check that {self._where} can be reached from it"
+        )
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, peer = self._listener.accept()
+            except OSError:
+                return  # all have come, or the time is over
+            threading.Thread(target=self._admit, args=[connection, peer[0]], daemon=True).start()
+
+    def _admit(self, connection: socket.socket, host: str) -> None:
+        """Let a rank join that knows the secret."""
+        connection.settimeout(_GREETING_S)
+        with suppress(OSError, ValueError, msgspec.MsgspecError):
+            if not authenticate(connection, self._secret, is_listener=True):
+                _log.warning("%s has connected without the secret", host)
+                self._refused.add(host)
+                connection.close()
+                return
+            body = frames.read(connection)
+            if body is not None and self._place(connection, host, msgspec.msgpack.decode(body, type=Join)):
+                return
+        connection.close()
+
+    def _place(self, connection: socket.socket, host: str, join: Join) -> bool:
+        number = join.node * self._ranks_per_node + join.index
+        with self._lock:
+            is_expected = 0 <= join.index < self._ranks_per_node and number in self._missing
+            self._missing.discard(number)
+        if not is_expected:
+            message = f"node {join.node} is not missing: another has its number, or nnodes is too small"
+            connection.sendall(frames.pack(CoreFailed(message=message, kind="ConfigError")))
+            return False
+        try:
+            connection.sendall(frames.pack(Joined(number, self._ranks_per_node)))
+        except OSError:
+            self._missing.add(number)
+            raise
+        keep_alive(connection)
+        self._joined.put(Rank(number, connection, host=host))
+        return True
+
+
+def connect(address: str, port: int, secret: bytes, join: Join, timeout_s: float) -> tuple[socket.socket, Joined]:
+    """Join the ranks that gather at an address, waiting for their listener. Raises ConfigError or EngineDeadError."""
+    deadline = time.monotonic() + timeout_s
+    where = f"{address}:{port}"
+    while True:
+        try:
+            connection = socket.create_connection((address, port), timeout=_GREETING_S)
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise EngineDeadError(
+                    f"the first machine has not been at {where} for {timeout_s:g} s: {error}; start `octavo serve` "
+                    "there with the same master_addr and master_port"
+                ) from error
+            time.sleep(_RETRY_S)
+    try:
+        if not authenticate(connection, secret, is_listener=False):
+            raise ConfigError(f"{where} does not know the secret of cluster_secret_file; give all machines the same")
+        connection.sendall(frames.pack(join))
+        body = frames.read(connection)
+        if body is None:
+            raise EngineDeadError(f"{where} has closed the connection")
+        reply = msgspec.msgpack.decode(body, type=Joined | CoreFailed)
+        if isinstance(reply, CoreFailed):
+            raise reply.error()
+        keep_alive(connection)
+        connection.settimeout(None)
+    except BaseException:
+        connection.close()
+        raise
+    return connection, reply
+
+
+def authenticate(connection: socket.socket, secret: bytes, *, is_listener: bool) -> bool:
+    """Return whether the other end knows the secret, after proving that this one does. A listener proves it second."""
+    ours = secrets.token_bytes(_NONCE_BYTES)
+    connection.sendall(ours)
+    theirs = frames.read_exactly(connection, _NONCE_BYTES)
+    if theirs is None:
+        return False
+    nonces = (ours, theirs) if is_listener else (theirs, ours)
+
+    def proof(by_listener: bool) -> bytes:
+        return hmac.digest(secret, b"\0\1"[by_listener:][:1] + b"".join(nonces), hashlib.sha256)
+
+    if not is_listener:
+        connection.sendall(proof(by_listener=False))
+    found = frames.read_exactly(connection, _PROOF_BYTES)
+    if found is None or not hmac.compare_digest(found, proof(by_listener=not is_listener)):
+        return False
+    if is_listener:
+        connection.sendall(proof(by_listener=True))
+    return True
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Send small frames at once, and notice within half a minute that the other machine has vanished."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 30_000)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,103 @@
+"""How ranks of several machines come together: who is let in, and what is said of those who do not come."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from octavo.core import frames
+from octavo.errors import ConfigError, EngineDeadError
+from octavo.executor.cluster import Gathering, Join, authenticate, connect, read_secret
+from tests.executor.test_conformance import free_port
+
+SECRET = b"0123456789abcdef"
+
+
+def test_ranks_of_two_machines_with_two_each_join_in_any_order() -> None:
+    port = free_port()
+    gathering = Gathering("127.0.0.1", port, SECRET, 2, range(1, 3))
+    joined = [connect("127.0.0.1", port, SECRET, Join(node, index), 10.0) for node, index in [(2, 1), (1, 0), (2, 0)]]
+    assert [each.rank for _, each in joined] == [5, 2, 4]
+    joined.append(connect("127.0.0.1", port, SECRET, Join(1, 1), 10.0))
+    ranks = gathering.wait(10.0)
+    assert [rank.number for rank in ranks] == [2, 3, 4, 5]
+    assert ranks[0].name == "rank 2 (at 127.0.0.1)"
+    for connection in [*(connection for connection, _ in joined), *(rank.connection for rank in ranks)]:
+        connection.close()
+
+
+def test_ranks_that_do_not_come_are_listed_with_their_machines() -> None:
+    port = free_port()
+    gathering = Gathering("127.0.0.1", port, SECRET, 2, range(1, 3))
+    connection, _ = connect("127.0.0.1", port, SECRET, Join(1, 1), 10.0)
+    with connection, pytest.raises(EngineDeadError) as raised:
+        gathering.wait(0.2)
+    assert "after 0.2 s ranks are missing: 2, 4, 5, of node 1, 2; start `octavo rank`" in str(raised.value)
+
+
+def test_a_machine_whose_number_is_taken_is_refused() -> None:
+    port = free_port()
+    gathering = Gathering("127.0.0.1", port, SECRET, 1, range(1, 3))
+    connection, _ = connect("127.0.0.1", port, SECRET, Join(1, 0), 10.0)
+    with connection:
+        for node in (1, 3):
+            with pytest.raises(ConfigError, match=f"node {node} is not missing"):
+                connect("127.0.0.1", port, SECRET, Join(node, 0), 10.0)
+        with pytest.raises(EngineDeadError, match="missing: 2, of node 2;"):
+            gathering.wait(0.0)
+
+
+def test_a_machine_without_the_secret_is_not_let_in(caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    gathering = Gathering("127.0.0.1", port, SECRET, 1, range(1, 2))
+    with caplog.at_level(logging.WARNING, "octavo"), pytest.raises(ConfigError, match="does not know the secret"):
+        connect("127.0.0.1", port, b"another secret..", Join(1, 0), 10.0)
+    with pytest.raises(EngineDeadError, match=r"missing: 1, of node 1; without the secret came 127\.0\.0\.1;"):
+        gathering.wait(0.1)
+    assert "127.0.0.1 has connected without the secret" in caplog.messages
+
+
+@pytest.mark.parametrize("reflects", [False, True])
+def test_a_connection_that_proves_nothing_is_not_believed(reflects: bool) -> None:
+    """What another protocol sends, and what this end sends itself, reflected."""
+    ours, theirs = socket.socketpair()
+    results: list[bool] = []
+    listener = threading.Thread(target=lambda: results.append(authenticate(theirs, SECRET, is_listener=True)))
+    listener.start()
+    with ours, theirs:
+        nonce = frames.read_exactly(ours, 32)
+        assert nonce is not None
+        ours.sendall(nonce + nonce if reflects else b"GET / HTTP/1.1\r\n" * 4)
+        listener.join(10)
+        assert results == [False]
+
+
+def test_a_first_machine_that_is_not_there_is_waited_for_and_then_named() -> None:
+    port = free_port()
+    with pytest.raises(EngineDeadError, match=f"has not been at 127.0.0.1:{port} for 0.1 s"):
+        connect("127.0.0.1", port, SECRET, Join(1, 0), 0.1)
+
+
+def test_secrets_are_read_from_files_and_have_a_least_length(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("0123456789abcdef\n")
+    assert read_secret(str(file)) == SECRET
+    file.write_text("short\n")
+    with pytest.raises(ConfigError, match="has 5 bytes, must have at least 16; `openssl rand -hex 32`"):
+        read_secret(str(file))
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_secret(str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="cluster_secret_file is not set"):
+        read_secret(None)
+
+
+def test_frames_of_another_protocol_are_not_read() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(b"GET / HTTP/1.1\r\n")
+        with pytest.raises(ValueError, match="at most 268435456 are expected"):
+            frames.read(theirs)
