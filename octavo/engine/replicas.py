@@ -303,7 +303,8 @@ class Replicas:
             kind.append(sent)
         replica.suspect = None
         replica.end(len(suspects) + len(others))
-        self._suspects += suspects
+        # a beam search has no output before its end: others need not wait for it
+        self._suspects += sorted(suspects, key=lambda sent: sent.request.params.use_beam_search)
         self._waiting.extendleft([sent] for sent in reversed(others))
         can_go_on = replica.can_restart or any(each.is_ready for each in self._replicas)
         if can_go_on and (suspects or others or quarantined):

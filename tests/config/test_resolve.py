@@ -69,6 +69,15 @@ def test_more_threads_than_processors_are_refused(tmp_path: Path) -> None:
         resolve(EngineArgs(threads=7), checkpoint(tmp_path), PLATFORM)
 
 
+def test_replicas_share_the_processors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert resolve(EngineArgs(data_parallel_size=2), checkpoint(tmp_path), PLATFORM).device.threads == 3
+    with pytest.raises(ConfigError, match="threads is 4, must be at most 3 for each of 2 replicas"):
+        resolve(EngineArgs(data_parallel_size=2, threads=4), checkpoint(tmp_path), PLATFORM)
+    assert not caplog.messages
+    assert resolve(EngineArgs(data_parallel_size=7), checkpoint(tmp_path), PLATFORM).device.threads == 1
+    assert "7, but there are 6 processors" in caplog.text
+
+
 def test_the_instruction_set_reference_is_the_device_reference(tmp_path: Path) -> None:
     for device in ("auto", "reference"):
         args = EngineArgs(instruction_set="reference", device=device)

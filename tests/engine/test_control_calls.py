@@ -1,0 +1,65 @@
+"""Results of calls to several cores, and the pins that a new core gets."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from octavo.core.messages import SchedulerStats
+from octavo.engine.control_calls import Pins, merged
+
+
+@pytest.mark.parametrize(
+    ("method", "results", "expected"),
+    [
+        ("reset_prefix_cache", [True, False], False),
+        ("unpin_prefix", [True, False], True),
+        (
+            "pin_prefix",
+            [{"num_tokens": 8, "num_cached_tokens": 8}, {"num_tokens": 8, "num_cached_tokens": 0}],
+            {"num_tokens": 8, "num_cached_tokens": 0},
+        ),
+        (
+            "decisions",
+            [[{"time": 2.0}], [{"time": 1.0}, {"time": 3.0}]],
+            [{"time": 1.0, "replica": 1}, {"time": 2.0, "replica": 0}, {"time": 3.0, "replica": 1}],
+        ),
+        (
+            "timelines",
+            [[{"events": [(0.0, "queued"), (2.0, "finished")]}], [{"events": [(1.0, "aborted")]}]],
+            [
+                {"events": [(1.0, "aborted")], "replica": 1},
+                {"events": [(0.0, "queued"), (2.0, "finished")], "replica": 0},
+            ],
+        ),
+        ("time_steps", [None, None], None),
+    ],
+)
+def test_results_of_replicas_become_one(method: str, results: list[Any], expected: Any) -> None:
+    assert merged(method, list(enumerate(results))) == expected
+
+
+def test_states_add_up() -> None:
+    states = [SchedulerStats(num_running=number, num_steps=10 * number) for number in (1, 2)]
+    found = merged("stats", list(enumerate(map(msgspec.to_builtins, states))))
+    assert msgspec.convert(found, SchedulerStats) == states[0] + states[1]
+    assert (found["num_running"], found["num_steps"], found["num_ready"]) == (3, 30, 2)
+
+
+def test_pins_last_until_they_end_or_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    pins = Pins()
+    for token_ids, ttl_s in (([1, 2], 10.0), ([3], 100.0), ([4], 100.0)):
+        pins.note("pin_prefix", (token_ids, ttl_s, "salt", None), {})
+    pins.note("unpin_prefix", ([4], "salt", None), True)
+    pins.note("unpin_prefix", ([3], None, None), False)
+    now = 130.0
+    assert [(each.method, each.arguments) for each in pins.calls()] == [("pin_prefix", [[3], 70.0, "salt", None])]
+    pins.note("reset_prefix_cache", (), False)
+    assert list(pins.calls())
+    pins.note("reset_prefix_cache", (), True)
+    assert not list(pins.calls())
