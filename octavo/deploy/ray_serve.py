@@ -6,6 +6,7 @@ Each replica is an engine with the server's ASGI application; the proxies send i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from octavo.async_llm import AsyncLLM
@@ -14,7 +15,7 @@ from octavo.config.fields import arguments, from_text
 from octavo.config.server_args import ServerArgs
 from octavo.config.sources import gather, known_arguments
 from octavo.core.absent import remark
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, EngineRestartingError
 from octavo.server import app
 
 try:
@@ -76,8 +77,9 @@ class Replica:
         return app.build_app(self._llm, self._args)
 
     async def check_health(self) -> None:
-        """Raise when the engine has died or hangs; Serve then replaces the replica."""
-        await self._llm.check_health()
+        """Raise when the engine has died or hangs; Serve then replaces the replica, but not while its core restarts."""
+        with suppress(EngineRestartingError):
+            await self._llm.check_health()
 
     async def __del__(self) -> None:
         await self._llm.shutdown()
