@@ -23,7 +23,7 @@ _TABLE: Final = """
 --cache-ram | --kv-cache-memory | memory of the whole KV cache
 --no-mmap, --mlock, --load-mode | --packed-cache | where packed weights are kept, so that later starts map them
 -ngl, --n-gpu-layers | - | not there yet: octavo runs on the CPU
--ts, --tensor-split; -sm, --split-mode | --tensor-parallel-size | 1; several devices are not there yet
+-ts, --tensor-split; -sm, --split-mode | --tensor-parallel-size | ranks that share each layer, a process each
 --numa, --cpu-mask, --prio | - | not there; `numactl` and `taskset` work
 --lora | - | not there yet
 -md, --model-draft; --draft-max | - | not there yet

@@ -20,8 +20,6 @@ LoadFormat = Literal["auto", "dummy"]
 PreemptionMode = Literal["auto", "recompute", "swap", "classic"]
 TensorParallelReduce = Literal["gather", "sum"]
 
-_ONE_DEVICE = "this version runs a model in one process on one device"
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelArgs:
@@ -336,7 +334,7 @@ class DeviceArgs(ClusterArgs):
         ),
     ] = "auto"
     tensor_parallel_size: Annotated[
-        int, Arg("Devices that share each layer.", only=(1,), otherwise=f"{_ONE_DEVICE}; leave it at 1")
+        int, Arg("Ranks that share each layer. The results are those of one.", ge=1, le=1024)
     ] = 1
     tensor_parallel_reduce: Annotated[
         TensorParallelReduce,
@@ -346,7 +344,7 @@ class DeviceArgs(ClusterArgs):
         ),
     ] = "gather"
     pipeline_parallel_size: Annotated[
-        int, Arg("Groups of layers on devices of their own.", only=(1,), otherwise=f"{_ONE_DEVICE}; leave it at 1")
+        int, Arg("Stages that share the layers, each with a step in flight. The results are those of one.", ge=1, le=8)
     ] = 1
     executor: Annotated[
         str,

@@ -65,8 +65,6 @@ def test_a_wrong_value_is_refused_by_name_value_and_limit(keywords: dict[str, An
     [
         ({"trust_remote_code": True}, "never runs code from a checkpoint"),
         ({"device": "cuda"}, f"choose auto, {', '.join(DEVICES)}"),
-        ({"tensor_parallel_size": 2}, "one process on one device"),
-        ({"pipeline_parallel_size": 2}, "one process on one device"),
     ],
 )
 def test_what_is_not_there_yet_is_refused_with_the_reason(keywords: dict[str, Any], reason: str) -> None:

@@ -90,3 +90,14 @@ def test_every_stage_records_its_decode_steps(tmp_path: Path) -> None:
         for rank in llm.engine.core.executor.workers:
             assert isinstance(rank._runner.model, Stage)
             assert any(rank._runner.model._model._recordings.values())  # type: ignore[attr-defined]
+
+
+def test_two_stages_in_processes_give_the_bits_of_one_rank(tmp_path: Path) -> None:
+    make_checkpoint("qwen3", tmp_path, **SIZES, **WIDE, tie_word_embeddings=True)
+    write_byte_tokenizer(tmp_path)
+    found = []
+    for num_stages in (1, 2):
+        with LLM(str(tmp_path), pipeline_parallel_size=num_stages, **COMMON, **SMALL, threads=1) as llm:
+            found.append(answers(llm))
+            assert llm.config.scheduler.max_steps_in_flight == num_stages
+    assert found[0] == found[1]
