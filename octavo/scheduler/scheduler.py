@@ -113,12 +113,8 @@ class Scheduler:
             )
         return None
 
-    def add(self, request: EngineCoreRequest) -> None:
-        """Queue a request, or refuse it: then it ends at once, with an output that says why."""
-        self.add_together([request])
-
     def add_together(self, requests: SequenceABC[EngineCoreRequest]) -> None:
-        """Queue requests, all of them or none: then each ends at once, with an output that says why."""
+        """Queue requests, all of them or none: then each ends at once, with an output that has the reason."""
         for request in requests:
             assert request.request_id not in self.groups, f"request {request.request_id} is there already"
         groups = self._registry.new_groups(requests)
