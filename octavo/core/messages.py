@@ -30,8 +30,8 @@ class EngineCoreRequest(RequestOptions, kw_only=True):
     arrival_time: seconds on the monotonic clock.
     placeholders: runs of prompt tokens that stand for other content, such as images, in order and without overlap.
     cache_namespace, adapter: as in `CacheKey`.
-    resumed: all its sequences, when tokens of it were drawn before: the core goes on as if it had drawn them, and its
-        outputs hold only what is new. The log-probabilities of its prompt are not computed again.
+    resumed: all its sequences in order, when tokens of it were drawn before: the core goes on as if it had drawn them,
+        and its outputs hold only what is new. The log-probabilities of its prompt are not computed again.
     metrics: of a request that another core has accepted before: this one does not refuse it for its load.
     num_cached_tokens: of its prompt, where that was computed before.
     """

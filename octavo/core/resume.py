@@ -34,8 +34,8 @@ def check_resumed(request: EngineCoreRequest, vocab_size: int, max_model_len: in
     if params.use_beam_search:
         raise _refused("a beam search cannot go on from its tokens; send it without them, and it starts again")
     indices = [sequence.index for sequence in sequences]
-    if sorted(indices) != list(range(params.width)):
-        raise _refused(f"resumed has the indices {indices}; give each from 0 to {params.width - 1} once")
+    if indices != list(range(params.width)):
+        raise _refused(f"resumed has the indices {indices}; give each from 0 to {params.width - 1} once, in this order")
     most = min(params.max_tokens or 1, max_model_len - len(request.prompt_token_ids))
     ends = {*request.end_token_ids, *params.stop_token_ids}
     for sequence in sequences:

@@ -221,9 +221,9 @@ class SequenceGroup:
 
     def resume(self, seq_ids: Iterable[int]) -> None:
         """Make the sequences that the request has from where it ran before, as if it had been preempted now."""
-        prompt, resumed = self.request.prompt_token_ids, sorted(self.request.resumed, key=lambda each: each.index)
+        prompt = self.request.prompt_token_ids
         self.sequences = []
-        for seq_id, each in zip(seq_ids, resumed, strict=True):
+        for seq_id, each in zip(seq_ids, self.request.resumed, strict=True):
             sequence = Sequence(seq_id, each.index, prompt + each.token_ids, len(prompt))
             if each.finish_reason is not None:
                 sequence.status = SequenceStatus(each.finish_reason)

@@ -20,11 +20,17 @@ def resumed(*token_ids: list[int], finish_reason: str | None = None, **params: o
     return request
 
 
+def backwards(request: EngineCoreRequest) -> EngineCoreRequest:
+    request.resumed = request.resumed[::-1]
+    return request
+
+
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
         (resumed([1], use_beam_search=True, n=2), "a beam search cannot go on from its tokens"),
         (resumed([1], n=2), r"resumed has the indices \[0\]; give each from 0 to 1 once"),
+        (backwards(resumed([1], [2], n=2)), r"resumed has the indices \[1, 0\]; .* in this order"),
         (resumed([1], [2]), r"resumed has the indices \[0, 1\]"),
         (resumed([]), r"resumed\[0\] has 0 tokens, must have 1 to 8"),
         (resumed([1], [], n=2), r"resumed\[1\] has 0 tokens"),

@@ -187,7 +187,7 @@ class Collected:
                 finish_reason=ends[index][0] if index in ends else None,
                 stop_reason=ends[index][1] if index in ends else None,
             )
-            for index, token_ids in by_index.items()
+            for index, token_ids in sorted(by_index.items())
         )
         return msgspec.structs.replace(request, resumed=sequences, metrics=metrics)
 

@@ -17,7 +17,7 @@ def behind(request: EngineCoreRequest, *nums: int, **changes: Any) -> EngineCore
     drawn = run_alone(request).token_ids[request.request_id]
     sequences = [ResumedSequence(index=index, token_ids=drawn[index][:num]) for index, num in enumerate(nums)]
     values = {name: getattr(request, name) for name in request.__struct_fields__}
-    return EngineCoreRequest(**{**values, "resumed": tuple(reversed(sequences)), **changes})
+    return EngineCoreRequest(**{**values, "resumed": tuple(sequences), **changes})
 
 
 def rest(collected: Collected, index: int = 0) -> list[int]:
