@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from octavo.cli.main import build_app
-from octavo.config.args import EngineArgs
+from octavo.config.args import EngineArgs, RankArgs
 from octavo.config.fields import arguments
 from octavo.config.server_args import ServerArgs
 from octavo.engine.metrics import Metrics
@@ -26,6 +26,7 @@ from tests.deploy.overlays import Manifest, identity, render
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 OVERLAYS = sorted(path for path in (DEPLOY / "k8s").iterdir() if path.name != "base")
+SET_BY_LWS = {"LWS_LEADER_ADDRESS": "octavo-0.octavo.default", "LWS_WORKER_INDEX": "1"}
 POD_TEMPLATES = {"leaderTemplate", "workerTemplate"}
 
 
@@ -58,7 +59,9 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     for name, service in yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"].items():
         yield f"compose.yaml {name}", service["command"]
     for name, container in containers():
-        yield f"k8s/{name} {container['args'][0]}", container["args"]
+        # the controller of LeaderWorkerSets sets these
+        args = [re.sub(r"\$\((\w+)\)", lambda match: SET_BY_LWS[match[1]], each) for each in container["args"]]
+        yield f"k8s/{name} {args[0]}", args
     (unit,) = re.findall(r"^ExecStart=\S+/octavo (.*)$", (DEPLOY / "octavo.service").read_text(), re.MULTILINE)
     yield "octavo.service", shlex.split(unit)
 
@@ -68,9 +71,19 @@ def test_every_command_is_one_that_octavo_takes(where: str, tokens: list[str]) -
     command, bound, _ = build_app().parse_args(tokens, exit_on_error=False, print_error=False)
     assert command.__name__ == tokens[0]
     given = {name: value for name, value in bound.arguments.items() if value is not None}
+    if tokens[0] == "rank":
+        assert RankArgs(**given).node_rank == 1
+        return
     server_args = {name: value for name, value in given.items() if name in arguments(ServerArgs)}
     assert ServerArgs(**server_args)
     assert given.keys() - server_args.keys() <= arguments(EngineArgs).keys()
+
+
+def test_machines_of_one_engine_are_given_the_same_cluster() -> None:
+    (workers,) = (manifest for manifest in render(DEPLOY / "k8s/ranks") if manifest["kind"] == "LeaderWorkerSet")
+    leader, worker = (pod["containers"][0]["args"] for pod in pods(workers))
+    assert {each for each in worker if not each.startswith("--node-rank")} - {"rank"} <= {*leader}
+    assert f"--nnodes={workers['spec']['leaderWorkerTemplate']['size']}" in leader
 
 
 def test_the_image_is_built_from_files_that_reach_the_build_and_runs_without_privileges() -> None:
