@@ -141,26 +141,40 @@ class Replica:
         )
         await asyncio.sleep(wait_s)
 
-    async def watch(self) -> None:
-        """Kill a core that has open requests and is stopped or hung for `FROZEN_AFTER_S`, until cancelled.
+    async def check_health(self) -> None:
+        """Raise EngineUnresponsiveError when the core is stopped or hung; then `watch` looks at it, requests or not."""
+        try:
+            await self.client.check_health()
+        except EngineUnresponsiveError:
+            self._busy.set()
+            raise
 
-        Waits, without a timer, while there are no requests.
+    async def watch(self) -> None:
+        """Kill a core that is stopped or hung for `FROZEN_AFTER_S`, until cancelled.
+
+        Waits, without a timer, while there are no requests and `check_health` finds nothing.
         """
         frozen_since: float | None = None
         while True:
             await self._busy.wait()
             stats = self.stats
             await asyncio.sleep(WATCH_S)
-            if not self.is_ready or self.stats is not stats:
+            frozen = await self._frozen() if self.is_ready and self.stats is stats else None
+            if frozen is None:
                 frozen_since = None
+                if not self.num_open:
+                    self._busy.clear()
                 continue
-            try:
-                await self.client.check_health()
-            except EngineUnresponsiveError as error:
-                frozen_since = time.monotonic() if frozen_since is None else frozen_since
-                if time.monotonic() - frozen_since >= FROZEN_AFTER_S:
-                    self.client.kill(f"{error}; after {FROZEN_AFTER_S:g} s it was killed")
-            except EngineDeadError:
-                frozen_since = None  # the receiver of its outputs replaces it
-            else:
-                frozen_since = None
+            frozen_since = time.monotonic() if frozen_since is None else frozen_since
+            if time.monotonic() - frozen_since >= FROZEN_AFTER_S:
+                self.client.kill(f"{frozen}; after {FROZEN_AFTER_S:g} s it was killed")
+
+    async def _frozen(self) -> EngineUnresponsiveError | None:
+        """Return how the core is stopped or hung; None for one that works, or has died and is replaced."""
+        try:
+            await self.client.check_health()
+        except EngineUnresponsiveError as error:
+            return error
+        except EngineDeadError:
+            return None
+        return None

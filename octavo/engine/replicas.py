@@ -141,7 +141,7 @@ class Replicas:
 
     async def check_health(self) -> None:
         """Return when one core is well. Raises EngineDeadError, EngineRestartingError or EngineUnresponsiveError."""
-        checks = [each.client.check_health() for each in self._ready_ones()]
+        checks = [each.check_health() for each in self._ready_ones()]
         found = await asyncio.gather(*checks, return_exceptions=True)
         if found and isinstance(found[0], BaseException) and None not in found:
             raise found[0]
@@ -248,7 +248,8 @@ class Replicas:
         """Process the outputs of all cores, and replace those that die. Raises EngineDeadError when none is left."""
         self._process, self._to_resume = process, to_resume
         serving = [asyncio.ensure_future(self._serve(each)) for each in self._replicas]
-        watching = [asyncio.ensure_future(each.watch()) for each in self._replicas]
+        can_move = len(self._replicas) > 1
+        watching = [asyncio.ensure_future(each.watch()) for each in self._replicas if each.can_restart or can_move]
         try:
             await asyncio.gather(*serving)
         finally:

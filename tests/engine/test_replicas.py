@@ -234,15 +234,32 @@ async def test_frozen_core_is_killed_and_replaced(tmp_path: Path, monkeypatch: p
         async def hangs() -> None:
             raise EngineUnresponsiveError("it hangs")
 
-        async def nothing() -> Any:
-            await asyncio.Event().wait()
-
         monkeypatch.setattr(client, "check_health", hangs)
         core = cores.cores[0][0]
         blocked = core.step
         monkeypatch.setattr(core, "step", lambda: (time.sleep(0.2), blocked())[1])
         assert await asyncio.gather(*reading) == expected
         assert llm.stats.num_restarts == 1
+
+
+async def test_frozen_core_without_requests_is_found_by_a_look_at_its_health(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "WATCH_S", 0.01)
+    monkeypatch.setattr(replica_module, "FROZEN_AFTER_S", 0.03)
+    async with fleet(tmp_path, real_core()) as (llm, cores):
+
+        async def hangs() -> None:
+            raise EngineUnresponsiveError("it hangs")
+
+        monkeypatch.setattr(llm._client._replicas[0].client, "check_health", hangs)
+        await asyncio.sleep(0.1)
+        assert len(cores.cores[0]) == 1
+        with pytest.raises(EngineUnresponsiveError):
+            await llm.check_health()
+        await eventually(lambda: llm.stats.num_restarts == 1)
+        await llm.check_health()
+        await eventually(lambda: not llm._client._replicas[0]._busy.is_set())
 
 
 @pytest.mark.parametrize("stop", [True, False])
