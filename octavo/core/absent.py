@@ -73,7 +73,7 @@ _RENAMED: Final = {
 """Options that octavo has under another name."""
 
 _WITHOUT: Final = {
-    "octavo rank runs the ranks of machines that serve nothing": "headless node_rank",
+    "octavo rank runs the ranks of machines that serve nothing": "headless",
     "octavo speaks plain HTTP; put a proxy before it for TLS": "ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs "
     "ssl_ciphers enable_ssl_refresh",
     "octavo logs no prompts, and requests only with log_requests": "disable_log_requests max_log_len "

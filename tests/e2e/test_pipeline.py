@@ -10,11 +10,13 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.core.outputs import CompletionOutput
 from octavo.engine.engine_core import EngineCore
+from octavo.scheduler.scheduler import Scheduler
 from octavo.worker.stage import Stage
 from tests.conformance.runtimes import LEVELS
 from tests.distributed.threads import memory_meshes, thread_meshes
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.proposer import ToyProposer
 from tests.fakes.rank_threads import ThreadRanks, llm_of_ranks
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")
@@ -101,3 +103,20 @@ def test_two_stages_in_processes_give_the_bits_of_one_rank(tmp_path: Path) -> No
             found.append(answers(llm))
             assert llm.config.scheduler.max_steps_in_flight == num_stages
     assert found[0] == found[1]
+
+
+def test_drafts_over_stages_change_no_bit(tmp_path: Path) -> None:
+    make_checkpoint("llama", tmp_path, **SIZES, **WIDE)
+    write_byte_tokenizer(tmp_path)
+    prompts, params = PROMPTS[:5], PARAMS[:5]
+    with LLM(str(tmp_path), **COMMON, threads=1) as llm:
+        expected = [each.outputs for each in llm.generate(prompts, params, use_tqdm=False)]
+    tokens = [{each.index: each.token_ids for each in sequences} for sequences in expected]
+    with llm_of_ranks(tmp_path, pipeline=2, **COMMON) as llm:
+        core = llm.engine.core
+        assert isinstance(core, EngineCore)
+        plain = core.scheduler
+        proposer = ToyProposer(lambda group: tokens[prompts.index(group.request.prompt_token_ids)], 0.7)
+        core.scheduler = Scheduler(plain.block_manager, plain.config, sends_tokens=True, proposer=proposer)
+        assert [each.outputs for each in llm.generate(prompts, params, use_tqdm=False)] == expected
+        assert proposer.num_proposed > 0
