@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from octavo import LLM, SamplingParams
+from octavo.distributed.mesh import Mesh
 from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.scheduler import Scheduler
 from tests.conformance.runtimes import LEVELS
-from tests.distributed.threads import memory_meshes
+from tests.distributed.threads import memory_meshes, thread_meshes
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import ALTERNATING, make_checkpoint
 from tests.fakes.proposer import ToyProposer
@@ -137,3 +140,24 @@ def test_drafts_change_no_bit(checkpoints: dict[str, Path]) -> None:
         core.scheduler = Scheduler(plain.block_manager, plain.config, proposer=proposer)
         assert [each.outputs for each in llm.generate(list(prompts), list(params), use_tqdm=False)] == expected
         assert proposer.num_proposed > 0
+
+
+@pytest.mark.parametrize(("family", "size", "form"), [("qwen3", 2, "bfloat16"), ("gpt2", 4, "int4")])
+def test_processes_give_the_bits_of_one_rank(family: str, size: int, form: str, checkpoints: dict[str, Path]) -> None:
+    with engine(checkpoints[family], 1, **FORMATS[form]) as llm:
+        expected = answers(llm, 2)
+    with engine(checkpoints[family], 1, tensor_parallel_size=size, **FORMATS[form]) as llm:
+        assert answers(llm, 2) == expected
+
+
+def test_partial_sums_give_the_same_bits_each_time(checkpoints: dict[str, Path]) -> None:
+    def meshes_that(reduce: Any) -> Callable[[int, int], list[Mesh]]:
+        return lambda *sizes: [replace(mesh, reduce=reduce) for mesh in thread_meshes(*sizes)]
+
+    request = PREFIX, SamplingParams(temperature=0.0, logprobs=2, max_tokens=12, ignore_eos=True)
+    found = []
+    for way in ("gather", "sum", "sum"):
+        with engine(checkpoints["llama"], 2, dtype="float32", open_meshes=meshes_that(way)) as llm:
+            found.append(llm.generate(*request, use_tqdm=False)[0].outputs[0])
+    assert found[1] == found[2]
+    assert found[1].cumulative_logprob == pytest.approx(found[0].cumulative_logprob, rel=1e-4)
