@@ -14,6 +14,9 @@ from octavo.core.outputs import RequestOutput
 from octavo.core.sampling_params import OutputKind
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.output_processor import OutputProcessor
+from tests.conformance.runtimes import LEVELS
+
+pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")
 
 Move = Callable[[LLMEngine], None]
 CUTS = (1, 2, 5, 12)
@@ -63,9 +66,7 @@ def run(engine: LLMEngine, kind: str, cut: int | None = None, move: Move | None 
     """What is read of the requests, which are moved after `cut` steps. Those that are moved are streamed."""
     output_kind = OutputKind.FINAL_ONLY if move is None else OutputKind.DELTA
     engine.reset_prefix_cache()
-    for number, prompt in enumerate(PROMPTS):
-        params = SamplingParams(**{"max_tokens": 20, "seed": number, "output_kind": output_kind, **KINDS[kind]})
-        engine.add_request(f"{number}", prompt, params)
+    add(engine, kind, output_kind)
     read: list[RequestOutput] = []
     num_steps = 0
     while engine.has_unfinished_requests():
@@ -78,6 +79,12 @@ def run(engine: LLMEngine, kind: str, cut: int | None = None, move: Move | None 
         for each in found:
             del each["num_cached_tokens"]  # those that wait at the cut find another cache
     return found
+
+
+def add(engine: LLMEngine, kind: str, output_kind: OutputKind) -> None:
+    for number, prompt in enumerate(PROMPTS):
+        params = SamplingParams(**{"max_tokens": 20, "seed": number, "output_kind": output_kind, **KINDS[kind]})
+        engine.add_request(f"{number}", prompt, params)
 
 
 def joined(read: list[RequestOutput], request_id: str) -> dict[str, Any]:
@@ -140,3 +147,25 @@ def test_another_front_delivers_the_rest(engine: LLMEngine, kind: str) -> None:
     undisturbed = run(engine, kind)
     for cut in CUTS[1:3]:
         assert run(engine, kind, cut, move_to_another_front) == undisturbed
+
+
+@pytest.mark.parametrize(
+    "ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["tensor", "pipeline"]
+)
+def test_what_one_rank_has_begun_several_ranks_continue(ranks: dict[str, int]) -> None:
+    options = {"dtype": "bfloat16", "max_model_len": 96, "num_gpu_blocks_override": 64, "threads": 1}
+    with LLM("octavo-tiny", **options) as one:
+        undisturbed = run(one.engine, "three of different lengths")
+        begun: list[RequestOutput] = []
+        one.engine.reset_prefix_cache()
+        add(one.engine, "three of different lengths", OutputKind.DELTA)
+        for _ in range(3):
+            begun += one.engine.step()
+        requests = lose_the_core(one.engine)
+    with LLM("octavo-tiny", **options, **ranks) as several:
+        for request in requests:
+            several.engine._output.add(request, None)
+        several.engine.core.add_requests(requests)
+        while several.engine.has_unfinished_requests():
+            begun += several.engine.step()
+    assert [joined(begun, f"{number}") for number in range(len(PROMPTS))] == undisturbed
