@@ -74,6 +74,10 @@ def make_executor(config: EngineConfig, on_death: Callable[[str], None] | None =
     """
     if config.device.tensor_parallel_size * config.device.pipeline_parallel_size == 1:
         return open_rank(config)
+    if config.device.executor == "ray":
+        from octavo.executor.ray import start_ray_ranks
+
+        return start_ray_ranks(config, on_death)
     from octavo.executor.ranks import start_ranks
 
     return start_ranks(config, on_death)

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -28,41 +29,50 @@ RANK_MODULE: Final = "octavo.executor.rank_process"
 _log = logging.getLogger(__name__)
 
 
+def gather_ranks(config: EngineConfig) -> list[Rank]:
+    """Wait for the ranks of the other machines. Raises ConfigError or EngineDeadError."""
+    device = config.device
+    num_here = device.tensor_parallel_size * device.pipeline_parallel_size // device.nnodes
+    secret = read_secret(device.cluster_secret_file)
+    gathering = Gathering(device.master_addr, device.master_port, secret, num_here, range(1, device.nnodes))
+    return gathering.wait(device.distributed_timeout_seconds)
+
+
 def start_ranks(
     config: EngineConfig,
     on_death: Callable[[str], None] | None = None,
     *,
     module: str = RANK_MODULE,
     open_worker: OpenWorker = open_rank,
+    gather: Callable[[EngineConfig], list[Rank]] = gather_ranks,
+    resources: ExitStack | None = None,
 ) -> MultiprocessExecutor:
     """Return the executor of all ranks, their models opened but not loaded.
 
     on_death: as in `make_executor`. module: what runs in the processes of this machine; open_worker: what opens the
-    worker of rank 0. Raises ConfigError or CheckpointError, and EngineDeadError for ranks of other machines that do not
-    come.
+    worker of rank 0. gather: returns the ranks of other machines. resources: what is released at the end.
+    Raises ConfigError or CheckpointError, and EngineDeadError for ranks of other machines that do not come.
     """
     from octavo.worker.identity import Identity
 
     device = config.device
     num_ranks = device.tensor_parallel_size * device.pipeline_parallel_size
     num_here = num_ranks // device.nnodes
-    timeout_s, affinity = device.distributed_timeout_seconds, os.sched_getaffinity(0)
+    timeout_s = device.distributed_timeout_seconds
     config = config_of_rank(config, num_here)
     shares = divide_processors(num_here)
-    elsewhere = gather_ranks(config) if device.nnodes > 1 else []
+    elsewhere = gather(config) if device.nnodes > 1 else []
     memory = os.memfd_create("octavo-ranks")
-
-    def release() -> None:
-        os.close(memory)
-        os.sched_setaffinity(0, affinity)
-
+    resources = resources or ExitStack()
+    resources.callback(os.close, memory)
+    resources.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
     here = [Rank(rank, *spawn_rank(module, shares[rank], memory)) for rank in range(1, num_here)]
     executor = MultiprocessExecutor(
         [*here, *elsewhere],
         result_rank=num_ranks - device.tensor_parallel_size,
         timeout_s=timeout_s,
         on_death=on_death,
-        on_shutdown=release,
+        on_shutdown=resources.close,
     )
     rendezvous = Rendezvous(
         memory=memory,
@@ -80,15 +90,6 @@ def start_ranks(
         executor.shutdown()
         raise
     return executor
-
-
-def gather_ranks(config: EngineConfig) -> list[Rank]:
-    """Wait for the ranks of the other machines. Raises ConfigError or EngineDeadError."""
-    device = config.device
-    num_here = device.tensor_parallel_size * device.pipeline_parallel_size // device.nnodes
-    secret = read_secret(device.cluster_secret_file)
-    gathering = Gathering(device.master_addr, device.master_port, secret, num_here, range(1, device.nnodes))
-    return gathering.wait(device.distributed_timeout_seconds)
 
 
 def serve_node(

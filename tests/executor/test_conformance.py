@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from secrets import token_hex
@@ -34,6 +35,13 @@ from tests.worker.prefix_model import row, step
 
 NUM_REQUESTS = 4
 OP_CHOICES = "op_choices"
+RAY = pytest.param(
+    "ray",
+    marks=[
+        pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`"),
+        pytest.mark.filterwarnings("default"),
+    ],
+)
 
 
 class Opened(NamedTuple):
@@ -54,7 +62,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 
 
 @pytest.fixture
-def open_executor(config: EngineConfig, tmp_path: Path) -> Iterator[Open]:
+def open_executor(config: EngineConfig, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Open]:
     """Opens an executor by name; `device` are fields of DeviceConfig."""
     executors = []
 
@@ -64,6 +72,13 @@ def open_executor(config: EngineConfig, tmp_path: Path) -> Iterator[Open]:
                 opened = Opened(start_worker(config), start_worker(config))
             case "simulated":
                 opened = Opened(simulated(), simulated())
+            case "ray":
+                request.getfixturevalue("ray_cluster")
+                from octavo.executor.ray import start_ray_ranks
+
+                two = with_ranks(config, 1, 2, **device)
+                executor = start_ray_ranks(two, on_death, module="tests.fakes.rank", open_worker=FakeRank)
+                opened = Opened(executor, HashExecutor(BLOCK_SIZE), 2)
             case _:
                 if name == "machines":
                     device |= join_elsewhere(tmp_path)
@@ -126,7 +141,7 @@ def planned_steps() -> list[SchedulerOutput]:
     return steps
 
 
-@pytest.mark.parametrize("name", ["single", "ranks", "stages", "machines", "simulated"])
+@pytest.mark.parametrize("name", ["single", "ranks", "stages", "machines", RAY, "simulated"])
 def test_steps_take_effect_in_their_order_and_each_has_its_result(open_executor: Open, name: str) -> None:
     executor, reference, _ = open_executor(name)
     steps = planned_steps()
@@ -140,7 +155,7 @@ def test_steps_take_effect_in_their_order_and_each_has_its_result(open_executor:
     assert results == [reference.submit(each).result() for each in steps]
 
 
-@pytest.mark.parametrize("name", ["single", "ranks", "stages", "machines"])
+@pytest.mark.parametrize("name", ["single", "ranks", "stages", "machines", RAY])
 def test_a_call_returns_one_value_per_rank(open_executor: Open, name: str) -> None:
     executor, _, num_ranks = open_executor(name)
     values = executor.call(OP_CHOICES)
@@ -150,7 +165,7 @@ def test_a_call_returns_one_value_per_rank(open_executor: Open, name: str) -> No
         assert len({value[0][2] for value in values}) == num_ranks  # processes
 
 
-@pytest.mark.parametrize("name", ["single", "ranks", "stages", "machines", "simulated"])
+@pytest.mark.parametrize("name", ["single", "ranks", "stages", "machines", RAY, "simulated"])
 def test_a_call_of_another_name_is_refused_and_does_no_harm(open_executor: Open, name: str) -> None:
     executor, reference, _ = open_executor(name)
     with pytest.raises(ConfigError, match="submit is not a call of"):
@@ -159,7 +174,7 @@ def test_a_call_of_another_name_is_refused_and_does_no_harm(open_executor: Open,
     assert executor.submit(first).result() == reference.submit(first).result()
 
 
-@pytest.mark.parametrize("name", ["single", "ranks", "stages", "machines", "simulated"])
+@pytest.mark.parametrize("name", ["single", "ranks", "stages", "machines", RAY, "simulated"])
 def test_shutdown_twice_is_shutdown_once(open_executor: Open, name: str) -> None:
     executor, _, _ = open_executor(name)
     for _ in range(2):
@@ -171,7 +186,7 @@ def test_shutdown_twice_is_shutdown_once(open_executor: Open, name: str) -> None
             executor.call(OP_CHOICES)
 
 
-@pytest.mark.parametrize("name", ["single", "ranks", "stages", "machines"])
+@pytest.mark.parametrize("name", ["single", "ranks", "stages", "machines", RAY])
 def test_after_a_step_that_failed_every_step_and_call_names_the_failure(open_executor: Open, name: str) -> None:
     executor, _, num_ranks = open_executor(name)
     if num_ranks == 1:
@@ -197,11 +212,11 @@ def process_of(executor: Executor) -> int:
     return int(executor.call(OP_CHOICES)[1][0][2])
 
 
-@pytest.mark.parametrize("name", ["ranks", "stages", "machines"])
+@pytest.mark.parametrize("name", ["ranks", "stages", "machines", RAY])
 def test_a_rank_that_is_killed_in_a_step_is_named_before_the_step_is_overdue(open_executor: Open, name: str) -> None:
     executor, _, _ = open_executor(name)
     threading.Timer(0.1, os.kill, [process_of(executor), signal.SIGKILL]).start()
-    how = r"\(at 127.0.0.1\) has closed its connection" if name == "machines" else r"was killed \(signal 9\)"
+    how = r"\(at [0-9.]+\) has closed its connection" if name in ("machines", "ray") else r"was killed \(signal 9\)"
     with pytest.raises(EngineDeadError, match=f"rank 1 {how}"):
         executor.submit(numbered(MEETS)).result()
 

@@ -1,0 +1,140 @@
+"""Ranks on the machines of a Ray cluster: Ray places and ends them, and steps go over connections of `cluster`."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from octavo.errors import ConfigError, EngineDeadError
+from octavo.executor.cluster import Gathering
+from octavo.executor.executor import OpenWorker, open_rank
+from octavo.executor.multiprocess import MultiprocessExecutor, Rank
+from octavo.executor.ranks import RANK_MODULE, serve_node, start_ranks
+
+if TYPE_CHECKING:
+    from octavo.config.schema import EngineConfig
+
+_log = logging.getLogger(__name__)
+
+
+def start_ray_ranks(
+    config: EngineConfig,
+    on_death: Callable[[str], None] | None = None,
+    *,
+    module: str = RANK_MODULE,
+    open_worker: OpenWorker = open_rank,
+) -> MultiprocessExecutor:
+    """Return the executor of ranks that Ray places, on as few machines as have room; rank 0 is in this process.
+
+    Connects to the cluster that RAY_ADDRESS names, or is on this machine, unless the program has done so. Raises
+    ConfigError without Ray, and EngineDeadError when there is no room before the deadline.
+    """
+    try:
+        import ray
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise ConfigError("executor is ray, which is not installed; pip install 'octavo[ray]'") from error
+    if not ray.is_initialized():
+        ray.init(logging_level="warning", log_to_driver=True, include_dashboard=False)
+    device = config.device
+    timeout_s = device.distributed_timeout_seconds
+    resources = ExitStack()
+    try:
+        group, nodes = _place(device.tensor_parallel_size * device.pipeline_parallel_size, timeout_s, resources)
+        address, port = ray.util.get_node_ip_address(), _free_ports()
+
+        def gather(_: EngineConfig) -> list[Rank]:
+            secret = secrets.token_bytes(32)
+            gathering = Gathering(address, port, secret, len(nodes[0]), range(1, len(nodes)))
+            ends = []
+            for node, bundles in enumerate(nodes[1:], start=1):
+                strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, bundles[0])
+                actor = ray.remote(num_cpus=1, scheduling_strategy=strategy)(_Node).remote()
+                resources.callback(ray.kill, actor)
+                ends.append(actor.serve.remote(address, port, secret, node, timeout_s, module))
+            ranks = gathering.wait(timeout_s)
+            threading.Thread(target=_watch, args=[ends, ranks], name="octavo-ray", daemon=True).start()
+            return ranks
+
+        placed = replace(device, nnodes=len(nodes), master_addr=address, master_port=port)
+        return start_ranks(
+            msgspec.structs.replace(config, device=placed),
+            on_death,
+            module=module,
+            open_worker=open_worker,
+            gather=gather,
+            resources=resources,
+        )
+    except BaseException:
+        resources.close()
+        raise
+
+
+class _Node:
+    """The actor of a machine. It dies with the machine, and its ranks die with it."""
+
+    def serve(self, address: str, port: int, secret: bytes, node: int, timeout_s: float, module: str) -> None:
+        """Run the ranks of this machine until they end."""
+        serve_node(address, port, secret, node=node, timeout_s=timeout_s, module=module)
+
+
+def _place(num_ranks: int, timeout_s: float, resources: ExitStack) -> tuple[Any, list[list[int]]]:
+    """Return a placement group with a CPU for each rank, and its bundles by machine, this machine's first.
+
+    Where machines have different numbers of ranks, each rank counts as a machine.
+    """
+    import ray
+    import ray.util
+
+    this_machine = {f"node:{ray.util.get_node_ip_address()}": 0.001}
+    group = ray.util.placement_group([{"CPU": 1, **this_machine}, *({"CPU": 1} for _ in range(num_ranks - 1))])
+    resources.callback(ray.util.remove_placement_group, group)
+    if not group.wait(timeout_s):
+        alive = sum(node["Alive"] for node in ray.nodes())
+        free = ray.available_resources().get("CPU", 0)
+        raise EngineDeadError(
+            f"Ray has had no room for {num_ranks} ranks of one CPU each, the first of them on this machine, for "
+            f"{timeout_s:g} s: {free:g} CPUs are free on {alive} machines; add machines or use fewer ranks"
+        )
+    node_of = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    nodes: dict[str, list[int]] = {}
+    for bundle in range(num_ranks):
+        nodes.setdefault(node_of[bundle], []).append(bundle)
+    if len({len(bundles) for bundles in nodes.values()}) > 1:
+        return group, [[bundle] for bundle in range(num_ranks)]
+    return group, list(nodes.values())
+
+
+def _watch(ends: Sequence[Any], ranks: Sequence[Rank]) -> None:
+    """Close the connections to a machine when Ray reports the end of its actor, in the order of machines."""
+    import ray
+
+    per_node = len(ranks) // len(ends)
+    waiting = list(ends)
+    while waiting:
+        try:
+            done, waiting = ray.wait(waiting)
+        except ray.exceptions.RayError:
+            return  # the program has left the cluster, and the connections end with its ranks
+        for end in done:
+            first = ends.index(end) * per_node
+            for rank in ranks[first : first + per_node]:
+                with suppress(OSError):  # it has ended
+                    rank.connection.shutdown(socket.SHUT_RDWR)
+
+
+def _free_ports() -> int:
+    """Return a port that is free, as is the next one."""
+    while True:
+        with socket.create_server(("", 0)) as server, suppress(OSError):
+            port: int = server.getsockname()[1]
+            with socket.create_server(("", port + 1)):
+                return port
