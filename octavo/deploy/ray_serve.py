@@ -40,17 +40,19 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
 
     args: arguments of the engine and the server by name, as values or as texts, and `deployment`: options of
     `serve.deployment`, such as num_replicas, autoscaling_config and ray_actor_options. A replica accepts max_num_seqs
-    requests at once and takes `threads` processors, unless `deployment` states something else. Raises ConfigError.
+    requests at once for each of its engines and takes `threads` processors for each rank, unless `deployment` states
+    something else. Raises ConfigError.
     """
     given = {name: _value(name, value) for name, value in args.items() if name != "deployment"}
     engine_args = gather(EngineArgs, {name: given[name] for name in given.keys() & arguments(EngineArgs).keys()})
     of_server = {name: given[name] for name in given.keys() & arguments(ServerArgs).keys()}
     server_args = gather(ServerArgs, of_server | {"host": "0.0.0.0"})
+    num_ranks = engine_args.tensor_parallel_size * engine_args.pipeline_parallel_size * engine_args.data_parallel_size
     options = {
         "name": "octavo",
-        "max_ongoing_requests": engine_args.max_num_seqs,
+        "max_ongoing_requests": engine_args.max_num_seqs * engine_args.data_parallel_size,
         "graceful_shutdown_timeout_s": server_args.shutdown_timeout_s,
-        "ray_actor_options": {"num_cpus": engine_args.threads or 1},
+        "ray_actor_options": {"num_cpus": num_ranks * (engine_args.threads or 1)},
     }
     options |= args.get("deployment", {})
     return serve.deployment(**options)(Replica).bind(engine_args, server_args)

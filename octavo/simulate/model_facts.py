@@ -18,7 +18,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     num_active_parameters: those that one token is multiplied with. num_expert_parameters: those of all routed experts,
     of which a token uses expert_share. intermediate_size: activations of a token within the feed-forward part of a
-    layer. bytes_per_parameter: as the weights are stored. max_model_len: longest context.
+    layer. bytes_per_parameter: as the weights are stored.
     """
 
     name: str
@@ -30,7 +30,6 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     hidden_size: int
     intermediate_size: int
-    max_model_len: int | None = None
     sliding_window: int | None = None
     bytes_per_parameter: float = 2.0
     is_fp8: bool = False
@@ -79,7 +78,6 @@ def facts_of(name: str, config: Section) -> ModelFacts:
         head_dim=head_dim,
         hidden_size=hidden,
         intermediate_size=width,
-        max_model_len=_optional_first(config, "max_position_embeddings", "n_positions"),
         sliding_window=_sliding_window(config),
         bytes_per_parameter=bits / 8,
         is_fp8=is_fp8,

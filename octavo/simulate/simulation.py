@@ -34,7 +34,6 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     num_replicas: int = 1
     router: str = "round-robin"
     disaggregation: Disaggregation | None = None
-    candidate_spread: float = 0.5
 
     @classmethod
     def of_engine(
@@ -46,7 +45,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
     def replica(self, number: int, settings: SchedulerSettings | None = None) -> Replica:
         """Return a new replica."""
-        return Replica(number, settings or self.settings, self.cost_model, candidate_spread=self.candidate_spread)
+        return Replica(number, settings or self.settings, self.cost_model)
 
 
 def simulate(
