@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Unpack
 from uuid import uuid4
 
@@ -169,19 +170,26 @@ class AsyncLLM:
         for start in range(0, len(read), _PROMPTS_OF_TURN):
             requests += await self._process_turn(process, start, read)
         check_logprob_entries(sum(len(request.prompt_token_ids) for request in requests), params.prompt_logprobs)
-        changed = asyncio.Event()
-        opened = dict(enumerate(await self._open(requests, read, changed)))
+        changed: dict[int, None] = {}
+        has_changed = asyncio.Event()
+
+        def note_change(index: int) -> None:
+            changed[index] = None
+            has_changed.set()
+
+        opened = dict(enumerate(await self._open(requests, read, note_change)))
         try:
             while opened:
-                await changed.wait()
-                changed.clear()
-                for index, request in list(opened.items()):
-                    output = request.output()
-                    if output is None:
-                        continue
-                    if output.finished:
-                        del opened[index]
-                    yield index, output
+                await has_changed.wait()
+                has_changed.clear()
+                for number, index in enumerate(_taken(changed), 1):
+                    output = opened[index].output() if index in opened else None
+                    if output is not None:
+                        if output.finished:
+                            del opened[index]
+                        yield index, output
+                    if number % _PROMPTS_OF_TURN == 0:
+                        await asyncio.sleep(0)
                 if opened and self._dead.done():
                     raise self._dead.result()
         finally:
@@ -255,15 +263,15 @@ class AsyncLLM:
         return self._input.process_prefix(read, cache_salt)
 
     async def _open(
-        self, requests: Sequence[EngineCoreRequest], prompts: Sequence[Prompt], changed: asyncio.Event
+        self, requests: Sequence[EngineCoreRequest], prompts: Sequence[Prompt], note_change: Callable[[int], None]
     ) -> list[OpenRequest]:
         if self._dead.done():
             raise self._dead.result()
         opened: list[OpenRequest] = []
         try:
-            for request, prompt in zip(requests, prompts, strict=True):
+            for index, (request, prompt) in enumerate(zip(requests, prompts, strict=True)):
                 opened.append(self._output.add(request, prompt.text))
-                opened[-1].on_change = changed.set
+                opened[-1].on_change = partial(note_change, index)
                 if len(opened) % _PROMPTS_OF_TURN == 0:
                     await asyncio.sleep(0)
             if self._dead.done():
@@ -294,6 +302,14 @@ class AsyncLLM:
         if not self._dead.done():
             self._dead.set_result(error)
         self._output.fail()
+
+
+def _taken(changed: dict[int, None]) -> Iterator[int]:
+    """Remove and yield the keys, the oldest first, also those that are added meanwhile."""
+    while changed:
+        index = next(iter(changed))
+        del changed[index]
+        yield index
 
 
 def _open_tokenizer(model: ModelConfig) -> tuple[Tokenizer, ChatTemplate | None]:

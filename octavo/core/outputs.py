@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Logprob(msgspec.Struct, frozen=True):
+class Logprob(msgspec.Struct, frozen=True, gc=False):
     """The log-probability of one token at one position, under the model's distribution before any filter.
 
     `rank` is 1 for the likeliest token of the vocabulary.

@@ -20,7 +20,7 @@ def chat_logprobs(
     def described(token_id: int, logprob: Logprob) -> TokenLogprob:
         token_bytes = bytes_of(token_id)
         return TokenLogprob(
-            _text(token_id, logprob), logprob.logprob, None if token_bytes is None else list(token_bytes)
+            _text(token_id, logprob), logprob.logprob, None if token_bytes is None else tuple(token_bytes)
         )
 
     content = []

@@ -40,15 +40,18 @@ class Usage(Struct, frozen=True):
         return cls(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)
 
 
-class TokenLogprob(Struct, frozen=True):
-    """A token of a chat response. `bytes` is None for a token whose bytes are not a character by themselves."""
+class TokenLogprob(Struct, frozen=True, gc=False):
+    """A token of a chat response. `bytes` is None for a token whose bytes are not a character by themselves.
+
+    A response may have hundreds of thousands: the garbage collector visits neither them nor tuples of numbers.
+    """
 
     token: str
     logprob: float
-    bytes: list[int] | None
+    bytes: tuple[int, ...] | None
 
 
-class ContentLogprob(TokenLogprob, frozen=True):
+class ContentLogprob(TokenLogprob, frozen=True, gc=False):
     """A token that was drawn, and the likeliest ones at its place."""
 
     top_logprobs: list[TokenLogprob]

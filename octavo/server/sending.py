@@ -89,20 +89,36 @@ class LargeAnswers:
 
 
 def encode(value: msgspec.Struct) -> bytes:
-    """Return the JSON of a response, with long lists encoded in slices."""
-    return msgspec.json.encode(_in_slices(value))
+    """Return the JSON of a response, no call encoding many more than `SLICE` entries of its lists."""
+    return msgspec.json.encode(_in_slices(value)[0])
 
 
-def _in_slices(value: Any) -> Any:
-    """Return `value` with its long lists encoded already; `value` itself where there are none."""
+def _in_slices(value: Any) -> tuple[Any, int]:
+    """Return `value` with its long parts encoded already, and how many entries of lists are in it that are not."""
     if isinstance(value, msgspec.Struct):
-        fields = {name: getattr(value, name) for name in value.__struct_fields__}
-        changes = {name: new for name, old in fields.items() if (new := _in_slices(old)) is not old}
-        return msgspec.structs.replace(value, **changes) if changes else value
+        lists = {
+            name: part
+            for name in value.__struct_fields__
+            if isinstance(part := getattr(value, name), list | msgspec.Struct)
+        }
+        parts = {name: _in_slices(part) for name, part in lists.items()}
+        changes = {name: part for name, (part, _) in parts.items() if part is not lists[name]}
+        num_entries = sum(num for _, num in parts.values())
+        return msgspec.structs.replace(value, **changes) if changes else value, num_entries
     if not isinstance(value, list):
-        return value
-    items = [_in_slices(item) for item in value] if value and isinstance(value[0], msgspec.Struct) else value
-    if len(items) <= SLICE:
-        return items
-    slices = (msgspec.json.encode(items[start : start + SLICE])[1:-1] for start in range(0, len(items), SLICE))
-    return msgspec.Raw(b"[" + b",".join(slices) + b"]")
+        return value, len(value) if isinstance(value, dict) else 0
+    is_flat = not value or isinstance(value[0], int | str)
+    if is_flat and len(value) <= SLICE:
+        return value, len(value)
+    slices: list[list[Any]] = [[]]
+    has_changed, num_entries, room = False, 0, SLICE
+    for item in value:
+        part, num = (item, 0) if is_flat else _in_slices(item)
+        if room < num + 1 and slices[-1]:
+            slices.append([])
+            room = SLICE
+        slices[-1].append(part)
+        has_changed, num_entries, room = has_changed or part is not item, num_entries + num + 1, room - num - 1
+    if len(slices) == 1:
+        return slices[0] if has_changed else value, num_entries
+    return msgspec.Raw(b"[" + b",".join(msgspec.json.encode(each)[1:-1] for each in slices) + b"]"), 0

@@ -12,14 +12,14 @@ POSITION = {7: Logprob(-3.0, 9, "x"), 2: Logprob(-2.0, 2, "b"), 1: Logprob(-1.0,
 
 def test_likeliest_come_in_order_and_no_more_than_asked_for() -> None:
     (token,) = chat_logprobs([7], [POSITION], 2, {1: b"a", 2: b"b", 7: b"x"}.get).content
-    assert (token.token, token.logprob, token.bytes) == ("x", -3.0, [120])
-    assert [(top.token, top.bytes) for top in token.top_logprobs] == [("a", [97]), ("b", [98])]
+    assert (token.token, token.logprob, token.bytes) == ("x", -3.0, (120,))
+    assert [(top.token, top.bytes) for top in token.top_logprobs] == [("a", (97,)), ("b", (98,))]
 
 
 def test_every_token_of_a_character_has_its_bytes_where_they_are_known() -> None:
     position = {1: Logprob(-1.0, 1, "\ufffd"), 2: Logprob(-1.0, 1, "\ufffd")}
     content = chat_logprobs([1, 2, 1], [position] * 3, 0, {1: b"\xc3", 2: b"\xa9"}.get).content
-    assert [token.bytes for token in content] == [[0xC3], [0xA9], [0xC3]]
+    assert [token.bytes for token in content] == [(0xC3,), (0xA9,), (0xC3,)]
     assert chat_logprobs([1], [position], 0, lambda _: None).content[0].bytes is None
 
 

@@ -41,6 +41,19 @@ def test_slices_make_the_same_bytes(num_choices: int, num_tokens: int) -> None:
     assert encode(value) == msgspec.json.encode(value)
 
 
+@pytest.mark.parametrize(("num_choices", "num_tokens"), [(256, 8), (16, 100), (2, 500)])
+def test_no_call_encodes_many_short_lists(num_choices: int, num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, sizes, encode_whole = msgspec.json.encode(answer(num_choices, num_tokens)), [], msgspec.json.encode
+
+    def encode_noted(value: object) -> bytes:
+        sizes.append(len(encode_whole(value)) if isinstance(value, list) else 0)
+        return encode_whole(value)
+
+    monkeypatch.setattr(msgspec.json, "encode", encode_noted)
+    assert encode(answer(num_choices, num_tokens)) == expected
+    assert 0 < max(sizes) < 100 * SLICE < len(expected)
+
+
 def test_large_answers_are_built_in_a_thread() -> None:
     async def run() -> None:
         assert await LargeAnswers().build(threading.get_ident) != threading.get_ident()
