@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceABC
+from typing import Final
 
 from octavo.config.schema import SchedulerConfig
 from octavo.core.sequence import SequenceGroup, SequenceStatus
@@ -12,6 +13,9 @@ from octavo.scheduler.policy import Policy
 from octavo.scheduler.rates import Rates
 from octavo.scheduler.registry import Registry
 from octavo.scheduler.rows import RowPlanner
+
+_SMALLEST_PIECE: Final = 256
+"""Prompt tokens that stages share as pieces, and fewer do not: of a smaller step most is the reading of weights."""
 
 
 class ContinuousPlanner:
@@ -45,6 +49,8 @@ class ContinuousPlanner:
         tokens.for_prompts = tokens.remaining
         if plan.rows and (prompts or self._registry.has_queued):
             tokens.for_prompts = self._rates.num_prompt_tokens_beside(len(plan.rows), tokens.remaining)
+        if self._rows.num_turns > 1:
+            tokens.for_prompts = min(tokens.for_prompts, self._fair_piece(prompts))
         outranked = self._outranked(now)
         self._plan_prompts([group for group in prompts if group not in outranked], plan)
         if outranked:
@@ -52,6 +58,11 @@ class ContinuousPlanner:
             self._plan_prompts(outranked, plan)
         self._admit(plan, now)
         return plan
+
+    def _fair_piece(self, prompts: SequenceABC[SequenceGroup]) -> int:
+        """Return the prompt tokens of a step of which all steps in flight have an equal part, unless that is small."""
+        num_tokens = self._registry.num_queued_tokens + sum(group.num_prompt_tokens for group in prompts)
+        return max(_SMALLEST_PIECE, -(-num_tokens // self._rows.num_turns))
 
     def _plan_prompts(self, groups: SequenceABC[SequenceGroup], plan: StepPlan) -> None:
         """Plan pieces for those of the groups that still run, in this order, as far as the tokens go."""

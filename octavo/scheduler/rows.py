@@ -33,13 +33,13 @@ class RowPlanner:
         self._tables = registry.block_manager.tables
         self._num_slots = 1 + registry.block_manager.limits.num_lookahead
         self._proposer = proposer
-        self._num_turns = num_turns
+        self.num_turns = num_turns
 
     def plan_running(self, plan: StepPlan) -> list[SequenceGroup]:
         """Plan rows for all running groups, in order of arrival, as far as the tokens go; returns those that could use
         more tokens than they were granted."""
         running, tokens = self._registry.running, plan.tokens
-        if self._num_turns > 1:
+        if self.num_turns > 1:
             plan.num_turns_left = self._fair_share()
         unfinished: list[SequenceGroup] = []
         index = 0
@@ -104,7 +104,7 @@ class RowPlanner:
             if waits:
                 if sequence.num_pending or sequence.candidates is not None:
                     continue  # its results are on their way, or those of the beams that grow together with it
-                if self._num_turns > 1 and _is_decoding(sequence):
+                if self.num_turns > 1 and _is_decoding(sequence):
                     if plan.num_turns_left <= 0:
                         continue  # the next step has its row
                     plan.num_turns_left -= 1
@@ -171,7 +171,7 @@ class RowPlanner:
         """Return how many of the sequences that decode have a row in this step, so that all steps in flight have about
         as many: what one leaves out, the next one computes."""
         num_decoding = sum(len(group.live) for group in self._registry.running if not group.is_computing_prompt)
-        return max(1, -(-num_decoding // self._num_turns))
+        return max(1, -(-num_decoding // self.num_turns))
 
     def _note_filled(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> None:
         """Note whether the sequence's newest row fills a block that is not in the prefix index yet."""

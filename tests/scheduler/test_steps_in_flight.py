@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from concurrent.futures import Future
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.engine.engine_core import EngineCore
+from octavo.scheduler import continuous
 from tests.fakes.engine import Collected, make_core, make_request, run, run_alone
 
 
@@ -77,6 +79,18 @@ def test_the_parts_of_a_prompt_follow_each_other_without_waiting() -> None:
     assert stages.busy == [3, 3, 2, 1]  # 30 tokens are four steps
 
 
+@pytest.mark.parametrize(
+    ("num_stages", "pieces"), [(1, [1200]), (2, [600, 600]), (3, [400] * 3), (8, [256] * 4 + [176])]
+)
+def test_prompts_are_cut_into_a_piece_for_each_stage(num_stages: int, pieces: list[int]) -> None:
+    core, _ = staged(num_stages, max_num_batched_tokens=2048, max_model_len=2048, num_blocks=100, block_size=16)
+    core.add_request(make_request("a", range(1200), max_tokens=1))
+    planned = []
+    while (step := core.scheduler.schedule(0.0)) is not None:
+        planned.append(step.num_tokens)
+    assert planned == pieces
+
+
 def test_sequences_that_join_and_end_are_spread_anew() -> None:
     """Steps are as large as each other again one turn after any change."""
     core, stages = staged(2, max_num_seqs=16, max_num_batched_tokens=64)
@@ -101,3 +115,20 @@ def test_beams_of_a_search_may_be_in_several_stages() -> None:
     core, stages = staged(2)
     assert run(core, [request]).token_ids == run_alone(request).token_ids
     assert stages.busy.count(2) > 8
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_small_pieces_in_a_small_pool_change_no_token(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(continuous, "_SMALLEST_PIECE", 2)
+    source = random.Random(seed)
+    core, _ = staged(source.choice([2, 3, 4]), num_blocks=12, policy=source.choice(["fcfs", "fair-share"]))
+    requests = [
+        make_request(
+            f"r{i}", [source.randrange(3) for _ in range(source.randrange(1, 20))], seed=i, n=source.choice([1, 2])
+        )
+        for i in range(9)
+    ]
+    seen = run(core, requests)
+    for request in requests:
+        assert seen.token_ids[request.request_id] == run_alone(request).token_ids[request.request_id]
+    assert core.stats().num_preemptions > 0
