@@ -143,6 +143,11 @@ def _check_ranks(args: EngineArgs) -> None:
             f"nnodes is {args.nnodes}, must divide {num_ranks}, the ranks of tensor_parallel_size x "
             "pipeline_parallel_size: each machine has as many"
         )
+    if args.nnodes > 1 and args.data_parallel_size > 1:
+        raise ConfigError(
+            f"data_parallel_size is {args.data_parallel_size}, and nnodes is {args.nnodes}: replicas are on one "
+            "machine; leave one of them at 1, or put several servers behind a router"
+        )
     if args.nnodes > 1 and args.executor == "ray":
         raise ConfigError(f"nnodes is {args.nnodes}, but Ray places the ranks; leave it at 1")
     if args.nnodes > 1 and args.cluster_secret_file is None:

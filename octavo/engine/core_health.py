@@ -88,7 +88,7 @@ class CoreHealth:
         return state
 
     def _ping_in_progress(self) -> asyncio.Future[object]:
-        """Return the ping in progress, which all callers share: a core that is stopped for long has one to answer."""
+        """Return the ping in progress, which all callers share: a core that is stopped for long gets a single one."""
         if self._pinging is None or self._pinging.done():
             self._pinging = asyncio.ensure_future(self._ping())
             self._pinged_at = time.monotonic()

@@ -29,7 +29,8 @@ FROZEN_AFTER_S: Final = 10.0
 """How long a core may be stopped or hung until it is killed and started again."""
 
 Start = Callable[[int, CoreReady, int], Awaitable[ProcessClient]]
-"""Starts another core: for a replica's number, after a core with these limits, the how-manieth time."""
+"""Starts another core. It is given the number of the replica, what the core before measured, and how often the replica
+was started again, this time included."""
 
 _log = logging.getLogger(__name__)
 

@@ -132,7 +132,7 @@ class Replicas:
 
     @property
     def stats(self) -> SchedulerStats:
-        """Return the states of all replicas together."""
+        """Return the sum of the states of all replicas."""
         return reduce(add, (each.stats for each in self._replicas))
 
     @property
@@ -140,7 +140,7 @@ class Replicas:
         return [each.stats for each in self._replicas]
 
     async def check_health(self) -> None:
-        """Return when one core is well. Raises EngineDeadError, EngineRestartingError or EngineUnresponsiveError."""
+        """Return when one core works. Raises EngineDeadError, EngineRestartingError or EngineUnresponsiveError."""
         checks = [each.check_health() for each in self._ready_ones()]
         found = await asyncio.gather(*checks, return_exceptions=True)
         if found and isinstance(found[0], BaseException) and None not in found:

@@ -73,6 +73,8 @@ def test_replicas_share_the_processors(tmp_path: Path, caplog: pytest.LogCapture
     assert resolve(EngineArgs(data_parallel_size=2), checkpoint(tmp_path), PLATFORM).device.threads == 3
     with pytest.raises(ConfigError, match="threads is 4, must be at most 3 for each of 2 replicas"):
         resolve(EngineArgs(data_parallel_size=2, threads=4), checkpoint(tmp_path), PLATFORM)
+    with pytest.raises(ConfigError, match="data_parallel_size is 2, and nnodes is 2: replicas are on one machine"):
+        resolve(EngineArgs(data_parallel_size=2, tensor_parallel_size=2, nnodes=2), checkpoint(tmp_path), PLATFORM)
     assert not caplog.messages
     assert resolve(EngineArgs(data_parallel_size=7), checkpoint(tmp_path), PLATFORM).device.threads == 1
     assert "7, but there are 6 processors" in caplog.text

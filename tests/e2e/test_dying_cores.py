@@ -1,4 +1,5 @@
-"""Real processes of octavo-tiny that are killed or frozen in mid-stream: nobody who reads a stream can tell."""
+"""Real processes of octavo-tiny that are killed or frozen in mid-stream, over one core, two, and ranks: the streams are
+those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ async def started(count: int = 1, **args: Any) -> AsyncIterator[AsyncLLM]:
 def params_of(number: int) -> SamplingParams:
     """Seeded, two sequences, penalties, log-probabilities, stop strings; streamed."""
     return SamplingParams(
-        max_tokens=24 + number, seed=number, n=2, temperature=0.9, top_p=0.95, presence_penalty=0.3,
+        max_tokens=16 + number // 2, seed=number, n=2, temperature=0.9, top_p=0.95, presence_penalty=0.3,
         frequency_penalty=0.2, repetition_penalty=1.1, min_tokens=3, logprobs=2, stop=[" the", "ing."][: number % 3],
         output_kind=OutputKind.DELTA,
     )  # fmt: skip
@@ -61,6 +62,10 @@ async def read(llm: AsyncLLM, number: int, progress: list[int]) -> Any:
 
 def processes(llm: AsyncLLM) -> list[subprocess.Popen[bytes]]:
     return [each.client._core.process for each in llm._client._replicas if each.client._core is not None]
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def all_streams(llm: AsyncLLM, disturb: Callable[[], Any] | None = None) -> list[Any]:
@@ -86,6 +91,11 @@ async def test_killed_and_frozen_cores_change_no_stream(monkeypatch: pytest.Monk
     async with started(2) as llm:
         assert await all_streams(llm, processes(llm)[1].kill) == expected
         assert llm.stats.num_resumed > 0
+    async with started(tensor_parallel_size=2) as llm:
+        (rank,) = children(processes(llm)[0].pid)
+        assert await all_streams(llm, lambda: os.kill(rank, signal.SIGKILL)) == expected
+        assert llm.stats.num_restarts == 1
+        assert not Path(f"/proc/{rank}").exists()
 
 
 FRONT = """
@@ -93,8 +103,8 @@ import asyncio
 from octavo import AsyncLLM, EngineArgs, SamplingParams
 
 async def main():
-    llm = await AsyncLLM.start(EngineArgs(num_gpu_blocks_override=256, threads=1, data_parallel_size=2))
-    print(*[each.client._core.process.pid for each in llm._client._replicas], flush=True)
+    llm = await AsyncLLM.start(EngineArgs(num_gpu_blocks_override=256, threads=1, tensor_parallel_size=2))
+    print(llm._client._replicas[0].client._core.process.pid, flush=True)
     params = SamplingParams(max_tokens=None, ignore_eos=True)
     async def read(n):
         return [output async for output in llm.generate(f"{n}", params)]
@@ -105,13 +115,14 @@ asyncio.run(main())
 """
 
 
-def test_no_core_outlives_its_front() -> None:
+def test_no_core_or_rank_outlives_its_front() -> None:
     with subprocess.Popen([sys.executable, "-c", FRONT], stdout=subprocess.PIPE, text=True) as front:
         assert front.stdout is not None
-        pids = [int(word) for word in front.stdout.readline().split()]
+        core = int(front.stdout.readline())
+        pids = [core, *children(core)]
         assert len(pids) == 2
         front.kill()
     deadline = time.monotonic() + 30
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline, "a core has outlived its front"
+        assert time.monotonic() < deadline, "a process has outlived its front"
         time.sleep(0.05)
