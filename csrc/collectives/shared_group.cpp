@@ -25,7 +25,7 @@ constexpr std::size_t kPage = 4096;
 constexpr std::size_t kBuffer = 256 << 10;  // what a rank writes in one round
 constexpr std::size_t kRingSlot = 256 << 10;
 constexpr std::uint32_t kRingSlots = 64;  // of messages that were sent and not received yet
-constexpr long kNapNanoseconds = 50'000'000;  // how often a sleeper looks for poison that nobody woke it for
+constexpr long kNapNanoseconds = 50'000'000;  // how often a sleeping rank checks for poison
 
 using Clock = std::chrono::steady_clock;
 
@@ -213,7 +213,7 @@ void SharedGroup::poison(const std::string& reason) {
   if (!head.state.compare_exchange_strong(healthy, 1)) return;
   std::strncpy(head.reason, reason.c_str(), sizeof head.reason - 1);
   head.state.store(2);
-  // sleepers of other groups in this memory notice within a nap
+  // ranks that sleep in other groups of this memory check within a nap
   auto* arrivals = reinterpret_cast<Arrival*>(memory_ + place_.offset);
   for (int rank = 0; rank < place_.size; ++rank) futex(&arrivals[rank].value, FUTEX_WAKE, 1 << 30, nullptr);
 }

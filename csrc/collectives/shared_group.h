@@ -9,7 +9,7 @@
 
 namespace octavo {
 
-// A rank is missing, or somebody has poisoned the memory: EngineDeadError in Python.
+// A rank is missing, or the memory is poisoned: EngineDeadError in Python.
 class GroupError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -28,8 +28,8 @@ struct GroupPlace {
 // One rank's side of a group. Calls are made by one thread at a time, in the same order by all ranks, but for `poison`.
 //
 // A round: each rank writes its part into a buffer of its own and meets the others, then reads theirs. There are two
-// buffers, used in turn: who begins round n + 1 writes the other one, and who begins round n + 2 knows that all have
-// begun n + 1, so have read n. One meeting a round is enough. A rank that waits looks for a while and then sleeps.
+// buffers, used in turn: a rank in round n + 1 writes the other one, and a rank in round n + 2 knows that all have begun
+// n + 1, so have read n. One meeting a round is enough. A rank that waits looks for a while and then sleeps.
 class SharedGroup {
  public:
   // Maps the memory behind `descriptor`, which begins with zeros. Throws GroupError where that fails.

@@ -84,10 +84,10 @@ class Alone:
         pass
 
     def send(self, tensor: Tensor, target: int) -> None:
-        raise AssertionError("one rank has nobody to send to")
+        raise AssertionError("a group of one rank sends nothing")
 
     def receive(self, tensor: Tensor, source: int) -> None:
-        raise AssertionError("one rank has nobody to receive from")
+        raise AssertionError("a group of one rank receives nothing")
 
     def poison(self, reason: str) -> None:
         pass

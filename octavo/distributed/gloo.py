@@ -29,7 +29,7 @@ _Paths = Sequence[Any]
 
 
 class GlooGroup:
-    """`Collectives` over TCP. Poison reaches the calls of this rank; the others notice its closed connections."""
+    """`Collectives` over TCP. Poison reaches the calls of this rank; those of the others fail when its group closes."""
 
     is_recordable = False
 

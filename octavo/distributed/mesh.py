@@ -39,8 +39,8 @@ class Mesh:
     """The place of one rank: `tensor` ranks share each layer, `pipeline` ranks share the layers, `expert` ranks the
     experts; and how it reaches the others.
 
-    Tensors on the meta device reach nobody: a dry run gets tensors of the right shapes. Calls that a recording of
-    compiled calls would leave out are visible to a `TorchFunctionMode` like functions of torch.
+    Calls with tensors on the meta device reach no other rank: a dry run gets tensors of the right shapes. Calls that a
+    recording of compiled calls would leave out are visible to a `TorchFunctionMode` like functions of torch.
     """
 
     tensor: Axis = Axis()

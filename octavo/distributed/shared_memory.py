@@ -17,7 +17,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.errors import EngineDeadError
 
 SPIN_S: Final = 100e-6
-"""How long a rank looks for the others before it sleeps: kernels of ranks differ by less."""
+"""How long a rank with a processor of its own looks for the others before it sleeps: their kernels differ by less."""
 
 _SUM_TYPES: Final[Mapping[torch.dtype, int]] = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """How the library numbers the element types of sums."""
@@ -84,6 +84,7 @@ class SharedMemory:
         assert rendezvous.memory is not None
         self._place, self._descriptor, self._allocate = place, rendezvous.memory, allocate
         self._deadline_s = rendezvous.deadline_s
+        self._spin_s = SPIN_S if place.size <= (os.cpu_count() or 1) else 0.0
         native, tensor, stages = _native.SharedGroup, place.tensor.size, place.pipeline.size
         self._tensor_bytes, self._stage_bytes = native.group_bytes(tensor), native.group_bytes(stages)
         self._stages_begin = native.head_bytes() + stages * self._tensor_bytes
@@ -99,7 +100,7 @@ class SharedMemory:
             offset = self._stages_begin + place.tensor.rank * self._stage_bytes
         rank, size = ranks.index(place.rank), len(ranks)
         native = _native.SharedGroup(
-            self._descriptor, self._num_bytes, offset, rank, size, ranks[0], ranks.step, self._deadline_s, SPIN_S
+            self._descriptor, self._num_bytes, offset, rank, size, ranks[0], ranks.step, self._deadline_s, self._spin_s
         )
         return SharedMemoryGroup(native, rank, size, self._allocate)
 

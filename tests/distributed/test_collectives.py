@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from octavo.distributed.groups import open_groups
 from octavo.distributed.mesh import Mesh
 from octavo.errors import EngineDeadError
 from octavo.platform import Platform
 from tests.distributed import works
-from tests.distributed.processes import RankProcesses, Work
+from tests.distributed.processes import RankProcesses, Work, rendezvous_of
 from tests.distributed.threads import DEADLINE_S, memory_meshes, run_on, thread_meshes
 
 KINDS = ["threads", "shared memory", "gloo"]
@@ -74,7 +76,7 @@ def test_a_rank_that_does_not_come_is_named_at_the_deadline(kind: str, processes
 def test_poison_from_another_thread_ends_waiting_with_its_reason(kind: str, processes: RankProcesses) -> None:
     first, _ = results(kind, processes, works.poisoned, tensor=2)
     assert isinstance(first, EngineDeadError)
-    assert "somebody is gone" in str(first)
+    assert "a rank is gone" in str(first)
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
@@ -90,7 +92,7 @@ def test_a_killed_rank_ends_the_calls_of_the_others_and_nothing_is_left(kind: st
 
 
 @pytest.mark.skipif("shared memory" not in KINDS, reason="the compiled library is absent")
-def test_ranks_that_make_different_calls_are_noticed(processes: RankProcesses) -> None:
+def test_ranks_that_make_different_calls_raise(processes: RankProcesses) -> None:
     errors = results("shared memory", processes, works.differs, tensor=2)
     assert all(isinstance(error, EngineDeadError) and "different collective calls" in str(error) for error in errors)
 
@@ -106,3 +108,24 @@ def test_closed_groups_leave_neither_descriptors_nor_memory() -> None:
         works.gathers(meshes[0])
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert "memfd:octavo-test" not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.skipif("shared memory" not in KINDS, reason="the compiled library is absent")
+def test_groups_use_memory_where_all_their_ranks_have_it_and_tcp_between_machines() -> None:
+    """Two stages of two ranks, each stage on a machine of its own."""
+    with rendezvous_of("shared memory", 20) as one, rendezvous_of("shared memory", 20) as two:
+        with rendezvous_of("gloo", 20) as meeting:
+            port = meeting.port
+
+        def work(place: Mesh) -> tuple[str, str]:
+            machine = (one, two)[place.pipeline.rank]
+            rendezvous = structs.replace(machine, shared_ranks=(place.rank - place.tensor.rank, 2), port=port)
+            mesh = open_groups(place, rendezvous)
+            works.gathers(mesh)
+            works.sends(mesh)
+            names = type(mesh.tensor_group).__name__, type(mesh.stage_group).__name__
+            mesh.close()
+            return names
+
+        places = [Mesh.of_rank(rank, tensor=2, pipeline=2) for rank in range(4)]
+        assert run_on(places, work) == [("SharedMemoryGroup", "GlooGroup")] * 4

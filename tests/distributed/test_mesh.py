@@ -71,7 +71,7 @@ def test_layers_reach_the_ranks_of_their_stage_and_stages_their_counterparts() -
     ]
 
 
-def test_a_dry_run_reaches_nobody_and_gets_shapes() -> None:
+def test_a_dry_run_reaches_no_other_rank_and_gets_shapes() -> None:
     def work(mesh: Mesh) -> None:
         if mesh.tensor.rank == 1:
             return

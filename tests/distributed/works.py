@@ -111,7 +111,7 @@ def poisoned(mesh: Mesh) -> None:
     if mesh.tensor.rank == 1:
         time.sleep(1)
     else:
-        timer = threading.Timer(0.2, mesh.poison, ("somebody is gone",))
+        timer = threading.Timer(0.2, mesh.poison, ("a rank is gone",))
         timer.start()
     mesh.gather(torch.ones(1))
 
