@@ -72,7 +72,10 @@ class DecoderStack(nn.Module):
         x, residual = (self._embed_tokens(batch), None) if batch.received is None else batch.received
         for layer in self.layers.values():
             x, residual = layer(x, residual, batch)
-        return self.normalize(x, residual) if self.is_last else IntermediateTensors(x, residual)
+        if self.is_last:
+            return self.normalize(x, residual)
+        assert (residual is not None) == self.carries_residual, "the next stage receives what carries_residual states"
+        return IntermediateTensors(x, residual)
 
     def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
         """Make the first layer's input [tokens, hidden] from the token embeddings x [tokens, embedding_size]."""

@@ -80,7 +80,10 @@ class RowPlanner:
         return True
 
     def _plan_sent_token(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> bool:
-        """Plan such a row of a sequence that waits for its results, with the token that the workers may lack."""
+        """Plan the next token of a sequence whose last one is known and not sent, like `_plan_next_token`.
+
+        Returns False, with nothing changed, where more is to be sent, or drafts or candidates are wanted.
+        """
         known = sequence.token_ids
         is_usual = sequence.num_sent_tokens + 1 == len(known) and self._proposer is None and group.beams is None
         if not is_usual or not self._plan_next_token(group, sequence, plan, (known[-1],)):
