@@ -39,7 +39,7 @@ _Key = tuple[int, ...]
 class _Recording:
     calls: _native.Recording
     hidden: Tensor
-    """[rows, hidden], where the calls write them."""
+    """[tokens, hidden], where the calls write them."""
     kept: object
     """What else the calls read: it must live as long as they do."""
 
