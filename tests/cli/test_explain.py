@@ -76,3 +76,8 @@ def test_each_rank_has_a_plan_with_the_blocks_that_every_rank_has_room_for(tiny_
     weights = [float(re.findall(r"weights +([\d.]+) KiB", plan)[0]) for plan in (alone, *plans)]
     assert sum(weights[1:3]) < weights[0]
     assert ("device", "cpu") in {operator[:2] for operator in operators}
+
+
+def test_ranks_that_share_layers_are_explained_by_a_flag(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", tiny_model, "--tensor-parallel-size", "2"]) == 0
+    assert re.findall(r"rank (\d) of 2", capsys.readouterr().out) == ["0", "1"]
