@@ -213,7 +213,7 @@ class SummedLinear(PreparedLayer):
 def joined_linear(
     inputs: int, outputs: int, mesh: Mesh, *, bias: bool = False, transposed: bool = False
 ) -> ColumnLinear | SummedLinear:
-    """Make the layer that follows one that is cut: shares of its inputs come in, all outputs leave on every rank."""
+    """Make the layer behind one that is cut: it takes this rank's share of the inputs and returns all outputs."""
     if mesh.tensor.size == 1:
         return ColumnLinear(inputs, outputs, mesh, bias=bias, transposed=transposed)
     kind = SummedLinear if mesh.reduce == "sum" else GatheredLinear

@@ -313,7 +313,8 @@ def _tensor_with_row(path: str, layer: Layer, row: int) -> str:
     stacked = [slot for slot in layer.tensor_slots(path) if slot.name.endswith("weight")]
     outputs = 1 if getattr(layer, "transposed", False) else 0
     for slot in stacked:
-        row -= slot.shape[outputs]
+        size = slot.shape[outputs]
+        row -= sum(len(range(size)[part[outputs]]) if len(part) > outputs else size for part in slot.parts)
         if row < 0:
             break
     return slot.name

@@ -37,11 +37,10 @@ def load(path: Path, quantization: str | None, ops: Ops, **options: Any) -> Deco
     return load_model(
         Checkpoint.open(path),
         dtype=torch.float32,
-        mesh=Mesh.single(),
         backend=ReferenceBackend(),
         ops=ops,
         method=method_named(quantization),
-        **options,
+        **{"mesh": Mesh.single(), **options},
     )
 
 
@@ -81,10 +80,11 @@ def test_a_weight_that_is_not_finite_is_refused_by_name(
     path = make_checkpoint("llama", tmp_path)
     name = "model.layers.1.self_attn.k_proj.weight"
     weight = load_file(path / "model.safetensors")[name].clone()
-    weight[3, 5] = value
+    weight[12, 5] = value
     edit_tensors(path, **{name: weight})
-    with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.k_proj\.weight holds NaN or an infinity"):
-        load(path, quantization, bound() if kernels else REFERENCE)
+    for mesh in (Mesh.single(), Mesh.of_rank(1, tensor=2)):
+        with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.k_proj\.weight holds NaN or an infinity"):
+            load(path, quantization, bound() if kernels else REFERENCE, mesh=mesh)
 
 
 MEASURE = """

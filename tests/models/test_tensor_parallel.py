@@ -22,6 +22,7 @@ from octavo.ops.registry import Ops, bind
 from octavo.quantization.registry import method_named
 from tests.conformance.runtimes import LEVELS
 from tests.distributed.threads import ThreadCollectives, run_on, run_ranks, thread_meshes
+from tests.fakes import checkpoints
 from tests.fakes.checkpoints import ALTERNATING, make_checkpoint
 from tests.models.paged_run import PagedRun, Stream
 
@@ -115,6 +116,10 @@ def test_a_rank_reads_its_share_of_every_tensor_alone(
             assert not any(parameter.isnan().any() for parameter in layer.parameters(recurse=False))
     # norms, positions and projections of narrow embeddings are whole on every rank
     assert read[4] < read[1] * (0.3 if family not in ("opt", "gpt2") else 0.7)
+
+
+def test_every_family_is_shared_by_ranks() -> None:
+    assert {family for family, _ in FAMILIES.values()} == set(checkpoints.FAMILIES)
 
 
 def test_partial_sums_of_ranks_agree_with_one_rank(tmp_path: Path) -> None:
