@@ -69,9 +69,8 @@ def measure_steps(num_sequences: int, num_waiting: int, num_steps: int, prompt_l
     params = SamplingParams(max_tokens=max_tokens, seed=0)
     for i in range(num_sequences + num_waiting):
         prompt = [i % 1000, i // 1000, *range(prompt_len - 2)]
-        scheduler.add(
-            EngineCoreRequest(request_id=str(i), prompt_token_ids=prompt, params=params, arrival_time=float(i))
-        )
+        request = EngineCoreRequest(request_id=str(i), prompt_token_ids=prompt, params=params, arrival_time=float(i))
+        scheduler.add_together([request])
     while True:
         step = scheduler.schedule(0.0)
         assert step is not None
