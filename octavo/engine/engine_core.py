@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -95,7 +96,7 @@ class EngineCore:
         except BaseException:
             executor.shutdown()
             raise
-        return cls(
+        core = cls(
             executor,
             scheduler if recorder is None else RecordedScheduler.around(scheduler, recorder),
             ready,
@@ -103,6 +104,9 @@ class EngineCore:
             on_shutdown=None if recorder is None else recorder.close,
             open_tokenizer=lambda: tokenizer or Tokenizer.open(config.model.tokenizer_path),
         )
+        # ranks in other processes end with the core, not only with the program
+        weakref.finalize(core, executor.shutdown).atexit = False
+        return core
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Add one request, as `add_requests` does."""

@@ -102,7 +102,7 @@ def start_fakes(config: EngineConfig, on_death: Callable[[str], None] | None = N
     return start_ranks(config, on_death, module="tests.fakes.rank", open_worker=FakeRank)
 
 
-def join_elsewhere(folder: Path) -> dict[str, Any]:
+def join_elsewhere(folder: Path, module: str = "tests.fakes.rank") -> dict[str, Any]:
     """Let the ranks of another machine, which is this one, join soon; return the settings under which they do."""
     secret = folder / "secret"
     secret.write_text(token_hex(16))
@@ -110,7 +110,7 @@ def join_elsewhere(folder: Path) -> dict[str, Any]:
     threading.Thread(
         target=serve_node,
         args=["127.0.0.1", port, read_secret(str(secret))],
-        kwargs={"node": 1, "timeout_s": 60.0, "module": "tests.fakes.rank"},
+        kwargs={"node": 1, "timeout_s": 60.0, "module": module},
         daemon=True,
     ).start()
     return {"nnodes": 2, "master_port": port, "cluster_secret_file": str(secret)}
