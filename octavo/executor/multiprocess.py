@@ -20,10 +20,11 @@ from octavo.core.messages import CoreFailed, Shutdown
 from octavo.core.processes import Process
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import EngineDeadError, OctavoError
-from octavo.executor.channel import FromRank, RankCall, Start, Step, StepResult
+from octavo.executor.channel import FromRank, RankCall, Start, Step, StepResult, Value
 from octavo.executor.executor import RankWorker
 
 F = TypeVar("F", bound="Future[Any]")
+T = TypeVar("T")
 
 _NOTICE_S: Final = 0.5
 """How long a rank that has failed or died may be noticed after the calls that waited for it."""
@@ -114,7 +115,7 @@ class MultiprocessExecutor:
             message = msgspec.structs.replace(start, rank=rank.number, sends_results=sends_results)
             self._send(rank, frames.pack(message))
         for each in joined:
-            each.result()
+            self._wait(each)
         try:
             self._worker = open_worker()
         except EngineDeadError as error:
@@ -148,11 +149,9 @@ class MultiprocessExecutor:
         for rank in self._ranks:
             self._send(rank, frame)
         own = self._opened.call(method, *arguments)
-        limit_s = None if method in _UNLIMITED else self._timeout_s
-        try:
-            return own + [msgspec.msgpack.decode(each.result(limit_s), type=CALLS[method]) for each in values]
-        except TimeoutError:
-            raise self.overdue() from None
+        is_limited = method not in _UNLIMITED
+        found = [self._wait(each, is_limited=is_limited) for each in values]
+        return own + [msgspec.msgpack.decode(each, type=CALLS[method]) for each in found]
 
     def overdue(self) -> OctavoError:
         """Fail because a rank has not responded in time; return the failure."""
@@ -200,6 +199,18 @@ class MultiprocessExecutor:
             queue.append(future)
             return future
 
+    def _wait(self, value: Future[msgspec.Raw], *, is_limited: bool = False) -> msgspec.Raw:
+        """Return a value that a rank sends in its own time, or, when `is_limited`, before its time is over."""
+        while True:
+            try:
+                return value.result(self._timeout_s)
+            except TimeoutError:
+                if is_limited:
+                    raise self.overdue() from None
+                stopped = self._stopped_ranks()
+                if stopped is not None:
+                    raise self._fail(stopped) from None
+
     def _send(self, rank: Rank, frame: bytes) -> None:
         try:
             rank.connection.sendall(frame)
@@ -233,11 +244,22 @@ class MultiprocessExecutor:
     def _take(self, rank: Rank, message: FromRank) -> None:
         match message:
             case StepResult(output):
-                self._results.popleft().set_result(output)
+                self._complete(rank, self._results, output)
             case CoreFailed():
                 self._fail(self._stopped_ranks() or message.error(f"{rank.name}: "))
-            case _:
-                rank.values.popleft().set_result(message.value)
+            case Value(value):
+                self._complete(rank, rank.values, value)
+
+    def _complete(self, rank: Rank, queue: deque[Future[T]], value: T) -> None:
+        """Complete the future that has waited longest in the queue. After a failure nothing waits."""
+        with self._lock:
+            if self._failure is not None:
+                return
+            future = queue.popleft() if queue else None
+        if future is None:
+            self._fail(EngineDeadError(f"{rank.name} has sent a message that nothing waits for"))
+        else:
+            future.set_result(value)
 
     def _cause(self, error: BaseException) -> BaseException:
         """Return why rank 0 has failed: what is known of another rank, else `error`. All ranks fail from then on."""

@@ -1,0 +1,98 @@
+"""What the executor of several ranks makes of what their connections bring, and of ranks that bring nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+
+import msgspec
+import pytest
+
+from octavo.config.schema import EngineConfig
+from octavo.core import frames, processes
+from octavo.core.messages import CoreFailed
+from octavo.core.rendezvous import Rendezvous
+from octavo.core.step import ModelRunnerOutput
+from octavo.errors import ConfigError, EngineDeadError
+from octavo.executor.channel import Start, StepResult, Value
+from octavo.executor.multiprocess import MultiprocessExecutor, Rank
+from octavo.worker.identity import Identity
+from tests.fakes.checkpoints import make_checkpoint
+from tests.fakes.rank import FakeRank
+from tests.worker.engine_config import make_config
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    path = make_checkpoint("llama", tmp_path_factory.mktemp("multiprocess") / "model")
+    return make_config(path, num_gpu_blocks_override=64)
+
+
+@pytest.fixture
+def resources() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def make_executor(resources: ExitStack, ranks: list[Rank], timeout_s: float = 30.0) -> MultiprocessExecutor:
+    executor = MultiprocessExecutor(ranks, result_rank=0, timeout_s=timeout_s, on_death=None, on_shutdown=lambda: None)
+    resources.callback(executor.shutdown)
+    return executor
+
+
+def start_of(config: EngineConfig) -> Start:
+    return Start(identity=Identity.of(config), config=msgspec.Raw(frames.encode(config)), rendezvous=Rendezvous())
+
+
+def connected(resources: ExitStack, count: int) -> tuple[list[Rank], list[socket.socket]]:
+    """Ranks at the other ends of connections."""
+    pairs = [socket.socketpair() for _ in range(count)]
+    ends = [resources.enter_context(end) for _, end in pairs]
+    return [Rank(number, ours, host="there") for number, (ours, _) in enumerate(pairs, start=1)], ends
+
+
+def test_what_other_ranks_send_after_a_failure_is_left_aside(config: EngineConfig, resources: ExitStack) -> None:
+    ranks, (first, second) = connected(resources, 2)
+    executor = make_executor(resources, ranks)
+    first.sendall(frames.pack(CoreFailed(message="another model", kind="ConfigError")))
+    second.sendall(frames.pack(Value()) + frames.pack(StepResult(ModelRunnerOutput(step_id=1, rows=[]))))
+    with pytest.raises(ConfigError, match=r"rank 1 \(at there\): another model"):
+        executor.start(start_of(config), lambda: FakeRank(config, 0, None))
+    executor.shutdown()  # waits for the thread that reads
+
+
+def start_and_load(executor: MultiprocessExecutor, config: EngineConfig) -> None:
+    executor.start(start_of(config), lambda: FakeRank(config, 0, None))
+    executor.call("prepare")
+
+
+@pytest.mark.parametrize("message", [Value(), StepResult(ModelRunnerOutput(step_id=1, rows=[]))])
+def test_a_message_that_nothing_waits_for_is_a_failure_of_its_rank(
+    config: EngineConfig, resources: ExitStack, message: msgspec.Struct
+) -> None:
+    ranks, (end,) = connected(resources, 1)
+    executor = make_executor(resources, ranks)
+    end.sendall(frames.pack(Value()) + frames.pack(message))
+    with pytest.raises(EngineDeadError, match=r"rank 1 \(at there\) has sent a message that nothing waits for"):
+        start_and_load(executor, config)
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_a_rank_that_is_stopped_while_it_starts_is_found(
+    config: EngineConfig, resources: ExitStack, is_joined: bool
+) -> None:
+    rank = Rank(1, *processes.spawn("tests.fakes.rank"))
+    assert rank.process is not None
+    pid = rank.process.pid
+    executor = make_executor(resources, [rank], timeout_s=0.2)
+    begin = partial(start_and_load, executor, config)
+    if is_joined:
+        executor.start(start_of(config), lambda: FakeRank(config, 0, None))
+        begin = partial(executor.call, "prepare")
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(EngineDeadError, match=rf"rank 1 \(process {pid}\): stopped by a signal"):
+        begin()
