@@ -170,7 +170,10 @@ def connect(address: str, port: int, secret: bytes, join: Join, timeout_s: float
             time.sleep(_RETRY_S)
     try:
         if not authenticate(connection, secret, is_listener=False):
-            raise ConfigError(f"{where} does not know the secret of cluster_secret_file; give all machines the same")
+            raise ConfigError(
+                f"{where} does not know the secret of cluster_secret_file; give all machines the same, and check that "
+                "no other program listens there"
+            )
         connection.sendall(frames.pack(join))
         body = frames.read(connection)
         if body is None:
@@ -180,6 +183,11 @@ def connect(address: str, port: int, secret: bytes, join: Join, timeout_s: float
             raise reply.error()
         keep_alive(connection)
         connection.settimeout(None)
+    except OSError as error:
+        connection.close()
+        raise EngineDeadError(
+            f"{where} has closed the connection: {error}; check that it is an octavo with the same cluster_secret_file"
+        ) from error
     except BaseException:
         connection.close()
         raise

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import socket
+import struct
 import threading
 from pathlib import Path
 
 import pytest
 
 from octavo.core import frames
-from octavo.errors import ConfigError, EngineDeadError
+from octavo.errors import ConfigError, EngineDeadError, OctavoError
 from octavo.executor.cluster import Gathering, Join, authenticate, connect, read_secret
 from tests.executor.test_conformance import free_port
 
@@ -80,6 +81,25 @@ def test_a_first_machine_that_is_not_there_is_waited_for_and_then_named() -> Non
     port = free_port()
     with pytest.raises(EngineDeadError, match=f"has not been at 127.0.0.1:{port} for 0.1 s"):
         connect("127.0.0.1", port, SECRET, Join(1, 0), 0.1)
+
+
+@pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4], ids=["nothing", "something"])
+def test_another_program_at_the_first_machine_is_named(says: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = server.getsockname()
+
+        def reset() -> None:
+            connection, _ = server.accept()
+            connection.sendall(says)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+
+        for _ in range(5):  # the reset is noticed where something is sent or where it is read
+            other = threading.Thread(target=reset)
+            other.start()
+            with pytest.raises(OctavoError, match=f"{where[0]}:{where[1]} .*cluster_secret_file"):
+                connect(*where, SECRET, Join(1, 0), 10.0)
+            other.join()
 
 
 def test_secrets_are_read_from_files_and_have_a_least_length(tmp_path: Path) -> None:
