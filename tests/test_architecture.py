@@ -282,3 +282,28 @@ def test_errors_are_not_swallowed() -> None:
         and (node.type is None or (len(node.body) == 1 and isinstance(node.body[0], ast.Pass)))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+MOST_LINES_OF_A_FILE = 399
+MOST_LINES_OF_A_FUNCTION = 75
+MOST_PARAMETERS = 8
+
+
+def test_files_functions_and_parameter_lists_are_short() -> None:
+    wrong = []
+    for file in source_files():
+        where, num_lines = file.relative_to(ROOT), len(file.read_text().splitlines())
+        if num_lines > MOST_LINES_OF_A_FILE:
+            wrong.append(f"{where} has {num_lines} lines, at most {MOST_LINES_OF_A_FILE}")
+        for node in ast.walk(tree(file)):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            assert node.end_lineno is not None
+            num_lines = node.end_lineno - node.lineno + 1
+            if num_lines > MOST_LINES_OF_A_FUNCTION:
+                wrong.append(f"{where}:{node.lineno}: {node.name} has {num_lines} lines")
+            taken = node.args
+            names = [each.arg for each in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
+            if len(set(names) - {"self", "cls"}) > MOST_PARAMETERS:
+                wrong.append(f"{where}:{node.lineno}: {node.name} has {len(names)} parameters")
+    assert not wrong, "\n".join(wrong)

@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from cyclopts import Group, Parameter, Token
 
-from octavo.config.args import EngineArgs, RankArgs
+from octavo.config.args import EngineArgs
+from octavo.config.device_args import RankArgs
 from octavo.config.fields import Argument, arguments, check_values, describe_default
 from octavo.config.server_args import ServerArgs
 from octavo.config.sources import gather

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo.cli.options import Given, with_options
-from octavo.config.args import RankArgs
+from octavo.config.device_args import RankArgs
 from octavo.logging import set_up
 
 

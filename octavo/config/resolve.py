@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from octavo.config.args import (
     CacheArgs,
-    DeviceArgs,
     EngineArgs,
     ModelArgs,
     ObservabilityArgs,
@@ -17,6 +16,7 @@ from octavo.config.args import (
     SchedulerArgs,
 )
 from octavo.config.checkpoint import GENERATION_CONFIG, Checkpoint, read_json_object
+from octavo.config.device_args import DeviceArgs
 from octavo.config.effects import without_effect
 from octavo.config.schema import (
     CacheConfig,

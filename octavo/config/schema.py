@@ -13,8 +13,9 @@ from typing import Literal
 
 import msgspec
 
-from octavo.config.args import CacheArgs, DeviceArgs, ModelArgs, ObservabilityArgs, ReplicaArgs, SchedulerArgs
+from octavo.config.args import CacheArgs, ModelArgs, ObservabilityArgs, ReplicaArgs, SchedulerArgs
 from octavo.config.args import PreemptionMode as PreemptionMode
+from octavo.config.device_args import DeviceArgs
 
 DType = Literal["float32", "bfloat16", "float16"]
 CacheDType = Literal["float32", "bfloat16", "float16", "int8", "fp8"]

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from octavo.config.args import EngineArgs, RankArgs
+from octavo.config.args import EngineArgs
+from octavo.config.device_args import RankArgs
 from octavo.config.fields import Argument, accept, arguments, from_text
 from octavo.config.server_args import ServerArgs
 from octavo.core.absent import remark

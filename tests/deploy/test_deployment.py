@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from octavo.cli.main import build_app
-from octavo.config.args import EngineArgs, RankArgs
+from octavo.config.args import EngineArgs
+from octavo.config.device_args import RankArgs
 from octavo.config.fields import arguments
 from octavo.config.server_args import ServerArgs
 from octavo.engine.metrics import Metrics
