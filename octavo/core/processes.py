@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import signal
 import socket
 import subprocess
@@ -79,6 +80,6 @@ def report_failure(connection: socket.socket, failure: CoreFailed) -> None:
     except OSError:
         _log.error("%s", failure.message)  # nobody is left to read it
         return
-    connection.settimeout(LINGER_S)
-    while frames.read(connection) is not None:
-        pass
+    poll = select.poll()  # it reads nothing: another thread may be in the middle of a frame
+    poll.register(connection, select.POLLRDHUP)
+    poll.poll(LINGER_S * 1000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -22,9 +22,12 @@ from octavo.core.messages import (
     ToCore,
 )
 from octavo.core.processes import SHUTDOWN_TIMEOUT_S, how_it_ended
-from octavo.engine.core_health import CoreHealth
+from octavo.engine.core_health import CoreHealth, ProcessState
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.errors import EngineDeadError, OctavoError, RequestFailed
+
+STOPPED_S: Final = 10.0
+"""How long a core may be stopped by a signal while it starts, and up to as long again."""
 
 
 class ProcessClient:
@@ -73,7 +76,7 @@ class ProcessClient:
         """Wait for CoreReady on a connection whose other end is served by `serve_core`."""
         reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 20)
         try:
-            body = await frames.read_async(reader)
+            body = await _first_message(reader, core)
             if body is None:
                 raise EngineDeadError(await _how_it_ended(core))
             message = msgspec.msgpack.decode(body, type=CoreReady | CoreFailed)
@@ -95,10 +98,14 @@ class ProcessClient:
         await self._health.check()
 
     def send(self, message: ToCore) -> None:
-        """Send a message. Raises EngineDeadError."""
+        """Send a message; one to a core that has gone is dropped until `receive` raises. Raises EngineDeadError."""
         if self._error is not None:
             raise self._error
-        self._writer.write(frames.pack(message))
+        self._write(message)
+
+    def _write(self, message: ToCore) -> None:
+        if not self._writer.is_closing():  # a transport of uvloop raises RuntimeError then
+            self._writer.write(frames.pack(message))
 
     async def receive(self) -> StepOutputs:
         """Return the next outputs, and pass results of calls to their callers meanwhile. Raises EngineDeadError."""
@@ -141,7 +148,7 @@ class ProcessClient:
     async def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
         """End the core and wait for its process, with force when it takes longer than `timeout_s`. Idempotent."""
         if self._error is None:
-            self._writer.write(frames.pack(Shutdown()))
+            self._write(Shutdown())
             self._die("the engine has been shut down")
         if self._core is not None:
             await asyncio.to_thread(self._core.end, timeout_s)
@@ -161,6 +168,25 @@ class ProcessClient:
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(self._error)
+
+
+async def _first_message(reader: asyncio.StreamReader, core: SpawnedCore | None) -> bytes | None:
+    """Return the body of the first message, None when the core ends before it.
+
+    Raises EngineDeadError when a signal stops the core for `STOPPED_S`: its client ends a core that cannot start.
+    """
+    reading = asyncio.ensure_future(frames.read_async(reader))
+    was_stopped = False
+    try:
+        while not (await asyncio.wait({reading}, timeout=STOPPED_S))[0]:
+            state = None if core is None else ProcessState.of(core.process.pid)
+            is_stopped = state is not None and state.is_stopped
+            if is_stopped and was_stopped:
+                raise EngineDeadError("the engine core was stopped by a signal or a debugger while it started")
+            was_stopped = is_stopped
+        return reading.result()
+    finally:
+        reading.cancel()
 
 
 async def _how_it_ended(core: SpawnedCore | None) -> str:

@@ -38,6 +38,11 @@ class ProcessState(NamedTuple):
             return None
         return cls(fields[0], (int(fields[11]) + int(fields[12])) * _TICK_S)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether a signal or a debugger has stopped the process."""
+        return self.code in "Tt"
+
     def has_worked_since(self, before: ProcessState) -> bool:
         """Whether the process runs, waits for a device, or has used processor time."""
         return self.code in "RD" or self.cpu_s > before.cpu_s
@@ -65,14 +70,10 @@ class CoreHealth:
             state = self._state()
             if began is not None and state is not None and state.has_worked_since(began):
                 if time.monotonic() - self._pinged_at > _BUSY_S:
-                    raise EngineUnresponsiveError(
-                        f"{self._name} has computed for {_BUSY_S:g} s without a response; restart the server"
-                    )
+                    raise EngineUnresponsiveError(f"{self._name} has computed for {_BUSY_S:g} s without a response")
                 return
             if time.monotonic() > deadline:
-                raise EngineUnresponsiveError(
-                    f"{self._name} neither responds nor uses processor time; restart the server"
-                )
+                raise EngineUnresponsiveError(f"{self._name} neither responds nor uses processor time")
         try:
             ping.result()
         except RequestFailed as error:
@@ -81,7 +82,7 @@ class CoreHealth:
     def _state(self) -> ProcessState | None:
         """Raises EngineUnresponsiveError for a stopped process."""
         state = None if self._pid is None else ProcessState.of(self._pid)
-        if state is not None and state.code in "Tt":
+        if state is not None and state.is_stopped:
             raise EngineUnresponsiveError(
                 f"{self._name} is stopped by a signal or a debugger; kill -CONT {self._pid} resumes it"
             )

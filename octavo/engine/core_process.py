@@ -175,8 +175,7 @@ class _Server:
         if busy_s <= HUNG_AFTER_S + HUNG_FACTOR * step_s:
             return None
         return (
-            f"the engine core has been in one step for {busy_s:,.0f} s, and none should take more than "
-            f"{step_s:,.1f} s; restart the server"
+            f"the engine core has been in one step for {busy_s:,.0f} s, and none should take more than {step_s:,.1f} s"
         )
 
 

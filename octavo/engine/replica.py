@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -146,9 +146,15 @@ class Replica:
         """Raise EngineUnresponsiveError when the core is stopped or hung; then `watch` looks at it, requests or not."""
         try:
             await self.client.check_health()
-        except EngineUnresponsiveError:
+        except EngineUnresponsiveError as error:
             self._busy.set()
-            raise
+            follows = f"unless it goes on within {FROZEN_AFTER_S:g} s it is killed and started again"
+            raise EngineUnresponsiveError(f"{error}; {follows if self.can_restart else 'restart the server'}") from None
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Return the result of a control call; `watch` looks at a core that does not send one."""
+        self._busy.set()
+        return await self.client.call(method, *arguments)
 
     async def watch(self) -> None:
         """Kill a core that is stopped or hung for `FROZEN_AFTER_S`, until cancelled.

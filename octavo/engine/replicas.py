@@ -351,7 +351,7 @@ class Replicas:
         RequestFailed, and EngineDeadError or EngineRestartingError when no core is ready.
         """
         ready = self._ready_ones()
-        found = await asyncio.gather(*(each.client.call(method, *arguments) for each in ready), return_exceptions=True)
+        found = await asyncio.gather(*(each.call(method, *arguments) for each in ready), return_exceptions=True)
         # a core that dies meanwhile is as one that is not ready
         values = [(each.number, value) for each, value in zip(ready, found, strict=True) if not _is_death(value)]
         failure = next((value for _, value in values if isinstance(value, BaseException)), None)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 
 import pytest
+import uvloop
 
 from octavo.core import frames
 from octavo.core.messages import AddRequests, CoreFailed, EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
+from octavo.engine import core_client
 from octavo.engine.core_client import ProcessClient
+from octavo.engine.core_spawn import SpawnedCore
 from octavo.errors import CheckpointError, ConfigError, EngineDeadError, RequestFailed
-from tests.fakes.core import ScriptedCore, engine_config
+from tests.fakes.core import ScriptedCore, core_ready, engine_config
 from tests.fakes.served_core import served_core
 
 pytestmark = pytest.mark.anyio
@@ -78,6 +82,33 @@ async def test_real_process_reports_a_bad_checkpoint_without_a_traceback(
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         await ProcessClient.start(engine_config(str(tmp_path)))
     assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_core_that_is_stopped_while_it_starts_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_client, "STOPPED_S", 0.05)
+    core = SpawnedCore()
+    core.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(EngineDeadError, match="stopped by a signal or a debugger while it started"):
+        await ProcessClient.start(engine_config("/nowhere"), core)
+    assert core.process.poll() is not None
+
+
+def test_messages_to_a_core_that_has_gone_are_dropped_until_its_death_is_read() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.sendall(frames.pack(core_ready()))
+            client = await ProcessClient.connect(ours)
+        for number in range(3):
+            client.send(AddRequests([make_request(f"r{number}")]))
+            await asyncio.sleep(0.01)
+        with pytest.raises(EngineDeadError, match="has closed its connection"):
+            await client.receive()
+        await client.shutdown()
+
+    for loop_factory in (uvloop.new_event_loop, asyncio.new_event_loop):
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(main())
 
 
 @pytest.mark.slow

@@ -255,11 +255,28 @@ async def test_frozen_core_without_requests_is_found_by_a_look_at_its_health(
         monkeypatch.setattr(llm._client._replicas[0].client, "check_health", hangs)
         await asyncio.sleep(0.1)
         assert len(cores.cores[0]) == 1
-        with pytest.raises(EngineUnresponsiveError):
+        with pytest.raises(EngineUnresponsiveError, match="it hangs; unless it goes on within .* started again"):
             await llm.check_health()
         await eventually(lambda: llm.stats.num_restarts == 1)
         await llm.check_health()
         await eventually(lambda: not llm._client._replicas[0]._busy.is_set())
+
+
+async def test_control_call_to_a_frozen_core_without_requests_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "WATCH_S", 0.01)
+    monkeypatch.setattr(replica_module, "FROZEN_AFTER_S", 0.03)
+    async with fleet(tmp_path, real_core()) as (llm, cores):
+
+        async def hangs() -> None:
+            raise EngineUnresponsiveError("it hangs")
+
+        monkeypatch.setattr(llm._client._replicas[0].client, "check_health", hangs)
+        monkeypatch.setattr(cores.cores[0][0], "call", lambda *_: time.sleep(0.5))
+        with pytest.raises(EngineRestartingError, match="died during the call|started again after"):
+            await llm.call("stats")
+        await eventually(lambda: llm.stats.num_restarts == 1)
 
 
 @pytest.mark.parametrize("stop", [True, False])
