@@ -47,6 +47,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         "run",
         "chat",
         "serve",
+        "rank",
         "simulate",
         "replay",
         "explain",
@@ -62,7 +63,7 @@ def test_options_are_grouped_and_tell_their_defaults(capsys: pytest.CaptureFixtu
     assert headings == ["Server", *engine, "Configuration"]
     assert re.search(r"--max-num-seqs INT +Most sequences in one step\. \[default: 256\]", shown)
     assert "--[no-]enable-prefix-caching" in shown
-    assert "--tensor-parallel-size" not in shown  # takes one value only, so far
+    assert "--trust-remote-code" not in shown  # takes one value only, so far
 
 
 @pytest.mark.parametrize(
