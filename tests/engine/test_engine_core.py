@@ -62,6 +62,8 @@ class Ranks:
         self.allocated = arguments
         return [None] * len(self.plans)
 
+    def shutdown(self) -> None: ...
+
 
 def test_a_start_takes_the_blocks_that_every_rank_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(num_blocks: int, num_host_blocks: int) -> MemoryPlan:
