@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Final
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NoReturn
 
 from octavo.core import frames
 from octavo.core.messages import CoreFailed
+from octavo.errors import OctavoError
 
 LINGER_S: Final = 2.0
 """How long a process that has failed waits until the one that started it has read why."""
@@ -83,3 +86,29 @@ def report_failure(connection: socket.socket, failure: CoreFailed) -> None:
     poll = select.poll()  # it reads nothing: another thread may be in the middle of a frame
     poll.register(connection, select.POLLRDHUP)
     poll.poll(LINGER_S * 1000)
+
+
+def run_reporting(name: str, connection: socket.socket, work: Callable[[], None]) -> int:
+    """Run what a process is for. Returns its exit code: 0, or 1 after a failure, which is sent over the connection."""
+    try:
+        work()
+    except OctavoError as error:
+        report_failure(connection, CoreFailed(message=str(error), kind=type(error).__name__))
+        return 1
+    except Exception as error:
+        _log.exception("%s failed", name)
+        message = f"{name} failed ({type(error).__name__}: {error}); its log has the traceback"
+        report_failure(connection, CoreFailed(message=message))
+        return 1
+    return 0
+
+
+def end_with(descriptors: Iterable[int], exit_code: int, after_s: float = 0.0) -> NoReturn:
+    """Wait until the other end of a connection is closed, and end this process that many seconds later, whatever it
+    does."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, getattr(select, "POLLRDHUP", 0))
+    poll.poll()
+    time.sleep(after_s)
+    os._exit(exit_code)

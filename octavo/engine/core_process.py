@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import signal
 import socket
 import sys
@@ -36,7 +35,7 @@ from octavo.core.messages import (
     StopSequence,
     ToCore,
 )
-from octavo.core.processes import report_failure
+from octavo.core.processes import end_with, run_reporting
 from octavo.engine.announced_executor import AnnouncedExecutor
 from octavo.errors import OctavoError
 from octavo.executor.executor import import_ahead
@@ -220,19 +219,14 @@ def main() -> int:
             return 0
         config = msgspec.msgpack.decode(body, type=EngineConfig)
         set_up(config.observability.log_level, role=config.replicas.name)
-        threading.Thread(target=_end_after_front, args=(connection,), name="octavo-orphan", daemon=True).start()
+        # it may load a model for minutes, or hang
+        lifeline = [connection.fileno()], 1, ORPHAN_S
+        threading.Thread(target=end_with, args=lifeline, name="octavo-lifeline", daemon=True).start()
         run_on(config.replicas.cpus)
-        try:
-            _build_and_serve(config, connection, announces=config.replicas.resumes_requests)
-        except OctavoError as error:
-            report_failure(connection, CoreFailed(message=str(error), kind=type(error).__name__))
-            return 1
-        except Exception as error:
-            _log.exception("the engine core failed")
-            message = f"the engine core failed ({type(error).__name__}: {error}); its log has the traceback"
-            report_failure(connection, CoreFailed(message=message))
-            return 1
-    return 0
+        announces = config.replicas.resumes_requests
+        return run_reporting(
+            "the engine core", connection, lambda: _build_and_serve(config, connection, announces=announces)
+        )
 
 
 def _build_and_serve(config: EngineConfig, connection: socket.socket, *, announces: bool) -> None:
@@ -250,16 +244,6 @@ def run_on(cpus: Sequence[int]) -> None:
     """Keep the process, and the threads that it has by now, to these processors; none are all of them."""
     for thread in Path("/proc/self/task").glob("*") if cpus else ():
         os.sched_setaffinity(int(thread.name), cpus)
-
-
-def _end_after_front(connection: socket.socket) -> None:
-    """Wait until the front has closed the connection, and end the process if it has not ended itself a while later: it
-    may load a model for minutes, or hang."""
-    poll = select.poll()
-    poll.register(connection, select.POLLRDHUP)
-    poll.poll()
-    time.sleep(ORPHAN_S)
-    os._exit(1)
 
 
 def run() -> NoReturn:

@@ -9,21 +9,20 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import select
 import signal
 import socket
 import sys
 import threading
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
 from octavo import __version__
 from octavo.config.schema import EngineConfig
 from octavo.core import frames
-from octavo.core.messages import CoreFailed, Shutdown
-from octavo.core.processes import report_failure
-from octavo.errors import ConfigError, OctavoError
+from octavo.core.messages import Shutdown
+from octavo.core.processes import end_with, run_reporting
+from octavo.errors import ConfigError
 from octavo.executor.channel import ORPHANED, Here, RankCall, Start, Step, StepResult, ToRank, Value
 from octavo.executor.executor import OpenWorker, import_ahead, open_rank
 from octavo.logging import set_up
@@ -91,28 +90,10 @@ def main(open_worker: OpenWorker) -> int:
     starter, *more = sys.argv[1:]
     here = msgspec.json.decode(more[0], type=Here) if more else None
     channel = int(starter) if here is None else here.channel
-    threading.Thread(target=_end_with, args=[{int(starter), channel}], name="octavo-lifeline", daemon=True).start()
+    lifeline = {int(starter), channel}, ORPHANED
+    threading.Thread(target=end_with, args=lifeline, name="octavo-lifeline", daemon=True).start()
     with socket.socket(fileno=channel) as connection:
-        try:
-            serve_rank(connection, open_worker, here)
-        except OctavoError as error:
-            report_failure(connection, CoreFailed(message=str(error), kind=type(error).__name__))
-            return 1
-        except Exception as error:
-            _log.exception("the rank failed")
-            message = f"{type(error).__name__}: {error}; its log has the traceback"
-            report_failure(connection, CoreFailed(message=message))
-            return 1
-    return 0
-
-
-def _end_with(descriptors: set[int]) -> NoReturn:
-    """End the process when the other end of a connection is closed."""
-    poll = select.poll()
-    for each in descriptors:
-        poll.register(each, getattr(select, "POLLRDHUP", 0))
-    poll.poll()
-    os._exit(ORPHANED)
+        return run_reporting("the rank", connection, lambda: serve_rank(connection, open_worker, here))
 
 
 if __name__ == "__main__":
