@@ -217,7 +217,8 @@ class MultiprocessExecutor:
         except TimeoutError:
             raise self.overdue() from None
         except OSError:
-            raise self._cause(EngineDeadError(f"{rank.name} has closed its connection")) from None
+            self._has_failed.wait(_NOTICE_S)  # it may have sent why
+            raise self._fail(EngineDeadError(rank.how_it_ended())) from None
 
     def _read(self) -> None:
         """Take the messages of all ranks until their connections have ended."""

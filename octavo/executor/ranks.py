@@ -104,8 +104,8 @@ def serve_node(
 ) -> bool:
     """Join the engine at an address with the ranks of this machine, which is number `node`, and wait for their end.
 
-    Returns whether they may join again, as when the engine has died. Raises ConfigError or EngineDeadError when they
-    cannot join.
+    Returns whether they may join again: whether the engine or one of them has ended otherwise than by Shutdown. Raises
+    ConfigError or EngineDeadError when they cannot join.
     """
     connections, index, count = [], 0, 1
     try:
@@ -124,11 +124,14 @@ def serve_node(
         for connection in connections:
             connection.close()
     try:
-        codes = {process.wait() for _, process in ranks}
+        codes = [process.wait() for _, process in ranks]
     finally:
         for lifeline, _ in ranks:
             lifeline.close()
-    return codes != {0} and codes <= {0, ORPHANED}
+    for number, (_, process) in enumerate(ranks, start=first):
+        if process.returncode not in (0, ORPHANED):
+            _log.error("%s", processes.how_it_ended(f"rank {number}", process))
+    return any(codes)
 
 
 def spawn_rank(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from queue import SimpleQueue
 
 import msgspec
 import pytest
@@ -38,8 +39,12 @@ def resources() -> Iterator[ExitStack]:
         yield stack
 
 
-def make_executor(resources: ExitStack, ranks: list[Rank], timeout_s: float = 30.0) -> MultiprocessExecutor:
-    executor = MultiprocessExecutor(ranks, result_rank=0, timeout_s=timeout_s, on_death=None, on_shutdown=lambda: None)
+def make_executor(
+    resources: ExitStack, ranks: list[Rank], timeout_s: float = 30.0, on_death: Callable[[str], None] | None = None
+) -> MultiprocessExecutor:
+    executor = MultiprocessExecutor(
+        ranks, result_rank=0, timeout_s=timeout_s, on_death=on_death, on_shutdown=lambda: None
+    )
     resources.callback(executor.shutdown)
     return executor
 
@@ -72,13 +77,13 @@ def start_and_load(executor: MultiprocessExecutor, config: EngineConfig) -> None
 
 @pytest.mark.parametrize("message", [Value(), StepResult(ModelRunnerOutput(step_id=1, rows=[]))])
 def test_a_message_that_nothing_waits_for_is_a_failure_of_its_rank(
-    config: EngineConfig, resources: ExitStack, message: msgspec.Struct
+    resources: ExitStack, message: msgspec.Struct
 ) -> None:
     ranks, (end,) = connected(resources, 1)
-    executor = make_executor(resources, ranks)
-    end.sendall(frames.pack(Value()) + frames.pack(message))
-    with pytest.raises(EngineDeadError, match=r"rank 1 \(at there\) has sent a message that nothing waits for"):
-        start_and_load(executor, config)
+    reasons: SimpleQueue[str] = SimpleQueue()
+    make_executor(resources, ranks, on_death=reasons.put)
+    end.sendall(frames.pack(message))
+    assert reasons.get(timeout=30) == "rank 1 (at there) has sent a message that nothing waits for"
 
 
 @pytest.mark.parametrize("is_joined", [False, True])
@@ -96,3 +101,17 @@ def test_a_rank_that_is_stopped_while_it_starts_is_found(
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(EngineDeadError, match=rf"rank 1 \(process {pid}\): stopped by a signal"):
         begin()
+
+
+def test_a_rank_that_is_missed_when_something_is_sent_is_named_with_how_it_ended(
+    config: EngineConfig, resources: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MultiprocessExecutor, "_read", lambda executor: None)  # as late as on a busy machine
+    rank = Rank(1, *processes.spawn("tests.fakes.rank"))
+    assert rank.process is not None
+    executor = make_executor(resources, [rank])
+    rank.process.kill()
+    rank.process.wait()
+    for _ in range(2):
+        with pytest.raises(EngineDeadError, match=r"^rank 1 was killed \(signal 9\)"):
+            start_and_load(executor, config)

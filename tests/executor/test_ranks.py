@@ -8,8 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from secrets import token_hex
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,13 +21,14 @@ import pytest
 from octavo.config.schema import EngineConfig
 from octavo.core import frames, processes
 from octavo.core.rendezvous import Rendezvous
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.channel import Start
 from octavo.executor.multiprocess import MultiprocessExecutor, Rank
-from octavo.executor.ranks import config_of_rank, divide_processors, start_ranks
+from octavo.executor.ranks import config_of_rank, divide_processors, serve_node, start_ranks
 from octavo.worker.identity import Identity
+from tests.executor.test_conformance import free_port, numbered
 from tests.fakes.checkpoints import make_checkpoint
-from tests.fakes.rank import FakeRank, is_running
+from tests.fakes.rank import FAILS, FakeRank, is_running
 from tests.worker.engine_config import make_config
 
 
@@ -139,3 +144,44 @@ def test_a_rank_has_its_share_of_the_threads(config: EngineConfig) -> None:
     many = msgspec.structs.replace(config, device=replace(config.device, threads=7))
     assert config_of_rank(many, 2).device.threads == 3
     assert config_of_rank(many, 8).device.threads == 1
+
+
+@pytest.fixture
+def machine(config: EngineConfig, tmp_path: Path) -> Iterator[tuple[MultiprocessExecutor, Future[bool]]]:
+    """The executor of a rank here and one on another machine, which is this one, and what that machine comes to."""
+    secret, port = tmp_path / "secret", free_port()
+    secret.write_text(token_hex(16))
+    cluster: dict[str, Any] = {"nnodes": 2, "master_port": port, "cluster_secret_file": str(secret)}
+    over_two = msgspec.structs.replace(config, device=replace(config.device, **cluster))
+    with ThreadPoolExecutor(1) as pool:
+        key = secret.read_bytes()
+        node = pool.submit(serve_node, "127.0.0.1", port, key, node=1, timeout_s=60.0, module="tests.fakes.rank")
+        executor = start_ranks(over_two, module="tests.fakes.rank", open_worker=FakeRank)
+        yield executor, node
+        executor.shutdown()
+
+
+def test_a_machine_whose_engine_has_ended_does_not_join_again(
+    machine: tuple[MultiprocessExecutor, Future[bool]],
+) -> None:
+    executor, node = machine
+    executor.shutdown()
+    assert not node.result(30)
+
+
+def test_a_machine_whose_rank_was_killed_joins_again(
+    machine: tuple[MultiprocessExecutor, Future[bool]], caplog: pytest.LogCaptureFixture
+) -> None:
+    executor, node = machine
+    with caplog.at_level(logging.ERROR, "octavo"):
+        os.kill(int(executor.call("op_choices")[1][0][2]), signal.SIGKILL)
+        assert node.result(30)
+    assert caplog.messages[0].startswith("rank 1 was killed (signal 9)")
+
+
+def test_a_machine_whose_rank_has_failed_joins_again(machine: tuple[MultiprocessExecutor, Future[bool]]) -> None:
+    executor, node = machine
+    with pytest.raises(EngineDeadError, match="the disk is on fire"):
+        executor.submit(numbered(FAILS)).result()
+    executor.shutdown()
+    assert node.result(30)
