@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
+from octavo.platform import usable_cores
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
@@ -72,8 +73,13 @@ def make_executor(config: EngineConfig, on_death: Callable[[str], None] | None =
 
     Raises ConfigError or CheckpointError.
     """
-    if config.device.tensor_parallel_size * config.device.pipeline_parallel_size == 1:
+    num_ranks = config.device.tensor_parallel_size * config.device.pipeline_parallel_size
+    if num_ranks == 1:
         return open_rank(config)
+    if num_ranks > usable_cores():  # so many processes may take minutes to start: what is wrong is found before
+        from octavo.worker.worker import check_sizes
+
+        check_sizes(config)
     if config.device.executor == "ray":
         from octavo.executor.ray import start_ray_ranks
 

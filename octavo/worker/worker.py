@@ -58,6 +58,22 @@ def check_call(method: str) -> None:
         raise ConfigError(f"{method} is not a call of the worker; there are: {', '.join(CALLS)}")
 
 
+def check_sizes(config: EngineConfig) -> None:
+    """Raise ConfigError where the ranks cannot share the model, or CheckpointError."""
+    _opened(config, _place(config, rank=0))
+
+
+def _place(config: EngineConfig, rank: int) -> Mesh:
+    device = config.device
+    place = Mesh.of_rank(rank, tensor=device.tensor_parallel_size, pipeline=device.pipeline_parallel_size)
+    return replace(place, reduce=device.tensor_parallel_reduce)
+
+
+def _opened(config: EngineConfig, mesh: Mesh) -> LoadedModel:
+    checkpoint, method = Checkpoint.open(Path(config.model.path)), method_named(config.model.quantization)
+    return LoadedModel.open(checkpoint, mesh, DTYPES[config.model.dtype], method)
+
+
 class Worker:
     """One rank, and the `Executor` of a model that has one rank: a step runs when it is submitted.
 
@@ -83,14 +99,10 @@ class Worker:
         self._config = config
         self._ahead = ahead or Ahead()
         self._device = open_device(config.device, Platform.detect().with_available(self._ahead.taken_bytes))
-        place = Mesh.of_rank(
-            rank, tensor=config.device.tensor_parallel_size, pipeline=config.device.pipeline_parallel_size
-        )
-        place = replace(place, reduce=config.device.tensor_parallel_reduce)
+        place = _place(config, rank)
         self._mesh = place if rendezvous is None else open_mesh(place, rendezvous, self._device.empty)
-        checkpoint = Checkpoint.open(Path(config.model.path))
-        dtype, method = DTYPES[config.model.dtype], method_named(config.model.quantization)
-        self._opened = LoadedModel.open(checkpoint, self._mesh, dtype, method)
+        dtype = DTYPES[config.model.dtype]
+        self._opened = _opened(config, self._mesh)
         self._attention = self._device.attention(
             dtype,
             CACHE_DTYPES[config.cache.dtype],

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from octavo.config.schema import EngineConfig
+from octavo.core import processes
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.executor import make_executor
 from octavo.worker.worker import Worker
@@ -37,6 +38,15 @@ def test_a_built_executor_runs_steps_and_answers_calls(tmp_path: Path) -> None:
     executor.shutdown()
     with pytest.raises(EngineDeadError, match="shut down"):
         executor.call("time_steps", False)
+
+
+def test_sizes_are_checked_before_more_ranks_than_processors_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(make_checkpoint("llama", tmp_path / "model"), tensor_parallel_size=1000)
+    monkeypatch.setattr(processes, "spawn", lambda *_: pytest.fail("a rank is started"))
+    with pytest.raises(ConfigError, match="tensor_parallel_size is 1000, must divide"):
+        make_executor(config)
 
 
 def test_the_second_start_maps_packed_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
