@@ -100,7 +100,7 @@ class AsyncLLM:
     @property
     def is_running(self) -> bool:
         """Return False once no core is left that may be started again, or `shutdown` was called."""
-        return self._client.is_running
+        return self._client.is_running and not self._dead.done()
 
     @property
     def stats(self) -> SchedulerStats:
@@ -289,6 +289,11 @@ class AsyncLLM:
             await self._client.run(self._process, self._output.to_resume)
         except EngineDeadError as error:
             self._die(error)
+        except Exception as error:
+            # nothing would be received any more: all requests would wait without end
+            _log.exception("the front failed")
+            failure = f"the front failed ({type(error).__name__}: {error}); its log has the traceback"
+            self._die(EngineDeadError(failure))
 
     async def _process(self, replica: int, step: StepOutputs) -> None:
         self.metrics.observe_stats(step.stats, replica)

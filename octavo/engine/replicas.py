@@ -45,7 +45,6 @@ MAX_DEATHS: Final = 2
 
 _log = logging.getLogger(__name__)
 
-
 Process = Callable[[int, StepOutputs], Awaitable[None]]
 """Processes the outputs of a step of the replica with this number."""
 
@@ -182,9 +181,9 @@ class Replicas:
 
     def _add(self, requests: list[EngineCoreRequest]) -> None:
         is_any_ready = any(each.is_ready for each in self._replicas)
-        if not is_any_ready and len(self._waiting) >= self._max_waiting:
+        if not is_any_ready and self._num_waiting() >= self._max_waiting:
             raise EngineRestartingError(
-                f"{len(self._waiting)} requests wait for an engine core that is being started again; try again in "
+                f"{self._max_waiting} requests wait for an engine core that is being started again; try again in "
                 "a few seconds"
             )
         batch = [_Sent(request) for request in requests]
@@ -192,6 +191,15 @@ class Replicas:
         self._waiting.append(batch)
         if is_any_ready:
             self._dispatch()
+
+    def _num_waiting(self) -> int:
+        """Forget what has ended while it waited; return the number of requests that still wait."""
+        open_ones = ([each for each in batch if self._is_open(each)] for batch in self._waiting)
+        self._waiting = deque(batch for batch in open_ones if batch)
+        return sum(map(len, self._waiting))
+
+    def _is_open(self, sent: _Sent) -> bool:
+        return self._sent.get(sent.request.request_id) is sent
 
     def _dispatch(self) -> None:
         """Send what waits to replicas that are ready: one suspect to each, and all else in its order."""
@@ -211,7 +219,7 @@ class Replicas:
         requests = []
         for sent in batch:
             request_id = sent.request.request_id
-            if self._sent.get(request_id) is not sent:
+            if not self._is_open(sent):
                 continue  # ended while it waited
             request = self._to_resume(request_id) if sent.was_sent else sent.request
             if request is None:
@@ -353,7 +361,8 @@ class Replicas:
         ready = self._ready_ones()
         found = await asyncio.gather(*(each.call(method, *arguments) for each in ready), return_exceptions=True)
         # a core that dies meanwhile is as one that is not ready
-        values = [(each.number, value) for each, value in zip(ready, found, strict=True) if not _is_death(value)]
+        replies = zip((each.number for each in ready), found, strict=True)
+        values = [(number, value) for number, value in replies if not isinstance(value, EngineDeadError)]
         failure = next((value for _, value in values if isinstance(value, BaseException)), None)
         if failure is not None:
             raise failure
@@ -388,7 +397,3 @@ class Replicas:
         """End all cores. Bounded in time, and idempotent."""
         self._error = self._error or EngineDeadError("the engine has been shut down")
         await asyncio.gather(*(each.client.shutdown() for each in self._replicas))
-
-
-def _is_death(value: object) -> bool:
-    return isinstance(value, EngineDeadError)

@@ -86,7 +86,7 @@ class PrefixAware:
             chosen = found
         if chosen.num_open > max(least.num_open + self._slack, least.num_open * self._ratio):
             chosen = least
-        for digest in digests:
+        for digest in reversed(digests):  # the first block is found last: without it the others are of no use
             self._sent_to[digest] = chosen.number
             self._sent_to.move_to_end(digest)
         while len(self._sent_to) > self._capacity:

@@ -181,10 +181,15 @@ async def test_requests_wait_in_the_front_while_the_core_starts_up_to_a_limit(tm
             await whole(llm, 3)
         reading[1].cancel()
         await asyncio.wait([reading[1]])
+        reading[1] = asyncio.create_task(whole(llm, 4))  # one that has ended waits no more
+        await asyncio.sleep(0.01)
+        assert not reading[1].done()
+        with pytest.raises(EngineRestartingError, match="3 requests wait"):
+            await whole(llm, 3)
         cores.may_start.set()
-        first, third = await asyncio.gather(reading[0], reading[2])
+        found = await asyncio.gather(*reading)
         await llm.check_health()
-        assert [first, third] == [await whole(llm, 0), await whole(llm, 2)]
+        assert found == [await whole(llm, 0), await whole(llm, 4), await whole(llm, 2)]
         assert len(llm._client._sent) == 0
 
 
@@ -197,6 +202,20 @@ async def test_core_that_dies_too_often_is_given_up(tmp_path: Path) -> None:
         assert len(cores.cores[0]) == 3
         with pytest.raises(EngineDeadError):
             await llm.check_health()
+
+
+async def test_failure_of_the_front_ends_its_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with fleet(tmp_path, real_core()) as (llm, _):
+
+        def fails(*_: object) -> None:
+            raise KeyError("no such output")
+
+        monkeypatch.setattr(llm._output, "process", fails)
+        with pytest.raises(EngineDeadError, match=r"the front failed \(KeyError: 'no such output'\)"):
+            await whole(llm, 0)
+        assert not llm.is_running
+        with pytest.raises(EngineDeadError):
+            await whole(llm, 1)
 
 
 async def test_start_that_fails_counts_as_a_death(tmp_path: Path) -> None:

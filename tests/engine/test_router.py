@@ -53,6 +53,13 @@ def test_a_router_forgets_what_it_used_longest_ago() -> None:
     assert chosen(router, make_request("r", [1] * 8), replicas(1, 0)) == 1
 
 
+def test_the_first_blocks_of_a_prompt_are_forgotten_last() -> None:
+    router = PrefixAware(block_size=4, capacity=3)
+    router.choose(make_request("r", [1] * 8), replicas(0, 1))
+    router.choose(make_request("r", [2] * 8), replicas(0, 1))
+    assert chosen(router, make_request("r", [1] * 8), replicas(1, 0)) == 0
+
+
 def test_a_prefix_goes_where_it_was_and_elsewhere_while_that_replica_is_away() -> None:
     router, request = PrefixAware(block_size=4), make_request("r", [1] * 8)
     assert chosen(router, request, replicas(1, 0)) == 1
