@@ -81,7 +81,7 @@ def report_failure(connection: socket.socket, failure: CoreFailed) -> None:
         connection.sendall(frames.pack(failure))
         connection.shutdown(socket.SHUT_WR)
     except OSError:
-        _log.error("%s", failure.message)  # nobody is left to read it
+        _log.error("%s", failure.message)  # the other end has gone
         return
     poll = select.poll()  # it reads nothing: another thread may be in the middle of a frame
     poll.register(connection, select.POLLRDHUP)

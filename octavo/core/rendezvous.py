@@ -1,4 +1,4 @@
-"""What a rank is told so that it can reach the others."""
+"""Where the ranks of a mesh meet."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def serve_rank(connection: socket.socket, open_worker: OpenWorker, here: Here | 
             if reply is not None:
                 connection.sendall(frames.pack(reply))
     except Exception as error:
-        # the others wait for this rank: they are to know why it does not come
+        # the others wait for this rank, and raise this reason
         worker.poison(f"rank {start.rank} failed: {type(error).__name__}: {error}")
         raise
     finally:

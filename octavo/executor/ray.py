@@ -79,7 +79,7 @@ def start_ray_ranks(
 
 
 class _Node:
-    """The actor of a machine. It dies with the machine, and its ranks die with it."""
+    """The actor of a machine, whose end is that of its ranks."""
 
     def serve(self, address: str, port: int, secret: bytes, node: int, timeout_s: float, module: str) -> None:
         """Run the ranks of this machine until they end."""
