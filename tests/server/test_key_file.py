@@ -35,7 +35,13 @@ def test_an_entry_gives_a_key_its_name_and_rights(tmp_path: Path) -> None:
 - {{name: "5", key: d-secret, rights: observe}}
 """
     found = callers(tmp_path, text, api_key=("e-secret", "e-secret"))
-    assert [found[key].rights for key in "abcde"] == [set(), ALL_RIGHTS, ALL_RIGHTS, {Right.OBSERVE}, set()]
+    assert [found[key].rights for key in "abcde"] == [
+        set(),
+        {Right.CACHE, Right.OBSERVE},
+        ALL_RIGHTS,
+        {Right.OBSERVE},
+        set(),
+    ]
     assert [found[key].tenant for key in "abd"] == ["alice", "bob@example.com", "5"]
     assert len({caller.cache_namespace for caller in found.values()}) == 5
 
@@ -145,7 +151,7 @@ def test_a_weight_for_no_key_is_an_error_with_the_names(tmp_path: Path) -> None:
 def test_the_log_tells_names_and_rights(tmp_path: Path) -> None:
     (tmp_path / "keys.yaml").write_text("- {name: alice, key: a-secret}\n- {name: op, key: b-secret, rights: all}")
     assert describe(read_callers(ServerArgs(api_key_file=str(tmp_path / "keys.yaml")))) == (
-        "2 API keys: alice, op (cache, observe)"
+        "2 API keys: alice, op (cache, observe, operate)"
     )
     many = read_callers(ServerArgs(api_key=tuple(f"{number}-secret" for number in range(30))))
     assert describe(many).startswith("30 API keys: key-")

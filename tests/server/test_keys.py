@@ -87,9 +87,9 @@ def test_what_needs_a_right_is_closed_to_keys_without_it(guarded: Served, method
     for endpoint in ENDPOINTS:
         if endpoint.right is None or (method == "POST") != (endpoint.method == "POST"):
             continue
-        for key, rights in (keys | {"root-secret": {"cache", "observe"}}).items():
-            body = {"prompt": "abc"} | ({"ttl_s": 60} if endpoint.path == "/pin_prefix" else {})
-            asked = body if endpoint.request is not None else None
+        for key, rights in (keys | {"root-secret": {"cache", "observe", "operate"}}).items():
+            body = {"/pin_prefix": {"prompt": "abc", "ttl_s": 60}, "/drain": {"replica": 0}}
+            asked = body.get(endpoint.path, {"prompt": "abc"}) if endpoint.request is not None else None
             answer = ask(guarded.url, endpoint.path, asked, method=method, headers=bearer(key))
             assert answer.status == (200 if endpoint.right in rights else 403), (endpoint.path, key)
             if answer.status == 403 and method != "HEAD":
