@@ -38,6 +38,7 @@ _GROUPS = (
     "Memory and cache",
     "Scheduling",
     "Device",
+    "Ranks",
     "Replicas",
     "Logging",
     "Configuration",

@@ -312,7 +312,7 @@ class ReplicaArgs:
         Arg(
             "Which replica gets a request: the one that was sent the longest part of its prompt unless it is too busy "
             "(prefix-aware), the one with the fewest open requests, each in turn, or the same one for all requests "
-            "with one cache_salt, or without it of one user or API key (session).",
+            "with one cache_salt, or without it of one API key or user (session).",
             choices=("prefix-aware", "least-loaded", "round-robin", "session"),
         ),
     ] = "prefix-aware"

@@ -13,36 +13,10 @@ TensorParallelReduce = Literal["gather", "sum"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterArgs:
-    """How the machines of an engine find and trust each other; `octavo rank` has them, too."""
+class ComputeArgs:
+    """Where and how a rank computes."""
 
     heading: ClassVar = "Device"
-
-    master_addr: Annotated[str, Arg("Address of the first machine at which it waits for the ranks of the others.")] = (
-        "127.0.0.1"
-    )
-    master_port: Annotated[
-        int,
-        Arg("Port at master_addr; the next one is used, too.", ge=1, le=65534),
-    ] = 29501
-    cluster_secret_file: Annotated[
-        str | None,
-        Arg("File with the secret of at least 16 characters that all machines of an engine prove to each other."),
-    ] = None
-    distributed_timeout_seconds: Annotated[
-        float,
-        Arg(
-            "Seconds that a rank waits for another one, in a step and when they meet at the start; then the engine "
-            "ends.",
-            gt=0,
-            le=86400,
-        ),
-    ] = 120.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceArgs(ClusterArgs):
-    """Where and how the model runs."""
 
     device: Annotated[
         str,
@@ -71,6 +45,20 @@ class DeviceArgs(ClusterArgs):
             choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "reference", "amx_emulated"),
         ),
     ] = "auto"
+    enforce_eager: Annotated[
+        bool, Arg("Run every step by Python. By default the kernel calls of small steps are recorded and made again.")
+    ] = False
+    op_overrides: Annotated[
+        dict[str, str], Arg("Implementation of single operators, such as rms_norm=reference, instead of the best one.")
+    ] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelArgs:
+    """How a model is divided among ranks, and how they are started."""
+
+    heading: ClassVar = "Ranks"
+
     tensor_parallel_size: Annotated[
         int, Arg("Ranks that share each layer. The results are those of one.", ge=1, le=1024)
     ] = 1
@@ -95,12 +83,39 @@ class DeviceArgs(ClusterArgs):
     nnodes: Annotated[
         int, Arg("Machines that the ranks are on, as many on each; on others than the first runs `octavo rank`.", ge=1)
     ] = 1
-    enforce_eager: Annotated[
-        bool, Arg("Run every step by Python. By default the kernel calls of small steps are recorded and made again.")
-    ] = False
-    op_overrides: Annotated[
-        dict[str, str], Arg("Implementation of single operators, such as rms_norm=reference, instead of the best one.")
-    ] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterArgs:
+    """How the machines of an engine find and trust each other; `octavo rank` has them, too."""
+
+    heading: ClassVar = "Ranks"
+
+    master_addr: Annotated[str, Arg("Address of the first machine at which it waits for the ranks of the others.")] = (
+        "127.0.0.1"
+    )
+    master_port: Annotated[
+        int,
+        Arg("Port at master_addr; the next one is used, too.", ge=1, le=65534),
+    ] = 29501
+    cluster_secret_file: Annotated[
+        str | None,
+        Arg("File with the secret of at least 16 characters that all machines of an engine prove to each other."),
+    ] = None
+    distributed_timeout_seconds: Annotated[
+        float,
+        Arg(
+            "Seconds that a rank waits for another one, in a step and when they meet at the start; then the engine "
+            "ends.",
+            gt=0,
+            le=86400,
+        ),
+    ] = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceArgs(ClusterArgs, ParallelArgs, ComputeArgs):
+    """Where and how the model runs."""
 
 
 @names_its_arguments

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -94,13 +95,8 @@ def resolve(
             "use (its affinity mask and the quota of its control group): more would wait for each other; lower it or "
             "leave it out"
         )
-    if num_replicas > platform.cores:
-        _log.warning(
-            "data_parallel_size is %d, but there are %d processors: the replicas take turns",
-            num_replicas,
-            platform.cores,
-        )
     _check_ranks(args)
+    _warn_of_turns(args, platform.cores)
     dtype = _dtype(args, checkpoint)
     return EngineConfig(
         model=ModelConfig(
@@ -153,6 +149,21 @@ def _check_ranks(args: EngineArgs) -> None:
     if args.nnodes > 1 and args.cluster_secret_file is None:
         raise ConfigError(
             f"nnodes is {args.nnodes}, but cluster_secret_file is not set; give all machines the same secret"
+        )
+
+
+def _warn_of_turns(args: EngineArgs, num_processors: int) -> None:
+    """Log a warning where this machine has fewer processors than replicas and ranks. Ray finds places by itself."""
+    names = ["data_parallel_size"] + ["tensor_parallel_size", "pipeline_parallel_size"] * (args.executor != "ray")
+    sizes = {name: size for name in names if (size := getattr(args, name)) > 1}
+    count = math.prod(sizes.values()) // args.nnodes
+    if count > num_processors:
+        _log.warning(
+            "%s is %d%s, but there %s: they take turns",
+            " x ".join(sizes),
+            count,
+            " on this machine" if args.nnodes > 1 else "",
+            "is 1 processor" if num_processors == 1 else f"are {num_processors} processors",
         )
 
 

@@ -28,12 +28,12 @@ _NOT_YET: Final = {
     "disable_chunked_mm_input image_input_type",
     "input of embeddings is": "enable_prompt_embeds",
     "pooling and embedding of text is": "runner convert task pooler_config override_pooler_config",
-    "serving from several processes or machines is": "data_parallel_rank data_parallel_start_rank "
+    "setting this about replicas, ranks or experts is": "data_parallel_rank data_parallel_start_rank "
     "data_parallel_size_local data_parallel_address data_parallel_rpc_port data_parallel_backend "
     "data_parallel_hybrid_lb data_parallel_external_lb decode_context_parallel_size "
     "prefill_context_parallel_size enable_expert_parallel all2all_backend enable_eplb eplb_config enable_dbo "
     "expert_placement_strategy disable_custom_all_reduce max_parallel_loading_workers ray_workers_use_nsight "
-    "api_server_count worker_use_ray",
+    "api_server_count",
     "transfer of KV caches between engines is": "kv_transfer_config kv_events_config ec_transfer_config "
     "kv_offloading_size kv_offloading_backend",
     "CUDA, whose kernels and graphs this sets up, is": "compilation_config cuda_graph_sizes max_seq_len_to_capture "
@@ -58,6 +58,7 @@ _RENAMED: Final = {
     "ctx_size": "max_model_len",
     "context_length": "max_model_len",
     "distributed_executor_backend": "executor",
+    "worker_use_ray": "executor",
     "enable_log_requests": "log_requests",
     "h11_max_incomplete_event_size": "max_header_size",
     "kv_cache_memory_bytes": "kv_cache_memory",

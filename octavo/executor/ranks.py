@@ -60,7 +60,7 @@ def start_ranks(
     num_here = num_ranks // device.nnodes
     timeout_s = device.distributed_timeout_seconds
     config = config_of_rank(config, num_here)
-    shares = divide_processors(num_here)
+    shares = core_shares(num_here)
     elsewhere = gather(config) if device.nnodes > 1 else []
     memory = os.memfd_create("octavo-ranks")
     resources = resources or ExitStack()
@@ -113,10 +113,14 @@ def serve_node(
             connection, joined = connect(address, port, secret, Join(node, index), timeout_s)
             connections.append(connection)
             index, count, first = index + 1, joined.ranks_per_node, joined.rank - index
-        _log.info("joined %s:%d as ranks %d to %d", address, port, first, first + count - 1)
+        names = f"rank {first}" if count == 1 else f"ranks {first} to {first + count - 1}"
+        _log.info("joined %s:%d as %s", address, port, names)
+        shares = core_shares(count)
+        if (num_processors := len(set().union(*shares))) < count:
+            _log.warning("%s take turns on %d processor%s", names, num_processors, "s" * (num_processors > 1))
         memory = os.memfd_create("octavo-ranks")
         ranks = []
-        for connection, share in zip(connections, divide_processors(count), strict=True):
+        for connection, share in zip(connections, shares, strict=True):
             here = Here(connection.fileno(), memory, (first, count), model_path)
             ranks.append(spawn_rank(module, share, memory, here))
         os.close(memory)
@@ -143,19 +147,6 @@ def spawn_rank(
     connection, process = processes.spawn(module, arguments, inherited)
     os.sched_setaffinity(process.pid, processors)  # before it starts a thread
     return connection, process
-
-
-def divide_processors(num_ranks: int) -> list[list[int]]:
-    """Return the processors of each rank on this machine; log a warning when there are too few."""
-    shares = core_shares(num_ranks)
-    num_processors = len(set().union(*shares))
-    if num_processors < num_ranks:
-        _log.warning(
-            "%d ranks share %d processors, so that they wait for each other; use fewer ranks or more machines",
-            num_ranks,
-            num_processors,
-        )
-    return shares
 
 
 def config_of_rank(config: EngineConfig, num_ranks: int) -> EngineConfig:

@@ -59,7 +59,7 @@ def test_options_are_grouped_and_tell_their_defaults(capsys: pytest.CaptureFixtu
     assert main(["serve", "--help"]) == 0
     shown = capsys.readouterr().out
     headings = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
-    engine = ["Model", "Memory and cache", "Scheduling", "Device", "Replicas", "Logging"]
+    engine = ["Model", "Memory and cache", "Scheduling", "Device", "Ranks", "Replicas", "Logging"]
     assert headings == ["Server", *engine, "Configuration"]
     assert re.search(r"--max-num-seqs INT +Most sequences in one step\. \[default: 256\]", shown)
     assert "--[no-]enable-prefix-caching" in shown

@@ -80,6 +80,28 @@ def test_replicas_share_the_processors(tmp_path: Path, caplog: pytest.LogCapture
     assert "7, but there are 6 processors" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("wanted", "num_processors", "warning"),
+    [
+        ({"tensor_parallel_size": 4}, 4, None),
+        ({"tensor_parallel_size": 4}, 2, "tensor_parallel_size is 4, but there are 2 processors: they take turns"),
+        ({"tensor_parallel_size": 4, "executor": "ray"}, 2, None),
+        ({"tensor_parallel_size": 4, "nnodes": 2, "cluster_secret_file": "secret"}, 2, None),
+        (
+            {"data_parallel_size": 2, "tensor_parallel_size": 2},
+            1,
+            "data_parallel_size x tensor_parallel_size is 4, but there is 1 processor: they take turns",
+        ),
+    ],
+)
+def test_more_ranks_than_processors_are_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, wanted: dict[str, Any], num_processors: int, warning: str | None
+) -> None:
+    platform = msgspec.structs.replace(PLATFORM, cores=num_processors)
+    resolve(EngineArgs(**wanted), checkpoint(tmp_path), platform)
+    assert caplog.messages == ([warning] if warning else [])
+
+
 def test_the_instruction_set_reference_is_the_device_reference(tmp_path: Path) -> None:
     for device in ("auto", "reference"):
         args = EngineArgs(instruction_set="reference", device=device)

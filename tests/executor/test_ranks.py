@@ -24,7 +24,7 @@ from octavo.core.rendezvous import Rendezvous
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.channel import Start
 from octavo.executor.multiprocess import MultiprocessExecutor, Rank
-from octavo.executor.ranks import config_of_rank, divide_processors, serve_node, start_ranks
+from octavo.executor.ranks import config_of_rank, serve_node, start_ranks
 from octavo.worker.identity import Identity
 from tests.executor.test_conformance import free_port, numbered
 from tests.fakes.checkpoints import make_checkpoint
@@ -56,16 +56,6 @@ def test_ranks_have_processors_and_threads_of_their_own_and_rank_0_gives_its_bac
     assert threads == {str(max(1, config.device.threads // 2))}
     executor.shutdown()
     assert os.sched_getaffinity(0) == processors
-
-
-def test_more_ranks_than_processors_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    count = len(os.sched_getaffinity(0))
-    with caplog.at_level(logging.WARNING, "octavo"):
-        assert len(divide_processors(count)) == count
-        assert not caplog.messages
-        shares = divide_processors(count + 1)
-    assert [len(share) for share in shares] == [1] * (count + 1)
-    assert caplog.messages[0].startswith(f"{count + 1} ranks share {count} processors")
 
 
 @pytest.mark.parametrize(
