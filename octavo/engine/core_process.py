@@ -13,7 +13,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -223,21 +225,36 @@ def main() -> int:
         lifeline = [connection.fileno()], 1, ORPHAN_S
         threading.Thread(target=end_with, args=lifeline, name="octavo-lifeline", daemon=True).start()
         run_on(config.replicas.cpus)
-        announces = config.replicas.resumes_requests
-        return run_reporting(
-            "the engine core", connection, lambda: _build_and_serve(config, connection, announces=announces)
-        )
+        max_tokens, announces = config.scheduler.max_num_batched_tokens, config.replicas.resumes_requests
+        return build_and_serve(partial(_build, config), connection, max_tokens, announces=announces)
 
 
-def _build_and_serve(config: EngineConfig, connection: socket.socket, *, announces: bool) -> None:
+def _build(config: EngineConfig, on_death: Callable[[str], None]) -> EngineCore:
     from octavo.engine.engine_core import EngineCore
 
+    return EngineCore.build(config, on_death=on_death)
+
+
+def build_and_serve(
+    build: Callable[[Callable[[str], None]], EngineCore],
+    connection: socket.socket,
+    max_tokens_per_step: int = 0,
+    *,
+    announces: bool = False,
+) -> int:
+    """Serve the core that `build` returns; return the exit code: 0 after Shutdown, 1 after a failure.
+
+    The front is sent the failure before the core is released, which takes as long as its other ranks do to end.
+    """
     inbox: Inbox = SimpleQueue()
-    core = EngineCore.build(config, on_death=lambda reason: inbox.put(CoreFailed(message=reason)))
-    try:
-        serve_core(core, connection, config.scheduler.max_num_batched_tokens, inbox, announces=announces)
-    finally:
-        core.shutdown()
+    with ExitStack() as resources:
+
+        def run() -> None:
+            core = build(lambda reason: inbox.put(CoreFailed(message=reason)))
+            resources.callback(core.shutdown)
+            serve_core(core, connection, max_tokens_per_step, inbox, announces=announces)
+
+        return run_reporting("the engine core", connection, run)
 
 
 def run_on(cpus: Sequence[int]) -> None:

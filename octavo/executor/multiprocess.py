@@ -58,8 +58,13 @@ class Rank:
     @property
     def is_stopped(self) -> bool:
         """Whether a signal or a debugger has stopped its process, where that can be seen from here."""
-        stat = None if self.process is None else Path(f"/proc/{self.process.pid}/stat")
-        return stat is not None and stat.exists() and stat.read_text().rpartition(")")[2].split()[0] in "Tt"
+        if self.process is None:
+            return False
+        try:
+            stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return False  # it has ended, or the system has no such file
+        return stat.rpartition(")")[2].split()[0] in "Tt"
 
 
 class MultiprocessExecutor:
@@ -91,7 +96,7 @@ class MultiprocessExecutor:
         """Guards what is awaited, and the failure that ends all waiting."""
         self._failure: OctavoError | None = None
         self._has_failed = threading.Event()
-        self._is_closing = False
+        self._is_closing = self._is_released = False
         self._on_shutdown = on_shutdown
         self._on_death = on_death
         for rank in ranks:
@@ -162,7 +167,10 @@ class MultiprocessExecutor:
         )
 
     def shutdown(self) -> None:
-        """Release the worker of rank 0 and end the processes of the others, after a failure by force. Idempotent."""
+        """Release the worker of rank 0 and end the processes of the others, after a failure by force. Idempotent.
+
+        Any thread may call this, also the one that reads: the garbage collector or `on_death` may be what ends it.
+        """
         if self._is_closing:
             return
         self._is_closing = True
@@ -180,9 +188,11 @@ class MultiprocessExecutor:
         for rank in self._ranks:
             if rank.process is not None:
                 processes.end(rank.process)
-        self._reader.join(processes.SHUTDOWN_TIMEOUT_S)
+        if threading.current_thread() is not self._reader:
+            self._reader.join(processes.SHUTDOWN_TIMEOUT_S)
         for rank in self._ranks:
             rank.connection.close()
+        self._is_released = True
         self._on_shutdown()
         self._fail(EngineDeadError("the executor is shut down"))
 
@@ -221,7 +231,7 @@ class MultiprocessExecutor:
             raise self._fail(EngineDeadError(rank.how_it_ended())) from None
 
     def _read(self) -> None:
-        """Take the messages of all ranks until their connections have ended."""
+        """Process the messages of all ranks until their connections have ended. Whatever is raised is a failure."""
         decoder = msgspec.msgpack.Decoder(FromRank)
         with selectors.DefaultSelector() as selector:
             for rank in self._ranks:
@@ -230,17 +240,24 @@ class MultiprocessExecutor:
                 for key, _ in selector.select():
                     rank = key.data
                     try:
-                        body = frames.read(rank.connection)
-                        message = None if body is None else decoder.decode(body)
-                    except (ValueError, msgspec.MsgspecError) as error:
-                        self._fail(EngineDeadError(f"{rank.name} has sent what is no message: {error}"))
-                        message = None
-                    if message is not None:
-                        self._take(rank, message)
-                        continue
+                        if self._process_next(rank, decoder):
+                            continue
+                    except Exception as error:
+                        reason = f"{type(error).__name__}: {error}"
+                        self._fail(EngineDeadError(f"the connection of {rank.name} cannot be read: {reason}"))
                     selector.unregister(rank.connection)
-                    if not self._is_closing and self._failure is None:
-                        self._fail(EngineDeadError(rank.how_it_ended()))
+                if self._is_released:
+                    return
+
+    def _process_next(self, rank: Rank, decoder: msgspec.msgpack.Decoder[FromRank]) -> bool:
+        """Process the next message of a rank; return False at the end of its connection."""
+        body = frames.read(rank.connection)
+        if body is not None:
+            self._take(rank, decoder.decode(body))
+            return True
+        if not self._is_closing and self._failure is None:
+            self._fail(EngineDeadError(rank.how_it_ended()))
+        return False
 
     def _take(self, rank: Rank, message: FromRank) -> None:
         match message:
@@ -288,13 +305,14 @@ class MultiprocessExecutor:
             waiting: list[Future[Any]] = [*self._results, *(each for rank in self._ranks for each in rank.values)]
             self._results.clear()
         self._has_failed.set()
-        if not self._is_closing:
-            if self._worker is not None:
+        try:
+            if not self._is_closing and self._worker is not None:
                 self._worker.poison(str(failure))
-            if self._on_death is not None:
-                self._on_death(str(failure))
-        for each in waiting:
-            each.set_exception(failure)
+        finally:
+            for each in waiting:
+                each.set_exception(failure)
+        if not self._is_closing and self._on_death is not None:
+            self._on_death(str(failure))
         return failure
 
 

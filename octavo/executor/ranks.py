@@ -6,8 +6,9 @@ import dataclasses
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -65,7 +66,8 @@ def start_ranks(
     memory = os.memfd_create("octavo-ranks")
     resources = resources or ExitStack()
     resources.callback(os.close, memory)
-    resources.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
+    # by its number: another thread may collect the engine
+    resources.callback(_set_processors, threading.get_native_id(), os.sched_getaffinity(0))
     here = [Rank(rank, *spawn_rank(module, shares[rank], memory)) for rank in range(1, num_here)]
     executor = MultiprocessExecutor(
         [*here, *elsewhere],
@@ -147,6 +149,11 @@ def spawn_rank(
     connection, process = processes.spawn(module, arguments, inherited)
     os.sched_setaffinity(process.pid, processors)  # before it starts a thread
     return connection, process
+
+
+def _set_processors(thread: int, processors: set[int]) -> None:
+    with suppress(ProcessLookupError):  # it may have ended
+        os.sched_setaffinity(thread, processors)
 
 
 def config_of_rank(config: EngineConfig, num_ranks: int) -> EngineConfig:

@@ -14,7 +14,7 @@ from octavo.core.messages import AbortRequests, AddRequests, CoreFailed, EngineC
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import core_process
 from octavo.engine.core_client import ProcessClient
-from octavo.engine.core_process import Inbox, serve_core
+from octavo.engine.core_process import Inbox, build_and_serve, serve_core
 from octavo.errors import EngineDeadError
 from tests.fakes.core import ScriptedCore, endless
 from tests.fakes.served_core import served_core
@@ -108,6 +108,32 @@ async def test_the_death_of_a_rank_ends_an_idle_core() -> None:
         inbox.put(CoreFailed(message="rank 1 was killed"))
         with pytest.raises(EngineDeadError, match="rank 1 was killed"):
             await client.receive()
+
+
+class HeldCore(ScriptedCore):
+    """Is released when `may_end` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(fail_at_step=1)
+        self.may_end = threading.Event()
+
+    def shutdown(self) -> None:
+        self.is_shut_down = self.may_end.wait(10)
+
+
+async def test_the_front_is_sent_a_failure_before_the_core_is_released() -> None:
+    core: Any = HeldCore()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        serving = asyncio.create_task(asyncio.to_thread(build_and_serve, lambda _: core, theirs))
+        client = await ProcessClient.connect(ours)
+        client.send(AddRequests([make_request("r")]))
+        with pytest.raises(EngineDeadError, match="the fake core fails"):
+            await client.receive()
+        core.may_end.set()
+        assert await serving == 1
+        await client.shutdown()
+    assert core.is_shut_down
 
 
 async def test_core_ends_when_its_front_goes_away() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -40,10 +41,14 @@ def resources() -> Iterator[ExitStack]:
 
 
 def make_executor(
-    resources: ExitStack, ranks: list[Rank], timeout_s: float = 30.0, on_death: Callable[[str], None] | None = None
+    resources: ExitStack,
+    ranks: list[Rank],
+    timeout_s: float = 30.0,
+    on_death: Callable[[str], None] | None = None,
+    on_shutdown: Callable[[], None] = lambda: None,
 ) -> MultiprocessExecutor:
     executor = MultiprocessExecutor(
-        ranks, result_rank=0, timeout_s=timeout_s, on_death=on_death, on_shutdown=lambda: None
+        ranks, result_rank=0, timeout_s=timeout_s, on_death=on_death, on_shutdown=on_shutdown
     )
     resources.callback(executor.shutdown)
     return executor
@@ -115,3 +120,42 @@ def test_a_rank_that_is_missed_when_something_is_sent_is_named_with_how_it_ended
     for _ in range(2):
         with pytest.raises(EngineDeadError, match=r"^rank 1 was killed \(signal 9\)"):
             start_and_load(executor, config)
+
+
+def test_an_executor_can_be_shut_down_by_the_thread_that_reads(resources: ExitStack) -> None:
+    ranks, ends = connected(resources, 2)
+    is_released = threading.Event()
+    executor = make_executor(resources, ranks, on_death=lambda _: executor.shutdown(), on_shutdown=is_released.set)
+    ends[0].close()
+    assert is_released.wait(10)
+    executor._reader.join(10)
+    assert not executor._reader.is_alive()
+
+
+def test_whatever_fails_where_messages_are_read_ends_what_waits(
+    config: EngineConfig, resources: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def how_it_ended(rank: Rank) -> str:
+        raise ChildProcessError("it was waited for by somebody else")
+
+    monkeypatch.setattr(Rank, "how_it_ended", how_it_ended)
+    ranks, (end,) = connected(resources, 1)
+    executor = make_executor(resources, ranks, timeout_s=5.0)
+
+    def join_and_end() -> None:
+        frames.read(end)
+        end.sendall(frames.pack(Value()))
+        frames.read(end)
+        end.close()
+
+    threading.Thread(target=join_and_end).start()
+    executor.start(start_of(config), lambda: FakeRank(config, 0, None))
+    with pytest.raises(EngineDeadError, match=r"the connection of rank 1 \(at there\) cannot be read: ChildProcess"):
+        executor.call("op_choices")
+
+
+def test_a_process_that_has_ended_is_not_stopped() -> None:
+    connection, process = processes.spawn("tests.fakes.rank")
+    connection.close()
+    processes.end(process)
+    assert not Rank(1, connection, process).is_stopped
