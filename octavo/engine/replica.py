@@ -86,9 +86,11 @@ class Replica:
             step.stats = self._before + step.stats
         self.stats = step.stats
 
-    def end(self, num_resumed: int) -> None:
+    def end(self, num_resumed: int, error: EngineDeadError) -> None:
         """Note that the core has gone, and that so many of its requests go on elsewhere or later."""
         self.is_ready = False
+        if self.can_restart and not self.is_draining:
+            _log.error("replica %d: %s", self.number, error)
         totals = self.stats.totals()
         totals.num_resumed += num_resumed
         self.stats = self._before = totals
@@ -109,6 +111,7 @@ class Replica:
                 self.client = await self._start(self.number, self.client.ready, self._num_starts)
             except (OctavoError, OSError) as failure:
                 error, self.is_draining = EngineDeadError(str(failure)), False
+                _log.error("replica %d: %s", self.number, error)
                 continue
             assert self._before is not None, "the core before has ended"
             # a new object: others may hold the old one, to count from it
@@ -131,10 +134,9 @@ class Replica:
             )
         wait_s = min(_MOST_BACK_OFF_S, BACK_OFF_S * 2 ** (len(restarted_at) - 1)) if restarted_at else 0.0
         restarted_at.append(now)
-        _log.error(
-            "replica %d: %s; starting it again%s (%d of %d in %g minutes)",
+        _log.warning(
+            "replica %d: starting it again%s (%d of %d in %g minutes)",
             self.number,
-            error,
             f" in {wait_s:g} s" if wait_s else "",
             len(restarted_at),
             self._max_restarts,

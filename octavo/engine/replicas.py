@@ -311,14 +311,14 @@ class Replicas:
             kind = quarantined if sent.num_deaths >= MAX_DEATHS else suspects if sent.num_deaths else others
             kind.append(sent)
         replica.suspect = None
-        replica.end(len(suspects) + len(others))
+        replica.end(len(suspects) + len(others), error)
         # a beam search has no output before its end: others need not wait for it
         self._suspects += sorted(suspects, key=lambda sent: sent.request.params.use_beam_search)
         self._waiting.extendleft([sent] for sent in reversed(others))
         can_go_on = replica.can_restart or any(each.is_ready for each in self._replicas)
         if can_go_on and (suspects or others or quarantined):
             _log.warning(
-                "replica %d: of its requests %d that were running go on one by one, %d others are sent again, %d end",
+                "replica %d: %d running requests go on one by one, %d others are sent again, %d end",
                 replica.number,
                 len(suspects),
                 len(others),

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from octavo.async_llm import AsyncLLM
-from octavo.core.outputs import PinnedPrefix, RequestOutput
+from octavo.core.outputs import PinnedPrefix
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine import replica as replica_module
 from octavo.engine.router import LeastLoaded, RoundRobin
@@ -241,19 +241,26 @@ async def test_one_replica_that_is_given_up_leaves_the_others(tmp_path: Path) ->
         assert "the last one" in str(await llm.wait_dead())
 
 
-async def test_frozen_core_is_killed_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def soon_frozen(monkeypatch: pytest.MonkeyPatch) -> Callable[[AsyncLLM], None]:
+    """Let frozen cores be found within milliseconds; return what makes the first core of an engine look frozen."""
     monkeypatch.setattr(replica_module, "WATCH_S", 0.01)
     monkeypatch.setattr(replica_module, "FROZEN_AFTER_S", 0.05)
+
+    async def hangs() -> None:
+        raise EngineUnresponsiveError("it hangs")
+
+    return lambda llm: monkeypatch.setattr(llm._client._replicas[0].client, "check_health", hangs)
+
+
+async def test_frozen_core_is_killed_and_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon_frozen: Callable[[AsyncLLM], None]
+) -> None:
     expected = await undisturbed(tmp_path)
     async with fleet(tmp_path, real_core()) as (llm, cores):
         reading = [asyncio.create_task(whole(llm, number)) for number in range(32)]
         await steps(llm, 5)
-        client = llm._client._replicas[0].client
-
-        async def hangs() -> None:
-            raise EngineUnresponsiveError("it hangs")
-
-        monkeypatch.setattr(client, "check_health", hangs)
+        soon_frozen(llm)
         core = cores.cores[0][0]
         blocked = core.step
         monkeypatch.setattr(core, "step", lambda: (time.sleep(0.2), blocked())[1])
@@ -262,16 +269,10 @@ async def test_frozen_core_is_killed_and_replaced(tmp_path: Path, monkeypatch: p
 
 
 async def test_frozen_core_without_requests_is_found_by_a_look_at_its_health(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, soon_frozen: Callable[[AsyncLLM], None]
 ) -> None:
-    monkeypatch.setattr(replica_module, "WATCH_S", 0.01)
-    monkeypatch.setattr(replica_module, "FROZEN_AFTER_S", 0.03)
     async with fleet(tmp_path, real_core()) as (llm, cores):
-
-        async def hangs() -> None:
-            raise EngineUnresponsiveError("it hangs")
-
-        monkeypatch.setattr(llm._client._replicas[0].client, "check_health", hangs)
+        soon_frozen(llm)
         await asyncio.sleep(0.1)
         assert len(cores.cores[0]) == 1
         with pytest.raises(EngineUnresponsiveError, match="it hangs; unless it goes on within .* started again"):
@@ -282,16 +283,10 @@ async def test_frozen_core_without_requests_is_found_by_a_look_at_its_health(
 
 
 async def test_control_call_to_a_frozen_core_without_requests_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon_frozen: Callable[[AsyncLLM], None]
 ) -> None:
-    monkeypatch.setattr(replica_module, "WATCH_S", 0.01)
-    monkeypatch.setattr(replica_module, "FROZEN_AFTER_S", 0.03)
     async with fleet(tmp_path, real_core()) as (llm, cores):
-
-        async def hangs() -> None:
-            raise EngineUnresponsiveError("it hangs")
-
-        monkeypatch.setattr(llm._client._replicas[0].client, "check_health", hangs)
+        soon_frozen(llm)
         monkeypatch.setattr(cores.cores[0][0], "call", lambda *_: time.sleep(0.5))
         with pytest.raises(EngineRestartingError, match="died during the call|started again after"):
             await llm.call("stats")
@@ -381,8 +376,8 @@ async def test_abort_and_stop_reach_the_core_that_has_the_request(tmp_path: Path
             await anext(stream)
         await llm.abort(["r0", "r3"])
         await eventually(lambda: [cores.cores[number][0].aborted for number in (0, 1)] == [["r0"], ["r3"]])
-        stopped: RequestOutput = await anext(llm.generate([98], SamplingParams(max_tokens=None, stop="aaa"), "s"))
-        assert stopped.finished
+        stopping = llm.generate([98], SamplingParams(max_tokens=None, stop="aaa"), "s")
+        assert [output.finished async for output in stopping][-1]
         await eventually(lambda: cores.cores[0][0].stopped == [("s", 0)])
         assert set(llm._client._sent) == {"r1", "r2"}
         for stream in streams:
