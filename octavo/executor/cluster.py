@@ -1,35 +1,24 @@
-"""Ranks on several machines: they come to the first machine over TCP, and both ends prove that they know a secret.
-
-Before anything else is read of a connection, either end sends a nonce, and the HMAC of both nonces with the secret.
-"""
+"""Ranks on several machines: they come to the first machine over TCP, and both ends prove that they know a secret."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
-import secrets
 import socket
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
 import msgspec
 
 from octavo.core import frames
+from octavo.core.authentication import GREETING_S, authenticate, keep_alive
 from octavo.core.messages import CoreFailed
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.multiprocess import Rank
 
-_NONCE_BYTES: Final = 32
-_PROOF_BYTES: Final = 32
-_GREETING_S: Final = 10.0
-"""How long a connection may take to prove itself."""
 _RETRY_S: Final = 0.25
-_LEAST_SECRET: Final = 16
 
 _log = logging.getLogger(__name__)
 
@@ -46,22 +35,6 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 
     rank: int
     ranks_per_node: int
-
-
-def read_secret(path: str | None) -> bytes:
-    """Return the secret in a file. Raises ConfigError."""
-    if path is None:
-        raise ConfigError("cluster_secret_file is not set; give all machines the same secret")
-    try:
-        secret = Path(path).expanduser().read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(f"cluster_secret_file is {path}, which cannot be read: {error.strerror}") from error
-    if len(secret) < _LEAST_SECRET:
-        raise ConfigError(
-            f"cluster_secret_file is {path}, whose secret has {len(secret)} bytes, must have at least {_LEAST_SECRET}; "
-            "`openssl rand -hex 32` makes one"
-        )
-    return secret
 
 
 class Gathering:
@@ -122,7 +95,7 @@ class Gathering:
 
     def _admit(self, connection: socket.socket, host: str) -> None:
         """Let a rank join that knows the secret."""
-        connection.settimeout(_GREETING_S)
+        connection.settimeout(GREETING_S)
         with suppress(OSError, ValueError, msgspec.MsgspecError):
             if not authenticate(connection, self._secret, is_listener=True):
                 _log.warning("%s has connected without the secret", host)
@@ -159,7 +132,7 @@ def connect(address: str, port: int, secret: bytes, join: Join, timeout_s: float
     where = f"{address}:{port}"
     while True:
         try:
-            connection = socket.create_connection((address, port), timeout=_GREETING_S)
+            connection = socket.create_connection((address, port), timeout=GREETING_S)
             break
         except OSError as error:
             if time.monotonic() > deadline:
@@ -192,34 +165,3 @@ def connect(address: str, port: int, secret: bytes, join: Join, timeout_s: float
         connection.close()
         raise
     return connection, reply
-
-
-def authenticate(connection: socket.socket, secret: bytes, *, is_listener: bool) -> bool:
-    """Return whether the other end knows the secret, after proving that this one does. A listener proves it second."""
-    ours = secrets.token_bytes(_NONCE_BYTES)
-    connection.sendall(ours)
-    theirs = frames.read_exactly(connection, _NONCE_BYTES)
-    if theirs is None:
-        return False
-    nonces = (ours, theirs) if is_listener else (theirs, ours)
-
-    def proof(by_listener: bool) -> bytes:
-        return hmac.digest(secret, b"\0\1"[by_listener:][:1] + b"".join(nonces), hashlib.sha256)
-
-    if not is_listener:
-        connection.sendall(proof(by_listener=False))
-    found = frames.read_exactly(connection, _PROOF_BYTES)
-    if found is None or not hmac.compare_digest(found, proof(by_listener=not is_listener)):
-        return False
-    if is_listener:
-        connection.sendall(proof(by_listener=True))
-    return True
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """Send small frames at once, and notice within half a minute that the other machine has vanished."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 30_000)):
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

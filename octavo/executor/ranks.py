@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from octavo.core import frames, processes
+from octavo.core.authentication import read_secret
 from octavo.core.processes import Process
 from octavo.core.rendezvous import Rendezvous
 from octavo.executor.channel import ORPHANED, Here, Start
-from octavo.executor.cluster import Gathering, Join, connect, read_secret
+from octavo.executor.cluster import Gathering, Join, connect
 from octavo.executor.executor import OpenWorker, open_rank
 from octavo.executor.multiprocess import MultiprocessExecutor, Rank
 from octavo.platform import core_shares

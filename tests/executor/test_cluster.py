@@ -6,13 +6,12 @@ import logging
 import socket
 import struct
 import threading
-from pathlib import Path
 
 import pytest
 
 from octavo.core import frames
 from octavo.errors import ConfigError, EngineDeadError, OctavoError
-from octavo.executor.cluster import Gathering, Join, authenticate, connect, read_secret
+from octavo.executor.cluster import Gathering, Join, connect
 from tests.executor.test_conformance import free_port
 
 SECRET = b"0123456789abcdef"
@@ -62,21 +61,6 @@ def test_a_machine_without_the_secret_is_not_let_in(caplog: pytest.LogCaptureFix
     assert "127.0.0.1 has connected without the secret" in caplog.messages
 
 
-@pytest.mark.parametrize("reflects", [False, True])
-def test_a_connection_that_proves_nothing_is_not_believed(reflects: bool) -> None:
-    """What another protocol sends, and what this end sends itself, reflected."""
-    ours, theirs = socket.socketpair()
-    results: list[bool] = []
-    listener = threading.Thread(target=lambda: results.append(authenticate(theirs, SECRET, is_listener=True)))
-    listener.start()
-    with ours, theirs:
-        nonce = frames.read_exactly(ours, 32)
-        assert nonce is not None
-        ours.sendall(nonce + nonce if reflects else b"GET / HTTP/1.1\r\n" * 4)
-        listener.join(10)
-        assert results == [False]
-
-
 def test_a_first_machine_that_is_not_there_is_waited_for_and_then_named() -> None:
     port = free_port()
     with pytest.raises(EngineDeadError, match=f"has not been at 127.0.0.1:{port} for 0.1 s"):
@@ -101,19 +85,6 @@ def test_another_program_at_the_first_machine_is_named(says: bytes) -> None:
             with pytest.raises(OctavoError, match=f"{where[0]}:{where[1]} .*cluster_secret_file"):
                 connect(*where, SECRET, Join(1, 0), 10.0)
             other.join()
-
-
-def test_secrets_are_read_from_files_and_have_a_least_length(tmp_path: Path) -> None:
-    file = tmp_path / "secret"
-    file.write_text("0123456789abcdef\n")
-    assert read_secret(str(file)) == SECRET
-    file.write_text("short\n")
-    with pytest.raises(ConfigError, match="has 5 bytes, must have at least 16; `openssl rand -hex 32`"):
-        read_secret(str(file))
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        read_secret(str(tmp_path / "none"))
-    with pytest.raises(ConfigError, match="cluster_secret_file is not set"):
-        read_secret(None)
 
 
 def test_frames_of_another_protocol_are_not_read() -> None:

@@ -18,9 +18,9 @@ import msgspec
 import pytest
 
 from octavo.config.schema import EngineConfig
+from octavo.core.authentication import read_secret
 from octavo.core.step import SchedulerOutput
 from octavo.errors import ConfigError, EngineDeadError
-from octavo.executor.cluster import read_secret
 from octavo.executor.executor import Executor
 from octavo.executor.multiprocess import MultiprocessExecutor
 from octavo.executor.ranks import serve_node, start_ranks

@@ -1,0 +1,73 @@
+"""Proof that both ends of a connection know a secret, before anything else is read of it.
+
+Either end sends a nonce, and the HMAC of both nonces with the secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import socket
+from pathlib import Path
+from typing import Final
+
+from octavo.core import frames
+from octavo.errors import ConfigError
+
+GREETING_S: Final = 10.0
+"""How long a connection may take to prove itself."""
+
+_NONCE_BYTES: Final = 32
+_PROOF_BYTES: Final = 32
+_LEAST_SECRET: Final = 16
+
+
+def read_secret(path: str | None) -> bytes:
+    """Return the secret in a file. Raises ConfigError."""
+    if path is None:
+        raise ConfigError("cluster_secret_file is not set; give all machines the same secret")
+    try:
+        secret = Path(path).expanduser().read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"cluster_secret_file is {path}, which cannot be read: {error.strerror}") from error
+    if len(secret) < _LEAST_SECRET:
+        raise ConfigError(
+            f"cluster_secret_file is {path}, whose secret has {len(secret)} bytes, must have at least {_LEAST_SECRET}; "
+            "`openssl rand -hex 32` makes one"
+        )
+    return secret
+
+
+def authenticate(connection: socket.socket, secret: bytes, *, is_listener: bool) -> bool:
+    """Return whether the other end knows the secret, after this end has proved it. A listener proves it second."""
+    ours = secrets.token_bytes(_NONCE_BYTES)
+    connection.sendall(ours)
+    theirs = frames.read_exactly(connection, _NONCE_BYTES)
+    if theirs is None:
+        return False
+    nonces = (ours, theirs) if is_listener else (theirs, ours)
+
+    def proof(by_listener: bool) -> bytes:
+        return hmac.digest(secret, b"\0\1"[by_listener:][:1] + b"".join(nonces), hashlib.sha256)
+
+    if not is_listener:
+        connection.sendall(proof(by_listener=False))
+    found = frames.read_exactly(connection, _PROOF_BYTES)
+    if found is None or not hmac.compare_digest(found, proof(by_listener=not is_listener)):
+        return False
+    if is_listener:
+        connection.sendall(proof(by_listener=True))
+    return True
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Send small frames at once, and notice within half a minute that the other machine has vanished. No effect on a
+    Unix socket."""
+    if connection.family == socket.AF_UNIX:
+        return
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 30_000)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
