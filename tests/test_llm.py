@@ -264,6 +264,7 @@ def test_leaving_the_context_gives_the_model_back(tmp_path: Path) -> None:
         (lambda: LLM(trust_remote_code=True), "octavo never runs code from a checkpoint"),
         (lambda: LLM(max_num_seqs=0), "max_num_seqs"),
         (lambda: LLM(data_parallel_size=2), "data_parallel_size is 2, and an engine in process"),
+        (lambda: LLM(prefill=1, decode=1), "prefill is 1, and an engine in process"),
     ],
 )
 def test_wrong_arguments_are_named_before_anything_is_loaded(make: Callable[[], LLM], words: str) -> None:

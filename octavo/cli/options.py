@@ -40,6 +40,7 @@ _GROUPS = (
     "Device",
     "Ranks",
     "Replicas",
+    "Prefill and decode apart, and KV that is kept",
     "Logging",
     "Configuration",
     "Options",
@@ -49,7 +50,10 @@ _GROUPS = (
 _NOT_FOR_A_TERMINAL = ("output_kind", "detokenize", "logprobs", "prompt_logprobs", "spaces_between_special_tokens")
 """Sampling parameters that shape the output object, not the text."""
 
-_OF_A_SERVER = ("served_model_name", "disable_log_stats", "data_parallel_size", "router", "max_core_restarts")
+_OF_A_SERVER = (
+    *("served_model_name", "disable_log_stats", "data_parallel_size", "router", "max_core_restarts"),
+    *("prefill", "decode", "role", "kv_host", "kv_port", "kv_lease_s", "split_min_tokens"),
+)
 
 
 def heading(name: str) -> Group:

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal
 
 from octavo.config.device_args import DeviceArgs
 from octavo.config.fields import Arg, check_values, names_its_arguments
+from octavo.config.transfer_args import TransferArgs
 
 BUILTIN_MODEL = "octavo-tiny"
 """The demonstration model that ships with the package."""
@@ -329,7 +330,7 @@ class ReplicaArgs:
 
 @names_its_arguments
 @dataclass(frozen=True, kw_only=True)
-class EngineArgs(ReplicaArgs, ObservabilityArgs, DeviceArgs, SchedulerArgs, CacheArgs, ModelArgs):
+class EngineArgs(TransferArgs, ReplicaArgs, ObservabilityArgs, DeviceArgs, SchedulerArgs, CacheArgs, ModelArgs):
     """What a person wrote about the engine, checked field by field; `resolve()` makes the configuration of it.
 
     Raises ConfigError naming the argument, its value, its limit and what to do.
@@ -337,6 +338,11 @@ class EngineArgs(ReplicaArgs, ObservabilityArgs, DeviceArgs, SchedulerArgs, Cach
 
     def __post_init__(self) -> None:
         check_values(self)
+
+    @property
+    def num_engines(self) -> int:
+        """Return the number of cores behind one front."""
+        return self.prefill + self.decode or self.data_parallel_size
 
 
 AsyncEngineArgs = EngineArgs

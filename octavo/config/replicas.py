@@ -15,19 +15,25 @@ from octavo.platform import core_shares
 def replica_config(
     config: EngineConfig, number: int, *, before: CoreReady | None = None, num_starts: int = 0
 ) -> EngineConfig:
-    """Return the configuration of replica `number`: an equal share of the memory, and processors of its own.
+    """Return the configuration of replica `number`: an equal share of the memory, and processors of its own. Where
+    prefill and decode are apart the first ones have the role of prefill.
 
     before: what was measured by the core that this one replaces, which gets as many KV blocks, whatever other replicas
     have taken since. num_starts: how often this replica was started before; each start has a recording of its own.
     """
-    count = config.replicas.data_parallel_size
-    cpus = tuple(core_shares(count)[number]) if count > 1 else ()
-    place = dataclasses.replace(config.replicas, number=number, cpus=cpus)
+    count, transfer = config.num_engines, config.transfer
+    place = config.replicas
+    if count > 1:
+        if transfer.prefill:
+            transfer = dataclasses.replace(transfer, role="prefill" if number < transfer.prefill else "decode")
+        name, cpus = f"{transfer.role or 'core'} {number}", tuple(core_shares(count)[number])
+        place = dataclasses.replace(place, number=number, cpus=cpus, name=name)
     return msgspec.structs.replace(
         config,
         cache=_share(config.cache, count, before),
         observability=_with_own_recording(config.observability, number if count > 1 else None, num_starts),
         replicas=place,
+        transfer=transfer,
     )
 
 

@@ -31,6 +31,7 @@ from octavo.config.schema import (
     ReplicaConfig,
     SchedulerConfig,
 )
+from octavo.config.transfer import transfer_config
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest
 from octavo.platform import Platform
@@ -86,7 +87,7 @@ def resolve(
     Raises ConfigError where arguments contradict each other or the checkpoint.
     """
     max_model_len = _max_model_len(args, checkpoint)
-    num_replicas = args.data_parallel_size
+    num_replicas = args.num_engines
     most_threads = max(1, platform.cores // num_replicas)
     if args.threads is not None and args.threads > most_threads:
         share = "" if num_replicas == 1 else f" for each of {num_replicas} replicas"
@@ -129,6 +130,7 @@ def resolve(
         ),
         observability=ObservabilityConfig(**_values(args, ObservabilityArgs)),
         replicas=ReplicaConfig(**_values(args, ReplicaArgs)),
+        transfer=transfer_config(args),
     )
 
 
@@ -154,8 +156,10 @@ def _check_ranks(args: EngineArgs) -> None:
 
 def _warn_of_turns(args: EngineArgs, num_processors: int) -> None:
     """Log a warning where this machine has fewer processors than replicas and ranks. Ray finds places by itself."""
-    names = ["data_parallel_size"] + ["tensor_parallel_size", "pipeline_parallel_size"] * (args.executor != "ray")
+    names = ["tensor_parallel_size", "pipeline_parallel_size"] * (args.executor != "ray")
     sizes = {name: size for name in names if (size := getattr(args, name)) > 1}
+    if args.num_engines > 1:
+        sizes = {"(prefill + decode)" if args.prefill else "data_parallel_size": args.num_engines} | sizes
     count = math.prod(sizes.values()) // args.nnodes
     if count > num_processors:
         _log.warning(

@@ -16,6 +16,7 @@ import msgspec
 from octavo.config.args import CacheArgs, ModelArgs, ObservabilityArgs, ReplicaArgs, SchedulerArgs
 from octavo.config.args import PreemptionMode as PreemptionMode
 from octavo.config.device_args import DeviceArgs
+from octavo.config.transfer_args import TransferArgs
 
 DType = Literal["float32", "bfloat16", "float16"]
 CacheDType = Literal["float32", "bfloat16", "float16", "int8", "fp8"]
@@ -109,20 +110,29 @@ class ReplicaConfig(ReplicaArgs):
     """The replicas, and which of them a core is.
 
     number: the place of this replica among them. cpus: the processors that it may run on; empty for all.
+    name: how log lines and errors call the core.
     """
 
     number: int = 0
     cpus: tuple[int, ...] = ()
+    name: str = "core"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferConfig(TransferArgs):
+    """Prefill and decode apart, and KV blocks outside the cache.
+
+    role: of this core, also where a server has cores of both roles. kv_host: an address, or for a core of such a
+    server a directory, which begins with "/" and in which the core makes its Unix sockets under names of its own.
+    secret: hexadecimal digits, which those cores prove to each other; empty where cluster_secret_file has the secret.
+    """
+
+    secret: str = ""
 
     @property
-    def name(self) -> str:
-        """Return how log lines and errors call the core."""
-        return "core" if self.data_parallel_size == 1 else f"core {self.number}"
-
-    @property
-    def resumes_requests(self) -> bool:
-        """Return whether requests go on when their core dies."""
-        return self.data_parallel_size > 1 or self.max_core_restarts > 0
+    def is_split(self) -> bool:
+        """Return whether one front has cores of both roles."""
+        return self.prefill > 0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,3 +144,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: DeviceConfig
     observability: ObservabilityConfig = ObservabilityConfig()
     replicas: ReplicaConfig = ReplicaConfig()
+    transfer: TransferConfig = TransferConfig()
+
+    @property
+    def num_engines(self) -> int:
+        """Return the number of cores behind one front."""
+        return self.transfer.prefill + self.transfer.decode or self.replicas.data_parallel_size
+
+    @property
+    def announces_requests(self) -> bool:
+        """Return whether the front acts upon what a core has begun to compute: it goes on elsewhere, or is fetched."""
+        return self.num_engines > 1 or self.replicas.max_core_restarts > 0 or self.transfer.role is not None

@@ -47,10 +47,10 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
     engine_args = gather(EngineArgs, {name: given[name] for name in given.keys() & arguments(EngineArgs).keys()})
     of_server = {name: given[name] for name in given.keys() & arguments(ServerArgs).keys()}
     server_args = gather(ServerArgs, of_server | {"host": "0.0.0.0"})
-    num_ranks = engine_args.tensor_parallel_size * engine_args.pipeline_parallel_size * engine_args.data_parallel_size
+    num_ranks = engine_args.tensor_parallel_size * engine_args.pipeline_parallel_size * engine_args.num_engines
     options = {
         "name": "octavo",
-        "max_ongoing_requests": engine_args.max_num_seqs * engine_args.data_parallel_size,
+        "max_ongoing_requests": engine_args.max_num_seqs * engine_args.num_engines,
         "graceful_shutdown_timeout_s": server_args.shutdown_timeout_s,
         "ray_actor_options": {"num_cpus": num_ranks * (engine_args.threads or 1)},
     }

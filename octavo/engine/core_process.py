@@ -225,7 +225,7 @@ def main() -> int:
         lifeline = [connection.fileno()], 1, ORPHAN_S
         threading.Thread(target=end_with, args=lifeline, name="octavo-lifeline", daemon=True).start()
         run_on(config.replicas.cpus)
-        max_tokens, announces = config.scheduler.max_num_batched_tokens, config.replicas.resumes_requests
+        max_tokens, announces = config.scheduler.max_num_batched_tokens, config.announces_requests
         return build_and_serve(partial(_build, config), connection, max_tokens, announces=announces)
 
 

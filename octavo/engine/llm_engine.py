@@ -65,11 +65,12 @@ class LLMEngine:
         """
         from octavo.engine.engine_core import EngineCore
 
-        if args.data_parallel_size > 1:
-            raise ConfigError(
-                f"data_parallel_size is {args.data_parallel_size}, and an engine in process (LLM) is one; leave it "
-                "out, or use AsyncLLM or octavo serve"
-            )
+        for name, one in (("data_parallel_size", 1), ("prefill", 0), ("decode", 0), ("role", None)):
+            if (value := getattr(args, name)) != one:
+                raise ConfigError(
+                    f"{name} is {value}, and an engine in process (LLM) is one; leave it out, or use AsyncLLM or "
+                    "octavo serve"
+                )
         config = configure(
             dataclasses.replace(args, max_queued_requests=None, max_queued_tokens=None, seed=args.seed or 0)
         )

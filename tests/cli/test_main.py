@@ -58,8 +58,9 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 def test_options_are_grouped_and_tell_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--help"]) == 0
     shown = capsys.readouterr().out
-    headings = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
-    engine = ["Model", "Memory and cache", "Scheduling", "Device", "Ranks", "Replicas", "Logging"]
+    headings = re.findall(r"^(\w[\w ,]*):$", shown, re.MULTILINE)
+    engine = ["Model", "Memory and cache", "Scheduling", "Device", "Ranks", "Replicas"]
+    engine += ["Prefill and decode apart, and KV that is kept", "Logging"]
     assert headings == ["Server", *engine, "Configuration"]
     assert re.search(r"--max-num-seqs INT +Most sequences in one step\. \[default: 256\]", shown)
     assert "--[no-]enable-prefix-caching" in shown

@@ -40,6 +40,16 @@ def test_replicas_have_numbers_and_processors_of_their_own(monkeypatch: pytest.M
     assert [(each.number, each.cpus, each.name) for each in places] == [(0, (0, 1), "core 0"), (1, (2, 3), "core 1")]
 
 
+def test_prefill_and_decode_are_roles_with_equal_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.config.replicas.core_shares", lambda count: [[number] for number in range(count)])
+    config = config_of(1, kv_cache_memory=3 << 30)
+    config = msgspec.structs.replace(config, transfer=dataclasses.replace(config.transfer, prefill=1, decode=2))
+    found = [replica_config(config, number) for number in range(3)]
+    assert [each.transfer.role for each in found] == ["prefill", "decode", "decode"]
+    assert [each.replicas.name for each in found] == ["prefill 0", "decode 1", "decode 2"]
+    assert [(each.replicas.cpus, each.cache.kv_cache_memory) for each in found] == [((n,), 1 << 30) for n in range(3)]
+
+
 def test_a_core_that_replaces_another_has_as_many_blocks() -> None:
     cache = replica_config(config_of(2), 1, before=core_ready(num_blocks=123), num_starts=1).cache
     assert (cache.num_gpu_blocks_override, cache.gpu_memory_utilization) == (123, 0.9)
