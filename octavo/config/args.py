@@ -131,7 +131,9 @@ class CacheArgs:
     num_gpu_blocks_override: Annotated[
         int | None, Arg("Exact number of KV blocks, on any device, instead of one derived from memory.", ge=1)
     ] = None
-    swap_space: Annotated[float, Arg("Host memory for swapped-out blocks, in GiB.", ge=0, le=1 << 20)] = 4
+    swap_space: Annotated[
+        float, Arg("Host memory for swapped-out blocks of each rank, in GiB; replicas share it.", ge=0, le=1 << 20)
+    ] = 4
     enable_prefix_caching: Annotated[bool, Arg("Reuse KV blocks of prompts that start alike.")] = True
     prefix_cache_size: Annotated[
         int | None,

@@ -159,7 +159,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             (
                 "memory of the machine",
                 render_bytes(self.total_memory),
-                f"{render_bytes(self.available_memory)} available",
+                f"{render_bytes(self.available_memory)} available" + (" to this rank, its share" if self.share else ""),
             ),
             ("limit", render_bytes(self.limit), self.limit_because),
             ("weights", render_bytes(self.weights_bytes)),

@@ -150,7 +150,7 @@ class Replicas:
         ready = [each for each in self._replicas if each.is_ready]
         if not ready:
             raise self._error or EngineRestartingError(
-                "the engine core is being started again after its death; try again in a few seconds"
+                "the engine core is being started again; try again in a few seconds"
             )
         return ready
 

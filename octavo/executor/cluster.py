@@ -130,6 +130,7 @@ def connect(address: str, port: int, secret: bytes, join: Join, timeout_s: float
     """Join the ranks that gather at an address, waiting for their listener. Raises ConfigError or EngineDeadError."""
     deadline = time.monotonic() + timeout_s
     where = f"{address}:{port}"
+    is_waiting = False
     while True:
         try:
             connection = socket.create_connection((address, port), timeout=GREETING_S)
@@ -140,6 +141,9 @@ def connect(address: str, port: int, secret: bytes, join: Join, timeout_s: float
                     f"the first machine has not been at {where} for {timeout_s:g} s: {error}; start `octavo serve` "
                     "there with the same master_addr and master_port"
                 ) from error
+            if not is_waiting:
+                _log.info("waiting for the first machine at %s, for at most %g s", where, timeout_s)
+                is_waiting = True
             time.sleep(_RETRY_S)
     try:
         if not authenticate(connection, secret, is_listener=False):

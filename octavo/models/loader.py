@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -30,6 +31,7 @@ from octavo.models.packed_folder import PackedFolder
 from octavo.models.registry import resolve_model
 from octavo.models.weight_files import FLOATS, StoredTensor, Wanted, progress_bar, read_ahead, stored_tensors
 from octavo.ops.codes import NotFinite
+from octavo.ops.memory import zeroed
 from octavo.ops.registry import Ops
 from octavo.quantization.method import UNQUANTIZED, WeightMethod
 
@@ -131,10 +133,11 @@ class LoadedModel:
     ) -> DecoderStack:
         """Return the model ready to run on `device`.
 
-        `dummy_seed` draws random weights instead of reading any. A layer is brought into the form
-        that computes best as soon as its tensors have arrived: there is no second copy of more than the layers in
-        between. `packed` keeps the result for the next start. `max_positions` bounds the tables that are made per
-        position. Raises CheckpointError for whatever does not fit, ConfigError for a folder that cannot be made.
+        `dummy_seed` draws random weights instead of reading any, the same for every number of ranks. A layer is
+        brought into the form that computes best as soon as its tensors have arrived: there is no second copy of more
+        than the layers in between. `packed` keeps the result for the next start. `max_positions` bounds the tables that
+        are made per position. Raises CheckpointError for whatever does not fit, ConfigError for a folder that cannot be
+        made.
         """
         model = self.model
         headers = self._checkpoint.tensors() if dummy_seed is None else {}
@@ -156,8 +159,10 @@ class LoadedModel:
             if dummy_seed is None:
                 _fill(self._checkpoint, model, device, progress)
             else:
-                for _, layer in model.layers_by_path():
-                    dummy_seed = randomize(layer, dummy_seed, device)
+                for path, layer in model.layers_by_path():
+                    for slot in layer.tensor_slots(path):
+                        if slot.required:
+                            slot.fill(random_tensor(slot.name, slot.shape, dummy_seed, self.dtype, device))
                     layer.finish()
         binding.scratch.clear()
         if cache is not None:
@@ -262,21 +267,20 @@ def strip_prefix(model: DecoderStack, name: str) -> str:
     return name
 
 
-def randomize(layer: Layer, seed: int, device: torch.device | str) -> int:
-    """Give a layer weights like those of a fresh model; return the seed for the next layer.
+def random_tensor(
+    name: str, shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Return the tensor `name` of a fresh model: ones for norms, zeros for biases, matrices uniform around zero.
 
-    Vectors of norms are one, biases zero, matrices uniform around zero. Every parameter takes a seed.
+    The values follow from seed, name, shape and type, whichever rank takes a share of them.
     """
-    for name in [name for name, _ in layer.named_parameters(recurse=False)]:
-        values = layer.room(name, torch.device(device))
-        if values.dim() == 1:
-            values.fill_(0.0 if name.endswith("bias") else 1.0)
-        else:
-            generator = torch.Generator(values.device).manual_seed(seed)
-            bound = (3.0 / values.shape[1]) ** 0.5
-            values.uniform_(-bound, bound, generator=generator)
-        seed += 1
-    return seed
+    values = zeroed(shape, dtype, torch.device(device))  # given back to the system when it is freed
+    if len(shape) == 1:
+        return values.fill_(0.0 if name.endswith("bias") else 1.0)
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    generator = torch.Generator(values.device).manual_seed(int.from_bytes(digest[:7], "big"))
+    bound = (3.0 / shape[1]) ** 0.5
+    return values.uniform_(-bound, bound, generator=generator)
 
 
 class _Arrivals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import MemoryPlan
 from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
-from octavo.devices.device import open_device
+from octavo.devices.device import LanguageModel, open_device
 from octavo.distributed.groups import Allocate, open_groups
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError, EngineDeadError
@@ -35,6 +36,8 @@ from octavo.worker.step_watch import StepWatch, TimedModel
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
+
+_log = logging.getLogger(__name__)
 
 _PROGRESS_FROM_BYTES = 256 << 20
 """Smaller models are there before a progress bar is."""
@@ -187,7 +190,11 @@ class Worker:
             )
             for group, each in zip(shape.cache_groups, limits.groups, strict=True)
         ]
-        model_of_rank = device.recorded(loaded, scheduler.max_num_batched_tokens)
+        model_of_rank: LanguageModel = loaded
+        if self._mesh.tensor_group.is_recordable:
+            model_of_rank = device.recorded(loaded, scheduler.max_num_batched_tokens)
+        elif self._mesh.rank == 0:
+            _log.info("the ranks that share a layer are on several machines: steps run without recordings, more slowly")
         if self._mesh.pipeline.size > 1:
             received = opened.received_buffers(scheduler.max_num_batched_tokens, device.torch_device)
             model_of_rank = Stage(model_of_rank, self._mesh, received)

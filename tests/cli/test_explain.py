@@ -73,6 +73,7 @@ def test_each_rank_has_a_plan_with_the_blocks_that_every_rank_has_room_for(tiny_
     plans, _ = prepared(msgspec.structs.replace(config, device=device))
     assert [re.findall(r"\b[0-3] of 4\b.*", plan) != [] for plan in plans] == [True] * 4
     assert len({re.findall(r"([\d,]+) blocks of 16", plan)[0] for plan in plans}) == 1
+    assert ["available to this rank, its share" in plan for plan in (alone, *plans)] == [False] + [True] * 4
     weights = [float(re.findall(r"weights +([\d.]+) KiB", plan)[0]) for plan in (alone, *plans)]
     assert sum(weights[1:3]) < weights[0]
     assert ("device", "cpu") in {operator[:2] for operator in operators}

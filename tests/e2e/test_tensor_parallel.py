@@ -117,11 +117,26 @@ def test_recorded_steps_of_ranks_that_share_memory_give_the_bits_of_one_rank(
     with engine(checkpoints["qwen3"], 1, **FORMATS[form]) as llm:
         expected = answers(llm, 2)
     with (
-        caplog.at_level(logging.INFO, "octavo.devices"),
+        caplog.at_level(logging.INFO, "octavo"),
         engine(checkpoints["qwen3"], size, open_meshes=memory_meshes, **FORMATS[form]) as llm,
     ):
         assert answers(llm, 2) == expected
-    assert not [line for line in caplog.messages if "not recorded" in line]
+    assert not [line for line in caplog.messages if "record" in line]
+
+
+@pytest.mark.parametrize(("family", "sizes"), [("gpt2", (2, 1)), ("qwen3", (2, 2))])
+def test_random_weights_are_those_of_one_rank(
+    family: str, sizes: tuple[int, int], checkpoints: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with engine(checkpoints[family], 1, load_format="dummy") as llm:
+        expected = answers(llm)
+    with (
+        caplog.at_level(logging.INFO, "octavo"),
+        llm_of_ranks(checkpoints[family], *sizes, load_format="dummy", max_model_len=128, block_size=16) as llm,
+    ):
+        assert answers(llm) == expected
+    (line,) = {line for line in caplog.messages if "record" in line}
+    assert line == "the ranks that share a layer are on several machines: steps run without recordings, more slowly"
 
 
 def test_drafts_change_no_bit(checkpoints: dict[str, Path]) -> None:

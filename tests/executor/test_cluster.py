@@ -61,10 +61,14 @@ def test_a_machine_without_the_secret_is_not_let_in(caplog: pytest.LogCaptureFix
     assert "127.0.0.1 has connected without the secret" in caplog.messages
 
 
-def test_a_first_machine_that_is_not_there_is_waited_for_and_then_named() -> None:
+def test_a_first_machine_that_is_not_there_is_waited_for_and_then_named(caplog: pytest.LogCaptureFixture) -> None:
     port = free_port()
-    with pytest.raises(EngineDeadError, match=f"has not been at 127.0.0.1:{port} for 0.1 s"):
-        connect("127.0.0.1", port, SECRET, Join(1, 0), 0.1)
+    with (
+        caplog.at_level(logging.INFO, "octavo"),
+        pytest.raises(EngineDeadError, match=f"has not been at 127.0.0.1:{port} for 0.6 s"),
+    ):
+        connect("127.0.0.1", port, SECRET, Join(1, 0), 0.6)
+    assert caplog.messages == [f"waiting for the first machine at 127.0.0.1:{port}, for at most 0.6 s"]
 
 
 @pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4], ids=["nothing", "something"])
