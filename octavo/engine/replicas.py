@@ -1,18 +1,14 @@
 """The engine cores behind one front: which of them gets a request, and what becomes of it when its core dies.
 
 A request goes on from what the front has received of it (`OutputProcessor.to_resume`), on another replica or on the
-core that replaces the dead one. Requests that ran in a core when it died are suspects: they are sent again one by one,
-at most one to a replica, until they have got past the place where the core died. One that runs at a second death is
-quarantined: it ends with an error.
+core that replaces the dead one (`engine/dispatch.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Any, Final
@@ -23,16 +19,15 @@ from octavo.core.messages import (
     AbortRequests,
     AddRequests,
     CoreReady,
-    EngineCoreOutput,
     EngineCoreRequest,
     SchedulerStats,
     StepOutputs,
     StopSequence,
 )
-from octavo.core.outputs import RequestError
 from octavo.engine.control_calls import Pins, merged
 from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_spawn import SpawnedCore
+from octavo.engine.dispatch import Dispatch, ToResume
 from octavo.engine.replica import Replica
 from octavo.engine.router import RoundRobin, Router, make_router
 from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest
@@ -40,31 +35,10 @@ from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest
 MAX_WAITING: Final = 1024
 """Requests that wait in the front while no core is ready, where max_queued_requests sets no other limit."""
 
-MAX_DEATHS: Final = 2
-"""A request that ran in this many cores when they died is not sent again."""
-
 _log = logging.getLogger(__name__)
 
 Process = Callable[[int, StepOutputs], Awaitable[None]]
 """Processes the outputs of a step of the replica with this number."""
-
-ToResume = Callable[[str], EngineCoreRequest | None]
-"""Returns an open request with what was processed of it; None when it is not open."""
-
-
-@dataclass(slots=True, eq=False)
-class _Sent:
-    """An open request. replica: who has it; None while it waits. has_run: it was in a step of that replica's core.
-
-    num_deaths: cores that died while it ran. num_outputs_left: after so many outputs it is no longer a suspect.
-    """
-
-    request: EngineCoreRequest
-    replica: Replica | None = None
-    was_sent: bool = False
-    has_run: bool = False
-    num_deaths: int = 0
-    num_outputs_left: int = 0
 
 
 class Replicas:
@@ -83,22 +57,17 @@ class Replicas:
     ) -> None:
         """depth: steps that a core plans ahead."""
         self._replicas = list(replicas)
+        self._dispatch = Dispatch(self._replicas, router or RoundRobin(), depth=depth)
         self.ready: CoreReady = min((each.client.ready for each in replicas), key=lambda ready: ready.cache.num_tokens)
-        self._router = router or RoundRobin()
-        self._depth = depth
         self._max_waiting = max_waiting
         self._process: Process
-        self._to_resume: ToResume
-        self._sent: dict[str, _Sent] = {}
-        self._waiting: deque[list[_Sent]] = deque()
-        self._suspects: deque[_Sent] = deque()
         self._pins = Pins()
         self._error: EngineDeadError | None = None
 
     @classmethod
     async def start(cls, config: EngineConfig, core: SpawnedCore | None = None) -> Replicas:
         """Start all cores, the first in the process `core`. Raises what one of them raised, when the others ended."""
-        count, most = config.replicas.data_parallel_size, config.replicas.max_core_restarts
+        count, most = config.num_engines, config.replicas.max_core_restarts
 
         async def start_again(number: int, before: CoreReady, num_starts: int) -> ProcessClient:
             return await ProcessClient.start(replica_config(config, number, before=before, num_starts=num_starts))
@@ -169,92 +138,29 @@ class Replicas:
                 self._add(requests)
             case AbortRequests(request_ids):
                 for request_id in request_ids:
-                    replica = self._end(request_id)
+                    replica = self._dispatch.end(request_id)
                     if replica is not None and replica.is_ready:
                         replica.client.send(AbortRequests([request_id]))
             case StopSequence(request_id):
-                sent = self._sent.get(request_id)
+                sent = self._dispatch.sent.get(request_id)
                 if sent is not None and sent.replica is not None and sent.replica.is_ready:
                     sent.replica.client.send(message)
-                if self._to_resume(request_id) is None:
-                    self._end(request_id)
+                if self._dispatch.to_resume(request_id) is None:
+                    self._dispatch.end(request_id)
 
     def _add(self, requests: list[EngineCoreRequest]) -> None:
-        is_any_ready = any(each.is_ready for each in self._replicas)
-        if not is_any_ready and self._num_waiting() >= self._max_waiting:
+        if not self._dispatch.is_any_ready and self._dispatch.num_waiting() >= self._max_waiting:
             raise EngineRestartingError(
                 f"{self._max_waiting} requests wait for an engine core that is being started again; try again in "
                 "a few seconds"
             )
-        batch = [_Sent(request) for request in requests]
-        self._sent.update((each.request.request_id, each) for each in batch)
-        self._waiting.append(batch)
-        if is_any_ready:
-            self._dispatch()
-
-    def _num_waiting(self) -> int:
-        """Forget what has ended while it waited; return the number of requests that still wait."""
-        open_ones = ([each for each in batch if self._is_open(each)] for batch in self._waiting)
-        self._waiting = deque(batch for batch in open_ones if batch)
-        return sum(map(len, self._waiting))
-
-    def _is_open(self, sent: _Sent) -> bool:
-        return self._sent.get(sent.request.request_id) is sent
-
-    def _dispatch(self) -> None:
-        """Send what waits to replicas that are ready: one suspect to each, and all else in its order."""
-        ready = [each for each in self._replicas if each.is_ready]
-        for replica in ready:
-            while self._suspects and replica.suspect is None:
-                sent = self._suspects.popleft()
-                if self._place([sent], replica):
-                    sent.num_outputs_left = self._depth + 1
-                    replica.suspect = sent.request.request_id
-        while self._waiting and ready:
-            batch = self._waiting.popleft()
-            self._place(batch, ready[0] if len(ready) == 1 else self._router.choose(batch[0].request, ready))
-
-    def _place(self, batch: list[_Sent], replica: Replica) -> bool:
-        """Send requests, as they came or with what was received of them. Returns False when all have ended."""
-        requests = []
-        for sent in batch:
-            request_id = sent.request.request_id
-            if not self._is_open(sent):
-                continue  # ended while it waited
-            request = self._to_resume(request_id) if sent.was_sent else sent.request
-            if request is None:
-                del self._sent[request_id]
-                continue
-            sent.replica, sent.was_sent, sent.has_run = replica, True, False
-            replica.open()
-            requests.append(request)
-        if requests:
-            replica.client.send(AddRequests(requests))
-        return bool(requests)
-
-    def _end(self, request_id: str) -> Replica | None:
-        """Forget a request; return the replica that has it."""
-        sent = self._sent.pop(request_id, None)
-        if sent is None or sent.replica is None:
-            return None
-        sent.replica.close()
-        if sent.replica.suspect == request_id:
-            self._clear(sent)
-        return sent.replica
-
-    def _clear(self, sent: _Sent) -> None:
-        """Note that the core got past the place where it died with this request, which is no longer a suspect."""
-        sent.num_deaths = 0
-        assert sent.replica is not None, "a suspect is cleared by a replica"
-        sent.replica.suspect = None
-        if self._suspects:
-            self._dispatch()
+        self._dispatch.add(requests)
 
     # ---- messages from the cores ----
 
     async def run(self, process: Process, to_resume: ToResume) -> None:
         """Process the outputs of all cores, and replace those that die. Raises EngineDeadError when none is left."""
-        self._process, self._to_resume = process, to_resume
+        self._process, self._dispatch.to_resume = process, to_resume
         serving = [asyncio.ensure_future(self._serve(each)) for each in self._replicas]
         can_move = len(self._replicas) > 1
         watching = [asyncio.ensure_future(each.watch()) for each in self._replicas if each.can_restart or can_move]
@@ -283,63 +189,27 @@ class Replicas:
             await self._process(replica.number, StepOutputs(outputs=[], stats=replica.stats))
             for pin in self._pins.calls():
                 replica.client.send(pin)
-            self._dispatch()
+            self._dispatch.send_waiting()
 
     async def _take(self, replica: Replica, step: StepOutputs) -> None:
         replica.note(step)
-        for request_id in step.began:
-            if (sent := self._sent.get(request_id)) is not None:
-                sent.has_run = True
-        for output in step.outputs:
-            if output.finished:
-                self._end(output.request_id)
+        self._dispatch.note(step)
         await self._process(replica.number, step)
-        if replica.suspect is not None and (sent := self._sent.get(replica.suspect)) is not None:
-            sent.num_outputs_left -= any(output.request_id == replica.suspect for output in step.outputs)
-            if sent.num_outputs_left <= 0:
-                self._clear(sent)
+        self._dispatch.note_progress(replica, step)
 
     async def _resume_requests(self, replica: Replica, error: EngineDeadError) -> None:
         """Take its requests from a replica whose core has gone; those that can go on are sent elsewhere, or wait."""
-        suspects: list[_Sent] = []
-        others: list[_Sent] = []
-        quarantined: list[_Sent] = []
-        for sent in [each for each in self._sent.values() if each.replica is replica]:
-            replica.close()
-            sent.replica = None
-            sent.num_deaths += sent.has_run and not replica.is_draining
-            kind = quarantined if sent.num_deaths >= MAX_DEATHS else suspects if sent.num_deaths else others
-            kind.append(sent)
-        replica.suspect = None
-        replica.end(len(suspects) + len(others), error)
-        # a beam search has no output before its end: others need not wait for it
-        self._suspects += sorted(suspects, key=lambda sent: sent.request.params.use_beam_search)
-        self._waiting.extendleft([sent] for sent in reversed(others))
-        can_go_on = replica.can_restart or any(each.is_ready for each in self._replicas)
-        if can_go_on and (suspects or others or quarantined):
+        left = self._dispatch.take_back(replica)
+        replica.end(len(left.suspects) + len(left.others), error)
+        if any(left) and (replica.can_restart or self._dispatch.is_any_ready):
             _log.warning(
                 "replica %d: %d running requests go on one by one, %d others are sent again, %d end",
                 replica.number,
-                len(suspects),
-                len(others),
-                len(quarantined),
+                *map(len, left),
             )
-        self._dispatch()
-        outputs = [self._quarantined(sent, error) for sent in quarantined]
+        self._dispatch.send_waiting()
+        outputs = [self._dispatch.quarantine(sent, error) for sent in left.quarantined]
         await self._process(replica.number, StepOutputs(outputs=outputs, stats=replica.stats))
-
-    def _quarantined(self, sent: _Sent, error: EngineDeadError) -> EngineCoreOutput:
-        """Forget a request that is not run again; return its last output."""
-        request_id = sent.request.request_id
-        failure = RequestError(
-            f"request {request_id} was running when {MAX_DEATHS} engine cores died, and is not run again; the "
-            f"last one: {error}",
-            code="request_quarantined",
-            public_message=f"the engine died {MAX_DEATHS} times while the request was running; it is not run again",
-        )
-        _log.error("%s", failure.message)
-        self._end(request_id)
-        return EngineCoreOutput(request_id=request_id, deltas=[], finished=True, error=failure)
 
     def _give_up(self, replica: Replica, error: EngineDeadError) -> EngineDeadError:
         replica.has_given_up = True

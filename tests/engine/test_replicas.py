@@ -108,11 +108,13 @@ async def test_replicas_that_die_in_turn_lose_nothing(tmp_path: Path) -> None:
     async with fleet(tmp_path, real_core(), 2) as (llm, _):
         reading = [asyncio.create_task(whole(llm, number)) for number in range(32)]
         client = llm._client
-        await eventually(lambda: any(sent.has_run for sent in client._sent.values()))
+        await eventually(lambda: any(sent.has_run for sent in client._dispatch.sent.values()))
         await steps(llm, 5)
         kill(llm, 0)
         await eventually(lambda: not client._replicas[0].is_ready)
-        await eventually(lambda: not client._suspects and all(each.suspect is None for each in client._replicas))
+        await eventually(
+            lambda: not client._dispatch.suspects and all(each.suspect is None for each in client._replicas)
+        )
         kill(llm, 1)
         assert await asyncio.gather(*reading) == expected
 
@@ -153,7 +155,7 @@ async def test_requests_that_waited_are_no_suspects(tmp_path: Path) -> None:
             ended.append(number)
 
         reading = [asyncio.create_task(read(number)) for number in range(1, 7)]
-        sent = llm._client._sent
+        sent = llm._client._dispatch.sent
         for number in range(3):
             await eventually(lambda: any(each.has_run for each in sent.values()))
             await steps(llm, 8)
@@ -190,7 +192,7 @@ async def test_requests_wait_in_the_front_while_the_core_starts_up_to_a_limit(tm
         found = await asyncio.gather(*reading)
         await llm.check_health()
         assert found == [await whole(llm, 0), await whole(llm, 4), await whole(llm, 2)]
-        assert len(llm._client._sent) == 0
+        assert len(llm._client._dispatch.sent) == 0
 
 
 async def test_core_that_dies_too_often_is_given_up(tmp_path: Path) -> None:
@@ -379,6 +381,6 @@ async def test_abort_and_stop_reach_the_core_that_has_the_request(tmp_path: Path
         stopping = llm.generate([98], SamplingParams(max_tokens=None, stop="aaa"), "s")
         assert [output.finished async for output in stopping][-1]
         await eventually(lambda: cores.cores[0][0].stopped == [("s", 0)])
-        assert set(llm._client._sent) == {"r1", "r2"}
+        assert set(llm._client._dispatch.sent) == {"r1", "r2"}
         for stream in streams:
             await stream.aclose()

@@ -1,0 +1,185 @@
+"""Which core has each open request, which requests wait for one, and which are suspects.
+
+Requests that ran in a core when it died are suspects: they are sent again one by one, at most one to a replica, until
+they have got past the place where the core died. One that runs at a second death is quarantined: it ends with an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from octavo.core.messages import AddRequests, EngineCoreOutput, EngineCoreRequest, StepOutputs
+from octavo.core.outputs import RequestError
+from octavo.engine.replica import Replica
+from octavo.engine.router import Router
+from octavo.errors import EngineDeadError
+
+MAX_DEATHS: Final = 2
+"""A request that ran in this many cores when they died is not sent again."""
+
+_log = logging.getLogger(__name__)
+
+ToResume = Callable[[str], EngineCoreRequest | None]
+"""Returns an open request with what was processed of it; None when it is not open."""
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """An open request. replica: who has it; None while it waits. has_run: it was in a step of that replica's core.
+
+    num_deaths: cores that died while it ran. num_outputs_left: after so many outputs it is no longer a suspect.
+    """
+
+    request: EngineCoreRequest
+    replica: Replica | None = None
+    was_sent: bool = False
+    has_run: bool = False
+    num_deaths: int = 0
+    num_outputs_left: int = 0
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+
+class Left(NamedTuple):
+    """What a core that has gone leaves: requests that go on one by one, others that are sent again, and those that are
+    not run again."""
+
+    suspects: list[Sent]
+    others: list[Sent]
+    quarantined: list[Sent]
+
+
+class Dispatch:
+    """The open requests, and the replicas that they are sent to.
+
+    sent: the open requests by id. suspects: those of them that wait to be sent alone. to_resume: set before a core
+    can die.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], router: Router, *, depth: int = 1) -> None:
+        """depth: steps that a core plans ahead."""
+        self.sent: dict[str, Sent] = {}
+        self.suspects: deque[Sent] = deque()
+        self.to_resume: ToResume
+        self._replicas = list(replicas)
+        self._router = router
+        self._depth = depth
+        self._waiting: deque[list[Sent]] = deque()
+
+    @property
+    def is_any_ready(self) -> bool:
+        return any(each.is_ready for each in self._replicas)
+
+    def add(self, requests: Sequence[EngineCoreRequest]) -> None:
+        """Open requests of which a core accepts all or refuses all; they are sent, or wait for a core."""
+        batch = [Sent(request) for request in requests]
+        self.sent.update((each.request_id, each) for each in batch)
+        self._waiting.append(batch)
+        self.send_waiting()
+
+    def num_waiting(self) -> int:
+        """Forget what has ended while it waited; return the number of requests that still wait."""
+        open_ones = ([each for each in batch if self._is_open(each)] for batch in self._waiting)
+        self._waiting = deque(batch for batch in open_ones if batch)
+        return sum(map(len, self._waiting))
+
+    def _is_open(self, sent: Sent) -> bool:
+        return self.sent.get(sent.request_id) is sent
+
+    def send_waiting(self) -> None:
+        """Send what waits to replicas that are ready: one suspect to each, and all else in its order."""
+        ready = [each for each in self._replicas if each.is_ready]
+        for replica in ready:
+            while self.suspects and replica.suspect is None:
+                sent = self.suspects.popleft()
+                if self._place([sent], replica):
+                    sent.num_outputs_left = self._depth + 1
+                    replica.suspect = sent.request_id
+        while self._waiting and ready:
+            batch = self._waiting.popleft()
+            self._place(batch, ready[0] if len(ready) == 1 else self._router.choose(batch[0].request, ready))
+
+    def _place(self, batch: list[Sent], replica: Replica) -> bool:
+        """Send requests, as they came or with what was received of them. Returns False when all have ended."""
+        requests = []
+        for sent in batch:
+            if not self._is_open(sent):
+                continue  # ended while it waited
+            request = self.to_resume(sent.request_id) if sent.was_sent else sent.request
+            if request is None:
+                del self.sent[sent.request_id]
+                continue
+            sent.replica, sent.was_sent, sent.has_run = replica, True, False
+            replica.open()
+            requests.append(request)
+        if requests:
+            replica.client.send(AddRequests(requests))
+        return bool(requests)
+
+    def end(self, request_id: str) -> Replica | None:
+        """Forget a request; return the replica that has it."""
+        sent = self.sent.pop(request_id, None)
+        if sent is None or sent.replica is None:
+            return None
+        sent.replica.close()
+        if sent.replica.suspect == request_id:
+            self._clear(sent)
+        return sent.replica
+
+    def _clear(self, sent: Sent) -> None:
+        """Note that the core got past the place where it died with this request, which is no longer a suspect."""
+        sent.num_deaths = 0
+        assert sent.replica is not None, "a suspect is cleared by a replica"
+        sent.replica.suspect = None
+        if self.suspects:
+            self.send_waiting()
+
+    def note(self, step: StepOutputs) -> None:
+        """Note which requests have begun in a step, and forget those that have ended."""
+        for request_id in step.began:
+            if (sent := self.sent.get(request_id)) is not None:
+                sent.has_run = True
+        for output in step.outputs:
+            if output.finished:
+                self.end(output.request_id)
+
+    def note_progress(self, replica: Replica, step: StepOutputs) -> None:
+        """Count the outputs of the suspect that a replica has, once a step was processed."""
+        if replica.suspect is not None and (sent := self.sent.get(replica.suspect)) is not None:
+            sent.num_outputs_left -= any(output.request_id == replica.suspect for output in step.outputs)
+            if sent.num_outputs_left <= 0:
+                self._clear(sent)
+
+    def take_back(self, replica: Replica) -> Left:
+        """Take its requests from a replica whose core has gone; all but the quarantined ones wait to be sent again."""
+        left = Left([], [], [])
+        for sent in [each for each in self.sent.values() if each.replica is replica]:
+            replica.close()
+            sent.replica = None
+            sent.num_deaths += sent.has_run and not replica.is_draining
+            is_quarantined = sent.num_deaths >= MAX_DEATHS
+            kind = left.quarantined if is_quarantined else left.suspects if sent.num_deaths else left.others
+            kind.append(sent)
+        replica.suspect = None
+        # a beam search has no output before its end: others need not wait for it
+        self.suspects += sorted(left.suspects, key=lambda sent: sent.request.params.use_beam_search)
+        self._waiting.extendleft([sent] for sent in reversed(left.others))
+        return left
+
+    def quarantine(self, sent: Sent, error: EngineDeadError) -> EngineCoreOutput:
+        """Forget a request that is not run again; return its last output."""
+        failure = RequestError(
+            f"request {sent.request_id} was running when {MAX_DEATHS} engine cores died, and is not run again; the "
+            f"last one: {error}",
+            code="request_quarantined",
+            public_message=f"the engine died {MAX_DEATHS} times while the request was running; it is not run again",
+        )
+        _log.error("%s", failure.message)
+        self.end(sent.request_id)
+        return EngineCoreOutput(request_id=sent.request_id, deltas=[], finished=True, error=failure)
