@@ -34,6 +34,8 @@ class EngineCoreRequest(RequestOptions, kw_only=True):
         and its outputs hold only what is new. The log-probabilities of its prompt are not computed again.
     metrics: of a request that another core has accepted before: this one does not refuse it for its load.
     num_cached_tokens: of its prompt, where that was computed before.
+    keep_s: seconds for which the KV of its prompt stays in the cache after its end, for another engine.
+    prefill: where that engine gives KV blocks away that this one fetches: host:port, or the path of a Unix socket.
     """
 
     request_id: str
@@ -48,6 +50,8 @@ class EngineCoreRequest(RequestOptions, kw_only=True):
     resumed: tuple[ResumedSequence, ...] = ()
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
+    keep_s: float = 0.0
+    prefill: str | None = None
 
     @property
     def first_token_deadline(self) -> float | None:
@@ -95,6 +99,10 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Ends the core process; running requests are dropped."""
 
 
+class Wake(msgspec.Struct, frozen=True, tag="wake"):
+    """Ends a wait of the core: a KV transfer has news. The core's own threads send it."""
+
+
 ToCore = AddRequests | AbortRequests | StopSequence | Call | Shutdown
 
 
@@ -114,6 +122,7 @@ class EngineCoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=Fals
     `metrics` come with the last output, and before it whenever something has happened since they last came: the front
     may end the request by a stop string before the core does. With them comes `cache_miss_reason`: why not more of the
     prompt was in the prefix cache, empty when nothing more could be.
+    num_fetched_tokens: of the prompt, those whose KV came from another engine or a tier, beside the cached ones.
     """
 
     request_id: str
@@ -121,6 +130,7 @@ class EngineCoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=Fals
     finished: bool
     prompt_logprobs: PromptLogprobs | None = None
     num_cached_tokens: int = 0
+    num_fetched_tokens: int = 0
     cache_miss_reason: str = ""
     error: RequestError | None = None
     metrics: RequestMetrics | None = None
@@ -258,6 +268,8 @@ class CoreReady(msgspec.Struct, kw_only=True, tag="ready"):
     """The memory plan as text, for the log of the front."""
     plan_summary: str = ""
     """The memory plan in one line."""
+    transfer: str | None = None
+    """Where this core gives KV blocks away, host:port or the path of a Unix socket; None where it gives none."""
 
 
 class CoreFailed(msgspec.Struct, kw_only=True, tag="failed"):

@@ -155,6 +155,7 @@ class SequenceGroup:
     adapter: index of the request's adapter in the workers, 0 for none.
     beams: the state of the beam search; None for requests that draw.
     waits_for_results: the next row of a sequence is planned only when all results of its last row are known.
+    num_fetched_tokens: of its prompt, those that a connector has supplied.
     num_dropped_tokens: tokens that had been computed when it was last preempted to be recomputed.
     num_passed: how often a later group was admitted before this one while it was the first.
     num_prompt_logprobs_sent: prompt positions whose log-probabilities were sent (the first has none).
@@ -173,6 +174,7 @@ class SequenceGroup:
         "metrics",
         "num_cached_tokens",
         "num_dropped_tokens",
+        "num_fetched_tokens",
         "num_passed",
         "num_prompt_logprobs_sent",
         "num_prompt_tokens",
@@ -206,6 +208,7 @@ class SequenceGroup:
         self.refork_at: int | None = None
         self.was_preempted = False
         self.num_cached_tokens = 0
+        self.num_fetched_tokens = 0
         self.cache_miss_reason = ""
         self.num_dropped_tokens = 0
         self.num_passed = 0

@@ -96,7 +96,8 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     new ones are added because a fork may name one of them as its parent. An id in both lists was preempted and comes
     back in the same step: its new state stays.
 
-    connector: what the scheduler's half of a KV connector sends to the workers' half; None without one.
+    connector: what the scheduler's side of KV transfers sends to the ranks (`kv_transfer.messages.RankCommands`); None
+    for nothing. A step without rows may carry it alone.
     """
 
     step_id: int
@@ -157,11 +158,9 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     swap_s: seconds that moving blocks to and from the host took; 0 where it is not known.
     times: the time of each part of the step on the device, where the workers are asked for it.
-    connector: what the workers' half of a KV connector sends to the scheduler's half; None without one.
     """
 
     step_id: int
     rows: list[RowOutput]
     swap_s: float = 0.0
     times: dict[str, PartTime] | None = None
-    connector: bytes | None = None

@@ -36,6 +36,7 @@ from octavo.core.messages import (
     StepOutputs,
     StopSequence,
     ToCore,
+    Wake,
 )
 from octavo.core.processes import end_with, run_reporting
 from octavo.engine.announced_executor import AnnouncedExecutor
@@ -66,8 +67,8 @@ _UNMEASURED_S_PER_TOKEN: Final = 0.05
 _log = logging.getLogger(__name__)
 
 
-Inbox = SimpleQueue[ToCore | CoreFailed]
-"""What the core has to process: messages of its front, and the death of a rank."""
+Inbox = SimpleQueue[ToCore | CoreFailed | Wake]
+"""What the core has to process: messages of its front, the death of a rank, news of KV transfers."""
 
 
 class _Server:
@@ -90,11 +91,12 @@ class _Server:
             self._connection.sendall(frames.pack(message))
 
     def run(self) -> None:
-        """Step while there is work, and wait for messages while there is none, until Shutdown."""
+        """Step while there is work, and wait for messages while there is none, until Shutdown. Requests that wait for
+        their blocks are no work until Wake."""
         core, last_sent = self._core, time.monotonic()
         was_busy, has_memory_to_release = False, False
         while True:
-            is_working = was_busy or core.has_unfinished()
+            is_working = (was_busy or core.has_unfinished()) and not core.is_waiting
             wait_s = 0.0 if is_working else RELEASE_AFTER_S if has_memory_to_release else None
             messages = self._messages(wait_s)
             if wait_s and not messages:
@@ -106,7 +108,7 @@ class _Server:
                 if isinstance(message, CoreFailed):
                     raise message.error()
                 was_busy = self._hand_over(message) or was_busy
-            if core.has_unfinished():
+            if core.has_unfinished() or Wake() in messages:
                 was_busy = has_memory_to_release = True
                 step = core.step()
                 if step.outputs or time.monotonic() - last_sent > STATS_INTERVAL_S:
@@ -117,9 +119,9 @@ class _Server:
                 was_busy = False
                 self.send(StepOutputs(outputs=[], stats=core.stats()))
 
-    def _messages(self, wait_s: float | None) -> list[ToCore | CoreFailed]:
+    def _messages(self, wait_s: float | None) -> list[ToCore | CoreFailed | Wake]:
         """Return what has arrived, after a wait of at most `wait_s` for the first message; None waits without end."""
-        messages: list[ToCore | CoreFailed] = []
+        messages: list[ToCore | CoreFailed | Wake] = []
         try:
             if wait_s != 0.0:
                 self._began_at = None
@@ -131,7 +133,7 @@ class _Server:
         finally:
             self._began_at = time.monotonic()
 
-    def _hand_over(self, message: ToCore) -> bool:
+    def _hand_over(self, message: ToCore | Wake) -> bool:
         """Give a message to the core; return whether the core may have work from it."""
         core = self._core
         match message:
@@ -229,14 +231,14 @@ def main() -> int:
         return build_and_serve(partial(_build, config), connection, max_tokens, announces=announces)
 
 
-def _build(config: EngineConfig, on_death: Callable[[str], None]) -> EngineCore:
+def _build(config: EngineConfig, on_death: Callable[[str], None], wake: Callable[[], None]) -> EngineCore:
     from octavo.engine.engine_core import EngineCore
 
-    return EngineCore.build(config, on_death=on_death)
+    return EngineCore.build(config, on_death=on_death, wake=wake)
 
 
 def build_and_serve(
-    build: Callable[[Callable[[str], None]], EngineCore],
+    build: Callable[[Callable[[str], None], Callable[[], None]], EngineCore],
     connection: socket.socket,
     max_tokens_per_step: int = 0,
     *,
@@ -250,7 +252,7 @@ def build_and_serve(
     with ExitStack() as resources:
 
         def run() -> None:
-            core = build(lambda reason: inbox.put(CoreFailed(message=reason)))
+            core = build(lambda reason: inbox.put(CoreFailed(message=reason)), lambda: inbox.put(Wake()))
             resources.callback(core.shutdown)
             serve_core(core, connection, max_tokens_per_step, inbox, announces=announces)
 

@@ -55,6 +55,8 @@ class EngineCore:
         self._in_flight: deque[Future[ModelRunnerOutput]] = deque()
         self._refused: list[EngineCoreOutput] = []
         self._beam_texts = BeamTexts(open_tokenizer)
+        self.is_waiting = False
+        """Whether the last step found nothing to compute: all requests wait for blocks that are fetched."""
 
     @classmethod
     def build(
@@ -62,11 +64,13 @@ class EngineCore:
         config: EngineConfig,
         tokenizer: Tokenizer | None = None,
         on_death: Callable[[str], None] | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> EngineCore:
         """Load the model, size the cache, and be ready. Raises ConfigError or CheckpointError.
 
         Without `tokenizer` the model's own is opened when it is needed. on_death: called with the reason, from any
-        thread, as soon as a rank has failed or died, also between steps.
+        thread, as soon as a rank has failed or died, also between steps. wake: called from any thread when a core that
+        `is_waiting`, or that is idle, is to step again.
         """
         executor = make_executor(config, on_death)
         try:
@@ -114,6 +118,7 @@ class EngineCore:
 
     def add_requests(self, requests: list[EngineCoreRequest]) -> None:
         """Add requests that arrived together: all of them, or each gets an output with an error. Raises nothing."""
+        self.is_waiting = False
         request_ids = [request.request_id for request in requests]
         in_use = [each for each, times in Counter(request_ids).items() if times > 1 or each in self.scheduler.groups]
         if in_use:
@@ -145,10 +150,12 @@ class EngineCore:
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """End requests; no output follows for them. Unknown ids are ignored."""
+        self.is_waiting = False
         self.scheduler.abort(request_ids, self.clock())
 
     def stop_sequence(self, request_id: str, index: int) -> None:
         """End one sequence whose text met a stop string; no output follows for it."""
+        self.is_waiting = False
         self.scheduler.stop_sequence(request_id, index, self.clock())
 
     def has_unfinished(self) -> bool:
@@ -166,6 +173,7 @@ class EngineCore:
             self._in_flight.append(self.executor.submit(step))
         outputs, self._refused = self._refused, []
         outputs += self.scheduler.take_ended()
+        self.is_waiting = False
         if self._in_flight:
             result = self._in_flight.popleft().result()
             result = self._beam_texts.mark(result, self.scheduler.find, self.scheduler.groups)
@@ -173,6 +181,7 @@ class EngineCore:
         else:
             idle = not self.scheduler.groups or self.scheduler.is_fetching
             assert outputs or idle, "requests are left, but no step can be planned"
+            self.is_waiting = not outputs and self.scheduler.is_fetching
         times = None if self._timed is None else self._timed.take_times()
         return StepOutputs(outputs=outputs, stats=self.scheduler.stats(), times=times)
 

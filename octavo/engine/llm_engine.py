@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,7 +42,10 @@ class LLMEngine:
         core: EngineCore,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None = None,
+        woken: threading.Event | None = None,
     ) -> None:
+        """woken: set when a core that waits for blocks is to step again."""
+        self._woken = woken or threading.Event()
         self.config = config
         self.tokenizer = tokenizer
         self.stats = SchedulerStats()
@@ -75,7 +79,9 @@ class LLMEngine:
             dataclasses.replace(args, max_queued_requests=None, max_queued_tokens=None, seed=args.seed or 0)
         )
         tokenizer, chat_template = open_tokenizer(config.model)  # before the weights: it is the quicker to fail
-        return cls(config, EngineCore.build(config, tokenizer), tokenizer, chat_template)
+        woken = threading.Event()
+        core = EngineCore.build(config, tokenizer, wake=woken.set)
+        return cls(config, core, tokenizer, chat_template, woken)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
@@ -148,6 +154,9 @@ class LLMEngine:
             self.stats = self.core.stats()
             return outputs
         try:
+            if self.core.is_waiting:
+                self._woken.wait()
+                self._woken.clear()
             step = self.core.step()
         except Exception as error:
             self._error = EngineDeadError(f"the engine failed in an earlier step ({type(error).__name__}: {error})")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.cache_limits import CacheLimits
 from octavo.kv_cache.block_manager import BlockManager
-from octavo.kv_cache.prefix_source import PrefixSource
+from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.drafts import Proposer
 from octavo.scheduler.policies import make_policy
 from octavo.scheduler.rates import PreemptionCosts, Rates
@@ -28,11 +30,13 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_scheduler(
-    settings: SchedulerSettings, proposer: Proposer | None = None, source: PrefixSource | None = None
+    settings: SchedulerSettings,
+    proposer: Proposer | None = None,
+    connect: Callable[[BlockManager], Connector | None] | None = None,
 ) -> Scheduler:
     """Build a scheduler and its block manager, without requests.
 
-    proposer: guesses tokens that steps verify. source: has prefixes that the local cache does not have.
+    proposer: guesses tokens that steps verify. connect: returns what has prefixes that these blocks do not have.
     """
     cache, scheduler = settings.cache, settings.scheduler
     block_manager = BlockManager(
@@ -52,5 +56,5 @@ def build_scheduler(
         rates,
         sends_tokens=settings.sends_tokens,
         proposer=proposer,
-        source=source,
+        connector=None if connect is None else connect(block_manager),
     )

@@ -33,7 +33,7 @@ class StepPlan:
     prefix_copies: copies of sequences that were admitted and have no row yet.
     num_prompt_tokens: tokens in rows that compute more than one.
     num_turns_left: sequences that decode and that may still have a row, where steps in flight share them.
-    connector: what is sent to the workers' half of a KV connector.
+    connector: what KV transfers send to the ranks.
     """
 
     def __init__(self, tokens: TokenBudget, *others: Budget) -> None:

@@ -95,6 +95,8 @@ class Pace:
         return max(_SMALLEST_PIECE, (target_s - (self._decode_s or 0.0)) * (prefill_tokens_per_s or 0.0))
 
     def note_planned(self, step: _Planned) -> None:
+        if not step.num_rows:
+            return
         if not step.num_prompt_tokens:
             self._num_decode_rows, self._num_unmeasured = step.num_rows, 0
             self._mixed_share -= self._mixed_share / _SHARE_STEPS

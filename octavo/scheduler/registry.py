@@ -15,6 +15,7 @@ from typing import Final
 from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, RequestTimeline, SchedulerStats
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.kv_cache.block_manager import BlockManager
+from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.policy import GroupQueue, Policy
 from octavo.scheduler.turns import Turns
 from octavo.scheduler.waiting_queue import WaitingQueue
@@ -43,8 +44,17 @@ class Registry:
     waits_for_results: every group waits for results.
     """
 
-    def __init__(self, block_manager: BlockManager, policy: Policy, *, waits_for_results: bool = False) -> None:
+    def __init__(
+        self,
+        block_manager: BlockManager,
+        policy: Policy,
+        *,
+        waits_for_results: bool = False,
+        connector: Connector | None = None,
+    ) -> None:
+        """connector: gets to know which requests come and go."""
         self.block_manager = block_manager
+        self._connector = connector
         self.groups: dict[str, SequenceGroup] = {}
         self.waiting = policy.make_queue()
         self.running: list[SequenceGroup] = []
@@ -87,6 +97,8 @@ class Registry:
             self.num_queued_tokens += group.num_prompt_tokens
         self._policy.note_arrival(group)
         self.waiting.push(group)
+        if self._connector is not None:
+            self._connector.added(group.request, [])
 
     # ---- lookups ----
 
@@ -263,6 +275,8 @@ class Registry:
         self.timelines.append(_timeline(group))
         del self.groups[group.request_id]
         self._policy.note_end(group)
+        if self._connector is not None:
+            self._connector.ended(group.request_id)
         for sequence in group.sequences:
             del self._by_sequence[sequence.seq_id]
 

@@ -35,7 +35,11 @@ class Results:
             result = outputs.get(group.request_id)
             if result is None:
                 result = outputs[group.request_id] = EngineCoreOutput(
-                    request_id=group.request_id, deltas=[], finished=False, num_cached_tokens=group.num_cached_tokens
+                    request_id=group.request_id,
+                    deltas=[],
+                    finished=False,
+                    num_cached_tokens=group.num_cached_tokens,
+                    num_fetched_tokens=group.num_fetched_tokens,
                 )
             if prompt_logprobs is not None:
                 result.prompt_logprobs = prompt_logprobs

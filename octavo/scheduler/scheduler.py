@@ -20,7 +20,7 @@ from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import RequestTooLarge
 from octavo.kv_cache.block_manager import BlockManager
-from octavo.kv_cache.prefix_source import PrefixSource
+from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.admission_control import AdmissionControl
 from octavo.scheduler.classic import ClassicPlanner
@@ -54,12 +54,13 @@ class Scheduler:
         *,
         sends_tokens: bool = False,
         proposer: Proposer | None = None,
-        source: PrefixSource | None = None,
+        connector: Connector | None = None,
     ) -> None:
         """sends_tokens: a step carries the tokens that were drawn since, for workers that do not draw. Then the
         sequences that decode take turns in the steps in flight.
 
-        proposer: guesses tokens that the next rows verify. source: has prefixes that the local cache does not have.
+        proposer: guesses tokens that the next rows verify. connector: has prefixes that the local cache does not have,
+        and other engines fetch from it.
         """
         self.block_manager = block_manager
         self.config = config
@@ -67,7 +68,7 @@ class Scheduler:
         self.log = log = DecisionLog()
         self.rates = rates = rates or Rates()
         all_wait = sends_tokens or proposer is not None
-        self._registry = registry = Registry(block_manager, policy, waits_for_results=all_wait)
+        self._registry = registry = Registry(block_manager, policy, waits_for_results=all_wait, connector=connector)
         self.groups, self.waiting = registry.groups, registry.waiting
         self.running, self.swapped = registry.running, registry.swapped
         self._admission_control = AdmissionControl(config, registry, rates)
@@ -76,7 +77,7 @@ class Scheduler:
         self._rows = RowPlanner(
             registry, self._preemption, policy, proposer, config.max_steps_in_flight if sends_tokens else 1
         )
-        self._fetching = None if source is None else Fetching(registry, source, log)
+        self._fetching = None if connector is None else Fetching(registry, connector, log)
         self._admission = Admission(registry, self._rows, self._preemption, policy, log, config, self._fetching)
         self._planner: ContinuousPlanner | ClassicPlanner
         if config.enable_chunked_prefill:
@@ -161,7 +162,7 @@ class Scheduler:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether a request waits for blocks from the prefix source."""
+        """Whether a request waits for blocks that are fetched."""
         return bool(self._registry.fetching)
 
     def has_unfinished(self) -> bool:
@@ -175,8 +176,6 @@ class Scheduler:
         """Apply the results of the oldest step at time `now`. Returns one output for each request that has news."""
         self.rates.note_done(now, output.swap_s)
         self.block_manager.note_returned(output.step_id)
-        if self._fetching is not None:
-            self._fetching.note_returned(output.step_id)
         return self._results.apply(output, now)
 
     def reset_prefix_cache(self) -> bool:
@@ -196,7 +195,10 @@ class Scheduler:
     # ---- planning ----
 
     def schedule(self, now: float) -> SchedulerOutput | None:
-        """Return the next step, planned at time `now` (seconds, monotonic); None when there is nothing to submit."""
+        """Return the next step, planned at time `now` (seconds, monotonic); None when there is nothing to submit.
+
+        A step may have no rows, and only move blocks.
+        """
         registry = self._registry
         self.log.begin(registry.stats.num_steps + 1, now)
         self.block_manager.pins.expire(now)
@@ -205,19 +207,18 @@ class Scheduler:
         plan = self._planner.plan(now)
         self.block_manager.end_planning()
         self._admission_control.note_planned()
-        if not plan.rows and not plan.swap_outs:
-            if self._fetching is not None:
-                self._fetching.note_planned(registry.stats.num_steps)
-            return None
         for group, sequence in plan.filling.values():
             self.block_manager.publish(sequence, group.request.cache_key)
+        has_rows = bool(plan.rows or plan.swap_outs)
+        if self._fetching is not None:
+            plan.connector = self._fetching.payload(registry.stats.num_steps + 1, has_rows=has_rows)
+        if not has_rows and plan.connector is None:
+            return None
         if self.policy.counts_service:
             for row in plan.rows.values():
                 self.policy.note_service(registry.group_of(row.seq_id), row.num_tokens, row.num_samples)
         self.block_manager.release_unseen(registry.sequences_on_device())
         step = plan.output(*registry.begin_step(plan.rows, len(plan.swap_outs), len(plan.swap_ins)))
-        if self._fetching is not None:
-            self._fetching.note_planned(step.step_id)
         moves = step.block_ops.swap_outs + step.block_ops.swap_ins
         num_moved_bytes = self.block_manager.swap_space.num_bytes(moves) if moves else 0
         self.rates.note_planned(now, len(step.rows), plan.num_prompt_tokens, num_moved_bytes)

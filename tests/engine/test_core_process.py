@@ -10,13 +10,25 @@ from typing import Any
 
 import pytest
 
-from octavo.core.messages import AbortRequests, AddRequests, CoreFailed, EngineCoreRequest, StepOutputs, StopSequence
+from octavo.core.messages import (
+    AbortRequests,
+    AddRequests,
+    CoreFailed,
+    EngineCoreRequest,
+    StepOutputs,
+    StopSequence,
+    Wake,
+)
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import core_process
 from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_process import Inbox, build_and_serve, serve_core
 from octavo.errors import EngineDeadError
 from tests.fakes.core import ScriptedCore, endless
+from tests.fakes.engine import make_core, run_alone
+from tests.fakes.engine import make_request as make_hash_request
+from tests.fakes.executor import HashExecutor
+from tests.fakes.prefix_source import ToySource
 from tests.fakes.served_core import served_core
 
 pytestmark = pytest.mark.anyio
@@ -63,6 +75,55 @@ async def test_last_word_before_sleep_says_that_nothing_runs() -> None:
         steps = await outputs_until_idle(client)
         assert steps[-1].stats.num_running == 0
     assert (core.stopped, core.aborted) == ([("r", 0)], ["r"])
+
+
+class SlowSource(ToySource):
+    """Fetches end when `is_there` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(most_steps=1)
+        self.is_there = threading.Event()
+
+    def take_fetched(self) -> list[tuple[int, bool]]:
+        return super().take_fetched() if self.is_there.is_set() else []
+
+
+async def test_a_core_waits_without_steps_while_requests_only_fetch() -> None:
+    source, inbox = SlowSource(), SimpleQueue[Any]()
+    core, num_steps = make_core(source=source), 0
+    step = core.step
+    assert isinstance(core.executor, HashExecutor)
+    source.executor = core.executor
+
+    def counted_step() -> StepOutputs:
+        nonlocal num_steps
+        num_steps += 1
+        return step()
+
+    core.step = counted_step  # type: ignore[method-assign]
+    request = make_hash_request("r", range(30), max_tokens=5)
+    source.learn(request)
+    async with served_core(core, inbox) as client:
+        client.send(AddRequests([request]))
+        while not core.is_waiting:
+            await asyncio.sleep(0.001)
+        before = num_steps
+        await asyncio.sleep(0.1)
+        assert (num_steps, core.has_unfinished()) == (before, True)
+        source.is_there.set()
+        inbox.put(Wake())
+        steps = await outputs_until_idle(client)
+    token_ids = [token for each in steps for output in each.outputs for token in output.deltas[0].token_ids]
+    assert token_ids == run_alone(request).token_ids["r"][0]
+    assert steps[-2].outputs[0].num_fetched_tokens == 28
+
+
+async def test_an_idle_core_steps_once_when_it_is_woken() -> None:
+    core, inbox = ScriptedCore(), SimpleQueue[Any]()
+    async with served_core(core, inbox) as client:
+        inbox.put(Wake())
+        assert (await client.receive()).outputs == []
+        assert core.num_steps == 1
 
 
 async def test_idle_core_takes_no_steps() -> None:
@@ -125,7 +186,7 @@ async def test_the_front_is_sent_a_failure_before_the_core_is_released() -> None
     core: Any = HeldCore()
     ours, theirs = socket.socketpair()
     with theirs:
-        serving = asyncio.create_task(asyncio.to_thread(build_and_serve, lambda _: core, theirs))
+        serving = asyncio.create_task(asyncio.to_thread(build_and_serve, lambda *_: core, theirs))
         client = await ProcessClient.connect(ours)
         client.send(AddRequests([make_request("r")]))
         with pytest.raises(EngineDeadError, match="the fake core fails"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,20 @@ def test_requests_run_together_and_each_ends_once(tmp_path: Path) -> None:
         engine.add_request(request_id, prompt, SamplingParams(output_kind=OutputKind.FINAL_ONLY))
     assert [(output.request_id, output.outputs[0].text) for output in run(engine)] == [("x", "one"), ("y", "three")]
     assert engine.step() == []
+
+
+def test_a_core_that_waits_for_blocks_steps_when_it_is_woken(tmp_path: Path) -> None:
+    core, woken = ScriptedCore(), threading.Event()
+    engine = LLMEngine(engine_config(str(tmp_path)), core, byte_tokenizer(tmp_path), woken=woken)  # type: ignore[arg-type]
+    engine.add_request("x", "abc")
+    core.is_waiting = True
+    thread = threading.Thread(target=engine.step)
+    thread.start()
+    thread.join(0.05)
+    assert (core.num_steps, thread.is_alive()) == (0, True)
+    woken.set()
+    thread.join(10)
+    assert (core.num_steps, woken.is_set()) == (1, False)
 
 
 def test_defaults_of_the_model_hold_when_no_parameters_are_given(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ class ScriptedCore:
     num_steps: int = 0
     num_generated_tokens: int = 0
     is_shut_down: bool = False
+    is_waiting: bool = False
 
     def __post_init__(self) -> None:
         self._running: dict[str, dict[int, _Reply]] = {}

@@ -1,4 +1,4 @@
-"""A prefix source over the hash executor: it knows some prompts, a fetch takes some steps, and some fetches fail."""
+"""A connector over the hash executor: it knows some prompts, a fetch takes some steps, and some fetches fail."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from collections.abc import Sequence
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.kv_cache.block_hash import extend_chain
-from octavo.kv_cache.prefix_source import Fetch
+from octavo.kv_transfer.connector import Fetch
 from tests.fakes.executor import HashExecutor, State
 
 
 class ToySource:
-    """fail_every: each so-many-th fetch fails, and leaves the blocks spoilt; 0: none. Blocks are spoilt while they are
-    fetched."""
+    """fail_every: each so-many-th fetch fails, and leaves the blocks spoilt; 0: none. Blocks are spoilt from the step
+    with which their fetch begins until it has ended.
+
+    requests: those that have come and not ended, by id.
+    """
 
     def __init__(self, fail_every: int = 0, most_steps: int = 3) -> None:
         self.executor: HashExecutor
         self.num_fetched = self.num_failed = 0
+        self.requests: dict[str, EngineCoreRequest] = {}
+        self._given: list[Fetch] = []
         self._fail_every = fail_every
         self._most_steps = most_steps
         self._contents: dict[bytes, list[list[int]]] = {}
@@ -26,7 +31,7 @@ class ToySource:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._pending)
+        return bool(self._given or self._pending)
 
     def learn(self, request: EngineCoreRequest) -> None:
         """Have the full blocks of the prompt from now on."""
@@ -38,13 +43,33 @@ class ToySource:
                 for window in self.executor.windows
             ]
 
-    def find(self, digests: Sequence[bytes]) -> int:
+    def added(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> None:
+        assert request.request_id not in self.requests
+        self.requests[request.request_id] = request
+
+    def ended(self, request_id: str) -> None:
+        del self.requests[request_id]
+
+    def find(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> int:
+        assert self.requests[request.request_id] is request
         return next((i for i, digest in enumerate(digests) if digest not in self._contents), len(digests))
 
     def fetch(self, fetch: Fetch) -> None:
-        self._count += 1
-        self._write(fetch, is_complete=False)  # it may begin at once
-        self._pending.append((1 + self._count * 7 % self._most_steps, fetch))
+        self._given.append(fetch)
+
+    def payload(self, step_id: int, *, has_rows: bool) -> bytes | None:
+        given, self._given = self._given, []
+        for fetch in given:
+            self._count += 1
+            self._write(fetch, is_complete=False)  # it may begin at once
+            self._pending.append((1 + self._count * 7 % self._most_steps, fetch))
+        return b"fetch" if given else None
+
+    def note(self, rank: int, payload: bytes) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     def take_fetched(self) -> list[tuple[int, bool]]:
         ended: list[tuple[int, bool]] = []

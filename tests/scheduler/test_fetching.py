@@ -28,6 +28,7 @@ def test_what_was_fetched_is_not_computed_and_found_again(window: object, depth:
     expected = run_alone(request, window).token_ids["a"]  # type: ignore[arg-type]
     assert run(core, [request]).token_ids["a"] == expected
     assert source.num_fetched == 1
+    assert not source.requests
     # 28 of 30 tokens lie in full blocks
     assert executor.num_computed_tokens == 2 + 4
     again = make_request("b", range(30), max_tokens=5)
@@ -65,7 +66,9 @@ def test_others_run_while_a_request_waits_for_its_blocks() -> None:
     while "near" in core.scheduler.groups:
         core.step()
     assert core.scheduler.groups["far"].status is SequenceStatus.FETCHING
-    assert all(len(step.rows) == 1 for step in executor.steps)
+    first, *others = executor.steps
+    assert (len(first.rows), first.connector) == (1, None)
+    assert [len(step.rows) for step in others if step.connector is None] == [1] * len(others[1:])
     assert run(core).token_ids["far"] == run_alone(far).token_ids["far"]
 
 

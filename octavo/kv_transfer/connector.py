@@ -1,0 +1,67 @@
+"""Where the KV of a prefix comes from when the local pools do not have it: another engine, the host, a disk.
+
+The local pools are looked up first. A connector is asked for the blocks behind their hit, by the digests of
+`octavo.kv_cache.block_hash`. What it supplies is written into blocks of the request, which computes nothing until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from octavo.core.messages import EngineCoreRequest
+
+
+class Fetch(NamedTuple):
+    """Blocks that are to be written for a request.
+
+    block_ids: for each cache group the block of each digest; 0, the null block, for one that its layers do not read.
+    """
+
+    fetch_id: int
+    request_id: str
+    digests: list[bytes]
+    block_ids: list[list[int]]
+
+
+class Connector(Protocol):
+    """Supplies blocks by content. Every method returns at once; blocks are written in the background.
+
+    One thread calls all methods but `note`.
+    """
+
+    def added(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> None:
+        """Note that a request waits from now on. digests: those of its tokens, the tail last."""
+        ...
+
+    def ended(self, request_id: str) -> None:
+        """Note that a request has ended."""
+        ...
+
+    def find(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> int:
+        """Return how many leading blocks of these are there or will come; called for each attempt to admit a request.
+        digests: those behind its hit in the local pools, the tail last."""
+        ...
+
+    def fetch(self, fetch: Fetch) -> None:
+        """Begin to write the blocks, with the next step at the earliest: steps before it may read what is in them. They
+        are kept for that until `take_fetched` returns the id, also when the request ends before."""
+        ...
+
+    def take_fetched(self) -> list[tuple[int, bool]]:
+        """Return the ids of the fetches that have ended since the last call, and whether all of their blocks hold what
+        they should. Those that failed are computed instead. Called before each step is planned."""
+        ...
+
+    def payload(self, step_id: int, *, has_rows: bool) -> bytes | None:
+        """Return what the step sends to the ranks (`RankCommands`), None for nothing. Without rows the step is planned
+        for it alone."""
+        ...
+
+    def note(self, rank: int, payload: bytes) -> None:
+        """Note what has ended on a rank (`RankNotes`). Called from any thread."""
+        ...
+
+    def close(self) -> None:
+        """End all threads and connections. Idempotent."""
+        ...

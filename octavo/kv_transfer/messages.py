@@ -1,0 +1,157 @@
+"""What travels for KV transfers: between the scheduler's side and the ranks with the steps, and between engines.
+
+A transfer is the KV of one prompt, which a decode engine requests from a prefill engine. Its digests are those of the
+prompt's full blocks and, last, that of its tail (`BlockManager.transfer_digests`); blocks are counted from its first.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class PeerRank(msgspec.Struct, frozen=True):
+    """Where a rank of another engine gives blocks away, and which layers and KV heads it has: first and end.
+
+    host: an address, or the path of a Unix socket, which begins with "/"; then `port` is 0.
+    """
+
+    host: str
+    port: int
+    layers: tuple[int, int]
+    heads: tuple[int, int]
+
+
+# ---- with a step, to all ranks ----
+
+
+class SendBlocks(msgspec.Struct, frozen=True):
+    """Blocks `first`, `first + 1`, … of a transfer are there.
+
+    block_ids: for each cache group; 0 for a block that nothing reads. is_fresh: the step that carries this computes
+    them, so each layer of them is there when the step has computed the layer.
+    """
+
+    transfer: bytes
+    first: int
+    block_ids: list[list[int]]
+    is_fresh: bool
+
+
+class FetchBlocks(msgspec.Struct, frozen=True):
+    """Write blocks `first`, … of a transfer, from the ranks of another engine, into these blocks.
+
+    block_ids: for each cache group; 0 for a block that is not needed. epoch: the start of the other engine; pieces of
+    another one are not written.
+    """
+
+    fetch_id: int
+    transfer: bytes
+    first: int
+    block_ids: list[list[int]]
+    peers: list[PeerRank]
+    epoch: bytes
+
+
+class LoadBlocks(msgspec.Struct, frozen=True):
+    """Write the blocks with these digests from a tier into these blocks, for each cache group; 0: not needed."""
+
+    fetch_id: int
+    tier: str
+    digests: list[bytes]
+    block_ids: list[list[int]]
+
+
+class SaveBlocks(msgspec.Struct, frozen=True):
+    """Store these blocks under these digests in tiers, after the step that carries this."""
+
+    save_id: int
+    tiers: list[str]
+    digests: list[bytes]
+    block_ids: list[list[int]]
+
+
+class RankCommands(msgspec.Struct, omit_defaults=True):
+    """The commands of a step. It carries out what it moves after all steps before it.
+
+    ends: transfers to forget, on either side; the note `ended` follows when no thread reads or writes their blocks.
+    """
+
+    sends: list[SendBlocks] = []
+    fetches: list[FetchBlocks] = []
+    loads: list[LoadBlocks] = []
+    saves: list[SaveBlocks] = []
+    ends: list[bytes] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.sends or self.fetches or self.loads or self.saves or self.ends)
+
+
+# ---- from a rank, at any time ----
+
+
+class Fetched(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A fetch or a load has ended on this rank; `error` is empty when all blocks hold what they should."""
+
+    fetch_id: int
+    error: str = ""
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+
+class RankNotes(msgspec.Struct, omit_defaults=True):
+    """What has ended on a rank: fetches and loads, saves, transfers."""
+
+    fetched: list[Fetched] = []
+    saved: list[int] = []
+    ended: list[bytes] = []
+
+
+# ---- between engines ----
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The first message of either end.
+
+    identity: names and values that decide the bits of KV; they must be the same at both ends. layout: how a block is
+    laid out. epoch: 16 random bytes of the engine's start. ranks: where blocks are given away; none on the side that
+    fetches.
+    """
+
+    identity: dict[str, str]
+    layout: str
+    block_size: int
+    epoch: bytes
+    ranks: list[PeerRank] = []
+
+
+class Want(msgspec.Struct, frozen=True, tag="want"):
+    """A transfer, named by 16 random bytes, is to hold the blocks with these digests until `Done`."""
+
+    transfer: bytes
+    digests: list[bytes]
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A transfer, or with an empty name the connection, is refused."""
+
+    transfer: bytes
+    reason: str
+
+
+class Gone(msgspec.Struct, frozen=True, tag="gone"):
+    """The blocks of a transfer are no longer held."""
+
+    transfer: bytes
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """The side that fetches needs a transfer no longer."""
+
+    transfer: bytes
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """Sent by either end every few seconds, so that each notices when the other has stopped."""
+
+
+PeerMessage = Hello | Want | Refused | Gone | Done | Heartbeat
