@@ -25,19 +25,31 @@ def root_digest(cache_key: CacheKey) -> bytes:
 
 
 def next_digest(parent: bytes, token_ids: list[int], content: bytes = b"") -> bytes:
-    """Return the digest of a full block with these tokens and placeholders, behind the prefix `parent`."""
+    """Return the digest of a block with these tokens and placeholders, behind the prefix `parent`."""
     return sha256(parent + array("q", token_ids).tobytes() + content).digest()
 
 
 def extend_chain(digests: list[bytes], token_ids: list[int], block_size: int, cache_key: CacheKey) -> list[bytes]:
     """Return the digests of all full blocks of these tokens. `digests` has the first of them; the others are added."""
-    placeholders = cache_key.placeholders
     for end in range((len(digests) + 1) * block_size, len(token_ids) + 1, block_size):
         parent = digests[-1] if digests else root_digest(cache_key)
-        start = end - block_size
-        content = _content(placeholders, start, end) if placeholders else b""
-        digests.append(next_digest(parent, token_ids[start:end], content))
+        digests.append(_digest_behind(parent, token_ids, end - block_size, end, cache_key.placeholders))
     return digests
+
+
+def tail_digest(digests: list[bytes], token_ids: list[int], end: int, block_size: int, cache_key: CacheKey) -> bytes:
+    """Return the name of the last block of the first `end` tokens, whose full blocks have the names `digests`. Where
+    that block is partly filled, no full block has this name."""
+    num_before = (end - 1) // block_size
+    parent = digests[num_before - 1] if num_before else root_digest(cache_key)
+    return _digest_behind(parent, token_ids, num_before * block_size, end, cache_key.placeholders)
+
+
+def _digest_behind(
+    parent: bytes, token_ids: list[int], start: int, end: int, placeholders: SequenceABC[Placeholder]
+) -> bytes:
+    content = _content(placeholders, start, end) if placeholders else b""
+    return next_digest(parent, token_ids[start:end], content)
 
 
 def token_keys(

@@ -14,11 +14,12 @@ from octavo.core.messages import EngineCoreRequest
 from octavo.core.sequence import Sequence, SequenceGroup
 from octavo.core.step import BlockCopy, TableChange
 from octavo.kv_cache.allocation import UNCHANGED, PrefixHit, Shortage, SlotGrowth, shortage_of_all
-from octavo.kv_cache.block_hash import extend_chain, root_digest, token_keys
+from octavo.kv_cache.block_hash import extend_chain, root_digest, tail_digest, token_keys
 from octavo.kv_cache.block_pool import NULL_BLOCK, Content, check_tables
 from octavo.kv_cache.block_table import BlockTable
 from octavo.kv_cache.group_cache import GroupCache
 from octavo.kv_cache.holds import BlockHolds
+from octavo.kv_cache.listener import Listeners
 from octavo.kv_cache.pins import Pins
 from octavo.kv_cache.swap import SwapSpace
 
@@ -31,7 +32,7 @@ class BlockManager:
     watermark: share of blocks that stay free at admission. max_cached_bytes: cached blocks take no fresh memory from
     there on; None for no such limit. releases_unseen: whether any layers stop reading a sequence's first tokens.
     pins: prefixes that stay in the cache, in at most half of each pool. swap_space: whether sequences can move to the
-    host and back.
+    host and back. listeners: called when content enters or leaves the prefix index.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class BlockManager:
         self._tables: dict[int, BlockTable] = {}
         self.swap_space = SwapSpace(self.groups, limits, self._tables)
         self._holds = BlockHolds()
+        self.listeners = Listeners([cache.pool for cache in self.groups])
         self._fetched_tokens: dict[int, int] = {}
 
     @property
@@ -89,6 +91,13 @@ class BlockManager:
     def digests(self, sequence: Sequence) -> list[bytes]:
         """Return the names of the sequence's full blocks, as far as they were needed; to be read only."""
         return self._tables[sequence.seq_id].digests
+
+    def transfer_digests(self, sequence: Sequence, cache_key: CacheKey) -> list[bytes]:
+        """Return the names of all blocks of a sequence's prompt, of which the last may be partly filled."""
+        end, size = sequence.num_prompt_tokens, self.block_size
+        digests = extend_chain(self._table(sequence).digests, sequence.token_ids, size, cache_key)
+        tail = [tail_digest(digests, sequence.token_ids, end, size, cache_key)] if end % size else []
+        return digests[: end // size] + tail
 
     # ---- admission ----
 
@@ -237,6 +246,7 @@ class BlockManager:
             shared.num_published,
         )
         table.digests[:] = shared.digests[: parent.num_computed_tokens // self.block_size]
+        table.tail = shared.tail
         shared.writable_end = 0
 
     def release_unseen(self, sequences: Iterable[Sequence]) -> None:
@@ -267,18 +277,36 @@ class BlockManager:
         digests = extend_chain(table.digests, sequence.token_ids, size, cache_key)
         for i in range(table.num_published, num_full):
             keys = token_keys(sequence.token_ids, i * size, (i + 1) * size, cache_key.placeholders)
-            content = Content(digests[i], digests[i - 1] if i else root_digest(cache_key), tuple(keys))
-            for cache, blocks in zip(self.groups, table.blocks, strict=True):
-                # a sequence is swapped in without what it no longer reads
-                if blocks[i] != NULL_BLOCK:
-                    cache.pool.publish(blocks[i], content)
-            if self.pins:
-                self.pins.hold(content.digest)
+            self._enter(table, i, Content(digests[i], digests[i - 1] if i else root_digest(cache_key), tuple(keys)))
         table.num_published = num_full
+
+    def publish_tail(self, sequence: Sequence, cache_key: CacheKey) -> None:
+        """Enter the last block of a sequence's prompt into the prefix index, if it is partly filled and the prompt is
+        computed. Prompts that begin like this one are served by a copy of it. It is never found as a full block, also
+        when the sequence has filled it."""
+        table, end = self._tables[sequence.seq_id], sequence.num_prompt_tokens
+        num_full = end // self.block_size
+        if end % self.block_size == 0 or sequence.num_computed_tokens < end or table.num_published < num_full:
+            return
+        if table.tail is None:
+            *before, table.tail = self.transfer_digests(sequence, cache_key)
+            parent = before[-1] if before else root_digest(cache_key)
+            keys = token_keys(sequence.token_ids, num_full * self.block_size, end, cache_key.placeholders)
+            self._enter(table, num_full, Content(table.tail, parent, tuple(keys)))
+
+    def _enter(self, table: BlockTable, index: int, content: Content) -> None:
+        for cache, blocks in zip(self.groups, table.blocks, strict=True):
+            # a sequence is swapped in without what it no longer reads
+            if blocks[index] != NULL_BLOCK:
+                cache.pool.publish(blocks[index], content)
+        if self.pins:
+            self.pins.hold(content.digest)
 
     def disown(self, sequence: Sequence, num_trusted_tokens: int) -> None:
         """Remove what a sequence computed after its first tokens from the prefix index: it went wrong."""
-        for digest in self.digests(sequence)[num_trusted_tokens // self.block_size :]:
+        table = self._tables[sequence.seq_id]
+        tail = [] if table.tail is None else [table.tail]
+        for digest in table.digests[num_trusted_tokens // self.block_size :] + tail:
             self.pins.let_go(digest)
             for cache in self.groups:
                 cache.pool.disown(digest)

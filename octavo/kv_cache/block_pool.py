@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from octavo.kv_cache.block_hash import TokenKey
 from octavo.kv_cache.eviction import Eviction, LeastRecentlyUsed
+from octavo.kv_cache.listener import BlockListener
 
 NULL_BLOCK = 0
 """The id of no block: padding points to it, and it stands for blocks that no step reads."""
@@ -23,7 +24,7 @@ _REMEMBERED = 1 << 14
 
 
 class Content(NamedTuple):
-    """What a full block has: its name, the name of the prefix before it, and what is compared at each position."""
+    """What a block has: its name, the name of the prefix before it, and what is compared at each position."""
 
     digest: bytes
     parent: bytes
@@ -33,11 +34,16 @@ class Content(NamedTuple):
 class BlockPool:
     """`num_blocks` blocks with the ids 1 … num_blocks; id 0 is the null block that padding points to.
 
-    While more than `max_cached` blocks are cached, one of them is given out before a fresh one.
+    While more than `max_cached` blocks are cached, one of them is given out before a fresh one. group: the cache group.
+    listener: called when content enters or leaves the prefix index; None where nothing listens.
     """
 
-    def __init__(self, num_blocks: int, eviction: Eviction | None = None, max_cached: int | None = None) -> None:
+    def __init__(
+        self, num_blocks: int, eviction: Eviction | None = None, max_cached: int | None = None, group: int = 0
+    ) -> None:
         self.num_blocks = num_blocks
+        self.listener: BlockListener | None = None
+        self._group = group
         self._max_cached = num_blocks if max_cached is None else max_cached
         self._counts = [0] * (num_blocks + 1)
         self._contents: list[Content | None] = [None] * (num_blocks + 1)
@@ -155,6 +161,8 @@ class BlockPool:
             self._hits[block] = 0
             self._after.setdefault(content.parent, []).append(block)
             self._evicted.pop(content.digest, None)
+            if self.listener is not None:
+                self.listener.stored(self._group, block, content)
 
     def disown(self, digest: bytes) -> None:
         """Remove content that is not to be trusted from the index; its block, if cached, becomes empty."""
@@ -186,6 +194,8 @@ class BlockPool:
         siblings.remove(block)
         if not siblings:
             del self._after[content.parent]
+        if self.listener is not None:
+            self.listener.removed(self._group, content.digest)
         return content.digest
 
     def _remember(self, digest: bytes) -> None:

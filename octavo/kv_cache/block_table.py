@@ -11,22 +11,25 @@ class BlockTable:
     is_on_host: the ids are those of host blocks: the sequence is swapped out.
     digests: names of the full blocks of known tokens, as far as they were needed.
     num_published: leading blocks that the prefix index may name.
+    tail: the name of the partly filled block behind them that the prefix index may have; None where there is none.
     writable_end: tokens from the next one to be computed up to this one lie in blocks of this sequence alone; 0 where
         that has to be looked up.
     """
 
-    __slots__ = ("blocks", "digests", "is_on_host", "num_published", "writable_end")
+    __slots__ = ("blocks", "digests", "is_on_host", "num_published", "tail", "writable_end")
 
     def __init__(self) -> None:
         self.blocks: list[list[int]] = []
         self.is_on_host = False
         self.digests: list[bytes] = []
         self.num_published = 0
+        self.tail: bytes | None = None
         self.writable_end = 0
 
     def set_blocks(self, blocks: list[list[int]], num_published: int = 0, *, is_on_host: bool = False) -> None:
         """Replace all blocks. `num_published` leading ones are in the prefix index."""
         self.blocks = blocks
         self.num_published = num_published
+        self.tail = None
         self.writable_end = 0
         self.is_on_host = is_on_host

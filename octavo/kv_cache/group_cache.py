@@ -35,7 +35,7 @@ class GroupCache:
         max_cached_blocks: int | None,
     ) -> None:
         self.index = index
-        self.pool = BlockPool(limits.num_blocks, EVICTIONS[eviction](), max_cached_blocks)
+        self.pool = BlockPool(limits.num_blocks, EVICTIONS[eviction](), max_cached_blocks, index)
         self.host_pool = BlockPool(limits.num_host_blocks)
         self.keeps = retention(limits, block_size)
         self.block_bytes = limits.block_bytes

@@ -77,6 +77,11 @@ class Pins:
             self.hold(digest)
         return len(kept)
 
+    def keep(self, digests: Sequence[bytes], until: float) -> None:
+        """Pin a prefix until then, or longer where it is pinned for longer."""
+        pin = self._pins.get(digests[-1])
+        self.pin_digests(digests, until if pin is None else max(until, pin.until))
+
     def unpin_digests(self, digests: Sequence[bytes]) -> bool:
         """End the pin of exactly this chain. Returns whether there was one."""
         pin = self._pins.pop(digests[-1], None) if digests else None

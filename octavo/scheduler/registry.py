@@ -236,9 +236,20 @@ class Registry:
         if group.status in _ON_DEVICE:
             self.num_running_sequences -= before - group.max_running_sequences
             if group.refork_at is None and status is not SequenceStatus.FINISHED_ERROR:
-                self.block_manager.publish(sequence, group.request.cache_key)
+                self.publish(group, sequence)
+                if group.request.keep_s and group.metrics.last_token_time is not None:
+                    digests = self.block_manager.transfer_digests(sequence, group.request.cache_key)
+                    self.block_manager.pins.keep(digests, group.metrics.last_token_time + group.request.keep_s)
         self.block_manager.free(sequence)
         self._release(sequence)
+
+    def publish(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """Enter what a sequence has computed, or will have in the planned step, into the prefix index; of a prompt that
+        is kept also the last, partly filled block."""
+        cache_key = group.request.cache_key
+        self.block_manager.publish(sequence, cache_key)
+        if group.request.keep_s:
+            self.block_manager.publish_tail(sequence, cache_key)
 
     def drop_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
         """End and forget a sequence of which there is no output: a beam without survivors."""

@@ -177,10 +177,11 @@ class RowPlanner:
         return max(1, -(-num_decoding // self.num_turns))
 
     def _note_filled(self, group: SequenceGroup, sequence: Sequence, plan: StepPlan) -> None:
-        """Note whether the sequence's newest row fills a block that is not in the prefix index yet."""
+        """Note whether the sequence's newest row fills a block that is not in the prefix index yet, or may end a prompt
+        that is kept."""
         num_published = self._tables[sequence.seq_id].num_published
         is_full = sequence.num_computed_tokens >= (num_published + 1) * self._block_size
-        if is_full and self._block_manager.enable_prefix_caching:
+        if (is_full or group.request.keep_s) and self._block_manager.enable_prefix_caching:
             plan.filling[sequence.seq_id] = group, sequence
 
     def _make_room(self, group: SequenceGroup, plan: StepPlan) -> bool:

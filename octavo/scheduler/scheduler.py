@@ -208,7 +208,7 @@ class Scheduler:
         self.block_manager.end_planning()
         self._admission_control.note_planned()
         for group, sequence in plan.filling.values():
-            self.block_manager.publish(sequence, group.request.cache_key)
+            registry.publish(group, sequence)
         has_rows = bool(plan.rows or plan.swap_outs)
         if self._fetching is not None:
             plan.connector = self._fetching.payload(registry.stats.num_steps + 1, has_rows=has_rows)

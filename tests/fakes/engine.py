@@ -208,7 +208,8 @@ def run(
         collected.add(core.step().outputs)
         core.scheduler.check()
     assert not core.has_unfinished(), "requests are left after many steps"
-    assert core.scheduler.block_manager.num_used_blocks == 0
+    manager = core.scheduler.block_manager
+    assert manager.num_used_blocks == manager.pins.num_blocks, "more is used than what is pinned"
     assert core.scheduler.block_manager.num_used_host_blocks == 0
     return collected
 

@@ -20,6 +20,7 @@ from octavo.scheduler.policies import POLICIES
 from octavo.simulate.replay import Replay
 from tests.fakes.engine import Clock, Collected, make_core, make_request, run_alone
 from tests.fakes.executor import HashExecutor
+from tests.fakes.listener import Mirror
 from tests.fakes.prefix_source import ToySource
 from tests.fakes.proposer import ToyProposer
 
@@ -59,6 +60,7 @@ def arrivals(draw: st.DrawFn) -> EngineCoreRequest:
     request.cache_salt = draw(st.sampled_from([None, None, None, "a"]))
     request.adapter = draw(st.sampled_from([None, None, "x", "y", "z"]))
     request.priority = draw(st.integers(0, 4))
+    request.keep_s = draw(st.sampled_from([0.0, 0.0, 0.0, 3.0]))
     request.tenant = draw(st.sampled_from([None, "x", "y"]))
     request.first_token_deadline_s = draw(st.sampled_from([None, None, 10.0, 100.0]))
     return request
@@ -160,6 +162,8 @@ class Schedules(RuleBasedStateMachine):
         self.executor = self.core.executor
         if self.source is not None:
             self.source.executor = self.executor
+        self.mirror = Mirror()
+        self.core.scheduler.block_manager.listeners.add(self.mirror)
         self._listen()
 
     def _alone(self, group: SequenceGroup) -> dict[int, list[int]]:
@@ -277,6 +281,7 @@ class Schedules(RuleBasedStateMachine):
         if not hasattr(self, "core"):
             return
         self.core.scheduler.check()
+        self.mirror.check(self.core.scheduler.block_manager)
         # the classic policy lets others pass who waits for an adapter, without a bound
         if self.options["enable_chunked_prefill"]:
             assert max(self.passes.num_passed.values(), default=0) <= self.options["max_bypasses"]
