@@ -10,7 +10,9 @@
     ├── RequestFailed            an accepted request ended with an error of its own
     ├── EngineUnresponsiveError  the engine core is stopped or hangs; it may go on, or is started again
     ├── EngineRestartingError    the engine core has gone and is being started again
-    └── EngineDeadError          the engine core has gone; nothing can be served any more
+    ├── EngineDeadError          the engine core has gone; nothing can be served any more
+    └── PipeError                a pipe between processes has failed: cut, late, or no message of a pipe
+        └── PipeClosed           the other end, or this one, has closed it between two messages
 
 The message is one line for a person: what, where, and what to do. Nothing else is raised on purpose, so any other
 exception that surfaces is a bug of ours.
@@ -84,6 +86,14 @@ class EngineRestartingError(OctavoError, RuntimeError):
     """No engine core is ready; one is being started again. The request can be sent again after `retry_after_s`."""
 
     retry_after_s = 5
+
+
+class PipeError(OctavoError, RuntimeError):
+    """A pipe between processes has failed; it can only be closed."""
+
+
+class PipeClosed(PipeError):
+    """The other end of a pipe, or this one, has closed it between two messages."""
 
 
 def is_disk_full(error: BaseException) -> bool:
