@@ -70,4 +70,10 @@ class StepResult(msgspec.Struct, frozen=True, tag="result"):
     output: ModelRunnerOutput
 
 
-FromRank = Value | StepResult | CoreFailed
+class Note(msgspec.Struct, frozen=True, tag="note"):
+    """What the workers' half of a KV connector sends at any time."""
+
+    payload: bytes
+
+
+FromRank = Value | StepResult | Note | CoreFailed

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -62,20 +63,29 @@ class RankWorker(Protocol):
         ...
 
 
-OpenWorker = Callable[["EngineConfig", int, Rendezvous | None], RankWorker]
-"""Opens the worker of a rank: its configuration, its number, where the ranks meet."""
+Notify = Callable[[bytes], None]
+"""Sends a note of the workers' half of a KV connector to the scheduler's half; from any thread."""
+
+OpenWorker = Callable[["EngineConfig", int, Rendezvous | None, Notify | None], RankWorker]
+"""Opens the worker of a rank: its configuration, its number, where the ranks meet, what sends its notes."""
+
+OnNote = Callable[[int, bytes], None]
+"""Called with the number of a rank and a note of it, from any thread."""
 
 
-def make_executor(config: EngineConfig, on_death: Callable[[str], None] | None = None) -> Executor:
+def make_executor(
+    config: EngineConfig, on_death: Callable[[str], None] | None = None, on_note: OnNote | None = None
+) -> Executor:
     """Return the executor that the configuration asks for, its model opened but not loaded. Imports torch.
 
-    on_death: called with the reason, from any thread, as soon as a rank has failed or died.
+    on_death: called with the reason, from any thread, as soon as a rank has failed or died. on_note: called with what
+    the workers' half of a KV connector sends; None without one.
 
     Raises ConfigError or CheckpointError.
     """
     num_ranks = config.device.tensor_parallel_size * config.device.pipeline_parallel_size
     if num_ranks == 1:
-        return open_rank(config)
+        return open_rank(config, notify=None if on_note is None else partial(on_note, 0))
     if num_ranks > usable_cores():  # so many processes may take minutes to start: what is wrong is found before
         from octavo.worker.worker import check_sizes
 
@@ -83,14 +93,17 @@ def make_executor(config: EngineConfig, on_death: Callable[[str], None] | None =
     if config.device.executor == "ray":
         from octavo.executor.ray import start_ray_ranks
 
-        return start_ray_ranks(config, on_death)
+        return start_ray_ranks(config, on_death, on_note)
     from octavo.executor.ranks import start_ranks
 
-    return start_ranks(config, on_death)
+    return start_ranks(config, on_death, on_note)
 
 
-def open_rank(config: EngineConfig, rank: int = 0, rendezvous: Rendezvous | None = None) -> Worker:
-    """Return the worker of a rank, its model opened but not loaded. rendezvous: where the ranks meet.
+def open_rank(
+    config: EngineConfig, rank: int = 0, rendezvous: Rendezvous | None = None, notify: Notify | None = None
+) -> Worker:
+    """Return the worker of a rank, its model opened but not loaded. rendezvous: where the ranks meet. notify: sends the
+    notes of a KV connector.
 
     Raises ConfigError or CheckpointError.
     """
@@ -100,7 +113,7 @@ def open_rank(config: EngineConfig, rank: int = 0, rendezvous: Rendezvous | None
         ahead = read_ahead(config, rank)
         from octavo.worker.worker import Worker
 
-        return Worker(config, ahead, rank, rendezvous)
+        return Worker(config, ahead, rank, rendezvous, notify=notify)
 
 
 def import_ahead() -> None:

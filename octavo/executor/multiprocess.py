@@ -20,8 +20,8 @@ from octavo.core.messages import CoreFailed, Shutdown
 from octavo.core.processes import Process
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import EngineDeadError, OctavoError
-from octavo.executor.channel import FromRank, RankCall, Start, Step, StepResult, Value
-from octavo.executor.executor import RankWorker
+from octavo.executor.channel import FromRank, Note, RankCall, Start, Step, StepResult, Value
+from octavo.executor.executor import OnNote, RankWorker
 
 F = TypeVar("F", bound="Future[Any]")
 T = TypeVar("T")
@@ -70,8 +70,9 @@ class Rank:
 class MultiprocessExecutor:
     """`Executor` of the worker of rank 0 and of the ranks at the connections. Used by one thread at a time.
 
-    A second thread waits for messages of the ranks: results of steps where rank 0 has none, values of calls, failures,
-    and the end of a connection. After a failure every step and call raises an EngineDeadError that names the rank.
+    A second thread waits for messages of the ranks: results of steps where rank 0 has none, values of calls, notes,
+    failures, and the end of a connection. After a failure every step and call raises an EngineDeadError that names the
+    rank.
     """
 
     def __init__(
@@ -81,11 +82,13 @@ class MultiprocessExecutor:
         result_rank: int,
         timeout_s: float,
         on_death: Callable[[str], None] | None,
+        on_note: OnNote | None = None,
         on_shutdown: Callable[[], None],
     ) -> None:
         """result_rank: the one that returns the results of steps. timeout_s: how long a step may wait for a rank.
 
-        on_death: called with the failure, from any thread, as soon as a rank has failed or died.
+        on_death: called with the failure, from any thread, as soon as a rank has failed or died. on_note: called with
+        the notes of ranks, by the thread that reads.
         """
         self._result_rank = result_rank
         self._ranks = ranks
@@ -99,6 +102,7 @@ class MultiprocessExecutor:
         self._is_closing = self._is_released = False
         self._on_shutdown = on_shutdown
         self._on_death = on_death
+        self._on_note = on_note
         for rank in ranks:
             rank.connection.settimeout(timeout_s)
         self._reader = threading.Thread(target=self._read, name="octavo-ranks", daemon=True)
@@ -265,6 +269,9 @@ class MultiprocessExecutor:
                 self._complete(rank, self._results, output)
             case CoreFailed():
                 self._fail(self._stopped_ranks() or message.error(f"{rank.name}: "))
+            case Note(payload):
+                if self._on_note is not None:
+                    self._on_note(rank.number, payload)
             case Value(value):
                 self._complete(rank, rank.values, value)
 

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from typing import Any
+from contextlib import suppress
 
 import msgspec
 
@@ -23,7 +23,7 @@ from octavo.core import frames
 from octavo.core.messages import Shutdown
 from octavo.core.processes import end_with, run_reporting
 from octavo.errors import ConfigError
-from octavo.executor.channel import ORPHANED, Here, RankCall, Start, Step, StepResult, ToRank, Value
+from octavo.executor.channel import ORPHANED, FromRank, Here, Note, RankCall, Start, Step, StepResult, ToRank, Value
 from octavo.executor.executor import OpenWorker, import_ahead, open_rank
 from octavo.logging import set_up
 from octavo.worker.identity import Identity
@@ -42,24 +42,33 @@ def serve_rank(connection: socket.socket, open_worker: OpenWorker, here: Here | 
     if here is not None:
         rendezvous = msgspec.structs.replace(rendezvous, memory=here.memory, shared_ranks=here.shared_ranks)
     set_up(config.observability.log_level, role=f"rank {start.rank}")
-    connection.sendall(frames.pack(Value()))
-    worker = open_worker(config, start.rank, rendezvous)
+    lock = threading.Lock()
+
+    def send(message: FromRank) -> None:
+        frame = frames.pack(message)
+        with lock:
+            connection.sendall(frame)
+
+    def notify(payload: bytes) -> None:
+        with suppress(OSError):  # the executor has gone, and this process ends
+            send(Note(payload))
+
+    send(Value())
+    worker = open_worker(config, start.rank, rendezvous, notify)
     decoder = msgspec.msgpack.Decoder(ToRank)
     try:
         while (body := frames.read(connection)) is not None:
             message = decoder.decode(body)
-            reply: Any = None
             match message:
                 case Step(step):
                     output = worker.submit(step).result()
-                    reply = StepResult(output) if start.sends_results else None
+                    if start.sends_results:
+                        send(StepResult(output))
                 case RankCall(method, arguments):
                     (value,) = worker.call(method, *arguments)
-                    reply = Value(msgspec.Raw(frames.encode(value)))
+                    send(Value(msgspec.Raw(frames.encode(value))))
                 case Shutdown():
                     return
-            if reply is not None:
-                connection.sendall(frames.pack(reply))
     except Exception as error:
         # the others wait for this rank, and raise this reason
         worker.poison(f"rank {start.rank} failed: {type(error).__name__}: {error}")

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -19,7 +20,7 @@ from octavo.core.processes import Process
 from octavo.core.rendezvous import Rendezvous
 from octavo.executor.channel import ORPHANED, Here, Start
 from octavo.executor.cluster import Gathering, Join, connect
-from octavo.executor.executor import OpenWorker, open_rank
+from octavo.executor.executor import OnNote, OpenWorker, open_rank
 from octavo.executor.multiprocess import MultiprocessExecutor, Rank
 from octavo.platform import core_shares
 
@@ -43,6 +44,7 @@ def gather_ranks(config: EngineConfig) -> list[Rank]:
 def start_ranks(
     config: EngineConfig,
     on_death: Callable[[str], None] | None = None,
+    on_note: OnNote | None = None,
     *,
     module: str = RANK_MODULE,
     open_worker: OpenWorker = open_rank,
@@ -51,8 +53,8 @@ def start_ranks(
 ) -> MultiprocessExecutor:
     """Return the executor of all ranks, their models opened but not loaded.
 
-    on_death: as in `make_executor`. module: what runs in the processes of this machine; open_worker: what opens the
-    worker of rank 0. gather: returns the ranks of other machines. resources: what is released at the end.
+    on_death, on_note: as in `make_executor`. module: what runs in the processes of this machine; open_worker: what
+    opens the worker of rank 0. gather: returns the ranks of other machines. resources: what is released at the end.
     Raises ConfigError or CheckpointError, and EngineDeadError for ranks of other machines that do not come.
     """
     from octavo.worker.identity import Identity
@@ -75,6 +77,7 @@ def start_ranks(
         result_rank=num_ranks - device.tensor_parallel_size,
         timeout_s=timeout_s,
         on_death=on_death,
+        on_note=on_note,
         on_shutdown=resources.close,
     )
     rendezvous = Rendezvous(
@@ -88,7 +91,8 @@ def start_ranks(
         os.sched_setaffinity(0, shares[0])  # of this thread, and of those that it starts
         encoded = msgspec.Raw(frames.encode(config))
         start = Start(identity=Identity.of(config), config=encoded, rendezvous=rendezvous)
-        executor.start(start, lambda: open_worker(config, 0, rendezvous))
+        notify = None if on_note is None else partial(on_note, 0)
+        executor.start(start, lambda: open_worker(config, 0, rendezvous, notify))
     except BaseException:
         executor.shutdown()
         raise

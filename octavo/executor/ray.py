@@ -15,7 +15,7 @@ import msgspec
 
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.cluster import Gathering
-from octavo.executor.executor import OpenWorker, open_rank
+from octavo.executor.executor import OnNote, OpenWorker, open_rank
 from octavo.executor.multiprocess import MultiprocessExecutor, Rank
 from octavo.executor.ranks import RANK_MODULE, serve_node, start_ranks
 
@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 def start_ray_ranks(
     config: EngineConfig,
     on_death: Callable[[str], None] | None = None,
+    on_note: OnNote | None = None,
     *,
     module: str = RANK_MODULE,
     open_worker: OpenWorker = open_rank,
@@ -68,6 +69,7 @@ def start_ray_ranks(
         return start_ranks(
             msgspec.structs.replace(config, device=placed),
             on_death,
+            on_note,
             module=module,
             open_worker=open_worker,
             gather=gather,

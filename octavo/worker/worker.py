@@ -93,14 +93,16 @@ class Worker:
         rank: int = 0,
         rendezvous: Rendezvous | None = None,
         open_mesh: Callable[[Mesh, Rendezvous, Allocate], Mesh] = open_groups,
+        notify: Callable[[bytes], None] | None = None,
     ) -> None:
         """Open the device and the model without its weights. Raises ConfigError or CheckpointError.
 
         `ahead` is what was begun before. rendezvous: where this rank meets the others, in which `open_mesh`
-        opens the groups; None to reach no other rank.
+        opens the groups; None to reach no other rank. notify: sends notes of a KV connector, from any thread.
         """
         self._config = config
         self._ahead = ahead or Ahead()
+        self._notify = notify
         self._device = open_device(config.device, Platform.detect().with_available(self._ahead.taken_bytes))
         place = _place(config, rank)
         self._mesh = place if rendezvous is None else open_mesh(place, rendezvous, self._device.empty)

@@ -21,14 +21,14 @@ from octavo.config.schema import EngineConfig
 from octavo.core.authentication import read_secret
 from octavo.core.step import SchedulerOutput
 from octavo.errors import ConfigError, EngineDeadError
-from octavo.executor.executor import Executor
+from octavo.executor.executor import Executor, OnNote, make_executor
 from octavo.executor.multiprocess import MultiprocessExecutor
 from octavo.executor.ranks import serve_node, start_ranks
 from octavo.simulate.executor import END_TOKEN, Clock, Script, SimulatedExecutor
 from tests.fakes.checkpoints import make_checkpoint
 from tests.fakes.engine import make_core, make_request, run
 from tests.fakes.executor import HashExecutor
-from tests.fakes.rank import BLOCK_SIZE, FAILS, MEETS, FakeRank, is_running
+from tests.fakes.rank import BLOCK_SIZE, FAILS, MEETS, NOTE_BYTES, NOTES, NUM_NOTES, FakeRank, is_running
 from tests.simulate.parts import make_costs
 from tests.worker.engine_config import make_config, start_worker
 from tests.worker.prefix_model import row, step
@@ -66,7 +66,9 @@ def open_executor(config: EngineConfig, tmp_path: Path, request: pytest.FixtureR
     """Opens an executor by name; `device` are fields of DeviceConfig."""
     executors = []
 
-    def open_named(name: str, on_death: Callable[[str], None] | None = None, **device: Any) -> Opened:
+    def open_named(
+        name: str, on_death: Callable[[str], None] | None = None, on_note: OnNote | None = None, **device: Any
+    ) -> Opened:
         match name:
             case "single":
                 opened = Opened(start_worker(config), start_worker(config))
@@ -77,13 +79,13 @@ def open_executor(config: EngineConfig, tmp_path: Path, request: pytest.FixtureR
                 from octavo.executor.ray import start_ray_ranks
 
                 two = with_ranks(config, 1, 2, **device)
-                executor = start_ray_ranks(two, on_death, module="tests.fakes.rank", open_worker=FakeRank)
+                executor = start_ray_ranks(two, on_death, on_note, module="tests.fakes.rank", open_worker=FakeRank)
                 opened = Opened(executor, HashExecutor(BLOCK_SIZE), 2)
             case _:
                 if name == "machines":
                     device |= join_elsewhere(tmp_path)
                 sizes = {"ranks": (2, 1), "stages": (1, 3), "machines": (1, 2)}[name]
-                executor = start_fakes(with_ranks(config, *sizes, **device), on_death)
+                executor = start_fakes(with_ranks(config, *sizes, **device), on_death, on_note)
                 opened = Opened(executor, HashExecutor(BLOCK_SIZE), sizes[0] * sizes[1])
         executors.append(opened.executor)
         return opened
@@ -98,8 +100,10 @@ def with_ranks(config: EngineConfig, tensor: int, pipeline: int, **device: Any) 
     return msgspec.structs.replace(config, device=section)
 
 
-def start_fakes(config: EngineConfig, on_death: Callable[[str], None] | None = None) -> MultiprocessExecutor:
-    return start_ranks(config, on_death, module="tests.fakes.rank", open_worker=FakeRank)
+def start_fakes(
+    config: EngineConfig, on_death: Callable[[str], None] | None = None, on_note: OnNote | None = None
+) -> MultiprocessExecutor:
+    return start_ranks(config, on_death, on_note, module="tests.fakes.rank", open_worker=FakeRank)
 
 
 def join_elsewhere(folder: Path, module: str = "tests.fakes.rank") -> dict[str, Any]:
@@ -238,3 +242,26 @@ def test_the_death_of_a_rank_is_reported_while_nothing_waits(open_executor: Open
     executor, _, _ = open_executor("ranks", reasons.put)
     os.kill(process_of(executor), signal.SIGKILL)
     assert "rank 1 was killed" in reasons.get(timeout=10)
+
+
+@pytest.mark.parametrize("name", ["ranks", "stages", "machines", RAY])
+def test_notes_come_whole_and_in_order_from_each_rank_while_steps_run(open_executor: Open, name: str) -> None:
+    notes: SimpleQueue[tuple[int, bytes]] = SimpleQueue()
+    executor, reference, num_ranks = open_executor(name, on_note=lambda *note: notes.put(note))
+    steps = [numbered(NOTES), *planned_steps()]
+    in_flight = [executor.submit(each) for each in steps]
+    assert [each.result() for each in in_flight] == [reference.submit(each).result() for each in steps]
+    of_rank: dict[int, list[bytes]] = {rank: [] for rank in range(num_ranks)}
+    for _ in range(NUM_NOTES * num_ranks):
+        rank, payload = notes.get(timeout=30)
+        of_rank[rank].append(payload)
+    in_order = [bytes([number]) * NOTE_BYTES for number in range(NUM_NOTES)]
+    assert of_rank == dict.fromkeys(range(num_ranks), in_order)
+
+
+def test_notes_of_the_only_rank_come_from_rank_0(config: EngineConfig) -> None:
+    notes: list[tuple[int, bytes]] = []
+    worker = make_executor(config, on_note=lambda *note: notes.append(note))
+    worker._notify(b"saved")  # type: ignore[attr-defined]
+    worker.shutdown()
+    assert notes == [(0, b"saved")]

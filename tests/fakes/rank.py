@@ -13,6 +13,7 @@ from octavo.config.schema import EngineConfig
 from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import ConfigError, EngineDeadError
+from octavo.executor.executor import Notify
 from octavo.executor.rank_process import main
 from tests.fakes.executor import HashExecutor
 
@@ -20,15 +21,22 @@ FAILS: Final = -2
 """The step in which rank 1 raises."""
 MEETS: Final = -3
 """The step in which rank 1 computes without end, and the others wait for it as in a collective call."""
+NOTES: Final = -4
+"""The step after which each rank sends `NUM_NOTES` notes of `NOTE_BYTES` from a thread, numbered by their bytes."""
+NUM_NOTES: Final = 50
+NOTE_BYTES: Final = 10_000
 BLOCK_SIZE: Final = 4
 
 
 class FakeRank:
     """Has the calls of a worker. Its plan is what it was started with."""
 
-    def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous | None) -> None:
+    def __init__(
+        self, config: EngineConfig, rank: int, rendezvous: Rendezvous | None, notify: Notify | None = None
+    ) -> None:
         self._config = config
         self._rank = rank
+        self._notify = notify
         self._executor = HashExecutor(BLOCK_SIZE)
         self._poison = threading.Event()
         self._reason = ""
@@ -40,7 +48,14 @@ class FakeRank:
         if step.step_id in (FAILS, MEETS):
             is_poisoned = self._poison.wait(60.0 if self._rank else self._config.device.distributed_timeout_seconds)
             return failed(EngineDeadError(self._reason if is_poisoned else "rank 1 has not come"))
+        if step.step_id == NOTES:
+            threading.Thread(target=self._send_notes).start()
         return self._executor.submit(step)
+
+    def _send_notes(self) -> None:
+        assert self._notify is not None
+        for number in range(NUM_NOTES):
+            self._notify(bytes([number]) * NOTE_BYTES)
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         if method == "release_memory" and self._rank == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from octavo.config.schema import EngineConfig
 from octavo.core.rendezvous import Rendezvous
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.mesh import Mesh
+from octavo.executor.executor import OnNote
 from octavo.worker.worker import Worker
 from tests.distributed.threads import thread_meshes
 
@@ -22,13 +24,21 @@ from tests.distributed.threads import thread_meshes
 class ThreadRanks:
     """`Executor` of one worker per mesh, in rank order, each in a thread of its own."""
 
-    def __init__(self, config: EngineConfig, meshes: Sequence[Mesh]) -> None:
+    def __init__(self, config: EngineConfig, meshes: Sequence[Mesh], on_note: OnNote | None = None) -> None:
         stage = meshes[0].tensor.size
         self.sends_tokens = meshes[0].pipeline.size > 1
         self._result_rank = len(meshes) - stage
         self._meshes = meshes
         self._threads = [ThreadPoolExecutor(1, f"rank-{rank}") for rank in range(len(meshes))]
-        self.workers = self._on_all(lambda rank: Worker(config, None, rank, Rendezvous(), lambda *_: meshes[rank]))
+        self.workers = self._on_all(
+            lambda rank: Worker(
+                config,
+                rank=rank,
+                rendezvous=Rendezvous(),
+                open_mesh=lambda *_: meshes[rank],
+                notify=None if on_note is None else partial(on_note, rank),
+            )
+        )
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         def run(rank: int) -> ModelRunnerOutput:
@@ -68,7 +78,11 @@ def llm_of_ranks(
     """An engine whose model is shared by so many ranks; `keywords` are arguments of the engine."""
     with pytest.MonkeyPatch.context() as patch:
         meshes = open_meshes(tensor, pipeline)
-        patch.setattr("octavo.engine.engine_core.make_executor", lambda config, *_: ThreadRanks(config, meshes))
+
+        def make(config: EngineConfig, on_death: object = None, on_note: OnNote | None = None) -> ThreadRanks:
+            return ThreadRanks(config, meshes, on_note)
+
+        patch.setattr("octavo.engine.engine_core.make_executor", make)
         llm = LLM(
             str(path), **{"threads": 1, **({"max_steps_in_flight": pipeline} if pipeline > 1 else {}), **keywords}
         )
