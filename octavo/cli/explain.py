@@ -10,13 +10,14 @@ from octavo.cli.start import mention_demonstration_model
 from octavo.cli.terminal import say
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.config.explain import model_facts, platform_facts, render_facts, render_operators
+from octavo.config.replicas import replica_config
 from octavo.config.schema import EngineConfig
 from octavo.platform import Platform
 
 _WEIGHTS = ("*.safetensors*", "*.bin*")
 
 
-@with_options(EngineArgs, model="positional")
+@with_options(EngineArgs, also=["data_parallel_size"], model="positional")
 def explain(*, given: Given) -> int:
     """Show what octavo would do with a model on this machine, and why: facts, memory, operators. Needs no weights."""
     args = given.arguments(EngineArgs)
@@ -26,9 +27,12 @@ def explain(*, given: Given) -> int:
     from octavo.config.resolve import configure
 
     config = configure(_without_weights(args))
-    plans, operators = prepared(config)
+    num_replicas = config.replicas.data_parallel_size
+    plans, operators = prepared(replica_config(config, 0))
     say(render_facts("model", model_facts(config, Checkpoint.open(Path(config.model.path)))), end="\n\n")
     say(render_facts("machine", platform_facts(Platform.detect())), end="\n\n")
+    if num_replicas > 1:
+        say(f"each of {num_replicas} replicas has the following", end="\n\n")
     for plan in plans:
         say(plan, end="\n\n")
     say(render_operators(operators))

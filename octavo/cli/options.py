@@ -103,14 +103,17 @@ class Given(msgspec.Struct, frozen=True):
 
 
 def with_options(
-    *classes: type, without: Iterable[str] = (), model: Literal["positional", "flag"] = "flag"
+    *classes: type,
+    without: Iterable[str] = (),
+    also: Iterable[str] = (),
+    model: Literal["positional", "flag"] = "flag",
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Return a decorator that adds the flags of `classes` to a command, which gets them as `given: Given`.
 
     Where two classes have a field of the same name (`seed`), the class that is named first has the flag. Engine
-    arguments that only a server uses are left out where it is none.
+    arguments that only a server uses are left out where it is none, except for those in `also`.
     """
-    of_server = () if ServerArgs in classes else _OF_A_SERVER
+    of_server = () if ServerArgs in classes else set(_OF_A_SERVER) - set(also)
 
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "given"]

@@ -100,6 +100,13 @@ class DeviceConfig(DeviceArgs):
     threads: int
     user_set_threads: bool = False
     """Whether the number of threads was given: then short steps use all of them too."""
+    most_ranks_together: int | None = None
+    """Ranks on the machine that has most, where machines have different numbers; then each counts as a machine."""
+
+    @property
+    def ranks_per_machine(self) -> int:
+        """Ranks that share the memory and the processors of a machine."""
+        return self.most_ranks_together or self.tensor_parallel_size * self.pipeline_parallel_size // self.nnodes
 
 
 ObservabilityConfig = ObservabilityArgs

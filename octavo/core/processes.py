@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NoReturn
+from pathlib import Path
+from typing import Final, NamedTuple, NoReturn
 
 from octavo.core import frames
 from octavo.core.messages import CoreFailed
@@ -25,9 +26,36 @@ SHUTDOWN_TIMEOUT_S: Final = 10.0
 _KILL_AFTER_S: Final = 2.0
 """How long one that was terminated may take until it is killed."""
 
+_TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
+
 _log = logging.getLogger(__name__)
 
 Process = subprocess.Popen[bytes]
+
+
+class ProcessState(NamedTuple):
+    """code: one letter, as in /proc/PID/stat. cpu_s: processor time of all threads so far."""
+
+    code: str
+    cpu_s: float
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessState | None:
+        """Return None where the system has no such file, or when the process has ended."""
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        return cls(fields[0], (int(fields[11]) + int(fields[12])) * _TICK_S)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether a signal or a debugger has stopped the process."""
+        return self.code in "Tt"
+
+    def has_worked_since(self, before: ProcessState) -> bool:
+        """Whether the process runs, waits for a device, or has used processor time."""
+        return self.code in "RD" or self.cpu_s > before.cpu_s
 
 
 def spawn(module: str, arguments: Sequence[str] = (), pass_fds: Sequence[int] = ()) -> tuple[socket.socket, Process]:

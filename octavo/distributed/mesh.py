@@ -28,7 +28,8 @@ class Axis:
         """
         if count % self.size:
             raise ConfigError(
-                f"tensor_parallel_size is {self.size}, must divide the {count:,} {name} of this model; choose another"
+                f"tensor_parallel_size is {self.size}, must divide the {count:,} {name} of this model; "
+                "choose a size that does, or pipeline_parallel_size, which shares whole layers"
             )
         length = count // self.size
         return self.rank * length, length

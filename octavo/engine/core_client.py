@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from typing import Any, Final
 
@@ -21,13 +22,16 @@ from octavo.core.messages import (
     StepOutputs,
     ToCore,
 )
-from octavo.core.processes import SHUTDOWN_TIMEOUT_S, how_it_ended
-from octavo.engine.core_health import CoreHealth, ProcessState
+from octavo.core.processes import SHUTDOWN_TIMEOUT_S, ProcessState, how_it_ended
+from octavo.engine.core_health import CoreHealth
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.errors import EngineDeadError, OctavoError, RequestFailed
 
 STOPPED_S: Final = 10.0
 """How long a core may be stopped by a signal while it starts, and up to as long again."""
+
+HUNG_S: Final = 300.0
+"""How long a core that starts may use no processor time. One with several ranks may wait for them."""
 
 
 class ProcessClient:
@@ -64,7 +68,9 @@ class ProcessClient:
         core.is_used = True
         try:
             core.connection.sendall(frames.pack(config))
-            return await cls.connect(core.connection, core)
+            device = config.device
+            has_ranks = device.tensor_parallel_size * device.pipeline_parallel_size > 1
+            return await cls.connect(core.connection, core, math.inf if has_ranks else HUNG_S)
         except BaseException as error:
             core.connection.close()
             has_failed = isinstance(error, OctavoError)  # then it ends by itself
@@ -72,11 +78,17 @@ class ProcessClient:
             raise
 
     @classmethod
-    async def connect(cls, connection: socket.socket, core: SpawnedCore | None = None) -> ProcessClient:
-        """Wait for CoreReady on a connection whose other end is served by `serve_core`."""
+    async def connect(
+        cls, connection: socket.socket, core: SpawnedCore | None = None, max_idle_s: float = math.inf
+    ) -> ProcessClient:
+        """Wait for CoreReady on a connection whose other end is served by `serve_core`.
+
+        max_idle_s: how long the process of the core may use no processor time. Raises what the core raised, or
+        EngineDeadError.
+        """
         reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 20)
         try:
-            body = await _first_message(reader, core)
+            body = await _first_message(reader, core, max_idle_s)
             if body is None:
                 raise EngineDeadError(await _how_it_ended(core))
             message = msgspec.msgpack.decode(body, type=CoreReady | CoreFailed)
@@ -170,20 +182,28 @@ class ProcessClient:
                 call.set_exception(self._error)
 
 
-async def _first_message(reader: asyncio.StreamReader, core: SpawnedCore | None) -> bytes | None:
+async def _first_message(reader: asyncio.StreamReader, core: SpawnedCore | None, max_idle_s: float) -> bytes | None:
     """Return the body of the first message, None when the core ends before it.
 
-    Raises EngineDeadError when a signal stops the core for `STOPPED_S`: its client ends a core that cannot start.
+    Raises EngineDeadError when a signal stops the core for `STOPPED_S`, or it uses no processor time for `max_idle_s`:
+    its client ends a core that cannot start.
     """
     reading = asyncio.ensure_future(frames.read_async(reader))
-    was_stopped = False
+    was_stopped, idle_s = False, 0.0
+    before: ProcessState | None = None
     try:
         while not (await asyncio.wait({reading}, timeout=STOPPED_S))[0]:
             state = None if core is None else ProcessState.of(core.process.pid)
             is_stopped = state is not None and state.is_stopped
             if is_stopped and was_stopped:
                 raise EngineDeadError("the engine core was stopped by a signal or a debugger while it started")
-            was_stopped = is_stopped
+            is_idle = state is not None and before is not None and not state.has_worked_since(before)
+            idle_s = idle_s + STOPPED_S if is_idle else 0.0
+            if idle_s >= max_idle_s:
+                raise EngineDeadError(
+                    f"the engine core neither responded nor used processor time for {idle_s:g} s while it started"
+                )
+            was_stopped, before = is_stopped, state
         return reading.result()
     finally:
         reading.cancel()

@@ -7,12 +7,11 @@ response of a core that hangs in a step is an error with the reason.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
+from octavo.core.processes import ProcessState
 from octavo.errors import EngineUnresponsiveError, RequestFailed
 
 _RESPONSE_S: Final = 1.5
@@ -20,32 +19,6 @@ _RESPONSE_S: Final = 1.5
 _BUSY_S: Final = 900.0
 """How long one that computes may: a call into native code can hold Python's lock that long, but no step should."""
 _LOOK_S: Final = 0.02
-_TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
-
-
-class ProcessState(NamedTuple):
-    """code: one letter, as in /proc/PID/stat. cpu_s: processor time of all threads so far."""
-
-    code: str
-    cpu_s: float
-
-    @classmethod
-    def of(cls, pid: int) -> ProcessState | None:
-        """Return None where the system has no such file, or when the process has ended."""
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        return cls(fields[0], (int(fields[11]) + int(fields[12])) * _TICK_S)
-
-    @property
-    def is_stopped(self) -> bool:
-        """Return whether a signal or a debugger has stopped the process."""
-        return self.code in "Tt"
-
-    def has_worked_since(self, before: ProcessState) -> bool:
-        """Whether the process runs, waits for a device, or has used processor time."""
-        return self.code in "RD" or self.cpu_s > before.cpu_s
 
 
 class CoreHealth:

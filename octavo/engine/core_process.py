@@ -38,7 +38,7 @@ from octavo.core.messages import (
     ToCore,
     Wake,
 )
-from octavo.core.processes import end_with, run_reporting
+from octavo.core.processes import end_with, report_failure, run_reporting
 from octavo.engine.announced_executor import AnnouncedExecutor
 from octavo.errors import OctavoError
 from octavo.executor.executor import import_ahead
@@ -55,6 +55,9 @@ RELEASE_AFTER_S: Final = 60.0
 
 ORPHAN_S: Final = 5.0
 """How long a core may run on when its front has gone."""
+
+UNBUILT_S: Final = 5.0
+"""How long a core whose rank has died before all were ready may go on, before its process is ended."""
 
 HUNG_AFTER_S: Final = 60.0
 HUNG_FACTOR: Final = 20.0
@@ -246,17 +249,35 @@ def build_and_serve(
 ) -> int:
     """Serve the core that `build` returns; return the exit code: 0 after Shutdown, 1 after a failure.
 
-    The front is sent the failure before the core is released, which takes as long as its other ranks do to end.
+    The front is sent the failure before the core is released, which takes as long as its other ranks do to end. When a
+    rank dies while rank 0 waits for it in `build`, which no other thread can interrupt, the process ends.
     """
     inbox: Inbox = SimpleQueue()
+    is_built = threading.Event()
     with ExitStack() as resources:
 
+        def fail(reason: str) -> None:
+            failure = CoreFailed(message=reason)
+            inbox.put(failure)
+            if not is_built.is_set():
+                threading.Thread(target=_end_unbuilt, args=[failure, connection, is_built], daemon=True).start()
+
         def run() -> None:
-            core = build(lambda reason: inbox.put(CoreFailed(message=reason)), lambda: inbox.put(Wake()))
+            try:
+                core = build(fail, lambda: inbox.put(Wake()))
+            finally:
+                is_built.set()
             resources.callback(core.shutdown)
             serve_core(core, connection, max_tokens_per_step, inbox, announces=announces)
 
         return run_reporting("the engine core", connection, run)
+
+
+def _end_unbuilt(failure: CoreFailed, connection: socket.socket, is_built: threading.Event) -> None:
+    """Report a failure and end the process, unless `build` itself ends soon, with the failure or another."""
+    if not is_built.wait(UNBUILT_S):
+        report_failure(connection, failure)
+        os._exit(1)
 
 
 def run_on(cpus: Sequence[int]) -> None:

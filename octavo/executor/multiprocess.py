@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from octavo.core import frames, processes
 from octavo.core.messages import CoreFailed, Shutdown
-from octavo.core.processes import Process
+from octavo.core.processes import Process, ProcessState
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.executor.channel import FromRank, Note, RankCall, Start, Step, StepResult, Value
@@ -30,7 +29,7 @@ _NOTICE_S: Final = 0.5
 """How long a rank that has failed or died may be noticed after the calls that waited for it."""
 
 _UNLIMITED: Final = ("prepare", "allocate")
-"""Calls that load: they take as long as the disk does."""
+"""Calls that load: they take as long as the disk does, while the process works."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +57,13 @@ class Rank:
     @property
     def is_stopped(self) -> bool:
         """Whether a signal or a debugger has stopped its process, where that can be seen from here."""
-        if self.process is None:
-            return False
-        try:
-            stat = Path(f"/proc/{self.process.pid}/stat").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            return False  # it has ended, or the system has no such file
-        return stat.rpartition(")")[2].split()[0] in "Tt"
+        state = self.state
+        return state is not None and state.is_stopped
+
+    @property
+    def state(self) -> ProcessState | None:
+        """What its process does; None where that cannot be seen from here."""
+        return None if self.process is None else ProcessState.of(self.process.pid)
 
 
 class MultiprocessExecutor:
@@ -214,16 +213,21 @@ class MultiprocessExecutor:
             return future
 
     def _wait(self, value: Future[msgspec.Raw], *, is_limited: bool = False) -> msgspec.Raw:
-        """Return a value that a rank sends in its own time, or, when `is_limited`, before its time is over."""
+        """Return a value that a rank sends in its own time while it works, or, when `is_limited`, before its time is
+        over."""
+        before: dict[int, ProcessState] = {}
         while True:
             try:
                 return value.result(self._timeout_s)
             except TimeoutError:
                 if is_limited:
                     raise self.overdue() from None
-                stopped = self._stopped_ranks()
-                if stopped is not None:
-                    raise self._fail(stopped) from None
+                late = {each.number: state for each in self._ranks if each.values and (state := each.state) is not None}
+                idle = [number for number, state in late.items() if _is_idle(state, before.get(number))]
+                stuck = self._stopped_ranks() or self._hung_ranks(idle)
+                if stuck is not None:
+                    raise self._fail(stuck) from None
+                before = late
 
     def _send(self, rank: Rank, frame: bytes) -> None:
         try:
@@ -303,6 +307,11 @@ class MultiprocessExecutor:
         names = ", ".join(stopped)
         return EngineDeadError(f"{names}: stopped by a signal or a debugger") if stopped else None
 
+    def _hung_ranks(self, numbers: Sequence[int]) -> EngineDeadError | None:
+        names = ", ".join(rank.name for rank in self._ranks if rank.number in numbers)
+        hung = f"neither responded nor used processor time for {self._timeout_s:g} s"
+        return EngineDeadError(f"{names}: {hung} while it started") if names else None
+
     def _fail(self, failure: OctavoError) -> OctavoError:
         """Make everything that waits raise `failure`, unless there was a failure before; return the first one."""
         with self._lock:
@@ -336,3 +345,7 @@ class _Awaited(Future[ModelRunnerOutput]):
             return super().result(self._timeout_s if timeout is None else timeout)
         except TimeoutError:
             raise self._executor.overdue() from None
+
+
+def _is_idle(state: ProcessState, before: ProcessState | None) -> bool:
+    return before is not None and not state.has_worked_since(before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import selectors
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -63,7 +64,7 @@ def start_ranks(
     num_ranks = device.tensor_parallel_size * device.pipeline_parallel_size
     num_here = num_ranks // device.nnodes
     timeout_s = device.distributed_timeout_seconds
-    config = config_of_rank(config, num_here)
+    config = config_of_rank(config)
     shares = core_shares(num_here)
     elsewhere = gather(config) if device.nnodes > 1 else []
     memory = os.memfd_create("octavo-ranks")
@@ -126,23 +127,43 @@ def serve_node(
         if (num_processors := len(set().union(*shares))) < count:
             _log.warning("%s take turns on %d processor%s", names, num_processors, "s" * (num_processors > 1))
         memory = os.memfd_create("octavo-ranks")
-        ranks = []
+        ranks: list[Rank] = []
         for connection, share in zip(connections, shares, strict=True):
             here = Here(connection.fileno(), memory, (first, count), model_path)
-            ranks.append(spawn_rank(module, share, memory, here))
+            ranks.append(Rank(first + len(ranks), *spawn_rank(module, share, memory, here)))
         os.close(memory)
     finally:
         for connection in connections:
             connection.close()
     try:
-        codes = [process.wait() for _, process in ranks]
+        codes = _exit_codes(ranks, timeout_s)
     finally:
-        for lifeline, _ in ranks:
-            lifeline.close()
-    for number, (_, process) in enumerate(ranks, start=first):
-        if process.returncode not in (0, ORPHANED):
-            _log.error("%s", processes.how_it_ended(f"rank {number}", process))
+        for rank in ranks:
+            rank.connection.close()
+    for rank, code in zip(ranks, codes, strict=True):
+        if code not in (0, ORPHANED):
+            _log.error("%s", rank.how_it_ended())
     return any(codes)
+
+
+def _exit_codes(ranks: Sequence[Rank], timeout_s: float) -> list[int]:
+    """Wait for the ends of processes. One that is stopped is killed after `timeout_s`, when the engine has given it up,
+    or up to as long again."""
+    stopped: list[Rank] = []
+    with selectors.DefaultSelector() as running:
+        for rank in ranks:
+            running.register(rank.connection, selectors.EVENT_READ, rank)  # readable at the end of the process
+        while running.get_map():
+            ended = running.select(timeout_s)
+            for key, _ in ended:
+                running.unregister(key.fileobj)
+            if ended:
+                continue
+            for rank in stopped:
+                if rank.is_stopped and rank.process is not None:
+                    rank.process.kill()
+            stopped = [rank for rank in ranks if rank.is_stopped]
+    return [rank.process.wait() for rank in ranks if rank.process is not None]
 
 
 def spawn_rank(
@@ -161,7 +182,8 @@ def _set_processors(thread: int, processors: set[int]) -> None:
         os.sched_setaffinity(thread, processors)
 
 
-def config_of_rank(config: EngineConfig, num_ranks: int) -> EngineConfig:
-    """Return the configuration with the share of the threads that one of `num_ranks` ranks of a machine has."""
-    device = dataclasses.replace(config.device, threads=max(1, config.device.threads // num_ranks))
+def config_of_rank(config: EngineConfig) -> EngineConfig:
+    """Return the configuration with the share of the threads that one of the ranks of a machine has."""
+    device = config.device
+    device = dataclasses.replace(device, threads=max(1, device.threads // device.ranks_per_machine))
     return msgspec.structs.replace(config, device=device)

@@ -49,7 +49,7 @@ def start_ray_ranks(
     timeout_s = device.distributed_timeout_seconds
     resources = ExitStack()
     try:
-        group, nodes = _place(device.tensor_parallel_size * device.pipeline_parallel_size, timeout_s, resources)
+        group, nodes, most = _place(device.tensor_parallel_size * device.pipeline_parallel_size, timeout_s, resources)
         address, port = ray.util.get_node_ip_address(), _free_ports()
 
         def gather(_: EngineConfig) -> list[Rank]:
@@ -65,7 +65,7 @@ def start_ray_ranks(
             threading.Thread(target=_watch, args=[ends, ranks], name="octavo-ray", daemon=True).start()
             return ranks
 
-        placed = replace(device, nnodes=len(nodes), master_addr=address, master_port=port)
+        placed = replace(device, nnodes=len(nodes), most_ranks_together=most, master_addr=address, master_port=port)
         return start_ranks(
             msgspec.structs.replace(config, device=placed),
             on_death,
@@ -88,8 +88,9 @@ class _Node:
         serve_node(address, port, secret, node=node, timeout_s=timeout_s, module=module)
 
 
-def _place(num_ranks: int, timeout_s: float, resources: ExitStack) -> tuple[Any, list[list[int]]]:
-    """Return a placement group with a CPU for each rank, and its bundles by machine, this machine's first.
+def _place(num_ranks: int, timeout_s: float, resources: ExitStack) -> tuple[Any, list[list[int]], int]:
+    """Return a placement group with a CPU for each rank, its bundles by machine, this machine's first, and how many
+    ranks a machine has at most.
 
     Where machines have different numbers of ranks, each rank counts as a machine.
     """
@@ -110,9 +111,9 @@ def _place(num_ranks: int, timeout_s: float, resources: ExitStack) -> tuple[Any,
     nodes: dict[str, list[int]] = {}
     for bundle in range(num_ranks):
         nodes.setdefault(node_of[bundle], []).append(bundle)
-    if len({len(bundles) for bundles in nodes.values()}) > 1:
-        return group, [[bundle] for bundle in range(num_ranks)]
-    return group, list(nodes.values())
+    counts = {len(bundles) for bundles in nodes.values()}
+    by_machine = [[bundle] for bundle in range(num_ranks)] if len(counts) > 1 else list(nodes.values())
+    return group, by_machine, max(counts)
 
 
 def _watch(ends: Sequence[Any], ranks: Sequence[Rank]) -> None:

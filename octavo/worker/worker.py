@@ -157,7 +157,7 @@ class Worker:
         cache, scheduler = self._config.cache, self._config.scheduler
         plan = divide_memory(
             ModelSizes.of(self._opened, self._device, self._attention.backend, scheduler, cache.block_size),
-            self._device.memory().share(self._mesh.size // self._config.device.nnodes),
+            self._device.memory().share(self._config.device.ranks_per_machine),
             cache=cache,
             scheduler=scheduler,
             device=self._device.name,

@@ -28,6 +28,16 @@ def test_facts_machine_memory_and_operators_are_shown(tiny_model: str, capsys: p
     assert "256 tokens" in shown
 
 
+def test_replicas_have_a_plan_of_their_share(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", tiny_model, "--data-parallel-size", "2", "--kv-cache-memory", "8MiB"]) == 0
+    shared = capsys.readouterr().out
+    assert "\neach of 2 replicas has the following\n\nmemory plan" in shared
+    assert main(["explain", tiny_model, "--kv-cache-memory", "4MiB"]) == 0
+    alone = capsys.readouterr().out
+    blocks = r"([\d,]+) blocks of 16 tokens"
+    assert re.findall(blocks, shared) == re.findall(blocks, alone)
+
+
 def test_an_overridden_operator_says_so(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", tiny_model, "--op-overrides", "rms_norm=reference"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("rms_norm")]

@@ -93,6 +93,15 @@ async def test_core_that_is_stopped_while_it_starts_is_ended(monkeypatch: pytest
     assert core.process.poll() is not None
 
 
+async def test_core_that_hangs_while_it_starts_is_ended() -> None:
+    core = SpawnedCore()  # it waits for its configuration, which does not come
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core_client, "STOPPED_S", 0.5)
+        with pytest.raises(EngineDeadError, match="nor used processor time for 1.5 s while it started"):
+            await ProcessClient.connect(core.connection, core, max_idle_s=1.2)
+    await asyncio.to_thread(core.end, 0.0)
+
+
 def test_messages_to_a_core_that_has_gone_are_dropped_until_its_death_is_read() -> None:
     async def main() -> None:
         ours, theirs = socket.socketpair()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
@@ -195,6 +196,28 @@ async def test_the_front_is_sent_a_failure_before_the_core_is_released() -> None
         assert await serving == 1
         await client.shutdown()
     assert core.is_shut_down
+
+
+async def test_the_death_of_a_rank_ends_a_core_that_waits_for_it_while_it_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_end, exit_codes = threading.Event(), SimpleQueue[int]()
+    monkeypatch.setattr(core_process, "UNBUILT_S", 0.05)
+    monkeypatch.setattr(core_process.os, "_exit", exit_codes.put)
+
+    def build(on_death: Callable[[str], None], _: Callable[[], None]) -> Any:
+        on_death("rank 1 was killed")
+        may_end.wait(10)
+        return ScriptedCore()
+
+    ours, theirs = socket.socketpair()
+    with theirs:
+        serving = asyncio.create_task(asyncio.to_thread(build_and_serve, build, theirs))
+        with pytest.raises(EngineDeadError, match="rank 1 was killed"):
+            await ProcessClient.connect(ours)
+        assert await asyncio.to_thread(exit_codes.get, timeout=10) == 1
+        may_end.set()
+        await serving
 
 
 async def test_core_ends_when_its_front_goes_away() -> None:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
+def ray_cluster() -> Iterator[Any]:
     """A Ray cluster of two nodes of this machine, with a CPU each."""
     import ray
     from ray.cluster_utils import Cluster
@@ -15,6 +16,6 @@ def ray_cluster() -> Iterator[None]:
     cluster = Cluster(initialize_head=True, head_node_args=node)
     cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
     ray.init(address=cluster.address, logging_level="error", log_to_driver=False)
-    yield
+    yield cluster
     ray.shutdown()
     cluster.shutdown()

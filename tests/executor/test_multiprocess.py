@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -106,6 +107,15 @@ def test_a_rank_that_is_stopped_while_it_starts_is_found(
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(EngineDeadError, match=rf"rank 1 \(process {pid}\): stopped by a signal"):
         begin()
+
+
+def test_a_rank_that_hangs_while_it_starts_is_found(config: EngineConfig, resources: ExitStack) -> None:
+    ours, theirs = socket.socketpair()
+    resources.enter_context(theirs)
+    rank = Rank(1, ours, subprocess.Popen(["sleep", "60"]))
+    executor = make_executor(resources, [rank], timeout_s=0.3)
+    with pytest.raises(EngineDeadError, match=r"rank 1 \(process .*\): neither .* processor time for 0\.3 s while it"):
+        executor.start(start_of(config), lambda: FakeRank(config, 0, None))
 
 
 def test_a_rank_that_is_missed_when_something_is_sent_is_named_with_how_it_ended(

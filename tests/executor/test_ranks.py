@@ -24,7 +24,7 @@ from octavo.core.rendezvous import Rendezvous
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.channel import Start
 from octavo.executor.multiprocess import MultiprocessExecutor, Rank
-from octavo.executor.ranks import config_of_rank, serve_node, start_ranks
+from octavo.executor.ranks import _exit_codes, config_of_rank, serve_node, start_ranks
 from octavo.worker.identity import Identity
 from tests.executor.test_conformance import free_port, numbered
 from tests.fakes.checkpoints import make_checkpoint
@@ -132,8 +132,11 @@ def test_a_rank_ends_with_the_process_that_started_it_though_it_computes(config:
 
 def test_a_rank_has_its_share_of_the_threads(config: EngineConfig) -> None:
     many = msgspec.structs.replace(config, device=replace(config.device, threads=7))
-    assert config_of_rank(many, 2).device.threads == 3
-    assert config_of_rank(many, 8).device.threads == 1
+    assert config_of_rank(many).device.threads == 3
+    eight = msgspec.structs.replace(many, device=replace(many.device, tensor_parallel_size=16, nnodes=2))
+    assert config_of_rank(eight).device.threads == 1
+    uneven = msgspec.structs.replace(many, device=replace(many.device, nnodes=2, most_ranks_together=2))
+    assert config_of_rank(uneven).device.threads == 3
 
 
 @pytest.fixture
@@ -175,3 +178,11 @@ def test_a_machine_whose_rank_has_failed_joins_again(machine: tuple[Multiprocess
         executor.submit(numbered(FAILS)).result()
     executor.shutdown()
     assert node.result(30)
+
+
+def test_a_rank_that_stays_stopped_is_killed_so_that_its_machine_can_join_again() -> None:
+    rank = Rank(1, *processes.spawn("tests.fakes.rank"))
+    with rank.connection:
+        assert rank.process is not None
+        rank.process.send_signal(signal.SIGSTOP)
+        assert _exit_codes([rank], 0.1) == [-signal.SIGKILL]

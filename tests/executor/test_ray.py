@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,19 @@ def test_more_ranks_than_the_cluster_has_room_for_are_refused_at_the_deadline(
     config = make_config(make_checkpoint("llama", tmp_path / "model"))
     with pytest.raises(EngineDeadError, match=r"no room for 4 ranks .* for 1 s: 2 CPUs are free on 2 machines"):
         start_ray_ranks(with_ranks(config, 4, 1, distributed_timeout_seconds=1.0), open_worker=FakeRank)
+
+
+@pytest.mark.filterwarnings("default")
+def test_machines_with_different_numbers_of_ranks_plan_with_the_largest(request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("ray", reason="needs the extra `ray`")
+    cluster = request.getfixturevalue("ray_cluster")
+    from octavo.executor.ray import _place
+
+    larger = cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
+    try:
+        with ExitStack() as resources:
+            _, bundles, most = _place(3, 60.0, resources)
+            assert bundles == [[0], [1], [2]]
+            assert most == 2
+    finally:
+        cluster.remove_node(larger)

@@ -138,7 +138,7 @@ def test_partial_sums_of_ranks_agree_with_one_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "overrides", "message"),
     [
-        (3, {}, "tensor_parallel_size is 3, must divide the 4 attention heads of this model; choose another"),
+        (3, {}, "tensor_parallel_size is 3, must divide the 4 attention heads of this model; choose a size that does"),
         (
             4,
             {"intermediate_size": 58},
