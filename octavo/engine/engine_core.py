@@ -56,7 +56,7 @@ class EngineCore:
         self._refused: list[EngineCoreOutput] = []
         self._beam_texts = BeamTexts(open_tokenizer)
         self.is_waiting = False
-        """Whether the last step found nothing to compute: all requests wait for blocks that are fetched."""
+        """Whether the last step found nothing to compute: all requests wait for blocks that others read or write."""
 
     @classmethod
     def build(
@@ -179,9 +179,10 @@ class EngineCore:
             result = self._beam_texts.mark(result, self.scheduler.find, self.scheduler.groups)
             outputs += self.scheduler.update(result, self.clock())
         else:
-            idle = not self.scheduler.groups or self.scheduler.is_fetching
-            assert outputs or idle, "requests are left, but no step can be planned"
-            self.is_waiting = not outputs and self.scheduler.is_fetching
+            awaits_blocks = self.scheduler.awaits_blocks
+            is_idle = not self.scheduler.groups or awaits_blocks
+            assert outputs or is_idle, "requests are left, but no step can be planned"
+            self.is_waiting = awaits_blocks and not outputs
         times = None if self._timed is None else self._timed.take_times()
         return StepOutputs(outputs=outputs, stats=self.scheduler.stats(), times=times)
 

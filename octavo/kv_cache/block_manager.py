@@ -6,7 +6,7 @@ of tokens alone, a table begins with null blocks: those that no later step reads
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 
 from octavo.core.cache_key import CacheKey
 from octavo.core.cache_limits import CacheLimits
@@ -187,12 +187,13 @@ class BlockManager:
     # ---- blocks that others read and write ----
 
     def begin_fetch(self, fetch_id: int, sequence: Sequence, first: int, num_blocks: int) -> list[list[int]]:
-        """Keep `num_blocks` entries of a sequence's tables from `first` on until `end_fetch`, and return them."""
+        """Keep `num_blocks` entries of a sequence's tables from `first` on until `end_fetch`, and return them. The last
+        may be that of the sequence's last token, which is computed nevertheless: its logits are needed."""
         end = first + num_blocks
         blocks = [table[first:end] for table in self.block_ids(sequence)]
         held = ((cache.pool, block) for cache, ids in zip(self.groups, blocks, strict=True) for block in ids if block)
         self._holds.hold(("fetch", fetch_id), held)
-        self._fetched_tokens[fetch_id] = end * self.block_size
+        self._fetched_tokens[fetch_id] = min(end * self.block_size, len(sequence.token_ids) - 1)
         return blocks
 
     def end_fetch(self, fetch_id: int) -> int:
@@ -200,6 +201,26 @@ class BlockManager:
         succeeded."""
         self._holds.end(("fetch", fetch_id))
         return self._fetched_tokens.pop(fetch_id)
+
+    def hold_found(self, holder: Hashable, digest: bytes, is_needed: Iterable[bool]) -> list[int] | None:
+        """Keep the block with this content in each cache group that needs it until `end_hold(holder)`, and return their
+        ids, 0 for the other groups. Returns None, with nothing changed, where one is missing."""
+        found = [cache.pool.find(digest) if each else 0 for cache, each in zip(self.groups, is_needed, strict=True)]
+        blocks = [block for block in found if block is not None]
+        if len(blocks) < len(found):
+            return None
+        held = ((cache.pool, block) for cache, block in zip(self.groups, blocks, strict=True) if block)
+        self._holds.hold(("holder", holder), held)
+        return blocks
+
+    def end_hold(self, holder: Hashable) -> None:
+        """Release what `hold_found` has kept for a holder."""
+        self._holds.end(("holder", holder))
+
+    @property
+    def has_held(self) -> bool:
+        """Whether blocks are kept that no sequence has: something still reads or writes them."""
+        return len(self._holds) > 0
 
     def free_after_step(self, sequence: Sequence, step_id: int) -> None:
         """Free a sequence, whose blocks stay used until the step that still reads them has returned."""

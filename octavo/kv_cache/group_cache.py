@@ -80,7 +80,9 @@ class GroupCache:
         fetched; where later steps release blocks, no more than are held at once: the table grows with the steps."""
         num_unseen = hit_blocks.count(NULL_BLOCK)
         if num_fetched:
-            num_unseen = self.keeps.num_unseen_blocks((len(hit_blocks) + num_fetched) * self._block_size)
+            # what a token at the beginning of a block reads: so others find the prefix up to there
+            num_whole = min(len(hit_blocks) + num_fetched, (num_tokens - 1) // self._block_size)
+            num_unseen = self.keeps.num_unseen_blocks(num_whole * self._block_size)
         table = [NULL_BLOCK] * num_unseen
         for block in hit_blocks[num_unseen:]:
             self.pool.acquire(block)

@@ -48,9 +48,14 @@ class Connector(Protocol):
         are kept for that until `take_fetched` returns the id, also when the request ends before."""
         ...
 
-    def take_fetched(self) -> list[tuple[int, bool]]:
-        """Return the ids of the fetches that have ended since the last call, and whether all of their blocks hold what
-        they should. Those that failed are computed instead. Called before each step is planned."""
+    def take_fetched(self) -> list[tuple[int, str]]:
+        """Return the ids of the fetches that have ended since the last call, each with the reason why not all of its
+        blocks hold what they should; that is empty for those that do. The others are computed instead. Called before
+        each step is planned."""
+        ...
+
+    def end_reads(self) -> None:
+        """End what others read of the local pools: they hold what a request needs beside which nothing runs."""
         ...
 
     def payload(self, step_id: int, *, has_rows: bool) -> bytes | None:

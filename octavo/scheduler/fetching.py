@@ -26,20 +26,25 @@ class Fetching:
         self._planned: list[Fetch] = []
 
     def num_blocks(self, group: SequenceGroup, hit: PrefixHit, num_tokens: int) -> int:
-        """Return how many blocks behind a hit can be fetched, of the first `num_tokens` tokens of a waiting request."""
-        if hit.missing is None or len(group.live) > 1 or group.request_id in self._failed:
+        """Return how many blocks behind a hit can be fetched for a waiting request of `num_tokens` tokens."""
+        is_alone = len(group.live) == 1 and group.may_read_prefix_cache and self._block_manager.enable_prefix_caching
+        if not is_alone or hit.num_tokens >= num_tokens - 1 or group.request_id in self._failed:
             return 0
-        sequence = group.live[0]
-        # the last token is computed: its logits are needed
-        end = min(num_tokens, len(sequence.token_ids) - 1) // self._block_manager.block_size
-        return self._connector.find(group.request, self._block_manager.digests(sequence)[hit.num_blocks : end])
+        return self._connector.find(group.request, self._digests(group)[hit.num_blocks :])
+
+    def _digests(self, group: SequenceGroup) -> list[bytes]:
+        """Return the names of a group's blocks up to that of its last known token, if that is one of the prompt."""
+        sequence, manager = group.live[0], self._block_manager
+        if group.has_output:
+            return manager.digests(sequence)[: (len(sequence.token_ids) - 1) // manager.block_size]
+        return manager.transfer_digests(sequence, group.request.cache_key)
 
     def begin(self, group: SequenceGroup, first: int, num_blocks: int) -> None:
         """Fetch `num_blocks` blocks from entry `first` on, for a request that was admitted and has no row yet."""
         self._num_fetches += 1
         fetch_id, sequence = self._num_fetches, group.live[0]
         blocks = self._block_manager.begin_fetch(fetch_id, sequence, first, num_blocks)
-        digests = self._block_manager.digests(sequence)[first : first + num_blocks]
+        digests = self._digests(group)[first : first + num_blocks]
         self._registry.begin_fetch(group, fetch_id)
         self._planned.append(Fetch(fetch_id, group.request_id, digests, blocks))
         self._log.note("fetching", group.request, f"{num_blocks} blocks")
@@ -49,6 +54,8 @@ class Fetching:
         planned, self._planned = self._planned, []
         if not has_rows:  # no step reads what was in the blocks
             self._begin(planned)
+            if self._registry.has_queued and not self._registry.on_device:
+                self._connector.end_reads()
         payload = self._connector.payload(step_id, has_rows=has_rows)
         if has_rows:
             self._begin(planned)
@@ -60,13 +67,13 @@ class Fetching:
 
     def collect(self, now: float) -> None:
         """Move requests whose fetch has succeeded to the running ones, and queue those whose fetch failed."""
-        for fetch_id, is_complete in self._connector.take_fetched():
-            group = self._registry.end_fetch(fetch_id, now, is_complete=is_complete)
+        for fetch_id, error in self._connector.take_fetched():
+            group = self._registry.end_fetch(fetch_id, now, is_complete=not error)
             num_tokens = self._block_manager.end_fetch(fetch_id)
             if group is None:
                 continue  # it has ended in the meantime
             sequence = group.live[0]
-            if is_complete:
+            if not error:
                 group.num_fetched_tokens = num_tokens - sequence.num_computed_tokens
                 sequence.num_computed_tokens = num_tokens
                 self._block_manager.publish(sequence, group.request.cache_key)
@@ -74,5 +81,5 @@ class Fetching:
                 self._block_manager.release(sequence)
                 sequence.restart()
                 self._failed.add(group.request_id)
-                self._log.note("not fetched", group.request, "the source failed; the prompt is computed")
+                self._log.note("not fetched", group.request, f"{error}; the prompt is computed")
         self._failed &= self._registry.groups.keys()

@@ -97,8 +97,9 @@ class Registry:
             self.num_queued_tokens += group.num_prompt_tokens
         self._policy.note_arrival(group)
         self.waiting.push(group)
-        if self._connector is not None:
-            self._connector.added(group.request, [])
+        if self._connector is not None and len(group.live) == 1 and group.may_read_prefix_cache:
+            digests = self.block_manager.transfer_digests(group.live[0], group.request.cache_key)
+            self._connector.added(group.request, digests)
 
     # ---- lookups ----
 

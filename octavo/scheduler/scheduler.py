@@ -161,9 +161,10 @@ class Scheduler:
             self._registry.end_group(group, SequenceStatus.FINISHED_STOPPED, self.log.now if now is None else now)
 
     @property
-    def is_fetching(self) -> bool:
-        """Whether a request waits for blocks that are fetched."""
-        return bool(self._registry.fetching)
+    def awaits_blocks(self) -> bool:
+        """Whether a request waits for blocks that are fetched, or that are kept because something reads or writes
+        them."""
+        return bool(self._registry.fetching) or (bool(self.groups) and self.block_manager.has_held)
 
     def has_unfinished(self) -> bool:
         return bool(self.groups) or self._registry.has_ended

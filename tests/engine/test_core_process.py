@@ -85,7 +85,7 @@ class SlowSource(ToySource):
         super().__init__(most_steps=1)
         self.is_there = threading.Event()
 
-    def take_fetched(self) -> list[tuple[int, bool]]:
+    def take_fetched(self) -> list[tuple[int, str]]:
         return super().take_fetched() if self.is_there.is_set() else []
 
 
@@ -116,7 +116,7 @@ async def test_a_core_waits_without_steps_while_requests_only_fetch() -> None:
         steps = await outputs_until_idle(client)
     token_ids = [token for each in steps for output in each.outputs for token in output.deltas[0].token_ids]
     assert token_ids == run_alone(request).token_ids["r"][0]
-    assert steps[-2].outputs[0].num_fetched_tokens == 28
+    assert steps[-2].outputs[0].num_fetched_tokens == 29
 
 
 async def test_an_idle_core_steps_once_when_it_is_woken() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
-from octavo.kv_cache.block_hash import extend_chain
+from octavo.kv_cache.block_hash import extend_chain, tail_digest
 from octavo.kv_transfer.connector import Fetch
 from tests.fakes.executor import HashExecutor, State
 
@@ -34,10 +34,14 @@ class ToySource:
         return bool(self._given or self._pending)
 
     def learn(self, request: EngineCoreRequest) -> None:
-        """Have the full blocks of the prompt from now on."""
-        size, state = self.executor.block_size, State(0, request.prompt_token_ids, [], SamplingParams(), 0)
-        for i, digest in enumerate(extend_chain([], request.prompt_token_ids, size, request.cache_key)):
-            places = range(i * size, (i + 1) * size)
+        """Have the blocks of the prompt from now on, its tail among them."""
+        size, tokens, key = self.executor.block_size, request.prompt_token_ids, request.cache_key
+        state = State(0, tokens, [], SamplingParams(), 0)
+        digests = extend_chain([], tokens, size, key)
+        if len(tokens) % size:
+            digests.append(tail_digest(digests, tokens, len(tokens), size, key))
+        for i, digest in enumerate(digests):
+            places = range(i * size, min((i + 1) * size, len(tokens)))
             self._contents[digest] = [
                 [state.chain(place, 2 if window is None else window) for place in places]
                 for window in self.executor.windows
@@ -48,10 +52,10 @@ class ToySource:
         self.requests[request.request_id] = request
 
     def ended(self, request_id: str) -> None:
-        del self.requests[request_id]
+        self.requests.pop(request_id, None)
 
     def find(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> int:
-        assert self.requests[request.request_id] is request
+        assert self.requests.get(request.request_id, request) is request
         return next((i for i, digest in enumerate(digests) if digest not in self._contents), len(digests))
 
     def fetch(self, fetch: Fetch) -> None:
@@ -65,14 +69,17 @@ class ToySource:
             self._pending.append((1 + self._count * 7 % self._most_steps, fetch))
         return b"fetch" if given else None
 
+    def end_reads(self) -> None:
+        """Nobody reads."""
+
     def note(self, rank: int, payload: bytes) -> None:
         raise NotImplementedError
 
     def close(self) -> None:
         """Nothing is open."""
 
-    def take_fetched(self) -> list[tuple[int, bool]]:
-        ended: list[tuple[int, bool]] = []
+    def take_fetched(self) -> list[tuple[int, str]]:
+        ended: list[tuple[int, str]] = []
         pending, self._pending = self._pending, []
         for num_steps, fetch in pending:
             if num_steps > 1:
@@ -80,7 +87,7 @@ class ToySource:
                 continue
             is_complete = not self._fail_every or fetch.fetch_id % self._fail_every != 0
             self._write(fetch, is_complete=is_complete)
-            ended.append((fetch.fetch_id, is_complete))
+            ended.append((fetch.fetch_id, "" if is_complete else "it is every so-manyth"))
             self.num_fetched += is_complete
             self.num_failed += not is_complete
         return ended

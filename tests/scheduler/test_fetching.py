@@ -21,20 +21,21 @@ def make(fail_every: int = 0, most_steps: int = 3, **options: object) -> tuple[E
 
 @pytest.mark.parametrize("window", [None, 6, (None, 6)])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_what_was_fetched_is_not_computed_and_found_again(window: object, depth: int) -> None:
+@pytest.mark.parametrize("num_tokens", [29, 30, 32, 33])
+def test_what_was_fetched_is_not_computed_and_found_again(window: object, depth: int, num_tokens: int) -> None:
     core, executor, source = make(sliding_window=window, depth=depth)
-    request = make_request("a", range(30), max_tokens=5)
+    request = make_request("a", range(num_tokens), max_tokens=5)
     source.learn(request)
     expected = run_alone(request, window).token_ids["a"]  # type: ignore[arg-type]
     assert run(core, [request]).token_ids["a"] == expected
     assert source.num_fetched == 1
     assert not source.requests
-    # 28 of 30 tokens lie in full blocks
-    assert executor.num_computed_tokens == 2 + 4
-    again = make_request("b", range(30), max_tokens=5)
+    # the last token of the prompt is computed, whether it is in a full block or not
+    assert executor.num_computed_tokens == 1 + 4
+    again = make_request("b", range(num_tokens), max_tokens=5)
     seen = run(core, [again])
     assert seen.token_ids["b"] == expected
-    assert (source.num_fetched, seen.finals["b"].num_cached_tokens) == (1, 29)
+    assert (source.num_fetched, seen.finals["b"].num_cached_tokens) == (1, num_tokens - 1)
 
 
 def test_what_the_local_cache_has_is_not_fetched() -> None:
@@ -81,7 +82,7 @@ def test_blocks_of_an_aborted_request_stay_used_until_its_fetch_has_ended() -> N
     manager = core.scheduler.block_manager
     core.abort_requests(["a"])
     core.scheduler.check()
-    assert manager.num_used_blocks == 7
+    assert manager.num_used_blocks == 8
     assert not core.reset_prefix_cache()
     while source.is_busy:
         core.step()
@@ -101,3 +102,27 @@ def test_a_fetch_spoils_no_blocks_that_its_step_swaps_out() -> None:
     run(core, [high], collected=seen)
     assert (core.stats().num_preemptions_by_swap, source.num_fetched) == (1, 1)
     assert seen.token_ids == run_alone(low).token_ids | run_alone(high).token_ids
+
+
+def test_a_request_waits_for_the_blocks_of_an_aborted_fetch_when_nothing_else_runs() -> None:
+    core, _, source = make(num_blocks=10, most_steps=50)
+    first, second = make_request("a", range(30), max_tokens=5), make_request("b", range(10, 40), max_tokens=5)
+    source.learn(first)
+    core.add_request(first)
+    core.step()
+    core.abort_requests(["a"])
+    core.add_request(second)
+    core.step()
+    assert core.is_waiting
+    assert run(core).token_ids == run_alone(second).token_ids
+
+
+def test_a_request_with_several_sequences_fetches_before_it_forks_and_not_after() -> None:
+    core, executor, source = make()
+    request = make_request("a", range(30), max_tokens=5, n=3)
+    source.learn(request)
+    seen = run(core, [request])
+    assert seen.token_ids == run_alone(request).token_ids
+    assert seen.finals["a"].num_fetched_tokens == 29
+    assert executor.num_computed_tokens == 1 + 3 * 4
+    assert source.num_fetched == 1
