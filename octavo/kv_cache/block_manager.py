@@ -6,7 +6,7 @@ of tokens alone, a table begins with null blocks: those that no later step reads
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from octavo.core.cache_key import CacheKey
 from octavo.core.cache_limits import CacheLimits
@@ -32,7 +32,8 @@ class BlockManager:
     watermark: share of blocks that stay free at admission. max_cached_bytes: cached blocks take no fresh memory from
     there on; None for no such limit. releases_unseen: whether any layers stop reading a sequence's first tokens.
     pins: prefixes that stay in the cache, in at most half of each pool. swap_space: whether sequences can move to the
-    host and back. listeners: called when content enters or leaves the prefix index.
+    host and back. holds: blocks that something else reads or writes. listeners: called when content enters or leaves
+    the prefix index.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class BlockManager:
         self.pins = Pins([cache.pool for cache in self.groups], limits.block_size, most_pinned)
         self._tables: dict[int, BlockTable] = {}
         self.swap_space = SwapSpace(self.groups, limits, self._tables)
-        self._holds = BlockHolds()
+        self.holds = BlockHolds([cache.pool for cache in self.groups])
         self.listeners = Listeners([cache.pool for cache in self.groups])
         self._fetched_tokens: dict[int, int] = {}
 
@@ -173,7 +174,7 @@ class BlockManager:
         """
         table = self._table(sequence)
         assert not table.blocks, f"sequence {sequence.seq_id} has blocks already"
-        self._holds.hold("planning", zip((cache.pool for cache in self.groups), hit.sources, strict=False))
+        self.holds.hold("planning", [[source] for source in hit.sources])
         for cache, source in zip(self.groups, hit.sources, strict=False):
             cache.pool.note_hit(source)
         blocks = [cache.allocate(num_tokens, hit.blocks_of(cache.index), num_fetched_blocks) for cache in self.groups]
@@ -182,7 +183,7 @@ class BlockManager:
 
     def end_planning(self) -> None:
         """Release what the planned step copies from: the next step may allocate it."""
-        self._holds.end("planning")
+        self.holds.end("planning")
 
     # ---- blocks that others read and write ----
 
@@ -191,47 +192,15 @@ class BlockManager:
         may be that of the sequence's last token, which is computed nevertheless: its logits are needed."""
         end = first + num_blocks
         blocks = [table[first:end] for table in self.block_ids(sequence)]
-        held = ((cache.pool, block) for cache, ids in zip(self.groups, blocks, strict=True) for block in ids if block)
-        self._holds.hold(("fetch", fetch_id), held)
+        self.holds.hold(("fetch", fetch_id), blocks)
         self._fetched_tokens[fetch_id] = min(end * self.block_size, len(sequence.token_ids) - 1)
         return blocks
 
     def end_fetch(self, fetch_id: int) -> int:
         """Release what a fetch has kept. Returns the leading tokens of its sequence that are in blocks now, if it
         succeeded."""
-        self._holds.end(("fetch", fetch_id))
+        self.holds.end(("fetch", fetch_id))
         return self._fetched_tokens.pop(fetch_id)
-
-    def hold_found(self, holder: Hashable, digest: bytes, is_needed: Iterable[bool]) -> list[int] | None:
-        """Keep the block with this content in each cache group that needs it until `end_hold(holder)`, and return their
-        ids, 0 for the other groups. Returns None, with nothing changed, where one is missing."""
-        found = [cache.pool.find(digest) if each else 0 for cache, each in zip(self.groups, is_needed, strict=True)]
-        blocks = [block for block in found if block is not None]
-        if len(blocks) < len(found):
-            return None
-        held = ((cache.pool, block) for cache, block in zip(self.groups, blocks, strict=True) if block)
-        self._holds.hold(("holder", holder), held)
-        return blocks
-
-    def end_hold(self, holder: Hashable) -> None:
-        """Release what `hold_found` has kept for a holder."""
-        self._holds.end(("holder", holder))
-
-    @property
-    def has_held(self) -> bool:
-        """Whether blocks are kept that no sequence has: something still reads or writes them."""
-        return len(self._holds) > 0
-
-    def free_after_step(self, sequence: Sequence, step_id: int) -> None:
-        """Free a sequence, whose blocks stay used until the step that still reads them has returned."""
-        tables = self._tables[sequence.seq_id].blocks
-        held = ((cache.pool, block) for cache, ids in zip(self.groups, tables, strict=False) for block in ids if block)
-        self._holds.hold(("step", step_id), held)
-        self.free(sequence)
-
-    def note_returned(self, step_id: int) -> None:
-        """Release the blocks that were kept for a step, which has returned."""
-        self._holds.end(("step", step_id))
 
     # ---- growth ----
 
@@ -368,7 +337,7 @@ class BlockManager:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content, pinned or not; refused (False) while any request or fetch has blocks."""
-        if self._holds or any(table.blocks and not table.is_on_host for table in self._tables.values()):
+        if self.holds or any(table.blocks and not table.is_on_host for table in self._tables.values()):
             return False
         self.pins.clear()
         were_reset = [cache.pool.reset() for cache in self.groups]
@@ -403,7 +372,7 @@ class BlockManager:
             assert {sequence.seq_id for sequence in sequences} == tables.keys(), "others have blocks than should"
             for cache in self.groups:
                 pool = cache.host_pool if is_on_host else cache.pool
-                others = [] if is_on_host else [*self.pins.blocks_of(cache.index), *self._holds.blocks_of(pool)]
+                others = [] if is_on_host else [*self.pins.blocks_of(cache.index), *self.holds.blocks_of(cache.index)]
                 check_tables(pool, [blocks[cache.index] for blocks in tables.values()], others)
         self.pins.check()
 

@@ -164,7 +164,7 @@ class Scheduler:
     def awaits_blocks(self) -> bool:
         """Whether a request waits for blocks that are fetched, or that are kept because something reads or writes
         them."""
-        return bool(self._registry.fetching) or (bool(self.groups) and self.block_manager.has_held)
+        return bool(self._registry.fetching) or bool(self.groups and self.block_manager.holds)
 
     def has_unfinished(self) -> bool:
         return bool(self.groups) or self._registry.has_ended
@@ -176,7 +176,6 @@ class Scheduler:
     def update(self, output: ModelRunnerOutput, now: float) -> list[EngineCoreOutput]:
         """Apply the results of the oldest step at time `now`. Returns one output for each request that has news."""
         self.rates.note_done(now, output.swap_s)
-        self.block_manager.note_returned(output.step_id)
         return self._results.apply(output, now)
 
     def reset_prefix_cache(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from octavo.core.cache_key import PLAIN
 from octavo.core.sequence import Sequence
 from octavo.kv_cache.allocation import PrefixHit
 from octavo.kv_cache.block_manager import BlockManager
@@ -14,24 +15,6 @@ def allocate(manager: BlockManager, num_tokens: int, seq_id: int = 1) -> Sequenc
     return sequence
 
 
-def test_blocks_that_a_step_reads_are_free_when_it_has_returned() -> None:
-    manager = make_manager()
-    first, second = allocate(manager, 9), allocate(manager, 4, seq_id=2)
-    manager.free_after_step(first, step_id=7)
-    manager.free_after_step(second, step_id=8)
-    manager.check([])
-    assert manager.num_used_blocks == 4
-    assert not manager.reset_prefix_cache()
-    manager.note_returned(6)
-    assert manager.num_used_blocks == 4
-    manager.note_returned(7)
-    assert manager.num_used_blocks == 1
-    manager.note_returned(8)
-    manager.note_returned(8)
-    assert manager.num_used_blocks == 0
-    assert manager.reset_prefix_cache()
-
-
 def test_blocks_of_a_fetch_stay_used_until_it_has_ended() -> None:
     manager = make_manager()
     sequence = allocate(manager, 14)
@@ -41,4 +24,21 @@ def test_blocks_of_a_fetch_stay_used_until_it_has_ended() -> None:
     manager.check([])
     assert manager.num_used_blocks == 2
     assert manager.end_fetch(3) == 12
+    assert manager.num_used_blocks == 0
+
+
+def test_found_blocks_stay_used_until_their_event() -> None:
+    manager = make_manager()
+    sequence = allocate(manager, 9)
+    sequence.num_computed_tokens = 9
+    manager.publish(sequence, PLAIN)
+    table, digests = manager.block_ids(sequence)[0][:2], manager.digests(sequence)
+    assert [manager.holds.hold_found("x", digest, [True]) for digest in digests] == [[block] for block in table]
+    assert manager.holds.hold_found("x", b"unknown", [True]) is None
+    assert manager.holds.hold_found("x", b"unknown", [False]) == [0]
+    manager.free(sequence)
+    manager.check([])
+    assert (manager.num_used_blocks, manager.reset_prefix_cache()) == (2, False)
+    manager.holds.end("x")
+    manager.check([])
     assert manager.num_used_blocks == 0
