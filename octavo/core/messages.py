@@ -27,7 +27,7 @@ class EngineCoreRequest(RequestOptions, kw_only=True):
     params: `max_tokens` and `seed` are set.
     end_token_ids: end-of-sequence ids of the model (empty when `ignore_eos`); `params.stop_token_ids` come on top.
     bad_words_token_ids: the token sequences that `params.bad_words` stand for.
-    arrival_time: seconds on the monotonic clock.
+    arrival_time: seconds on the monotonic clock. waited_s: seconds after it in which no core was ready.
     placeholders: runs of prompt tokens that stand for other content, such as images, in order and without overlap.
     cache_namespace, adapter: as in `CacheKey`.
     resumed: all its sequences in order, when tokens of it were drawn before: the core goes on as if it had drawn them,
@@ -50,6 +50,7 @@ class EngineCoreRequest(RequestOptions, kw_only=True):
     resumed: tuple[ResumedSequence, ...] = ()
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
+    waited_s: float = 0.0
     keep_s: float = 0.0
     prefill: str | None = None
 

@@ -2,15 +2,20 @@
 
 Requests that ran in a core when it died are suspects: they are sent again one by one, at most one to a replica, until
 they have got past the place where the core died. One that runs at a second death is quarantined: it ends with an error.
+Where another request had begun meanwhile, either may be the cause: then it is sent once more, and nothing else to that
+replica until it has got past the place.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+import msgspec
 
 from octavo.core.messages import AddRequests, EngineCoreOutput, EngineCoreRequest, StepOutputs
 from octavo.core.outputs import RequestError
@@ -19,7 +24,7 @@ from octavo.engine.router import Router
 from octavo.errors import EngineDeadError
 
 MAX_DEATHS: Final = 2
-"""A request that ran in this many cores when they died is not sent again."""
+"""A request that ran in this many cores when they died, the last time with none that began, is not sent again."""
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +37,7 @@ class Sent:
     """An open request. replica: who has it; None while it waits. has_run: it was in a step of that replica's core.
 
     num_deaths: cores that died while it ran. num_outputs_left: after so many outputs it is no longer a suspect.
+    has_company: another request has begun beside this suspect.
     """
 
     request: EngineCoreRequest
@@ -40,6 +46,7 @@ class Sent:
     has_run: bool = False
     num_deaths: int = 0
     num_outputs_left: int = 0
+    has_company: bool = False
 
     @property
     def request_id(self) -> str:
@@ -95,15 +102,21 @@ class Dispatch:
     def send_waiting(self) -> None:
         """Send what waits to replicas that are ready: one suspect to each, and all else in its order."""
         ready = [each for each in self._replicas if each.is_ready]
-        for replica in ready:
+        for replica in sorted(ready, key=lambda each: each.num_open):
             while self.suspects and replica.suspect is None:
                 sent = self.suspects.popleft()
                 if self._place([sent], replica):
                     sent.num_outputs_left = self._depth + 1
                     replica.suspect = sent.request_id
+        ready = [each for each in ready if not self._is_reserved(each)]
         while self._waiting and ready:
             batch = self._waiting.popleft()
             self._place(batch, ready[0] if len(ready) == 1 else self._router.choose(batch[0].request, ready))
+
+    def _is_reserved(self, replica: Replica) -> bool:
+        """Return whether a replica has a suspect beside which nothing else may begin."""
+        sent = None if replica.suspect is None else self.sent.get(replica.suspect)
+        return sent is not None and sent.num_deaths >= MAX_DEATHS
 
     def _place(self, batch: list[Sent], replica: Replica) -> bool:
         """Send requests, as they came or with what was received of them. Returns False when all have ended."""
@@ -111,11 +124,11 @@ class Dispatch:
         for sent in batch:
             if not self._is_open(sent):
                 continue  # ended while it waited
-            request = self.to_resume(sent.request_id) if sent.was_sent else sent.request
+            request = self.to_resume(sent.request_id) if sent.was_sent else _with_wait(sent.request)
             if request is None:
                 del self.sent[sent.request_id]
                 continue
-            sent.replica, sent.was_sent, sent.has_run = replica, True, False
+            sent.replica, sent.was_sent, sent.has_run, sent.has_company = replica, True, False, False
             replica.open()
             requests.append(request)
         if requests:
@@ -137,7 +150,7 @@ class Dispatch:
         sent.num_deaths = 0
         assert sent.replica is not None, "a suspect is cleared by a replica"
         sent.replica.suspect = None
-        if self.suspects:
+        if self.suspects or self._waiting:
             self.send_waiting()
 
     def note(self, step: StepOutputs) -> None:
@@ -145,6 +158,9 @@ class Dispatch:
         for request_id in step.began:
             if (sent := self.sent.get(request_id)) is not None:
                 sent.has_run = True
+                suspect_id = None if sent.replica is None else sent.replica.suspect
+                if suspect_id not in (None, request_id) and (suspect := self.sent.get(suspect_id)) is not None:
+                    suspect.has_company = True
         for output in step.outputs:
             if output.finished:
                 self.end(output.request_id)
@@ -163,23 +179,33 @@ class Dispatch:
             replica.close()
             sent.replica = None
             sent.num_deaths += sent.has_run and not replica.is_draining
-            is_quarantined = sent.num_deaths >= MAX_DEATHS
+            is_quarantined = sent.num_deaths >= MAX_DEATHS and not sent.has_company
             kind = left.quarantined if is_quarantined else left.suspects if sent.num_deaths else left.others
             kind.append(sent)
         replica.suspect = None
         # a beam search has no output before its end: others need not wait for it
         self.suspects += sorted(left.suspects, key=lambda sent: sent.request.params.use_beam_search)
+        # those that need a replica without others come first: it has just been started
+        self.suspects = deque(sorted(self.suspects, key=lambda sent: sent.num_deaths < MAX_DEATHS))
         self._waiting.extendleft([sent] for sent in reversed(left.others))
         return left
 
     def quarantine(self, sent: Sent, error: EngineDeadError) -> EngineCoreOutput:
         """Forget a request that is not run again; return its last output."""
+        count = sent.num_deaths
         failure = RequestError(
-            f"request {sent.request_id} was running when {MAX_DEATHS} engine cores died, and is not run again; the "
-            f"last one: {error}",
+            f"request {sent.request_id} was running when {count} engine cores died, and is not run again; the last "
+            f"one: {error}",
             code="request_quarantined",
-            public_message=f"the engine died {MAX_DEATHS} times while the request was running; it is not run again",
+            public_message=f"the engine died {count} times while the request was running; it is not run again",
         )
         _log.error("%s", failure.message)
         self.end(sent.request_id)
         return EngineCoreOutput(request_id=sent.request_id, deltas=[], finished=True, error=failure)
+
+
+def _with_wait(request: EngineCoreRequest) -> EngineCoreRequest:
+    """Return a request with the time that it has waited for a core, which counts towards its deadline."""
+    if request.first_token_deadline_s is None:
+        return request
+    return msgspec.structs.replace(request, waited_s=max(0.0, time.monotonic() - request.arrival_time))

@@ -90,11 +90,11 @@ class AdmissionControl:
             if num_tokens / rate > deadline_s:
                 return _deadline_too_short(deadline_s, num_tokens, rate)
             num_before = self._registry.num_prompt_tokens_before(group, now)
-            seconds = (num_before + num_tokens) / rate
-            if seconds > deadline_s:
+            seconds, left_s = (num_before + num_tokens) / rate, max(0.0, deadline_s - group.request.waited_s)
+            if seconds > left_s:
                 return _try_again(
                     "deadline_unreachable",
-                    f"the first token is due in {deadline_s:.3g} s, but {num_before} prompt tokens before this "
+                    f"the first token is due in {left_s:.3g} s, but {num_before} prompt tokens before this "
                     f"request's {num_tokens} take about {seconds:.3g} s",
                     "what was sent before leaves no time for the first token by first_token_deadline_s",
                     num_before / rate,

@@ -143,6 +143,40 @@ async def test_request_that_kills_two_cores_ends_and_the_others_go_on(
         assert sum(map(len, cores.cores.values())) == count + 2
 
 
+async def test_a_suspect_beside_which_another_request_kills_the_core_goes_on_alone(tmp_path: Path) -> None:
+    def deadly() -> Any:
+        core = real_core(max_num_batched_tokens=4)()
+        core.executor = Deadly(core.executor, poison=45)
+        return core
+
+    params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
+    prompt = [number % 40 + 1 for number in range(300)]
+
+    async def read(llm: AsyncLLM, tokens: list[int]) -> Any:
+        [output] = [each async for each in llm.generate(tokens, params) if each.finished]
+        return output
+
+    async with fleet(tmp_path, real_core()) as (llm, _):
+        expected = (await read(llm, prompt)).outputs
+    async with fleet(tmp_path, deadly, max_restarts=9) as (llm, cores):
+        innocent = asyncio.create_task(read(llm, prompt))
+        all_sent = llm._client._dispatch.sent
+        await eventually(lambda: any(each.has_run for each in all_sent.values()))
+        [sent] = all_sent.values()
+        kill(llm)
+        await eventually(lambda: sent.num_deaths == 1 and sent.has_run)  # the only suspect, in its long prompt
+        poisoned = asyncio.create_task(read(llm, [45, 1, 2]))
+        await eventually(lambda: sent.num_deaths == 2)
+        await eventually(lambda: sent.replica is not None)
+        later = asyncio.create_task(read(llm, [1, 2, 3]))
+        await eventually(lambda: len(all_sent) == 3)
+        assert [each.was_sent for each in all_sent.values()] == [True, True, False]
+        assert (await innocent).outputs == expected
+        assert (await poisoned).error.code == "request_quarantined"
+        assert (await later).error is None
+        assert len(cores.cores[0]) == 4
+
+
 async def test_requests_that_waited_are_no_suspects(tmp_path: Path) -> None:
     """They are sent again all at once, in their order, as often as the core dies."""
     params = SamplingParams(max_tokens=100, seed=1)

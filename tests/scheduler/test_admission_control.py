@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from octavo.core.messages import EngineCoreRequest
@@ -178,6 +179,16 @@ def test_a_deadline_that_not_even_an_idle_engine_meets_is_the_callers_mistake() 
     assert (error.field, error.code) == ("first_token_deadline_s", "deadline_too_short")
     assert "12 prompt tokens take about 1.2 s" in error.message
     assert error.public_message == ""  # it is of this request alone
+
+
+@pytest.mark.parametrize(("waited_s", "is_refused"), [(0.7, False), (0.9, True), (9.0, True)])
+def test_the_wait_for_a_core_counts_towards_the_deadline(waited_s: float, is_refused: bool) -> None:
+    waited = msgspec.structs.replace(request("a", 12, 2.0), waited_s=waited_s)
+    found = errors(run(make_core(prefill_tokens_per_s=10.0), [waited]))
+    assert list(found) == ["a"] * is_refused
+    if is_refused:
+        assert f"due in {max(0.0, 2.0 - waited_s):.3g} s, but 0 prompt tokens before" in found["a"].message
+        assert not found["a"].is_client_error
 
 
 def test_what_is_cached_needs_no_time() -> None:
