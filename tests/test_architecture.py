@@ -44,6 +44,7 @@ ARROWS: dict[str, set[str]] = {
         "ops",
         "quantization",
         "distributed",
+        "kv_transfer.messages",
         "pipes",
         "__init__",
     },

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,6 +37,7 @@ from octavo.worker.step_watch import StepWatch, TimedModel
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
+    from octavo.worker.transfer.rank_transfer import RankTransfer
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +104,7 @@ class Worker:
         """
         self._config = config
         self._ahead = ahead or Ahead()
-        self._notify = notify
+        self._notify = notify or (lambda _: None)
         self._device = open_device(config.device, Platform.detect().with_available(self._ahead.taken_bytes))
         place = _place(config, rank)
         self._mesh = place if rendezvous is None else open_mesh(place, rendezvous, self._device.empty)
@@ -116,6 +118,7 @@ class Worker:
         )
         self.plan: MemoryPlan
         """How the memory is divided, after `prepare`."""
+        self._cache: CacheEngine
         self._runner: ModelRunner
         self._watch: StepWatch | None = None
         self._failure: str | None = None
@@ -130,16 +133,36 @@ class Worker:
             self._check()
             if step.rows:
                 self._device.begin_step(step.num_tokens)
-            if self._watch is None:
-                future.set_result(self._runner.execute(step))
+            if step.connector is None:
+                future.set_result(self._run(step))
             else:
-                self._watch.begin()
-                output = self._runner.execute(step)
-                future.set_result(msgspec.structs.replace(output, times=self._watch.end()))
+                with self._transfer.step(step.connector):
+                    output = self._run(step)
+                future.set_result(output)
         except Exception as error:
             self._failure = self._failure or f"the worker failed in an earlier step: {type(error).__name__}: {error}"
             future.set_exception(error)
         return future
+
+    def _run(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        if self._watch is None:
+            return self._runner.execute(step)
+        self._watch.begin()
+        output = self._runner.execute(step)
+        return msgspec.structs.replace(output, times=self._watch.end())
+
+    @cached_property
+    def _transfer(self) -> RankTransfer:
+        """The rank's half of a connector, made when it is first used."""
+        from octavo.worker.transfer.block_io import BlockIO
+        from octavo.worker.transfer.file_tier import open_tiers
+        from octavo.worker.transfer.rank_transfer import RankTransfer
+
+        model, shape = self._opened.model, self._opened.shape
+        first_head = model.config.heads.kv_share(self._mesh)[0] // shape.head_dim
+        first = model.layer_range.start, first_head
+        blocks = BlockIO(self._cache.caches, shape.cache_groups, shape.num_kv_heads, first)
+        return RankTransfer(self._notify, lambda: open_tiers(self._config.transfer, blocks))
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Make one of `CALLS` and return its value in a list. Raises ConfigError for another name."""
@@ -200,9 +223,10 @@ class Worker:
         if self._mesh.pipeline.size > 1:
             received = opened.received_buffers(scheduler.max_num_batched_tokens, device.torch_device)
             model_of_rank = Stage(model_of_rank, self._mesh, received)
+        self._cache = CacheEngine(arenas, backend.element_type, device)
         self._runner = ModelRunner(
             model_of_rank,
-            CacheEngine(arenas, backend.element_type, device),
+            self._cache,
             vocab_size=shape.vocab_size,
             block_size=limits.block_size,
             max_num_tokens=scheduler.max_num_batched_tokens,
@@ -248,6 +272,8 @@ class Worker:
             return
         if self._ahead.packed is not None:
             self._ahead.packed.close()
+        if "_transfer" in vars(self):
+            self._transfer.close()
         self._mesh.close()
         vars(self).clear()
         self._failure = _SHUT_DOWN
