@@ -83,7 +83,10 @@ class RankCommands(msgspec.Struct, omit_defaults=True):
     ends: list[bytes] = []
 
     def __bool__(self) -> bool:
-        return bool(self.sends or self.fetches or self.loads or self.saves or self.ends)
+        return any(getattr(self, name) for name in self.__struct_fields__)
+
+    def __add__(self, other: RankCommands) -> RankCommands:
+        return RankCommands(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
 
 # ---- from a rank, at any time ----

@@ -1,0 +1,149 @@
+"""A connector of several sources of prefixes: other engines, and tiers of this one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from queue import Empty, SimpleQueue
+
+import msgspec
+
+from octavo.core import frames
+from octavo.core.messages import EngineCoreRequest
+from octavo.kv_transfer.connector import Fetch
+from octavo.kv_transfer.messages import RankCommands, RankNotes
+
+
+class Source:
+    """One place that has blocks, or that gets them. The thread that plans steps calls all methods.
+
+    A source calls `wake` when it has commands, or `poll` has something to do, while no step may be planned.
+    """
+
+    def added(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> None:
+        """Note that a request waits from now on (`Connector.added`)."""
+
+    def ended(self, request_id: str) -> None:
+        """Note that a request has ended, whether it was added or not."""
+
+    def find(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> int:
+        """Return how many leading blocks of these are here, or will come (`Connector.find`)."""
+        return 0
+
+    def fetch(self, fetch: Fetch) -> None:
+        """Begin to write blocks that `find` has promised (`Connector.fetch`)."""
+
+    def poll(self) -> list[tuple[int, str]]:
+        """Process what has come from elsewhere, before a step is planned. Returns the fetches that have failed without
+        the ranks, each with the reason."""
+        return []
+
+    def commands(self, *, has_rows: bool) -> RankCommands:
+        """Return the commands of the step that is being planned (`Connector.payload`)."""
+        return RankCommands()
+
+    def fetched(self, fetch_id: int, error: str) -> str:
+        """Note that a fetch of this source has ended on all ranks. Returns the error to report, empty for none."""
+        return error
+
+    def saved(self, save_id: int) -> None:
+        """Note that a save has ended on all ranks, whichever source has begun it."""
+
+    def released(self, transfer: bytes) -> None:
+        """Note that no rank uses a transfer any more, whichever source has begun it."""
+
+    def end_reads(self) -> None:
+        """End what others read of the local pools (`Connector.end_reads`)."""
+
+    def close(self) -> None:
+        """End all threads and connections. Idempotent."""
+
+
+class Sources:
+    """The `Connector` of some sources. A request fetches from the one that has most of its blocks, the first of
+    equals."""
+
+    def __init__(self, sources: Sequence[Source], num_ranks: int, wake: Callable[[], None]) -> None:
+        self._sources = sources
+        self._num_ranks = num_ranks
+        self._wake = wake
+        self._notes = SimpleQueue[RankNotes]()
+        self._num_notes = Counter[Hashable]()
+        self._errors: dict[int, str] = {}
+        self._chosen: dict[str, Source] = {}
+        self._fetching: dict[int, Source] = {}
+
+    def added(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> None:
+        for source in self._sources:
+            source.added(request, digests)
+
+    def ended(self, request_id: str) -> None:
+        self._chosen.pop(request_id, None)
+        for source in self._sources:
+            source.ended(request_id)
+
+    def find(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> int:
+        found = [source.find(request, digests) for source in self._sources]
+        most = max(found)
+        self._chosen[request.request_id] = self._sources[found.index(most)]
+        return most
+
+    def fetch(self, fetch: Fetch) -> None:
+        source = self._fetching[fetch.fetch_id] = self._chosen.get(fetch.request_id, self._sources[0])
+        source.fetch(fetch)
+
+    def take_fetched(self) -> list[tuple[int, str]]:
+        ended: list[tuple[int, str]] = []
+        for notes in self._take_notes():
+            for each in notes.fetched:
+                self._errors[each.fetch_id] = self._errors.get(each.fetch_id) or each.error
+                if self._is_last(("fetch", each.fetch_id)):
+                    error = self._errors.pop(each.fetch_id)
+                    ended.append((each.fetch_id, self._fetching.pop(each.fetch_id).fetched(each.fetch_id, error)))
+            for save_id in notes.saved:
+                if self._is_last(("save", save_id)):
+                    for source in self._sources:
+                        source.saved(save_id)
+            for transfer in notes.ended:
+                if self._is_last(("transfer", transfer)):
+                    for source in self._sources:
+                        source.released(transfer)
+        for source in self._sources:
+            for fetch_id, error in source.poll():
+                del self._fetching[fetch_id]
+                ended.append((fetch_id, error))
+        return ended
+
+    def _take_notes(self) -> list[RankNotes]:
+        taken = []
+        try:
+            while True:
+                taken.append(self._notes.get(block=False))
+        except Empty:
+            return taken
+
+    def _is_last(self, event: Hashable) -> bool:
+        """Count a note, and return whether it is that of the last rank."""
+        self._num_notes[event] += 1
+        is_last = self._num_notes[event] == self._num_ranks
+        if is_last:
+            del self._num_notes[event]
+        return is_last
+
+    def payload(self, step_id: int, *, has_rows: bool) -> bytes | None:
+        commands = RankCommands()
+        for source in self._sources:
+            commands += source.commands(has_rows=has_rows)
+        return frames.encode(commands) if commands else None
+
+    def note(self, rank: int, payload: bytes) -> None:
+        self._notes.put(msgspec.msgpack.decode(payload, type=RankNotes))
+        self._wake()
+
+    def end_reads(self) -> None:
+        for source in self._sources:
+            source.end_reads()
+
+    def close(self) -> None:
+        for source in self._sources:
+            source.close()

@@ -1,0 +1,1 @@
+"""KV transfers on the side of the scheduler."""
