@@ -275,10 +275,11 @@ class CoreReady(msgspec.Struct, kw_only=True, tag="ready"):
 
 class CoreFailed(msgspec.Struct, kw_only=True, tag="failed"):
     """The core, or one of its ranks, could not start or has died; `message` is one line for a person. `kind` is the
-    name of the error's class."""
+    name of the error's class. is_on_request: it did not fail, but was ended by its operator."""
 
     message: str
     kind: str = "EngineDeadError"
+    is_on_request: bool = False
 
     def error(self, where: str = "") -> errors.OctavoError:
         """Return the error in its own class. where: put before the message."""

@@ -116,17 +116,17 @@ def report_failure(connection: socket.socket, failure: CoreFailed) -> None:
     poll.poll(LINGER_S * 1000)
 
 
-def run_reporting(name: str, connection: socket.socket, work: Callable[[], None]) -> int:
-    """Run what a process is for. Returns its exit code: 0, or 1 after a failure, which is sent over the connection."""
+def run_reporting(name: str, report: Callable[[CoreFailed], None], work: Callable[[], None]) -> int:
+    """Run what a process is for. Returns its exit code: 0, or 1 after a failure, which `report` is called with."""
     try:
         work()
     except OctavoError as error:
-        report_failure(connection, CoreFailed(message=str(error), kind=type(error).__name__))
+        report(CoreFailed(message=str(error), kind=type(error).__name__))
         return 1
     except Exception as error:
         _log.exception("%s failed", name)
         message = f"{name} failed ({type(error).__name__}: {error}); its log has the traceback"
-        report_failure(connection, CoreFailed(message=message))
+        report(CoreFailed(message=message))
         return 1
     return 0
 

@@ -23,7 +23,7 @@ from octavo.core.messages import (
     ToCore,
 )
 from octavo.core.processes import SHUTDOWN_TIMEOUT_S, ProcessState, how_it_ended
-from octavo.engine.core_health import CoreHealth
+from octavo.engine.core_health import CORE, CoreHealth
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.errors import EngineDeadError, OctavoError, RequestFailed
 
@@ -37,7 +37,7 @@ HUNG_S: Final = 300.0
 class ProcessClient:
     """The client of a core that is served at the other end of a socket. One event loop, one receiver.
 
-    When the core dies, `receive` and every call raise EngineDeadError with its failure.
+    When the core dies, `receive` and every call raise EngineDeadError with its failure. was_ended: it was on request.
     """
 
     def __init__(
@@ -46,17 +46,20 @@ class ProcessClient:
         writer: asyncio.StreamWriter,
         ready: CoreReady,
         core: SpawnedCore | None,
+        name: str = CORE,
     ) -> None:
         self.ready = ready
+        self.was_ended = False
         self._reader = reader
         self._writer = writer
         self._core = core
+        self._name = name
         self._decoder = msgspec.msgpack.Decoder(FromCore)
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
         self._error: EngineDeadError | None = None
         self._killed_because: str | None = None
-        self._health = CoreHealth(lambda: self.call(PING), None if core is None else core.process.pid)
+        self._health = CoreHealth(lambda: self.call(PING), None if core is None else core.process.pid, name)
 
     @classmethod
     async def start(cls, config: EngineConfig, core: SpawnedCore | None = None) -> ProcessClient:
@@ -79,25 +82,29 @@ class ProcessClient:
 
     @classmethod
     async def connect(
-        cls, connection: socket.socket, core: SpawnedCore | None = None, max_idle_s: float = math.inf
+        cls,
+        connection: socket.socket,
+        core: SpawnedCore | None = None,
+        max_idle_s: float = math.inf,
+        name: str = CORE,
     ) -> ProcessClient:
         """Wait for CoreReady on a connection whose other end is served by `serve_core`.
 
-        max_idle_s: how long the process of the core may use no processor time. Raises what the core raised, or
-        EngineDeadError.
+        max_idle_s: how long the process of the core may use no processor time. name: what errors call the core. Raises
+        what the core raised, or EngineDeadError.
         """
         reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 20)
         try:
             body = await _first_message(reader, core, max_idle_s)
             if body is None:
-                raise EngineDeadError(await _how_it_ended(core))
+                raise EngineDeadError(await _how_it_ended(core, name))
             message = msgspec.msgpack.decode(body, type=CoreReady | CoreFailed)
             if isinstance(message, CoreFailed):
                 raise message.error()
         except BaseException:
             writer.close()
             raise
-        return cls(reader, writer, message, core)
+        return cls(reader, writer, message, core, name)
 
     @property
     def is_running(self) -> bool:
@@ -124,7 +131,7 @@ class ProcessClient:
         while self._error is None:
             body = await frames.read_async(self._reader)
             if body is None:
-                self._die(self._killed_because or await _how_it_ended(self._core))
+                self._die(self._killed_because or await _how_it_ended(self._core, self._name))
                 break
             message = self._decoder.decode(body)
             if isinstance(message, StepOutputs):
@@ -132,6 +139,7 @@ class ProcessClient:
             if isinstance(message, CallResult):
                 self._resolve_call(message)
             elif isinstance(message, CoreFailed):
+                self.was_ended = message.is_on_request
                 self._die(message.message)
                 self._writer.close()
         assert self._error is not None
@@ -209,8 +217,8 @@ async def _first_message(reader: asyncio.StreamReader, core: SpawnedCore | None,
         reading.cancel()
 
 
-async def _how_it_ended(core: SpawnedCore | None) -> str:
+async def _how_it_ended(core: SpawnedCore | None, name: str) -> str:
     """Return what is known about a core whose connection has ended without a message."""
     if core is None:
-        return "the engine core has closed its connection"
-    return await asyncio.to_thread(how_it_ended, "the engine core", core.process)
+        return f"{name} has closed its connection"
+    return await asyncio.to_thread(how_it_ended, name, core.process)

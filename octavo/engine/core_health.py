@@ -14,6 +14,9 @@ from typing import Final
 from octavo.core.processes import ProcessState
 from octavo.errors import EngineUnresponsiveError, RequestFailed
 
+CORE: Final = "the engine core"
+"""How messages call a core that has no other name."""
+
 _RESPONSE_S: Final = 1.5
 """How long a process that uses no processor time may leave a ping unanswered."""
 _BUSY_S: Final = 900.0
@@ -24,9 +27,9 @@ _LOOK_S: Final = 0.02
 class CoreHealth:
     """Checks whether a core works. `ping` returns its response, or raises RequestFailed with what it hangs in."""
 
-    def __init__(self, ping: Callable[[], Awaitable[object]], pid: int | None = None) -> None:
+    def __init__(self, ping: Callable[[], Awaitable[object]], pid: int | None = None, name: str = CORE) -> None:
         self._ping = ping
-        self._name = "the engine core" if pid is None else f"the engine core (process {pid})"
+        self._name = name if pid is None else f"{name} (process {pid})"
         self._pid = pid
         self._pinging: asyncio.Future[object] | None = None
         self._pinged_at = 0.0

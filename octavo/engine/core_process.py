@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -70,28 +70,25 @@ _UNMEASURED_S_PER_TOKEN: Final = 0.05
 _log = logging.getLogger(__name__)
 
 
-Inbox = SimpleQueue[ToCore | CoreFailed | Wake]
-"""What the core has to process: messages of its front, the death of a rank, news of KV transfers."""
+Message = ToCore | CoreFailed | Wake | Callable[[], None]
+
+Inbox = SimpleQueue[Message]
+"""What the core has to process: messages of its front, the death of a rank, news of KV transfers, and functions that
+run between steps."""
 
 
-class _Server:
-    """A core, its connection, and what it works at."""
+class CoreServer:
+    """A core and what it works at. `send` sends a message to the front, from any thread."""
 
     def __init__(
-        self, core: EngineCore, connection: socket.socket, max_tokens_per_step: int, inbox: Inbox | None
+        self, core: EngineCore, send: Callable[[FromCore], None], max_tokens_per_step: int, inbox: Inbox
     ) -> None:
         self._core = core
-        self._connection = connection
+        self.send = send
         self._max_tokens_per_step = max_tokens_per_step
-        self._lock = threading.Lock()
-        self._inbox: Inbox = inbox or SimpleQueue()
+        self._inbox = inbox
         self._began_at: float | None = None
         """Since when the core works on messages and a step, on the monotonic clock; None while it waits."""
-
-    def send(self, message: FromCore) -> None:
-        """Send a message from any thread."""
-        with self._lock:
-            self._connection.sendall(frames.pack(message))
 
     def run(self) -> None:
         """Step while there is work, and wait for messages while there is none, until Shutdown. Requests that wait for
@@ -110,7 +107,10 @@ class _Server:
                     return
                 if isinstance(message, CoreFailed):
                     raise message.error()
-                was_busy = self._hand_over(message) or was_busy
+                if callable(message):
+                    message()
+                else:
+                    was_busy = self._hand_over(message) or was_busy
             if core.has_unfinished() or Wake() in messages:
                 was_busy = has_memory_to_release = True
                 step = core.step()
@@ -122,9 +122,9 @@ class _Server:
                 was_busy = False
                 self.send(StepOutputs(outputs=[], stats=core.stats()))
 
-    def _messages(self, wait_s: float | None) -> list[ToCore | CoreFailed | Wake]:
+    def _messages(self, wait_s: float | None) -> list[Message]:
         """Return what has arrived, after a wait of at most `wait_s` for the first message; None waits without end."""
-        messages: list[ToCore | CoreFailed | Wake] = []
+        messages: list[Message] = []
         try:
             if wait_s != 0.0:
                 self._began_at = None
@@ -156,22 +156,21 @@ class _Server:
                 return False
         return True
 
-    def read_messages(self) -> None:
-        """Put the messages of the front into the inbox, Shutdown when it has gone. Pings get their result at once."""
+    def read_messages(self, connection: socket.socket) -> None:
+        """Put the messages of a front into the inbox until Shutdown or the end of the connection.
+
+        Pings get their result at once.
+        """
         decoder = msgspec.msgpack.Decoder(ToCore)
-        try:
-            while (body := frames.read(self._connection)) is not None:
+        with suppress(OSError):  # the front has gone, or the core is ending
+            while (body := frames.read(connection)) is not None:
                 message = decoder.decode(body)
+                if isinstance(message, Shutdown):
+                    return  # the connection is about to be closed, so it must not be read again
                 if isinstance(message, Call) and message.method == PING:
                     self.send(CallResult(call_id=message.call_id, error=self._overdue()))
                     continue
                 self._inbox.put(message)
-                if isinstance(message, Shutdown):
-                    return  # the connection is about to be closed, so it must not be read again
-        except OSError:
-            return  # the front has gone, or the core is ending
-        finally:
-            self._inbox.put(Shutdown())
 
     def _overdue(self) -> str | None:
         """Return why the step in progress counts as hung; None when it does not."""
@@ -198,13 +197,25 @@ def serve_core(
     A CoreFailed that another thread puts into `inbox` ends the core with this failure. announces: the front is sent
     which requests a step begins, before the step.
     """
-    server = _Server(core, connection, max_tokens_per_step, inbox)
+    inbox = SimpleQueue() if inbox is None else inbox
+    lock = threading.Lock()
+
+    def send(message: FromCore) -> None:
+        with lock:
+            connection.sendall(frames.pack(message))
+
+    def read() -> None:
+        try:
+            server.read_messages(connection)
+        finally:
+            inbox.put(Shutdown())
+
+    server = CoreServer(core, send, max_tokens_per_step, inbox)
     if announces:
-        core.executor = AnnouncedExecutor.around(core, server.send)
-    reader = threading.Thread(target=server.read_messages, name="octavo-front", daemon=True)
+        core.executor = AnnouncedExecutor.around(core, send)
     try:
-        server.send(core.ready)
-        reader.start()
+        send(core.ready)
+        threading.Thread(target=read, name="octavo-front", daemon=True).start()
         server.run()
     except (BrokenPipeError, ConnectionResetError):
         return  # the front has gone; its last messages do not matter
@@ -270,7 +281,7 @@ def build_and_serve(
             resources.callback(core.shutdown)
             serve_core(core, connection, max_tokens_per_step, inbox, announces=announces)
 
-        return run_reporting("the engine core", connection, run)
+        return run_reporting("the engine core", partial(report_failure, connection), run)
 
 
 def _end_unbuilt(failure: CoreFailed, connection: socket.socket, is_built: threading.Event) -> None:

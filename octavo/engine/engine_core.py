@@ -153,6 +153,14 @@ class EngineCore:
         self.is_waiting = False
         self.scheduler.abort(request_ids, self.clock())
 
+    def drop_requests(self) -> int:
+        """End all requests; no output follows for them. Returns their number."""
+        request_ids = list(self.scheduler.groups)
+        self.abort_requests(request_ids)
+        self._refused.clear()
+        self.scheduler.take_ended()
+        return len(request_ids)
+
     def stop_sequence(self, request_id: str, index: int) -> None:
         """End one sequence whose text met a stop string; no output follows for it."""
         self.is_waiting = False

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
@@ -21,7 +22,7 @@ from octavo import __version__
 from octavo.config.schema import EngineConfig
 from octavo.core import frames
 from octavo.core.messages import Shutdown
-from octavo.core.processes import end_with, run_reporting
+from octavo.core.processes import end_with, report_failure, run_reporting
 from octavo.errors import ConfigError
 from octavo.executor.channel import ORPHANED, FromRank, Here, Note, RankCall, Start, Step, StepResult, ToRank, Value
 from octavo.executor.executor import OpenWorker, import_ahead, open_rank
@@ -102,7 +103,8 @@ def main(open_worker: OpenWorker) -> int:
     lifeline = {int(starter), channel}, ORPHANED
     threading.Thread(target=end_with, args=lifeline, name="octavo-lifeline", daemon=True).start()
     with socket.socket(fileno=channel) as connection:
-        return run_reporting("the rank", connection, lambda: serve_rank(connection, open_worker, here))
+        report = partial(report_failure, connection)
+        return run_reporting("the rank", report, lambda: serve_rank(connection, open_worker, here))
 
 
 if __name__ == "__main__":

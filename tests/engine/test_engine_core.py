@@ -84,3 +84,15 @@ def test_shutdown_releases_the_executor() -> None:
     core.shutdown()
     assert isinstance(core.executor, HashExecutor)
     assert core.executor.is_shut_down
+
+
+def test_dropped_requests_leave_no_output_and_their_ids_can_be_used_again() -> None:
+    core = make_core(depth=2)
+    core.add_request(make_request("a", range(4), max_tokens=9))
+    core.step()
+    core.add_requests([make_request("a", range(4), max_tokens=9), make_request("b", range(3), max_tokens=2)])
+    assert core.drop_requests() == 1
+    while core.has_unfinished():
+        assert core.step().outputs == []
+    again = [make_request("a", range(4), max_tokens=3)]
+    assert run(core, again).token_ids == run(make_core(), again).token_ids

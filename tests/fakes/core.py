@@ -95,6 +95,11 @@ class ScriptedCore:
         for request_id in request_ids:
             self._running.pop(request_id, None)
 
+    def drop_requests(self) -> int:
+        request_ids = list(self._running)
+        self.abort_requests(request_ids)
+        return len(request_ids)
+
     def stop_sequence(self, request_id: str, index: int) -> None:
         self.stopped.append((request_id, index))
         self._num_left[request_id, index] = self.late_tokens

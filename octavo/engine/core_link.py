@@ -1,0 +1,264 @@
+"""An engine core that fronts on other machines reach over TCP, one front at a time; and a front's way to it.
+
+After the proof of the secret (`core/authentication`) either end sends a Hello. The frames of a core in a process of
+its front follow. The core outlives its fronts: when one goes, its requests end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from octavo.core import frames
+from octavo.core.authentication import GREETING_S, authenticate, keep_alive
+from octavo.core.messages import CoreFailed, FromCore
+from octavo.core.processes import report_failure
+from octavo.engine.announced_executor import AnnouncedExecutor
+from octavo.engine.core_client import ProcessClient
+from octavo.engine.core_process import CoreServer, Inbox
+from octavo.errors import ConfigError, EngineDeadError
+
+if TYPE_CHECKING:
+    from octavo.engine.engine_core import EngineCore
+
+PROTOCOL: Final = 1
+"""The version of the messages between a front and a core on different machines."""
+
+SEND_S: Final = 10.0
+"""How long a front may read nothing while the core has something to send; then its connection is closed."""
+
+READY_S: Final = 60.0
+"""How long a core that has admitted a front may take to begin with it: it may be in a step of the front before."""
+
+_MOST_GREETINGS: Final = 16
+"""Connections that prove themselves at the same time; others wait in the system's queue."""
+
+_log = logging.getLogger(__name__)
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """What an end of a link is. Every version can read the first two fields of every other one.
+
+    octavo: its version. model: its name; config: a digest of its config.json. build: of a core, what decides its bits
+    besides.
+    """
+
+    protocol: int = PROTOCOL
+    octavo: str
+    model: str = ""
+    config: str = ""
+    build: dict[str, str] = {}
+
+    def difference(self, other: Hello, here: str, there: str) -> str | None:
+        """Return what is not the same at both ends, with both values and the remedy; None when they fit."""
+        for name in ("protocol", "octavo"):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if ours != theirs:
+                return f"{name} is {ours} at {here} and {theirs} at {there}; install the same version on both"
+        if self.config != other.config:
+            return (
+                f"the model is {self.model} (config.json {self.config}) at {here} and {other.model} "
+                f"({other.config}) at {there}; give both the same model"
+            )
+        return None
+
+
+class CoreLink:
+    """The fronts of a core: one has it at a time, and others are refused.
+
+    `begin` and `end` run between the steps of the core, `send` and `report` in any thread.
+    """
+
+    def __init__(self, secret: bytes, hello: Hello, inbox: Inbox) -> None:
+        self._secret = secret
+        self._hello = hello
+        self._inbox = inbox
+        self._lock = threading.Lock()
+        self._connection: socket.socket | None = None
+        self._front: str | None = None
+        """Who has the core, from its admission until its requests have ended."""
+
+    def serve(self, core: EngineCore, listener: socket.socket, max_tokens_per_step: int = 0) -> None:
+        """Serve the fronts that come to a listener until a Shutdown is in the inbox. Raises what the core raises."""
+        server = CoreServer(core, self.send, max_tokens_per_step, self._inbox)
+        core.executor = AnnouncedExecutor.around(core, self.send)
+        accepting = threading.Thread(target=self._accept, args=[server, core, listener], daemon=True)
+        accepting.start()
+        server.run()
+
+    def send(self, message: FromCore) -> None:
+        """Send a message to the front, if there is one. One that does not read for `SEND_S` is disconnected."""
+        with self._lock:
+            connection = self._connection
+            if connection is None:
+                return
+            try:
+                connection.sendall(frames.pack(message))
+            except OSError as error:
+                if isinstance(error, BlockingIOError):
+                    _log.warning("front %s has read nothing for %g s: its connection is closed", self._front, SEND_S)
+                self._connection = None
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)  # ends the thread that reads
+
+    def report(self, failure: CoreFailed) -> None:
+        """Send the front why the core ends, as its last message."""
+        with self._lock:  # the thread that reads does not close the connection meanwhile
+            if self._connection is not None:
+                report_failure(self._connection, failure)
+
+    def _accept(self, server: CoreServer, core: EngineCore, listener: socket.socket) -> None:
+        places = threading.BoundedSemaphore(_MOST_GREETINGS)
+        while True:
+            places.acquire()
+            try:
+                connection, (host, port, *_) = listener.accept()
+            except OSError:
+                return  # the core ends
+            arguments = server, core, connection, f"{host}:{port}", places.release
+            threading.Thread(target=self._serve_front, args=arguments, name="octavo-front", daemon=True).start()
+
+    def _serve_front(
+        self, server: CoreServer, core: EngineCore, connection: socket.socket, where: str, greeted: Callable[[], None]
+    ) -> None:
+        with connection:
+            try:
+                is_admitted = self._admit(connection, where)
+            except (OSError, ValueError, msgspec.MsgspecError) as error:
+                _log.warning("%s has connected and is no front: %s", where, error)
+                return
+            finally:
+                greeted()
+            if not is_admitted:
+                return
+            self._inbox.put(partial(self.begin, core, connection))
+            try:
+                server.read_messages(connection)
+            except (ValueError, msgspec.MsgspecError) as error:
+                _log.error("front %s has sent something else than messages: %s", where, error)
+            with self._lock:
+                self._connection = None
+            self._inbox.put(partial(self.end, core))
+
+    def _admit(self, connection: socket.socket, where: str) -> bool:
+        """Return whether the front at the other end of a connection has the core from now on."""
+        connection.settimeout(GREETING_S)
+        if not authenticate(connection, self._secret, is_listener=True):
+            _log.warning("%s has connected without the secret", where)
+            return False
+        body = frames.read(connection)
+        if body is None:
+            return False
+        refusal = self._refusal(msgspec.msgpack.decode(body, type=Hello), where)
+        if refusal is not None:
+            _log.warning("front %s is refused: %s", where, refusal.message)
+            connection.sendall(frames.pack(refusal))
+            return False
+        try:
+            connection.sendall(frames.pack(self._hello))
+            keep_alive(connection)
+            connection.settimeout(None)
+            send_timeout = struct.pack("ll", int(SEND_S), int(SEND_S % 1 * 1e6))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_timeout)
+        except OSError:
+            self._front = None
+            raise
+        return True
+
+    def _refusal(self, front: Hello, where: str) -> CoreFailed | None:
+        """Return why a front cannot have the core. None: it has it from now on."""
+        difference = self._hello.difference(front, "the engine", "the front")
+        if difference is not None:
+            return CoreFailed(message=difference, kind="ConfigError")
+        with self._lock:
+            if self._front is not None:
+                return CoreFailed(message=f"the front at {self._front} has this engine, which serves one at a time")
+            self._front = where
+        return None
+
+    def begin(self, core: EngineCore, connection: socket.socket) -> None:
+        """Let a front have the core."""
+        _log.info("front %s has come", self._front)
+        with self._lock:
+            self._connection = connection
+        self.send(core.ready)
+
+    def end(self, core: EngineCore) -> None:
+        """End the requests of a front that has gone."""
+        num_requests = core.drop_requests()
+        _log.info("front %s has gone, and %d open requests with it", self._front, num_requests)
+        with self._lock:
+            self._connection = self._front = None
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where a core listens."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def read(cls, text: str) -> Address:
+        """Return the address that `host:port` means; the host of one of IPv6 is in brackets. Raises ConfigError."""
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise ConfigError(f"{text!r} is not the address of an engine; give host:port, such as 10.0.0.2:9000")
+        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+async def connect(address: Address, secret: bytes, front: Hello) -> tuple[ProcessClient, Hello]:
+    """Return the client of the core at an address, and what the core is.
+
+    Raises EngineDeadError when there is none or another front has it, ConfigError when they do not fit.
+    """
+    name = f"the engine at {address}"
+    try:
+        connection, core = await asyncio.to_thread(_greet, address, secret, front)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise EngineDeadError(f"{name} has ended the connection: {error}") from error
+    try:
+        async with asyncio.timeout(READY_S):
+            return await ProcessClient.connect(connection, name=name), core
+    except TimeoutError:
+        raise EngineDeadError(f"{name} has not been ready for its front within {READY_S:g} s") from None
+
+
+def _greet(address: Address, secret: bytes, front: Hello) -> tuple[socket.socket, Hello]:
+    try:
+        connection = socket.create_connection((address.host, address.port), timeout=GREETING_S)
+    except OSError as error:
+        raise EngineDeadError(
+            f"no engine is at {address}: {error}; start `octavo serve --role decode` (or prefill) there"
+        ) from error
+    with ExitStack() as on_failure:
+        on_failure.enter_context(connection)
+        if not authenticate(connection, secret, is_listener=False):
+            raise ConfigError(
+                f"{address} does not know the secret of cluster_secret_file; give all machines the same, and check "
+                "that no other program listens there"
+            )
+        connection.sendall(frames.pack(front))
+        body = frames.read(connection)
+        if body is None:
+            raise EngineDeadError(f"the engine at {address} has closed the connection")
+        reply = msgspec.msgpack.decode(body, type=Hello | CoreFailed)
+        if isinstance(reply, CoreFailed):
+            raise reply.error(f"the engine at {address}: ")
+        if (difference := front.difference(reply, "the front", str(address))) is not None:
+            raise ConfigError(difference)
+        keep_alive(connection)
+        connection.settimeout(None)
+        on_failure.pop_all()
+    return connection, reply

@@ -1,0 +1,65 @@
+"""Cores that listen for fronts on a port of the loopback, served from threads."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from octavo.core.messages import CoreFailed, Shutdown
+from octavo.core.processes import run_reporting
+from octavo.engine.core_link import Address, CoreLink, Hello
+from octavo.engine.core_process import Inbox
+from tests.fakes.core import ScriptedCore
+
+SECRET = b"0123456789abcdef"
+FRONT = Hello(octavo="1.2.3", model="fake", config="c0ffee")
+
+
+class LinkableCore(ScriptedCore):
+    """Has an executor, which is never used."""
+
+    executor: Any = None
+
+
+class Served:
+    """A core at an address, until it fails or `end` is called."""
+
+    def __init__(self, core: Any, hello: Hello = FRONT, port: int = 0) -> None:
+        self.core = core
+        self._inbox: Inbox = SimpleQueue()
+        self.link = CoreLink(SECRET, hello, self._inbox)
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self.address = Address(*self._listener.getsockname())
+        self.thread = threading.Thread(target=self._serve)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        with self._listener:
+            run_reporting("the core", self.link.report, partial(self.link.serve, self.core, self._listener))
+            self._listener.shutdown(socket.SHUT_RDWR)
+
+    async def end(self) -> None:
+        """End it as a signal does."""
+        self._inbox.put(self._end)
+        await asyncio.to_thread(self.thread.join, 10)
+        assert not self.thread.is_alive(), "the core does not end"
+
+    def _end(self) -> None:
+        self.link.report(CoreFailed(message="it was ended", is_on_request=True))
+        self._inbox.put(Shutdown())
+
+
+@asynccontextmanager
+async def linked(make_core: Callable[[], Any] = LinkableCore, **settings: Any) -> AsyncIterator[Served]:
+    """A core at an address; it has ended when the context is left."""
+    served = Served(make_core(), **settings)
+    try:
+        yield served
+    finally:
+        await served.end()
