@@ -293,6 +293,13 @@ class ObservabilityArgs:
             "octavo replay takes the same decisions again."
         ),
     ] = None
+    enable_kv_events: Annotated[
+        bool,
+        Arg(
+            "GET /kv/events reports by digests which blocks enter and leave the prefix cache. Without API keys, anyone "
+            "who reaches it can find out whether a prompt that was sent without cache_salt is cached."
+        ),
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from octavo.config.explain import MemoryPlan
+from octavo.core.block_events import BlockEvents
 from octavo.core.cache_key import CacheKey
 from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest, SchedulerStats, StepOutputs
@@ -24,6 +25,7 @@ from octavo.engine.timed_scheduler import TimedScheduler
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest
 from octavo.executor.executor import Executor, make_executor
+from octavo.kv_cache.events import EventLog
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.scheduler.scheduler import Scheduler
 
@@ -55,6 +57,7 @@ class EngineCore:
         self._in_flight: deque[Future[ModelRunnerOutput]] = deque()
         self._refused: list[EngineCoreOutput] = []
         self._beam_texts = BeamTexts(open_tokenizer)
+        self._kv_events: EventLog | None = None
         self.is_waiting = False
         """Whether the last step found nothing to compute: all requests wait for blocks that others read or write."""
 
@@ -108,6 +111,8 @@ class EngineCore:
             on_shutdown=None if recorder is None else recorder.close,
             open_tokenizer=lambda: tokenizer or Tokenizer.open(config.model.tokenizer_path),
         )
+        if config.observability.enable_kv_events:
+            core.log_kv_events()
         # ranks in other processes end with the core, not only with the program
         weakref.finalize(core, executor.shutdown).atexit = False
         return core
@@ -219,6 +224,15 @@ class EngineCore:
         key = CacheKey(cache_salt, cache_namespace=cache_namespace)
         return self.scheduler.unpin_prefix(token_ids, key)
 
+    def log_kv_events(self) -> None:
+        """Keep what enters and leaves the prefix cache from now on, for the control call `kv_events`."""
+        self._kv_events = EventLog()
+        self.scheduler.block_manager.listeners.add(self._kv_events)
+
+    def kv_events(self, read: list[int]) -> list[BlockEvents]:
+        """Return what a reader lacks (`EventLog.after`); nothing where no events are kept."""
+        return [] if self._kv_events is None else [self._kv_events.after(read)]
+
     def release_memory(self) -> None:
         """Release the memory of empty KV blocks and of activations. No effect while requests run."""
         if not self.has_unfinished():
@@ -232,6 +246,7 @@ class EngineCore:
             "timelines": lambda: msgspec.to_builtins(self.scheduler.timelines),
             "pin_prefix": lambda *arguments: msgspec.to_builtins(self.pin_prefix(*arguments)),
             "unpin_prefix": self.unpin_prefix,
+            "kv_events": lambda read: msgspec.to_builtins(self.kv_events(read), builtin_types=(bytes,)),
             "reset_prefix_cache": self.reset_prefix_cache,
             "release_memory": self.release_memory,
             "time_steps": self.time_steps,

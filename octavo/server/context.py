@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from time import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from octavo.config.server_args import ServerArgs
 from octavo.server.open_requests import OpenRequests
@@ -15,12 +16,14 @@ if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
     from octavo.server.texts import Texts
 
+MOST_KV_READERS: Final = 16
+
 
 @dataclass(frozen=True)
 class ServerContext:
     """The engine, the arguments of the server, the readers of texts, and the requests in progress.
 
-    `created` is in Unix seconds.
+    `created` is in Unix seconds. kv_readers: has a place for each reader of KV events.
     """
 
     llm: AsyncLLM
@@ -28,6 +31,7 @@ class ServerContext:
     texts: Texts
     open_requests: OpenRequests = field(default_factory=OpenRequests)
     large_answers: LargeAnswers = field(default_factory=LargeAnswers)
+    kv_readers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_KV_READERS))
     created: int = field(default_factory=lambda: int(time()))
 
     @property

@@ -25,6 +25,7 @@ from octavo.server.responses import (
     DetokenizeResponse,
     Drained,
     Index,
+    KvEvent,
     Model,
     ModelList,
     PinPrefixResponse,
@@ -33,7 +34,7 @@ from octavo.server.responses import (
     UnpinPrefixResponse,
     Version,
 )
-from octavo.server.routes import chat, completions, health, models, prefix_cache, scheduler, tokens
+from octavo.server.routes import chat, completions, health, kv_events, models, prefix_cache, scheduler, tokens
 from octavo.server.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -107,6 +108,7 @@ ENDPOINTS = (
     Endpoint("GET", "/metrics", health.metrics, right=Right.OBSERVE),
     Endpoint("GET", "/scheduler/decisions", scheduler.decisions, None, DecisionList),
     Endpoint("GET", "/scheduler/timelines", scheduler.timelines, None, TimelineList),
+    Endpoint("GET", "/kv/events", kv_events.stream, None, KvEvent, right=Right.KV_EVENTS),
     Endpoint("GET", "/version", health.version, None, Version, is_open=True),
     Endpoint("GET", "/", index, None, Index, is_open=True),
     Endpoint("GET", "/openapi.json", openapi, is_open=True),

@@ -23,6 +23,8 @@ class Right(StrEnum):
     """It allows to see the metrics, and what the scheduler did with the requests of other keys."""
     OPERATE = "operate"
     """It allows to drain a replica."""
+    KV_EVENTS = "kv-events"
+    """It allows to read which blocks of all keys the prefix caches have, by their digests."""
 
 
 ALL_RIGHTS: Final = frozenset(Right)

@@ -13,13 +13,15 @@ from octavo.server.errors import ClientDisconnectedError
 
 
 class OpenRequests:
-    """All requests in progress. `started` is set while there is one.
+    """All requests in progress. `started` is set while there is one. is_closing: the server stops, and streams that
+    have no end of their own are to end.
 
     All methods run on the event loop.
     """
 
     def __init__(self) -> None:
         self.started = asyncio.Event()
+        self.is_closing = False
         # the reason why the task of a request has to end early; None while there is none
         self._reasons: dict[asyncio.Task[Any], Exception | None] = {}
 

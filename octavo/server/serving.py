@@ -198,7 +198,7 @@ class HttpServer:
     async def close(self, open_requests: OpenRequests, signals: StopSignals, *, grace_s: float) -> None:
         """Accept nothing more, let open requests finish within `grace_s` or until a second signal, end the rest."""
         connections = self._connections
-        connections.is_draining = True
+        connections.is_draining = open_requests.is_closing = True
         await stop_listening(self._server, self._listener)
         connections.finish_all()
         closing = asyncio.create_task(self._wait_closed())

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from octavo.async_llm import AsyncLLM
+from octavo.config.args import ObservabilityArgs
 from octavo.config.server_args import ServerArgs
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.replica import Replica
@@ -42,8 +44,12 @@ class ServedEngine(Served):
         self.signals = StopSignals()
         tokenizer = byte_tokenizer(self._directory)
         template = ChatTemplate.find(self._directory, tokenizer)
-        async with served_core(make_core(num_blocks=512, max_num_seqs=2)) as client:
-            llm = AsyncLLM(engine_config(str(self._directory)), Replicas([Replica(0, client)]), tokenizer, template)
+        config = engine_config(str(self._directory))
+        config = msgspec.structs.replace(config, observability=ObservabilityArgs(enable_kv_events=True))
+        core = make_core(num_blocks=512, max_num_seqs=2)
+        core.log_kv_events()
+        async with served_core(core) as client:
+            llm = AsyncLLM(config, Replicas([Replica(0, client)]), tokenizer, template)
             self.loop.call_soon(self._up.set)
             try:
                 return await serve_until_stopped(llm, self.args, listener, self.signals)

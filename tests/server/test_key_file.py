@@ -151,7 +151,7 @@ def test_a_weight_for_no_key_is_an_error_with_the_names(tmp_path: Path) -> None:
 def test_the_log_tells_names_and_rights(tmp_path: Path) -> None:
     (tmp_path / "keys.yaml").write_text("- {name: alice, key: a-secret}\n- {name: op, key: b-secret, rights: all}")
     assert describe(read_callers(ServerArgs(api_key_file=str(tmp_path / "keys.yaml")))) == (
-        "2 API keys: alice, op (cache, observe, operate)"
+        "2 API keys: alice, op (cache, kv-events, observe, operate)"
     )
     many = read_callers(ServerArgs(api_key=tuple(f"{number}-secret" for number in range(30))))
     assert describe(many).startswith("30 API keys: key-")

@@ -1,0 +1,147 @@
+"""`GET /kv/events`: what enters and leaves the prefix caches, for routers outside.
+
+Blocks are named by digests that begin with the namespace of a key's secret: who does not have it can compute none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.core.block_events import BlockEvent, BlockEvents
+from octavo.errors import EngineRestartingError, InvalidRequest
+from octavo.server.context import ServerContext
+from octavo.server.errors import ApiError
+from octavo.server.responses import KvEvent
+from octavo.server.sending import EventStream
+
+POLL_S: Final = 0.1
+"""How soon an event is sent after the step that caused it."""
+IDLE_POLL_S: Final = 1.0
+"""The same for events without a step: a reset, a replica that is started again."""
+_KEEP_ALIVE_S: Final = 15.0
+_MOST_DIGESTS: Final = 256
+"""Digests of one event."""
+_MOST_STARTS: Final = 512
+"""Replicas in the id of an event."""
+
+
+async def stream(context: ServerContext, request: Request) -> EventStream | Response:
+    """Stream what enters and leaves the prefix caches. Raises ApiError and InvalidRequest."""
+    if not context.llm.config.observability.enable_kv_events:
+        raise ApiError(404, "KV events are off; start the server with --enable-kv-events", code="kv_events_off")
+    reader = Reader(context.llm.ready.cache.block_size, _position(request))
+    if request.method == "HEAD":  # which a stream without an end would never answer
+        return Response(media_type="text/event-stream")
+    return EventStream(_events(context, reader), context.open_requests)
+
+
+async def _events(context: ServerContext, reader: Reader) -> AsyncGenerator[bytes, None]:
+    if context.kv_readers.locked():
+        raise ApiError(429, "as many readers as may be get the KV events", code="too_many_readers")
+    async with context.kv_readers:
+        yield b": KV events\n\n"
+        while not context.open_requests.is_closing:
+            stats, polled_at = context.llm.stats, time.monotonic()
+            for event in reader.take(await _replies(context, reader.position)):
+                yield event
+            while context.llm.stats.num_steps == stats.num_steps and time.monotonic() - polled_at < IDLE_POLL_S:
+                await asyncio.sleep(POLL_S)
+            if time.monotonic() - reader.sent_at > _KEEP_ALIVE_S:
+                yield reader.keep_alive()
+
+
+async def _replies(context: ServerContext, position: Sequence[int]) -> list[BlockEvents]:
+    try:
+        return msgspec.convert(await context.llm.call("kv_events", list(position)), list[BlockEvents])
+    except EngineRestartingError:
+        return []
+
+
+def _position(request: Request) -> list[int]:
+    """Return where a reader goes on: the id of the last event that it has, in a header or the URL. Raises
+    InvalidRequest."""
+    asked = request.headers.get("last-event-id") or request.query_params.get("after") or ""
+    parts = [part.split("-") for part in asked.split(",")] if asked else []
+    numbers = [number for part in parts for number in part]
+    is_id = all(len(part) == 2 for part in parts) and all(each.isdecimal() and len(each) < 19 for each in numbers)
+    if not is_id or len(parts) > _MOST_STARTS:
+        raise InvalidRequest("it is no id of an event; leave it out to begin with what is cached now", field="after")
+    return [int(number) for number in numbers]
+
+
+class Reader:
+    """What a client has of the events of all replicas. sent_at: when it was sent something, on the monotonic clock."""
+
+    def __init__(self, block_size: int, position: Sequence[int]) -> None:
+        self._block_size = block_size
+        numbers = iter(position)
+        self._read = dict(zip(numbers, numbers, strict=True))
+        self._starts: dict[int, int] = {}
+        self.sent_at = time.monotonic()
+
+    @property
+    def position(self) -> list[int]:
+        """Return the starts of engines, each followed by the number of its last event that the client has."""
+        return [number for pair in self._read.items() for number in pair]
+
+    def take(self, replies: Sequence[BlockEvents]) -> Iterator[bytes]:
+        """Yield what the replies of all replicas that run have for the client."""
+        for replica in self._starts.keys() - {reply.replica for reply in replies}:
+            self._read.pop(self._starts.pop(replica), None)
+            yield self._sent(KvEvent("cleared", 0, time.time(), replica))
+        for reply in replies:
+            before = self._starts.get(reply.replica)
+            if before != reply.start:
+                self._read.pop(before or 0, None)
+                self._starts[reply.replica] = reply.start
+            if reply.is_reset:
+                self._read[reply.start] = 0
+                yield self._sent(KvEvent("cleared", 0, time.time(), reply.replica))
+            for events in _joined(reply.events):
+                self._read[reply.start] = events[-1].sequence
+                yield self._sent(self._event(events, reply.replica))
+            self._read[reply.start] = reply.sequence
+
+    def keep_alive(self) -> bytes:
+        """Return a comment, by which the client and machines between see that the connection works."""
+        self.sent_at = time.monotonic()
+        return b": nothing new\n\n"
+
+    def _event(self, events: Sequence[BlockEvent], replica: int) -> KvEvent:
+        first, last = events[0], events[-1]
+        return KvEvent(
+            "removed" if first.parent is None else "stored",
+            last.sequence,
+            last.time,
+            replica,
+            first.group,
+            [event.digest.hex() for event in events],
+            None if first.parent is None else first.parent.hex(),
+            self._block_size,
+            sum(event.num_tokens for event in events),
+        )
+
+    def _sent(self, event: KvEvent) -> bytes:
+        self.sent_at = time.monotonic()
+        name = ",".join(f"{start}-{sequence}" for start, sequence in self._read.items())
+        return b"id: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(event))
+
+
+def _joined(events: Sequence[BlockEvent]) -> Iterator[Sequence[BlockEvent]]:
+    """Yield events of one kind and cache group together: blocks of a prefix one behind the other, or removals."""
+    first = 0
+    for i, (before, event) in enumerate(pairwise(events), 1):
+        follows = before.parent is None if event.parent is None else event.parent == before.digest
+        if not follows or event.group != before.group or i - first == _MOST_DIGESTS:
+            yield events[first:i]
+            first = i
+    if events:
+        yield events[first:]
