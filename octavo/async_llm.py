@@ -63,7 +63,7 @@ class AsyncLLM:
         self.config = config
         self.tokenizer = tokenizer
         self.ready: CoreReady = client.ready
-        self.metrics = Metrics(config.model.served_model_names[0], len(client.stats_of_each))
+        self.metrics = Metrics(config.model.served_model_names[0], len(client.stats_of_each), client.roles)
         for number, stats in enumerate(client.stats_of_each):
             self.metrics.observe_stats(stats, number)
         self._client = client

@@ -134,7 +134,7 @@ class TransferConfig(TransferArgs):
     secret: hexadecimal digits, which those cores prove to each other; empty where cluster_secret_file has the secret.
     """
 
-    secret: str = ""
+    secret: str = field(default="", repr=False)
 
     @property
     def is_split(self) -> bool:

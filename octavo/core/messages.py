@@ -142,7 +142,8 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     are current values. Of several replicas it is the sum.
 
     num_ready: cores that work; the front counts them. num_restarts: times that a core was started again after its
-    death, and num_resumed: requests that went on after one; the front counts these too.
+    death, num_resumed: requests that went on after one, num_handovers: prompts that prefill cores began to compute for
+    decode cores, and num_handover_mismatches: those whose first tokens differed; the front counts these too.
     """
 
     num_ready: int = 1
@@ -166,6 +167,8 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     num_recomputed_tokens: int = 0
     num_restarts: int = 0
     num_resumed: int = 0
+    num_handovers: int = 0
+    num_handover_mismatches: int = 0
 
     def totals(self) -> SchedulerStats:
         """Return the totals alone, as of an engine that has ended."""

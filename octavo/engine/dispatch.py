@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,9 @@ from octavo.core.outputs import RequestError
 from octavo.engine.replica import Replica
 from octavo.engine.router import Router
 from octavo.errors import EngineDeadError
+
+if TYPE_CHECKING:
+    from octavo.engine.split import Split
 
 MAX_DEATHS: Final = 2
 """A request that ran in this many cores when they died, the last time with none that began, is not sent again."""
@@ -66,7 +69,7 @@ class Dispatch:
     """The open requests, and the replicas that they are sent to.
 
     sent: the open requests by id. suspects: those of them that wait to be sent alone. to_resume: set before a core
-    can die.
+    can die. split: sends prompts to other cores first, where there are any.
     """
 
     def __init__(self, replicas: Sequence[Replica], router: Router, *, depth: int = 1) -> None:
@@ -74,6 +77,7 @@ class Dispatch:
         self.sent: dict[str, Sent] = {}
         self.suspects: deque[Sent] = deque()
         self.to_resume: ToResume
+        self.split: Split | None = None
         self._replicas = list(replicas)
         self._router = router
         self._depth = depth
@@ -110,8 +114,20 @@ class Dispatch:
                     replica.suspect = sent.request_id
         ready = [each for each in ready if not self._is_reserved(each)]
         while self._waiting and ready:
-            batch = self._waiting.popleft()
-            self._place(batch, ready[0] if len(ready) == 1 else self._router.choose(batch[0].request, ready))
+            batch = [each for each in self._waiting.popleft() if self._is_open(each)]
+            if not batch:
+                continue  # ended while it waited
+            replica = ready[0] if len(ready) == 1 else self._router.choose(batch[0].request, ready)
+            if self.split is None or not self.split.begin(batch, replica):
+                self._place(batch, replica)
+
+    def send_to(self, batch: list[Sent], replica: Replica) -> None:
+        """Send requests to a replica, or let them wait for any when it is not ready."""
+        if replica.is_ready and not self._is_reserved(replica):
+            self._place(batch, replica)
+        else:
+            self._waiting.append(batch)
+            self.send_waiting()
 
     def _is_reserved(self, replica: Replica) -> bool:
         """Return whether a replica has a suspect beside which nothing else may begin."""
@@ -124,10 +140,12 @@ class Dispatch:
         for sent in batch:
             if not self._is_open(sent):
                 continue  # ended while it waited
-            request = self.to_resume(sent.request_id) if sent.was_sent else _with_wait(sent.request)
+            request = self.to_resume(sent.request_id) if sent.was_sent else with_wait(sent.request)
             if request is None:
-                del self.sent[sent.request_id]
+                self.end(sent.request_id)
                 continue
+            if self.split is not None:
+                request = self.split.for_decode(request)
             sent.replica, sent.was_sent, sent.has_run, sent.has_company = replica, True, False, False
             replica.open()
             requests.append(request)
@@ -137,6 +155,8 @@ class Dispatch:
 
     def end(self, request_id: str) -> Replica | None:
         """Forget a request; return the replica that has it."""
+        if self.split is not None:
+            self.split.end(request_id)
         sent = self.sent.pop(request_id, None)
         if sent is None or sent.replica is None:
             return None
@@ -187,8 +207,12 @@ class Dispatch:
         self.suspects += sorted(left.suspects, key=lambda sent: sent.request.params.use_beam_search)
         # those that need a replica without others come first: it has just been started
         self.suspects = deque(sorted(self.suspects, key=lambda sent: sent.num_deaths < MAX_DEATHS))
-        self._waiting.extendleft([sent] for sent in reversed(left.others))
+        self.wait_first(left.others)
         return left
+
+    def wait_first(self, requests: Sequence[Sent]) -> None:
+        """Put requests before those that wait."""
+        self._waiting.extendleft([sent] for sent in reversed(requests))
 
     def quarantine(self, sent: Sent, error: EngineDeadError) -> EngineCoreOutput:
         """Forget a request that is not run again; return its last output."""
@@ -204,7 +228,7 @@ class Dispatch:
         return EngineCoreOutput(request_id=sent.request_id, deltas=[], finished=True, error=failure)
 
 
-def _with_wait(request: EngineCoreRequest) -> EngineCoreRequest:
+def with_wait(request: EngineCoreRequest) -> EngineCoreRequest:
     """Return a request with the time that it has waited for a core, which counts towards its deadline."""
     if request.first_token_deadline_s is None:
         return request

@@ -65,6 +65,10 @@ _COUNTERS: Final = {
     "engine_steps": _plain("Steps of the engine.", "num_steps"),
     "core_restarts": _plain("Times that an engine core was started again after its death.", "num_restarts"),
     "requests_resumed": _plain("Requests that went on after the death or the drain of their core.", "num_resumed"),
+    "handovers": _plain("Requests whose prompts were begun by a prefill core.", "num_handovers"),
+    "handover_mismatches": _plain(
+        "Requests that ended because prefill and decode cores drew different first tokens.", "num_handover_mismatches"
+    ),
 }
 """Totals since the start. Names are vLLM's where it has the same metric."""
 
@@ -75,12 +79,13 @@ _REFUSAL_CODES: Final = ("queue_full", "deadline_unreachable")
 class Metrics:
     """Collectors fed with the state after each step and with every request that ends. One thread at a time.
 
-    Of several replicas the states have the label `engine`, a replica's number.
+    Of several replicas the states have the label `engine`, a replica's number, and those with `roles` the label `role`.
     """
 
-    def __init__(self, model_name: str, num_replicas: int = 1) -> None:
+    def __init__(self, model_name: str, num_replicas: int = 1, roles: Sequence[str] = ()) -> None:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name}
+        self._roles = roles
         self._last = [SchedulerStats() for _ in range(num_replicas)]
         self._gauges = self._children(Gauge, _GAUGES)
         self._counters = self._children(Counter, _COUNTERS)
@@ -166,7 +171,8 @@ class Metrics:
         """Return for each replica a collector for each attribute of SchedulerStats."""
         count = len(self._last)
         own_label = [{"engine": str(number)} if count > 1 else {} for number in range(count)]
-        labels: list[dict[str, str]] = [self._labels | each for each in own_label]
+        role_label = [{"role": role} for role in self._roles] or [{}] * count
+        labels: list[dict[str, str]] = [self._labels | a | b for a, b in zip(own_label, role_label, strict=True)]
         children: list[dict[str, _Collector]] = [{} for _ in labels]
         for name, family in families.items():
             names = [*labels[0], family.label] if family.label else list(labels[0])

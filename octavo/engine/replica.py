@@ -38,13 +38,22 @@ _log = logging.getLogger(__name__)
 class Replica:
     """A core and those that replace it.
 
+    role: "prefill" or "decode" where they are apart; None for a core that does both.
     is_draining: its core is ended on request. is_stopped: no other follows. has_given_up: none is started any more.
     num_open: its requests that have not ended. stats: the state after its latest step; totals count from the start of
     the first core. suspect: the id of the one request that runs here although it was running when a core died.
     """
 
-    def __init__(self, number: int, client: ProcessClient, start: Start | None = None, max_restarts: int = 0) -> None:
+    def __init__(
+        self,
+        number: int,
+        client: ProcessClient,
+        start: Start | None = None,
+        max_restarts: int = 0,
+        role: str | None = None,
+    ) -> None:
         self.number = number
+        self.role = role
         self.client = client
         self.is_ready = True
         self.is_draining = False
@@ -85,6 +94,13 @@ class Replica:
         if self._before is not None:
             step.stats = self._before + step.stats
         self.stats = step.stats
+
+    def count(self, **totals: int) -> None:
+        """Add to totals that the front counts, which go on when the core is replaced."""
+        before = self._before or SchedulerStats(num_ready=0)
+        self._before = msgspec.structs.replace(
+            before, **{name: getattr(before, name) + number for name, number in totals.items()}
+        )
 
     def end(self, num_resumed: int, error: EngineDeadError) -> None:
         """Note that the core has gone, and that so many of its requests go on elsewhere or later."""

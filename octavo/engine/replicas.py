@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tempfile
 from collections.abc import Awaitable, Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import add
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from octavo.config.replicas import replica_config
 from octavo.config.schema import EngineConfig
@@ -32,10 +33,16 @@ from octavo.engine.replica import Replica
 from octavo.engine.router import RoundRobin, Router, make_router
 from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest
 
+if TYPE_CHECKING:
+    from octavo.engine.split import Split
+
 MAX_WAITING: Final = 1024
 """Requests that wait in the front while no core is ready, where max_queued_requests sets no other limit."""
 
 _log = logging.getLogger(__name__)
+
+MakeSplit = Callable[[Sequence[Replica], Dispatch], "Split"]
+"""Makes what divides requests among prefill cores and the others, which the second argument has."""
 
 Process = Callable[[int, StepOutputs], Awaitable[None]]
 """Processes the outputs of a step of the replica with this number."""
@@ -54,42 +61,66 @@ class Replicas:
         *,
         depth: int = 1,
         max_waiting: int = MAX_WAITING,
+        make_split: MakeSplit | None = None,
     ) -> None:
-        """depth: steps that a core plans ahead."""
+        """depth: steps that a core plans ahead. make_split: for replicas of which some only compute prompts."""
         self._replicas = list(replicas)
-        self._dispatch = Dispatch(self._replicas, router or RoundRobin(), depth=depth)
+        self._whole = [each for each in replicas if each.role != "prefill"]
+        self._dispatch = Dispatch(self._whole, router or RoundRobin(), depth=depth)
+        self._split: Split | None = None
+        if make_split is not None:
+            prefills = [each for each in replicas if each.role == "prefill"]
+            self._split = self._dispatch.split = make_split(prefills, self._dispatch)
         self.ready: CoreReady = min((each.client.ready for each in replicas), key=lambda ready: ready.cache.num_tokens)
         self._max_waiting = max_waiting
         self._process: Process
         self._pins = Pins()
         self._error: EngineDeadError | None = None
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
 
     @classmethod
     async def start(cls, config: EngineConfig, core: SpawnedCore | None = None) -> Replicas:
         """Start all cores, the first in the process `core`. Raises what one of them raised, when the others ended."""
         count, most = config.num_engines, config.replicas.max_core_restarts
+        make_split, directory = None, None
+        if config.transfer.is_split:
+            from octavo.engine import split
+
+            directory = tempfile.TemporaryDirectory(prefix="octavo-")
+            config = split.with_meeting_place(config, directory.name)
+            make_split = partial(split.make_split, config)
 
         async def start_again(number: int, before: CoreReady, num_starts: int) -> ProcessClient:
             return await ProcessClient.start(replica_config(config, number, before=before, num_starts=num_starts))
 
+        configs = [replica_config(config, number) for number in range(count)]
         starting = [
-            asyncio.ensure_future(ProcessClient.start(replica_config(config, number), core if number == 0 else None))
-            for number in range(count)
+            asyncio.ensure_future(ProcessClient.start(each, core if number == 0 else None))
+            for number, each in enumerate(configs)
         ]
         try:
             clients = await asyncio.gather(*starting)
         except BaseException:
             for each in starting:
                 each.cancel()
-            started = await asyncio.gather(*starting, return_exceptions=True)
-            await asyncio.gather(*(each.shutdown() for each in started if isinstance(each, ProcessClient)))
+            ended = await asyncio.gather(*starting, return_exceptions=True)
+            await asyncio.gather(*(each.shutdown() for each in ended if isinstance(each, ProcessClient)))
             raise
-        return cls(
-            [Replica(number, client, start_again, most) for number, client in enumerate(clients)],
+        replicas = []
+        for number, (its, client) in enumerate(zip(configs, clients, strict=True)):
+            replicas.append(Replica(number, client, start_again, most, its.transfer.role))
+            if make_split is not None:
+                cpus = ", ".join(map(str, its.replicas.cpus))
+                _log.info("%s: processors %s; %s", its.replicas.name, cpus, client.ready.plan_summary)
+        started = cls(
+            replicas,
             make_router(config.replicas.router, config.cache.block_size),
             depth=config.scheduler.max_steps_in_flight,
             max_waiting=config.scheduler.max_queued_requests or MAX_WAITING,
+            make_split=make_split,
         )
+        started._directory = directory
+        return started
 
     # ---- state ----
 
@@ -107,16 +138,21 @@ class Replicas:
     def stats_of_each(self) -> list[SchedulerStats]:
         return [each.stats for each in self._replicas]
 
+    @property
+    def roles(self) -> list[str]:
+        """Return the roles of all replicas; nothing where they have none."""
+        return [each.role for each in self._replicas if each.role is not None]
+
     async def check_health(self) -> None:
         """Return when one core works. Raises EngineDeadError, EngineRestartingError or EngineUnresponsiveError."""
-        checks = [each.check_health() for each in self._ready_ones()]
+        checks = [each.check_health() for each in self._ready_ones(self._whole)]
         found = await asyncio.gather(*checks, return_exceptions=True)
         if found and isinstance(found[0], BaseException) and None not in found:
             raise found[0]
 
-    def _ready_ones(self) -> list[Replica]:
-        """Return the replicas that can be used. Raises EngineDeadError or EngineRestartingError when there are none."""
-        ready = [each for each in self._replicas if each.is_ready]
+    def _ready_ones(self, replicas: Sequence[Replica]) -> list[Replica]:
+        """Return those that can be used. Raises EngineDeadError or EngineRestartingError when there are none."""
+        ready = [each for each in replicas if each.is_ready]
         if not ready:
             raise self._error or EngineRestartingError(
                 "the engine core is being started again; try again in a few seconds"
@@ -138,15 +174,23 @@ class Replicas:
                 self._add(requests)
             case AbortRequests(request_ids):
                 for request_id in request_ids:
-                    replica = self._dispatch.end(request_id)
-                    if replica is not None and replica.is_ready:
-                        replica.client.send(AbortRequests([request_id]))
+                    self._abort(request_id)
             case StopSequence(request_id):
+                is_over = self._dispatch.to_resume(request_id) is None
+                if self._split is not None and self._split.holds(message):
+                    if is_over:
+                        self._abort(request_id)
+                    return
                 sent = self._dispatch.sent.get(request_id)
                 if sent is not None and sent.replica is not None and sent.replica.is_ready:
                     sent.replica.client.send(message)
-                if self._dispatch.to_resume(request_id) is None:
+                if is_over:
                     self._dispatch.end(request_id)
+
+    def _abort(self, request_id: str) -> None:
+        replica = self._dispatch.end(request_id)
+        if replica is not None and replica.is_ready:
+            replica.client.send(AbortRequests([request_id]))
 
     def _add(self, requests: list[EngineCoreRequest]) -> None:
         if not self._dispatch.is_any_ready and self._dispatch.num_waiting() >= self._max_waiting:
@@ -170,11 +214,9 @@ class Replicas:
             for task in (*serving, *watching):
                 task.cancel()
             await asyncio.gather(*serving, *watching, return_exceptions=True)
-        assert self._error is not None, "the last replica was given up"
-        raise self._error
 
-    async def _serve(self, replica: Replica) -> EngineDeadError:
-        """Return why the replica is not started again."""
+    async def _serve(self, replica: Replica) -> None:
+        """Return when the replica is not started again; of the last one, raise EngineDeadError with the reason."""
         while True:
             try:
                 while True:
@@ -184,7 +226,8 @@ class Replicas:
                 try:
                     await replica.replace(error)
                 except EngineDeadError as last:
-                    return self._give_up(replica, last)
+                    self._give_up(replica, last)
+                    return
             _log.info("replica %d is ready again", replica.number)
             await self._process(replica.number, StepOutputs(outputs=[], stats=replica.stats))
             for pin in self._pins.calls():
@@ -192,6 +235,8 @@ class Replicas:
             self._dispatch.send_waiting()
 
     async def _take(self, replica: Replica, step: StepOutputs) -> None:
+        if self._split is not None:
+            self._split.take(replica, step)
         replica.note(step)
         self._dispatch.note(step)
         await self._process(replica.number, step)
@@ -200,6 +245,10 @@ class Replicas:
     async def _resume_requests(self, replica: Replica, error: EngineDeadError) -> None:
         """Take its requests from a replica whose core has gone; those that can go on are sent elsewhere, or wait."""
         left = self._dispatch.take_back(replica)
+        if self._split is not None:
+            self._split.forget()
+            left.others.extend(not_begun := self._split.lose(replica))
+            self._dispatch.wait_first(not_begun)
         replica.end(len(left.suspects) + len(left.others), error)
         if any(left) and (replica.can_restart or self._dispatch.is_any_ready):
             _log.warning(
@@ -211,14 +260,14 @@ class Replicas:
         outputs = [self._dispatch.quarantine(sent, error) for sent in left.quarantined]
         await self._process(replica.number, StepOutputs(outputs=outputs, stats=replica.stats))
 
-    def _give_up(self, replica: Replica, error: EngineDeadError) -> EngineDeadError:
+    def _give_up(self, replica: Replica, error: EngineDeadError) -> None:
+        """Raises `error` when no replica is left that decodes."""
         replica.has_given_up = True
-        left = sum(not each.has_given_up for each in self._replicas)
+        left = sum(not each.has_given_up for each in self._whole)
         if not left:
             self._error = error
-        else:
-            _log.error("replica %d is not started again: %s; %d are left", replica.number, error, left)
-        return error
+            raise error
+        _log.error("replica %d is not started again: %s; %d are left", replica.number, error, left)
 
     # ---- control calls ----
 
@@ -228,7 +277,7 @@ class Replicas:
         Of several it is one: sums, the smallest pin, the entries of all with the number of their replica. Raises
         RequestFailed, and EngineDeadError or EngineRestartingError when no core is ready.
         """
-        ready = self._ready_ones()
+        ready = self._ready_ones(self._replicas)
         found = await asyncio.gather(*(each.call(method, *arguments) for each in ready), return_exceptions=True)
         # a core that dies meanwhile is as one that is not ready
         replies = zip((each.number for each in ready), found, strict=True)
@@ -237,10 +286,12 @@ class Replicas:
         if failure is not None:
             raise failure
         if not values:
-            self._ready_ones()
+            self._ready_ones(self._replicas)
             raise EngineRestartingError("the engine core died during the call and is being started again; try again")
         value = values[0][1] if len(self._replicas) == 1 else merged(method, values)
         self._pins.note(method, arguments, value)
+        if self._split is not None and method == "reset_prefix_cache":
+            self._split.forget()
         return value
 
     async def drain(self, number: int, *, stops: bool = False) -> int:
@@ -253,7 +304,7 @@ class Replicas:
         if replica is None:
             numbers = ", ".join(str(each.number) for each in ready) or "none"
             raise InvalidRequest(f"replica is {number}, those that are ready: {numbers}", field="replica")
-        if stops and len(ready) == 1:
+        if stops and replica in self._whole and sum(each.is_ready for each in self._whole) == 1:
             raise InvalidRequest(
                 f"replica {number} is the only one that is ready; end the server with SIGTERM", field="stop"
             )
@@ -267,3 +318,5 @@ class Replicas:
         """End all cores. Bounded in time, and idempotent."""
         self._error = self._error or EngineDeadError("the engine has been shut down")
         await asyncio.gather(*(each.client.shutdown() for each in self._replicas))
+        if self._directory is not None:
+            self._directory.cleanup()

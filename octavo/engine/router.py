@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol, TypeVar
 
 from octavo.core.messages import EngineCoreRequest
@@ -57,13 +57,38 @@ class LeastLoaded:
         return min(replicas, key=lambda replica: replica.num_open)
 
 
+class SentPrefixes:
+    """Which replica was last sent each leading block of a prompt, for `capacity` blocks; beyond it the least recently
+    used ones are dropped. What replicas still hold is not known outside of them."""
+
+    def __init__(self, capacity: int = 1 << 17) -> None:
+        self._capacity = capacity
+        self._sent_to: OrderedDict[bytes, int] = OrderedDict()
+
+    def find(self, digests: Sequence[bytes]) -> Iterator[int]:
+        """Yield the numbers of the replicas that were sent the leading blocks, up to the first unknown one."""
+        for digest in digests:
+            number = self._sent_to.get(digest)
+            if number is None:
+                return
+            yield number
+
+    def note(self, digests: Sequence[bytes], number: int) -> None:
+        """Note that a replica is sent a prompt with these blocks."""
+        for digest in reversed(digests):  # the first block is found last: without it the others are of no use
+            self._sent_to[digest] = number
+            self._sent_to.move_to_end(digest)
+        while len(self._sent_to) > self._capacity:
+            self._sent_to.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._sent_to.clear()
+
+
 class PrefixAware:
     """Chooses the replica that was last sent the longest part of the prompt, or the least loaded one where that replica
-    has `slack` requests more and `ratio` times as many.
-
-    It keeps what it sent where, in blocks of `block_size` tokens, and not what replicas still hold, which a router
-    outside of them cannot observe. Above `capacity` blocks it drops the least recently used one.
-    """
+    has `slack` requests more and `ratio` times as many. Blocks have `block_size` tokens."""
 
     needs_feedback = True
 
@@ -71,26 +96,20 @@ class PrefixAware:
         self._block_size = block_size
         self._ratio = ratio
         self._slack = slack
-        self._capacity = capacity
-        self._sent_to: OrderedDict[bytes, int] = OrderedDict()
+        self._sent = SentPrefixes(capacity)
 
     def choose(self, request: EngineCoreRequest, replicas: Sequence[R]) -> R:
         leading = request.prompt_token_ids[: _MAX_DIGESTS * self._block_size]
         digests = extend_chain([], leading, self._block_size, request.cache_key)
         by_number = {replica.number: replica for replica in replicas}
         chosen = least = min(replicas, key=lambda replica: replica.num_open)
-        for digest in digests:
-            found = by_number.get(self._sent_to.get(digest, -1))
-            if found is None:
+        for number in self._sent.find(digests):
+            if number not in by_number:
                 break
-            chosen = found
+            chosen = by_number[number]
         if chosen.num_open > max(least.num_open + self._slack, least.num_open * self._ratio):
             chosen = least
-        for digest in reversed(digests):  # the first block is found last: without it the others are of no use
-            self._sent_to[digest] = chosen.number
-            self._sent_to.move_to_end(digest)
-        while len(self._sent_to) > self._capacity:
-            self._sent_to.popitem(last=False)
+        self._sent.note(digests, chosen.number)
         return chosen
 
 

@@ -61,6 +61,16 @@ def test_tokens_of_the_cache_and_of_preemptions_are_counted() -> None:
     assert [found[f"octavo:{name}_total"] for name in names] == [9, 6, 5]
 
 
+def test_states_of_cores_with_roles_have_them_as_labels() -> None:
+    metrics = Metrics("m", 2, ["prefill", "decode"])
+    metrics.observe_stats(SchedulerStats(num_handovers=3, num_running=1), 0)
+    metrics.observe_stats(SchedulerStats(num_handover_mismatches=1), 1)
+    found = values(metrics)
+    prefill, decode = ('{engine="0",m,role="prefill"}', '{engine="1",m,role="decode"}')
+    assert (found[f"octavo:handovers_total{prefill}"], found[f"octavo:num_requests_running{prefill}"]) == (3, 1)
+    assert found[f"octavo:handover_mismatches_total{decode}"] == 1
+
+
 def test_request_that_ended_is_in_every_histogram() -> None:
     metrics = Metrics("m")
     times = RequestMetrics(

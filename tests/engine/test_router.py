@@ -71,7 +71,7 @@ def test_a_prefix_goes_where_it_was_and_elsewhere_while_that_replica_is_away() -
 def test_what_the_prefix_router_keeps_of_one_prompt_is_bounded() -> None:
     router = PrefixAware(block_size=1)
     router.choose(make_request("r", range(10_000)), replicas(0, 0))
-    assert len(router._sent_to) == 256
+    assert len(router._sent._sent_to) == 256
 
 
 def test_a_session_stays_and_only_those_of_a_replica_that_is_away_move() -> None:

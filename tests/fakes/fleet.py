@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,9 +18,11 @@ from octavo.core.processes import report_failure
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_process import serve_core
+from octavo.engine.dispatch import Dispatch
 from octavo.engine.replica import Replica
 from octavo.engine.replicas import Replicas
-from octavo.engine.router import Router
+from octavo.engine.router import LeastLoaded, Router
+from octavo.engine.split import Split, SplitRates
 from octavo.errors import ConfigError
 from tests.fakes.byte_tokenizer import byte_tokenizer
 from tests.fakes.core import engine_config
@@ -68,12 +70,20 @@ class Fleet:
 @asynccontextmanager
 async def fleet(
     directory: Path, make_core: MakeCore, count: int = 1, *, max_restarts: int = 3, router: Router | None = None,
-    max_waiting: int = 100,
+    max_waiting: int = 100, num_prefills: int = 0, min_tokens: int = 1,
 ) -> AsyncIterator[tuple[AsyncLLM, Fleet]]:  # fmt: skip
-    """An engine of `count` replicas."""
+    """An engine of `count` replicas, behind `num_prefills` prefill cores that have the first numbers and get prompts
+    from `min_tokens` tokens on."""
     cores = Fleet(make_core)
-    replicas = [Replica(number, await cores.start(number), cores.start, max_restarts) for number in range(count)]
-    client = Replicas(replicas, router, max_waiting=max_waiting)
+    roles = ["prefill"] * num_prefills + ["decode" if num_prefills else None] * count
+    replicas = [
+        Replica(number, await cores.start(number), cores.start, max_restarts, role) for number, role in enumerate(roles)
+    ]
+
+    def split(prefills: Sequence[Replica], dispatch: Dispatch) -> Split:
+        return Split(prefills, dispatch, LeastLoaded(), block_size=4, rates=SplitRates(min_tokens))
+
+    client = Replicas(replicas, router, max_waiting=max_waiting, make_split=split if num_prefills else None)
     llm = AsyncLLM(engine_config(str(directory)), client, byte_tokenizer(directory))
     try:
         yield llm, cores
