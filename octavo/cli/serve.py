@@ -11,9 +11,13 @@ from octavo.engine.core_spawn import SpawnedCore
 
 @with_options(ServerArgs, EngineArgs, model="positional")
 def serve(*, given: Given) -> int:
-    """Serve a model over HTTP, as the OpenAI API does."""
+    """Serve a model over HTTP, as the OpenAI API does, or one engine of it for `octavo proxy` (--role)."""
     engine_args, server_args = given.arguments(EngineArgs), given.arguments(ServerArgs)
     mention_demonstration_model(engine_args)
+    if engine_args.role is not None:
+        from octavo.cli.serve_role import serve_role
+
+        return serve_role(engine_args, server_args.host, server_args.port)
 
     with SpawnedCore() as core:  # it imports while we do
         from octavo.server.serving import serve as serve_http

@@ -159,6 +159,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.transfer.prefill + self.transfer.decode or self.replicas.data_parallel_size
 
     @property
+    def numerics(self) -> dict[str, str]:
+        """Return the settings that decide the bits of results, besides the checkpoint and the build."""
+        return {
+            "device": self.device.device,
+            "dtype": self.model.dtype,
+            "quantization": str(self.model.quantization),
+            "kv_cache_dtype": self.cache.dtype,
+            "tensor_parallel_reduce": self.device.tensor_parallel_reduce,
+        }
+
+    @property
     def announces_requests(self) -> bool:
         """Return whether the front acts upon what a core has begun to compute: it goes on elsewhere, or is fetched."""
         return self.num_engines > 1 or self.replicas.max_core_restarts > 0 or self.transfer.role is not None

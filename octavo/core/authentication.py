@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import secrets
 import socket
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +40,29 @@ def read_secret(path: str | None) -> bytes:
             "`openssl rand -hex 32` makes one"
         )
     return secret
+
+
+def private_secret(directory: Path) -> Path:
+    """Return the file in a private directory with a secret for processes of one user, made at its first use.
+
+    Raises ConfigError when it cannot be made.
+    """
+    path = directory / "secret"
+    if path.exists():
+        return path
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=directory)  # readable by its owner alone
+        with open(descriptor, "w") as file:
+            file.write(secrets.token_hex(_NONCE_BYTES))
+        with suppress(FileExistsError):  # another process was first
+            os.link(name, path)
+        os.unlink(name)
+    except OSError as error:
+        raise ConfigError(
+            f"cluster_secret_file is not set, and {path} cannot be made: {error.strerror}; give a file"
+        ) from error
+    return path
 
 
 def authenticate(connection: socket.socket, secret: bytes, *, is_listener: bool) -> bool:

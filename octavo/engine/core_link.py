@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import struct
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -20,7 +20,7 @@ import msgspec
 
 from octavo.core import frames
 from octavo.core.authentication import GREETING_S, authenticate, keep_alive
-from octavo.core.messages import CoreFailed, FromCore
+from octavo.core.messages import CoreFailed, FromCore, Shutdown
 from octavo.core.processes import report_failure
 from octavo.engine.announced_executor import AnnouncedExecutor
 from octavo.engine.core_client import ProcessClient
@@ -78,22 +78,33 @@ class CoreLink:
     `begin` and `end` run between the steps of the core, `send` and `report` in any thread.
     """
 
-    def __init__(self, secret: bytes, hello: Hello, inbox: Inbox) -> None:
+    def __init__(self, secret: bytes, hello: Hello) -> None:
         self._secret = secret
         self._hello = hello
-        self._inbox = inbox
+        self._inbox: Inbox | None = None
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self._front: str | None = None
         """Who has the core, from its admission until its requests have ended."""
 
-    def serve(self, core: EngineCore, listener: socket.socket, max_tokens_per_step: int = 0) -> None:
-        """Serve the fronts that come to a listener until a Shutdown is in the inbox. Raises what the core raises."""
-        server = CoreServer(core, self.send, max_tokens_per_step, self._inbox)
+    def serve(self, core: EngineCore, inbox: Inbox, listener: socket.socket, max_tokens_per_step: int = 0) -> None:
+        """Serve the fronts that come to a listener until `stop`. Raises what the core raises."""
+        server = CoreServer(core, self.send, max_tokens_per_step, inbox)
         core.executor = AnnouncedExecutor.around(core, self.send)
-        accepting = threading.Thread(target=self._accept, args=[server, core, listener], daemon=True)
-        accepting.start()
+        self._inbox = inbox
+        threading.Thread(target=self._accept, args=[server, core, listener], daemon=True).start()
         server.run()
+
+    def stop(self, *_: object) -> None:
+        """End `serve` after the step in progress, or the process before `serve`: a handler of signals."""
+        if self._inbox is None:
+            os._exit(0)
+        self._inbox.put(self._end_on_request)
+
+    def _end_on_request(self) -> None:
+        assert self._inbox is not None, "the core is served"
+        self.report(CoreFailed(message="the engine was ended by a signal", is_on_request=True))
+        self._inbox.put(Shutdown())
 
     def send(self, message: FromCore) -> None:
         """Send a message to the front, if there is one. One that does not read for `SEND_S` is disconnected."""
@@ -111,10 +122,12 @@ class CoreLink:
                     connection.shutdown(socket.SHUT_RDWR)  # ends the thread that reads
 
     def report(self, failure: CoreFailed) -> None:
-        """Send the front why the core ends, as its last message."""
+        """Send the front why the core ends, as its last message, or log it when there is no front."""
         with self._lock:  # the thread that reads does not close the connection meanwhile
             if self._connection is not None:
                 report_failure(self._connection, failure)
+            elif not failure.is_on_request:
+                _log.error("%s", failure.message)
 
     def _accept(self, server: CoreServer, core: EngineCore, listener: socket.socket) -> None:
         places = threading.BoundedSemaphore(_MOST_GREETINGS)
@@ -124,30 +137,33 @@ class CoreLink:
                 connection, (host, port, *_) = listener.accept()
             except OSError:
                 return  # the core ends
-            arguments = server, core, connection, f"{host}:{port}", places.release
-            threading.Thread(target=self._serve_front, args=arguments, name="octavo-front", daemon=True).start()
+            where = str(Address(host, port))
 
-    def _serve_front(
-        self, server: CoreServer, core: EngineCore, connection: socket.socket, where: str, greeted: Callable[[], None]
-    ) -> None:
-        with connection:
-            try:
-                is_admitted = self._admit(connection, where)
-            except (OSError, ValueError, msgspec.MsgspecError) as error:
-                _log.warning("%s has connected and is no front: %s", where, error)
-                return
-            finally:
-                greeted()
-            if not is_admitted:
-                return
-            self._inbox.put(partial(self.begin, core, connection))
-            try:
-                server.read_messages(connection)
-            except (ValueError, msgspec.MsgspecError) as error:
-                _log.error("front %s has sent something else than messages: %s", where, error)
-            with self._lock:
-                self._connection = None
-            self._inbox.put(partial(self.end, core))
+            def serve_front(connection: socket.socket = connection, where: str = where) -> None:
+                with connection:
+                    try:
+                        is_admitted = self._admit(connection, where)
+                    except (OSError, ValueError, msgspec.MsgspecError) as error:
+                        _log.warning("%s has connected and is no front: %s", where, error)
+                        return
+                    finally:
+                        places.release()
+                    if is_admitted:
+                        self._read(server, core, connection)
+
+            threading.Thread(target=serve_front, name="octavo-front", daemon=True).start()
+
+    def _read(self, server: CoreServer, core: EngineCore, connection: socket.socket) -> None:
+        """Let the core process the messages of a front that has it."""
+        assert self._inbox is not None, "the core is served"
+        self._inbox.put(partial(self.begin, core, connection))
+        try:
+            server.read_messages(connection)
+        except (ValueError, msgspec.MsgspecError) as error:
+            _log.error("front %s has sent something else than messages: %s", self._front, error)
+        with self._lock:
+            self._connection = None
+        self._inbox.put(partial(self.end, core))
 
     def _admit(self, connection: socket.socket, where: str) -> bool:
         """Return whether the front at the other end of a connection has the core from now on."""

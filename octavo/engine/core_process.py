@@ -242,10 +242,15 @@ def main() -> int:
         threading.Thread(target=end_with, args=lifeline, name="octavo-lifeline", daemon=True).start()
         run_on(config.replicas.cpus)
         max_tokens, announces = config.scheduler.max_num_batched_tokens, config.announces_requests
-        return build_and_serve(partial(_build, config), connection, max_tokens, announces=announces)
+
+        def serve(core: EngineCore, inbox: Inbox) -> None:
+            serve_core(core, connection, max_tokens, inbox, announces=announces)
+
+        return build_and_serve(partial(build_core, config), serve, partial(report_failure, connection))
 
 
-def _build(config: EngineConfig, on_death: Callable[[str], None], wake: Callable[[], None]) -> EngineCore:
+def build_core(config: EngineConfig, on_death: Callable[[str], None], wake: Callable[[], None]) -> EngineCore:
+    """Return `EngineCore.build`, imported late."""
     from octavo.engine.engine_core import EngineCore
 
     return EngineCore.build(config, on_death=on_death, wake=wake)
@@ -253,15 +258,14 @@ def _build(config: EngineConfig, on_death: Callable[[str], None], wake: Callable
 
 def build_and_serve(
     build: Callable[[Callable[[str], None], Callable[[], None]], EngineCore],
-    connection: socket.socket,
-    max_tokens_per_step: int = 0,
-    *,
-    announces: bool = False,
+    serve: Callable[[EngineCore, Inbox], None],
+    report: Callable[[CoreFailed], None],
 ) -> int:
-    """Serve the core that `build` returns; return the exit code: 0 after Shutdown, 1 after a failure.
+    """Serve the core that `build` returns; return the exit code: 0 when `serve` returns, 1 after a failure.
 
-    The front is sent the failure before the core is released, which takes as long as its other ranks do to end. When a
-    rank dies while rank 0 waits for it in `build`, which no other thread can interrupt, the process ends.
+    report: sends the front a failure. It is called before the core is released, which takes as long as its other ranks
+    do to end. When a rank dies while rank 0 waits for it in `build`, which no other thread can interrupt, the process
+    ends.
     """
     inbox: Inbox = SimpleQueue()
     is_built = threading.Event()
@@ -271,7 +275,7 @@ def build_and_serve(
             failure = CoreFailed(message=reason)
             inbox.put(failure)
             if not is_built.is_set():
-                threading.Thread(target=_end_unbuilt, args=[failure, connection, is_built], daemon=True).start()
+                threading.Thread(target=_end_unbuilt, args=[failure, report, is_built], daemon=True).start()
 
         def run() -> None:
             try:
@@ -279,15 +283,15 @@ def build_and_serve(
             finally:
                 is_built.set()
             resources.callback(core.shutdown)
-            serve_core(core, connection, max_tokens_per_step, inbox, announces=announces)
+            serve(core, inbox)
 
-        return run_reporting("the engine core", partial(report_failure, connection), run)
+        return run_reporting("the engine core", report, run)
 
 
-def _end_unbuilt(failure: CoreFailed, connection: socket.socket, is_built: threading.Event) -> None:
+def _end_unbuilt(failure: CoreFailed, report: Callable[[CoreFailed], None], is_built: threading.Event) -> None:
     """Report a failure and end the process, unless `build` itself ends soon, with the failure or another."""
     if not is_built.wait(UNBUILT_S):
-        report_failure(connection, failure)
+        report(failure)
         os._exit(1)
 
 

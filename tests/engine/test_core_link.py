@@ -185,7 +185,7 @@ async def test_the_end_of_a_core_is_told_with_its_reason() -> None:
     async with linked() as served:
         client = await client_of(served)
         ending = asyncio.create_task(served.end())
-        with pytest.raises(EngineDeadError, match="it was ended"):
+        with pytest.raises(EngineDeadError, match="the engine was ended by a signal"):
             await client.receive()
         assert client.was_ended
         await ending

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,6 +21,7 @@ from octavo.core.messages import (
     StopSequence,
     Wake,
 )
+from octavo.core.processes import report_failure
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import core_process
 from octavo.engine.core_client import ProcessClient
@@ -183,11 +185,18 @@ class HeldCore(ScriptedCore):
         self.is_shut_down = self.may_end.wait(10)
 
 
+async def built_and_served(build: Callable[..., Any], connection: socket.socket) -> int:
+    def serve(core: Any, inbox: Inbox) -> None:
+        serve_core(core, connection, inbox=inbox)
+
+    return await asyncio.to_thread(build_and_serve, build, serve, partial(report_failure, connection))
+
+
 async def test_the_front_is_sent_a_failure_before_the_core_is_released() -> None:
     core: Any = HeldCore()
     ours, theirs = socket.socketpair()
     with theirs:
-        serving = asyncio.create_task(asyncio.to_thread(build_and_serve, lambda *_: core, theirs))
+        serving = asyncio.create_task(built_and_served(lambda *_: core, theirs))
         client = await ProcessClient.connect(ours)
         client.send(AddRequests([make_request("r")]))
         with pytest.raises(EngineDeadError, match="the fake core fails"):
@@ -212,7 +221,7 @@ async def test_the_death_of_a_rank_ends_a_core_that_waits_for_it_while_it_is_bui
 
     ours, theirs = socket.socketpair()
     with theirs:
-        serving = asyncio.create_task(asyncio.to_thread(build_and_serve, build, theirs))
+        serving = asyncio.create_task(built_and_served(build, theirs))
         with pytest.raises(EngineDeadError, match="rank 1 was killed"):
             await ProcessClient.connect(ours)
         assert await asyncio.to_thread(exit_codes.get, timeout=10) == 1

@@ -11,7 +11,6 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from octavo.core.messages import CoreFailed, Shutdown
 from octavo.core.processes import run_reporting
 from octavo.engine.core_link import Address, CoreLink, Hello
 from octavo.engine.core_process import Inbox
@@ -33,7 +32,7 @@ class Served:
     def __init__(self, core: Any, hello: Hello = FRONT, port: int = 0) -> None:
         self.core = core
         self._inbox: Inbox = SimpleQueue()
-        self.link = CoreLink(SECRET, hello, self._inbox)
+        self.link = CoreLink(SECRET, hello)
         self._listener = socket.create_server(("127.0.0.1", port))
         self.address = Address(*self._listener.getsockname())
         self.thread = threading.Thread(target=self._serve)
@@ -41,18 +40,15 @@ class Served:
 
     def _serve(self) -> None:
         with self._listener:
-            run_reporting("the core", self.link.report, partial(self.link.serve, self.core, self._listener))
+            serve = partial(self.link.serve, self.core, self._inbox, self._listener)
+            run_reporting("the core", self.link.report, serve)
             self._listener.shutdown(socket.SHUT_RDWR)
 
     async def end(self) -> None:
         """End it as a signal does."""
-        self._inbox.put(self._end)
+        self.link.stop()
         await asyncio.to_thread(self.thread.join, 10)
         assert not self.thread.is_alive(), "the core does not end"
-
-    def _end(self) -> None:
-        self.link.report(CoreFailed(message="it was ended", is_on_request=True))
-        self._inbox.put(Shutdown())
 
 
 @asynccontextmanager

@@ -1,0 +1,54 @@
+"""What `octavo serve --role` and `octavo proxy` share: the secret, and what an end of a link is."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from octavo import __version__
+from octavo.config.args import EngineArgs
+from octavo.config.schema import EngineConfig
+from octavo.config.sources import cache_directory
+from octavo.core.authentication import private_secret
+from octavo.engine.core_link import Hello
+from octavo.errors import ConfigError
+from octavo.worker.identity import Identity, model_digest
+
+
+def with_secret(args: EngineArgs, hosts: Iterable[str]) -> EngineArgs:
+    """Return the arguments with a `cluster_secret_file`: where none is given and all hosts are this machine, one that
+    this user's processes share. Raises ConfigError where none is given otherwise."""
+    if args.cluster_secret_file is not None:
+        return args
+    elsewhere = next((host for host in hosts if not is_loopback(host)), None)
+    directory = cache_directory()
+    if elsewhere is not None or directory is None:
+        raise ConfigError(
+            f"cluster_secret_file is not set, and {elsewhere or 'the user without a home'} is not on this machine "
+            "alone; give the engines and `octavo proxy` the same secret"
+        )
+    return dataclasses.replace(args, cluster_secret_file=str(private_secret(directory)))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a host."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def hello_of_front(config: EngineConfig) -> Hello:
+    """Return what a front is."""
+    digest = model_digest(Path(config.model.path), with_weights=False)
+    return Hello(octavo=__version__, model=config.model.served_model_names[0], config=digest)
+
+
+def hello_of_core(config: EngineConfig) -> Hello:
+    """Return what a core is, with what decides its bits."""
+    build = msgspec.to_builtins(Identity.of(config)) | config.numerics
+    return msgspec.structs.replace(hello_of_front(config), build=build)

@@ -1,0 +1,44 @@
+"""The secret of engines and a proxy, and what they compare before they speak."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from octavo.cli.link import hello_of_core, hello_of_front, with_secret
+from octavo.config.args import EngineArgs
+from octavo.config.resolve import configure
+from octavo.core.authentication import read_secret
+from octavo.errors import ConfigError
+
+
+def test_processes_of_one_user_and_machine_share_a_private_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    first, second = (with_secret(EngineArgs(), ["127.0.0.1", "::1", "localhost"]) for _ in range(2))
+    assert first == second
+    assert first.cluster_secret_file is not None
+    assert len(read_secret(first.cluster_secret_file)) == 64
+    assert Path(first.cluster_secret_file).stat().st_mode & 0o077 == 0
+    assert [path.name for path in Path(first.cluster_secret_file).parent.iterdir()] == ["secret"]
+
+
+def test_other_machines_need_a_secret_that_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for host in ("0.0.0.0", "10.0.0.2", "gpu7"):
+        with pytest.raises(ConfigError, match=f"cluster_secret_file is not set, and {host} is not on this machine"):
+            with_secret(EngineArgs(), ["127.0.0.1", host])
+    given = EngineArgs(cluster_secret_file=str(tmp_path / "secret"))
+    assert with_secret(given, ["gpu7"]) is given
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="secret cannot be made: Not a directory; give a file"):
+        with_secret(EngineArgs(), ["127.0.0.1"])
+
+
+def test_a_front_and_a_core_of_one_model_fit_and_what_decides_the_bits_is_named() -> None:
+    front, core = hello_of_front(configure(EngineArgs(load_format="dummy"))), hello_of_core(configure(EngineArgs()))
+    assert front.difference(core, "here", "there") is None
+    assert {"octavo", "torch", "native_module", "kernels", "files", "dtype", "kv_cache_dtype"} <= set(core.build)
+    assert core.build["quantization"] == "None"
