@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +23,7 @@ from octavo.devices.device import LanguageModel, open_device
 from octavo.distributed.groups import Allocate, open_groups
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError, EngineDeadError
+from octavo.kv_transfer.messages import PeerRank
 from octavo.models.loader import DTYPES, LoadedModel
 from octavo.ops.pages import trim_heap
 from octavo.platform import Platform
@@ -49,6 +50,7 @@ CALLS: Final[dict[str, Any]] = {
     "allocate": None,
     "op_choices": list[tuple[str, str, str]],
     "time_steps": None,
+    "open_transfer": PeerRank | None,
     "release_memory": None,
 }
 """Control calls, and the types of their values."""
@@ -162,7 +164,8 @@ class Worker:
         first_head = model.config.heads.kv_share(self._mesh)[0] // shape.head_dim
         first = model.layer_range.start, first_head
         blocks = BlockIO(self._cache.caches, shape.cache_groups, shape.num_kv_heads, first)
-        return RankTransfer(self._notify, lambda: open_tiers(self._config.transfer, blocks))
+        tiers = partial(open_tiers, self._config.transfer, blocks)
+        return RankTransfer(blocks, model.layers.values(), self._notify, tiers)
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Make one of `CALLS` and return its value in a list. Raises ConfigError for another name."""
@@ -250,6 +253,15 @@ class Worker:
         self._runner.release_memory(empty_blocks)
         self._device.release_idle()
         trim_heap()
+
+    def open_transfer(self, host: str, secret: str, epoch: str) -> PeerRank | None:
+        """Be ready to fetch KV blocks from ranks of other engines, and, unless `host` is empty, to give blocks away.
+
+        host: an address of this machine, or a directory for a Unix socket. secret, epoch: in hexadecimal digits; what
+        both ends must know, and what names this start of the engine. Returns where the blocks are given away. Raises
+        ConfigError.
+        """
+        return self._transfer.open(host, bytes.fromhex(secret), bytes.fromhex(epoch))
 
     def time_steps(self, is_on: bool) -> None:
         """Report the times of a step's parts with its results from now on, or no longer."""

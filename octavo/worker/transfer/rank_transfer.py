@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
+from secrets import token_hex
 from time import perf_counter
 from typing import Protocol
 
 import msgspec
+from torch import nn
 
 from octavo.core import frames
-from octavo.kv_transfer.messages import Fetched, LoadBlocks, RankCommands, RankNotes, SaveBlocks
+from octavo.kv_transfer.messages import (
+    FetchBlocks,
+    Fetched,
+    LoadBlocks,
+    PeerRank,
+    RankCommands,
+    RankNotes,
+    SaveBlocks,
+    SendBlocks,
+)
+from octavo.pipes.pipe import listen
+from octavo.worker.transfer.block_io import BlockIO
+from octavo.worker.transfer.receiving import Connect, Fetch, connect_with
+from octavo.worker.transfer.sending import Sender
 
 _log = logging.getLogger(__name__)
 
@@ -41,31 +56,133 @@ class RankTransfer:
     What goes wrong with a transfer ends that transfer with an error in its note, and never a step.
     """
 
-    def __init__(self, notify: Callable[[bytes], None], open_tiers: Callable[[], Tiers]) -> None:
-        """notify: sends `RankNotes`, from any thread. open_tiers: called at the first load or save."""
+    def __init__(
+        self,
+        blocks: BlockIO,
+        layers: Iterable[nn.Module],
+        notify: Callable[[bytes], None],
+        open_tiers: Callable[[], Tiers],
+    ) -> None:
+        """layers: those of the model on this rank, in their order. notify: sends `RankNotes`, from any thread.
+        open_tiers: called at the first load or save.
+        """
+        self._blocks = blocks
+        self._layers = list(layers)
         self._notify = notify
         self._open_tiers = open_tiers
         self._tiers: Tiers | None = None
+        self._sender: Sender | None = None
+        self._connect: Connect | None = None
         self._lock = threading.Lock()
+        """Guards what follows, and the opening of tiers."""
+        self._fetches: set[Fetch] = set()
+        self._ending: set[bytes] = set()
+        """Transfers that end with their fetches."""
+
+    def open(self, host: str, secret: bytes, epoch: bytes) -> PeerRank | None:
+        """Be ready to fetch from ranks that know the secret, and, unless `host` is empty, to give blocks away there.
+
+        host: an address, or a directory for a Unix socket. Returns what ranks of other engines must know.
+        Raises ConfigError for an address that cannot be used.
+        """
+        self._connect = connect_with(secret)
+        if not host:
+            return None
+        if host.startswith("/"):
+            host = f"{host}/kv-{token_hex(8)}"
+            listener, port = listen(f"shm://{host}", secret), 0
+        else:
+            listener = listen(f"tcp://[{host}]:0" if ":" in host else f"tcp://{host}:0", secret)
+            port = int(listener.address.rpartition(":")[2])
+        self._sender = Sender(self._blocks, epoch, listener, lambda transfer: self._send(RankNotes(ended=[transfer])))
+        layers, heads = self._blocks.layers, self._blocks.heads
+        return PeerRank(host, port, (layers.start, layers.stop), (heads.start, heads.stop))
 
     @contextmanager
     def step(self, payload: bytes) -> Iterator[None]:
         """Enclose the computing of the step that carries these `RankCommands`."""
         commands = msgspec.msgpack.decode(payload, type=RankCommands)
+        for transfer in commands.ends:
+            self._end(transfer)
         for load in commands.loads:
             self._loading.submit(self._load, load)
-        yield
+        for fetch in commands.fetches:
+            self._fetch(fetch)
+        with self._sending(commands.sends):
+            yield
         for save in commands.saves:
             self._saving.submit(self._save, save)
 
     def close(self) -> None:
         """End all threads and connections."""
+        if self._sender is not None:
+            self._sender.close()
+        with self._lock:
+            fetches = list(self._fetches)
+        for fetch in fetches:
+            fetch.cancel("the engine ends")
+            fetch.thread.join()
         made = vars(self)
         for thread in ("_loading", "_saving"):
             if thread in made:
                 made[thread].shutdown(cancel_futures=True)
         if self._tiers is not None:
             self._tiers.close()
+
+    @contextmanager
+    def _sending(self, sends: Sequence[SendBlocks]) -> Iterator[None]:
+        """Offer blocks, and the fresh ones among them after each layer.
+
+        The hooks of the layers are there in such steps only. A step that is repeated from recorded calls, which have no
+        hooks, sends at its end.
+        """
+        sender = self._sender
+        if sender is None or not sends:
+            yield
+            return
+        for blocks in sends:
+            sender.offer(blocks)
+        is_fresh = any(blocks.is_fresh for blocks in sends)
+        hooks = [layer.register_forward_hook(sender.note_layer) for layer in self._layers] if is_fresh else []
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        sender.note_step()
+
+    def _fetch(self, command: FetchBlocks) -> None:
+        if self._connect is None:
+            self._send(RankNotes(fetched=[Fetched(command.fetch_id, "this rank has no secret to connect with")]))
+            return
+        with self._lock:
+            self._fetches.add(Fetch(command, self._blocks, self._connect, self._end_fetch))
+
+    def _end_fetch(self, fetch: Fetch, fetched: Fetched) -> None:
+        with self._lock:
+            self._fetches.discard(fetch)
+            transfer = fetch.command.transfer
+            has_ended = transfer in self._ending and not any(
+                each.command.transfer == transfer for each in self._fetches
+            )
+            if has_ended:
+                self._ending.remove(transfer)
+        self._send(RankNotes(fetched=[fetched], ended=[transfer] if has_ended else []))
+
+    def _end(self, transfer: bytes) -> None:
+        """Forget a transfer. The note follows when no thread reads or writes its blocks."""
+        with self._lock:
+            fetches = [fetch for fetch in self._fetches if fetch.command.transfer == transfer]
+            if fetches:
+                self._ending.add(transfer)
+        for fetch in fetches:
+            fetch.cancel("the transfer has ended")
+        if fetches:
+            return
+        if self._sender is None:
+            self._send(RankNotes(ended=[transfer]))
+        else:
+            self._sender.end(transfer)
 
     def _opened_tiers(self) -> Tiers:
         with self._lock:

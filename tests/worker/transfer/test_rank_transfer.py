@@ -10,6 +10,7 @@ import pytest
 
 from octavo.core import frames
 from octavo.kv_transfer.messages import Fetched, LoadBlocks, RankCommands, RankNotes, SaveBlocks
+from octavo.worker.transfer.block_io import BlockIO
 from octavo.worker.transfer.rank_transfer import RankTransfer
 
 
@@ -42,7 +43,7 @@ class Rank:
     def __init__(self) -> None:
         self.tiers = FakeTiers()
         self.notes: SimpleQueue[bytes] = SimpleQueue()
-        self.transfer = RankTransfer(self.notes.put, lambda: self.tiers)
+        self.transfer = RankTransfer(BlockIO([], [], 0), [], self.notes.put, lambda: self.tiers)
 
     def note(self) -> RankNotes:
         return msgspec.msgpack.decode(self.notes.get(timeout=30), type=RankNotes)

@@ -1,0 +1,103 @@
+"""What the ranks of two engines send each other: a subscription one way, pieces with some blocks of a layer the other.
+
+A connection serves one fetch, and ends with it. Every message is the header of a `Pipe`, and a piece has a tensor.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final, NamedTuple
+
+import msgspec
+from torch import Tensor
+
+from octavo.errors import PipeError
+from octavo.kv_transfer.messages import PeerRank
+from octavo.worker.transfer.block_io import BlockIO
+
+PIECE_BYTES: Final = 1 << 20
+"""Most bytes of a piece, unless one block of a layer has more. They stay in a processor's cache until they are sent."""
+
+Range = tuple[int, int]
+"""First and end."""
+
+
+class Subscribe(msgspec.Struct, frozen=True, tag="subscribe"):
+    """A request for these layers and KV heads of a transfer. blocks: their numbers in it, for each cache group."""
+
+    transfer: bytes
+    layers: Range
+    heads: Range
+    blocks: list[list[int]]
+
+
+class Piece(msgspec.Struct, frozen=True, tag="piece"):
+    """The content of these blocks of a transfer, in one layer. epoch: that of the engine that has computed them.
+
+    checksum: CRC-32 of the content, begun with that of this message's encoding without checksum.
+    """
+
+    transfer: bytes
+    layer: int
+    heads: Range
+    blocks: list[int]
+    epoch: bytes
+    checksum: int = 0
+
+    def checksum_of(self, content: Tensor) -> int:
+        """Return the checksum that belongs to a content."""
+        head = msgspec.msgpack.encode(msgspec.structs.replace(self, checksum=0))
+        return zlib.crc32(content.view(-1).numpy().data, zlib.crc32(head))
+
+
+class Gone(msgspec.Struct, frozen=True, tag="gone"):
+    """Blocks of the subscription will not come."""
+
+    reason: str
+
+
+Message = Subscribe | Piece | Gone
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def decode(header: bytes) -> Message:
+    """Return the message in a header. Raises PipeError."""
+    try:
+        return _decoder.decode(header)
+    except msgspec.MsgspecError as error:
+        raise PipeError(f"what came is no message of a KV transfer: {error}") from error
+
+
+def blocks_per_piece(blocks: BlockIO, layer: int, heads: range) -> int:
+    """Return the most blocks of a piece with these heads."""
+    planes, _, num_heads, num_bytes = blocks.shape(layer, 1, heads)
+    return max(1, PIECE_BYTES // (planes * num_heads * num_bytes))
+
+
+class Part(NamedTuple):
+    """What one rank of another engine has of what this rank needs."""
+
+    peer: PeerRank
+    layers: range
+    heads: range
+
+
+def divide(peers: list[PeerRank], layers: range, heads: range) -> list[Part]:
+    """Divide layers and heads over the ranks of another engine. Of ranks that have the same, one is used.
+
+    Raises PipeError when they do not have all.
+    """
+    parts: dict[tuple[range, range], Part] = {}
+    for peer in peers:
+        common = overlap(layers, peer.layers), overlap(heads, peer.heads)
+        if all(common):
+            parts.setdefault(common, Part(peer, *common))
+    if sum(len(part.layers) * len(part.heads) for part in parts.values()) != len(layers) * len(heads):
+        needed = f"layers {layers.start} to {layers.stop - 1}, heads {heads.start} to {heads.stop - 1}"
+        raise PipeError(f"the ranks of the other engine do not have {needed} once")
+    return list(parts.values())
+
+
+def overlap(one: range, other: Range) -> range:
+    """Return what two ranges have in common."""
+    return range(max(one.start, other[0]), min(one.stop, other[1]))

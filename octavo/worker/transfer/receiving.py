@@ -1,0 +1,147 @@
+"""Fetches blocks from ranks of other engines and writes what is verified."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import perf_counter
+from typing import Final
+
+import msgspec
+from torch import Tensor, uint8
+
+from octavo.errors import PipeError
+from octavo.kv_transfer.messages import FetchBlocks, Fetched, PeerRank
+from octavo.pipes.pipe import Pipe, connect
+from octavo.worker.transfer.block_io import BlockIO
+from octavo.worker.transfer.pieces import Gone, Part, Piece, Subscribe, decode, divide
+
+_DEADLINE_S: Final = 10.0
+"""How long connecting may take, and each message that has begun. The first one may come at any time."""
+
+Connect = Callable[[PeerRank], Pipe]
+
+
+def connect_with(secret: bytes) -> Connect:
+    """Return what connects to a rank of another engine, which knows the same secret."""
+
+    def open_pipe(peer: PeerRank) -> Pipe:
+        host = f"[{peer.host}]" if ":" in peer.host else peer.host
+        address = f"shm://{host}" if host.startswith("/") else f"tcp://{host}:{peer.port}"
+        return connect(address, secret, _DEADLINE_S)
+
+    return open_pipe
+
+
+class Fetch:
+    """Receives the blocks of one command, in a thread for each rank of the other engine that has some of them.
+
+    A piece is written only when it is one that is missing and its content is what the other rank has read.
+    """
+
+    def __init__(
+        self, command: FetchBlocks, blocks: BlockIO, open_pipe: Connect, on_end: Callable[[Fetch, Fetched], None]
+    ) -> None:
+        """on_end: called when no thread writes any more; from a thread of the fetch."""
+        self.command = command
+        self._blocks = blocks
+        self._open_pipe = open_pipe
+        self._on_end = on_end
+        self._lock = threading.Lock()
+        self._pipes: list[Pipe] = []
+        self._error = ""
+        self._num_bytes = 0
+        self.thread = threading.Thread(target=self._run, name="octavo-kv-fetch", daemon=True)
+        self.thread.start()
+
+    def cancel(self, reason: str) -> None:
+        """End the fetch with an error, unless it has ended."""
+        with self._lock:
+            self._error = self._error or reason
+            pipes = list(self._pipes)
+        for pipe in pipes:
+            pipe.close()
+
+    def _run(self) -> None:
+        began = perf_counter()
+        try:
+            parts = divide(self.command.peers, self._blocks.layers, self._blocks.heads)
+            threads = [
+                threading.Thread(target=self._receive, args=(part,), name="octavo-kv-receive", daemon=True)
+                for part in parts
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        except Exception as error:
+            self.cancel(f"{type(error).__name__}: {error}")
+        fetched = Fetched(self.command.fetch_id, self._error, self._num_bytes, perf_counter() - began)
+        self._on_end(self, fetched)
+
+    def _receive(self, part: Part) -> None:
+        """Receive what one rank has. Whatever is raised ends the fetch."""
+        try:
+            missing = self._needed(part)
+            if not missing:
+                return
+            pipe = self._open_pipe(part.peer)
+            try:
+                with self._lock:
+                    self._pipes.append(pipe)
+                    if self._error:
+                        return
+                pipe.send_tensor(None, msgspec.msgpack.encode(self._subscription(part)))
+                while missing:
+                    content, header = pipe.recv_tensor()
+                    piece, content = self._verified(header, content, part, missing)
+                    of_layer = missing[piece.layer]
+                    block_ids = [of_layer.pop(number) for number in piece.blocks]
+                    self._blocks.write(piece.layer, block_ids, part.heads, content)
+                    if not of_layer:
+                        del missing[piece.layer]
+                    with self._lock:
+                        self._num_bytes += content.nbytes
+            finally:
+                pipe.close()
+        except Exception as error:
+            where = part.peer.host if part.peer.host.startswith("/") else f"{part.peer.host}:{part.peer.port}"
+            self.cancel(f"{where}: {type(error).__name__}: {error}")
+
+    def _needed(self, part: Part) -> dict[int, dict[int, int]]:
+        """Return by layer and by number in the transfer the blocks that are to be written."""
+        numbers = [self._numbers(group) for group in range(self._blocks.num_groups)]
+        needed = {layer: dict(numbers[self._blocks.group_of(layer)]) for layer in part.layers}
+        return {layer: blocks for layer, blocks in needed.items() if blocks}
+
+    def _numbers(self, group: int) -> dict[int, int]:
+        block_ids = self.command.block_ids[group]
+        return {number: block for number, block in enumerate(block_ids, start=self.command.first) if block}
+
+    def _subscription(self, part: Part) -> Subscribe:
+        layers, heads = (part.layers.start, part.layers.stop), (part.heads.start, part.heads.stop)
+        numbers = [list(self._numbers(group)) for group in range(self._blocks.num_groups)]
+        return Subscribe(self.command.transfer, layers, heads, numbers)
+
+    def _verified(
+        self, header: bytes, content: Tensor | None, part: Part, missing: dict[int, dict[int, int]]
+    ) -> tuple[Piece, Tensor]:
+        """Return a piece that may be written. Raises PipeError."""
+        piece = decode(header)
+        if isinstance(piece, Gone):
+            raise PipeError(piece.reason)
+        if not isinstance(piece, Piece) or content is None:
+            raise PipeError("a message is no piece of a transfer")
+        if piece.transfer != self.command.transfer or piece.heads != (part.heads.start, part.heads.stop):
+            raise PipeError(f"a piece of heads {piece.heads} is not of the subscription")
+        if piece.epoch != self.command.epoch:
+            raise PipeError("the other engine has started again since the handshake")
+        numbers = missing.get(piece.layer, {})
+        if not piece.blocks or len(set(piece.blocks)) < len(piece.blocks) or not numbers.keys() >= set(piece.blocks):
+            raise PipeError(f"blocks of layer {piece.layer} are not needed or came twice")
+        shape = self._blocks.shape(piece.layer, len(piece.blocks), part.heads)
+        if content.dtype is not uint8 or content.shape != shape:
+            raise PipeError(f"a piece is {content.dtype} {tuple(content.shape)}, must be {uint8} {shape}")
+        if piece.checksum != piece.checksum_of(content):
+            raise PipeError(f"blocks of layer {piece.layer} are corrupted: their checksum is another")
+        return piece, content

@@ -1,0 +1,236 @@
+"""Gives blocks of this rank to ranks of other engines, layer by layer while a step computes them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from octavo.errors import PipeClosed, PipeError
+from octavo.kv_transfer.messages import SendBlocks
+from octavo.pipes.pipe import Listener, Pipe
+from octavo.worker.transfer.block_io import BlockIO
+from octavo.worker.transfer.pieces import Gone, Message, Piece, Subscribe, blocks_per_piece, decode, overlap
+
+_log = logging.getLogger(__name__)
+
+_NUM_REMEMBERED: Final = 1024
+"""Transfers of which is known that they have ended; subscriptions of others wait until their connection ends."""
+
+
+@dataclass(eq=False)
+class _Offer:
+    """Blocks of a transfer. Their layers below `end_layer` are there."""
+
+    blocks: SendBlocks
+    end_layer: int
+
+
+@dataclass(eq=False)
+class _Transfer:
+    offers: list[_Offer] = field(default_factory=list)
+    num_readers: int = 0
+    is_ended: bool = False
+
+
+class Sender:
+    """Waits for subscriptions at a listener. A step notes what is there; it never waits for a connection.
+
+    Each connection has two threads: one sends, the other one notices the end of the connection.
+    """
+
+    def __init__(self, blocks: BlockIO, epoch: bytes, listener: Listener, on_ended: Callable[[bytes], None]) -> None:
+        """on_ended: called with a transfer that has ended, when none of its blocks is being read; from any thread."""
+        self._blocks = blocks
+        self._epoch = epoch
+        self._listener = listener
+        self._on_ended = on_ended
+        self._changed = threading.Condition()
+        """Guards what follows."""
+        self._transfers: dict[bytes, _Transfer] = {}
+        self._ended: deque[bytes] = deque(maxlen=_NUM_REMEMBERED)
+        self._fresh: list[_Offer] = []
+        self._pipes: dict[Pipe, threading.Thread] = {}
+        self._acceptor = threading.Thread(target=self._accept, name="octavo-kv-accept", daemon=True)
+        self._acceptor.start()
+
+    def offer(self, blocks: SendBlocks) -> None:
+        """Note blocks that are there, or, when they are fresh, that come with the layers of this step."""
+        layers = self._blocks.layers
+        offer = _Offer(blocks, layers.start if blocks.is_fresh else layers.stop)
+        with self._changed:
+            self._transfers.setdefault(blocks.transfer, _Transfer()).offers.append(offer)
+            if blocks.is_fresh:
+                self._fresh.append(offer)
+            self._changed.notify_all()
+
+    def note_layer(self, *_: object) -> None:
+        """Note that the step has computed its next layer."""
+        with self._changed:
+            for offer in self._fresh:
+                offer.end_layer += 1
+            self._changed.notify_all()
+
+    def note_step(self) -> None:
+        """Note that the step has ended, also where it was computed without `note_layer`."""
+        with self._changed:
+            for offer in self._fresh:
+                offer.end_layer = self._blocks.layers.stop
+            self._fresh.clear()
+            self._changed.notify_all()
+
+    def end(self, transfer_id: bytes) -> None:
+        """Send no more of a transfer."""
+        with self._changed:
+            transfer = self._transfers.pop(transfer_id, None)
+            self._ended.append(transfer_id)
+            is_idle = transfer is None or not transfer.num_readers
+            if transfer is not None:
+                transfer.is_ended = True
+                self._changed.notify_all()
+        if is_idle:
+            self._on_ended(transfer_id)
+
+    def close(self) -> None:
+        """End all threads and connections."""
+        self._listener.close()
+        self._acceptor.join()
+        with self._changed:
+            pipes = dict(self._pipes)
+        for pipe in pipes:
+            pipe.close()
+        for thread in pipes.values():
+            thread.join()
+
+    def _accept(self) -> None:
+        with suppress(PipeClosed):  # the listener is closed
+            while True:
+                pipe = self._listener.accept()
+                thread = threading.Thread(target=self._serve, args=(pipe,), name="octavo-kv-serve", daemon=True)
+                with self._changed:
+                    self._pipes[pipe] = thread
+                thread.start()
+
+    def _serve(self, pipe: Pipe) -> None:
+        """Send what the connection subscribes to until it ends."""
+        sending = None
+        try:
+            with suppress(PipeClosed):  # the other rank has what it needs, or has ended
+                subscribe = self._checked(decode(pipe.recv_tensor()[1]))
+                sending = threading.Thread(
+                    target=self._send, args=(pipe, subscribe), name="octavo-kv-send", daemon=True
+                )
+                sending.start()
+                pipe.recv_tensor()
+                _log.warning("a connection of a KV transfer has subscribed twice")
+        except Exception as error:
+            _log.warning("a connection of a KV transfer has failed: %s: %s", type(error).__name__, error)
+        finally:
+            with self._changed:
+                del self._pipes[pipe]
+                self._changed.notify_all()
+            pipe.close()
+            if sending is not None:
+                sending.join()
+
+    def _checked(self, message: Message) -> Subscribe:
+        """Return a subscription for what this rank has. Raises PipeError."""
+        own = self._blocks
+        if not isinstance(message, Subscribe):
+            raise PipeError("the first message is no subscription")
+        layers, heads = overlap(own.layers, message.layers), overlap(own.heads, message.heads)
+        is_mine = (layers.start, layers.stop) == message.layers and (heads.start, heads.stop) == message.heads
+        if not (layers and heads and is_mine and len(message.blocks) == own.num_groups):
+            raise PipeError(f"layers {message.layers} and heads {message.heads} are not those of this rank")
+        return message
+
+    def _send(self, pipe: Pipe, subscribe: Subscribe) -> None:
+        """Send each block of a subscription once, in the order of offers and, within an offer, of layers."""
+        layers, heads = range(*subscribe.layers), range(*subscribe.heads)
+        missing = {group: set(subscribe.blocks[group]) for group in {self._blocks.group_of(each) for each in layers}}
+        num_offers = 0
+        try:
+            while any(missing.values()):
+                transfer, offer = self._next_offer(pipe, subscribe.transfer, num_offers)
+                num_offers += 1
+                found = {group: _found(offer.blocks, group, numbers) for group, numbers in missing.items()}
+                for layer in layers:
+                    block_ids = found[self._blocks.group_of(layer)]
+                    for numbers in _batched(block_ids, blocks_per_piece(self._blocks, layer, heads)):
+                        with self._reading(pipe, transfer, offer, layer):
+                            content = self._blocks.read(layer, [block_ids[number] for number in numbers], heads)
+                        piece = Piece(subscribe.transfer, layer, subscribe.heads, numbers, self._epoch)
+                        piece = msgspec.structs.replace(piece, checksum=piece.checksum_of(content))
+                        pipe.send_tensor(content, msgspec.msgpack.encode(piece))
+                for group, sent in found.items():
+                    missing[group] -= sent.keys()
+        except PipeClosed:
+            return  # as in `_serve`
+        except _Gone as gone:
+            with suppress(PipeError):  # then the other rank notices the end of the connection
+                pipe.send_tensor(None, msgspec.msgpack.encode(Gone(str(gone))))
+        except Exception as error:
+            _log.warning("KV blocks were not sent: %s: %s", type(error).__name__, error)
+            pipe.close()
+
+    def _next_offer(self, pipe: Pipe, transfer_id: bytes, index: int) -> tuple[_Transfer, _Offer]:
+        """Wait for an offer of a transfer. Raises PipeClosed or _Gone."""
+        with self._changed:
+            while True:
+                if pipe not in self._pipes:
+                    raise PipeClosed("the connection has ended")
+                if transfer_id in self._ended:
+                    raise _Gone("the transfer has ended")
+                transfer = self._transfers.get(transfer_id)
+                if transfer is not None and len(transfer.offers) > index:
+                    return transfer, transfer.offers[index]
+                self._changed.wait()
+
+    @contextmanager
+    def _reading(self, pipe: Pipe, transfer: _Transfer, offer: _Offer, layer: int) -> Iterator[None]:
+        """Wait until a layer of an offer is there, and enclose its reading. Raises PipeClosed or _Gone."""
+        with self._changed:
+            self._changed.wait_for(lambda: offer.end_layer > layer or transfer.is_ended or pipe not in self._pipes)
+            if pipe not in self._pipes:
+                raise PipeClosed("the connection has ended")
+            if transfer.is_ended:
+                raise _Gone("the transfer has ended")
+            transfer.num_readers += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                transfer.num_readers -= 1
+                is_last = transfer.is_ended and not transfer.num_readers
+            if is_last:
+                self._on_ended(offer.blocks.transfer)
+
+
+class _Gone(Exception):
+    """Blocks of a subscription are not held."""
+
+
+def _found(offered: SendBlocks, group: int, numbers: Iterable[int]) -> dict[int, int]:
+    """Return the blocks that are offered of these numbers. Raises _Gone for one that the engine does not hold."""
+    block_ids = offered.block_ids[group]
+    found = {
+        number: block_ids[number - offered.first]
+        for number in sorted(numbers)
+        if 0 <= number - offered.first < len(block_ids)
+    }
+    if not all(found.values()):
+        raise _Gone("a block is not held, since it has left the window of its layers")
+    return found
+
+
+def _batched(numbers: Iterable[int], size: int) -> Iterator[list[int]]:
+    rest = list(numbers)
+    while rest:
+        yield rest[:size]
+        rest = rest[size:]
