@@ -160,6 +160,7 @@ class SchedulerStats(msgspec.Struct, kw_only=True):
     num_generated_tokens: int = 0
     num_cached_tokens: int = 0
     num_queried_tokens: int = 0
+    num_fetched_tokens: int = 0
     num_preemptions: int = 0
     num_preemptions_by_swap: int = 0
     num_swapped_out_blocks: int = 0

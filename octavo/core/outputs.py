@@ -103,6 +103,7 @@ class RequestOutput(msgspec.Struct, kw_only=True):
 
     prompt_logprobs: None for the first position, then a mapping from token id to Logprob for each further one.
     num_cached_tokens: prompt tokens whose keys and values were found in the prefix cache.
+    num_fetched_tokens: further ones whose keys and values came from another engine, or from where they are kept.
     cache_miss_reason: why not more of them were found; None when no more could be: the last token of a prompt is always
         computed.
     num_generated_tokens: tokens of all its sequences so far, with those of best_of that are not returned. Of a beam
@@ -116,6 +117,7 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     finished: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
+    num_fetched_tokens: int = 0
     cache_miss_reason: str | None = None
     num_generated_tokens: int = 0
     metrics: RequestMetrics | None = None

@@ -51,6 +51,9 @@ _COUNTERS: Final = {
     "generation_tokens": _plain("Tokens generated.", "num_generated_tokens"),
     "prefix_cache_queries": _plain("Prompt tokens looked up in the prefix cache.", "num_queried_tokens"),
     "prefix_cache_hits": _plain("Prompt tokens found in the prefix cache.", "num_cached_tokens"),
+    "fetched_tokens": _plain(
+        "Prompt tokens whose KV came from another engine, or from where it is kept.", "num_fetched_tokens"
+    ),
     "num_preemptions": _Family(
         "Times that a running request lost its blocks, by what becomes of them.",
         {"recompute": "num_preemptions_by_recompute", "swap": "num_preemptions_by_swap"},

@@ -135,6 +135,7 @@ class OpenRequest:
         self._tokenizer = tokenizer
         self._kind = params.output_kind
         self._num_cached_tokens = request.num_cached_tokens
+        self._num_fetched_tokens = 0
         self._cache_miss_reason: str | None = None
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if params.prompt_logprobs is not None and not request.resumed:
@@ -182,7 +183,10 @@ class OpenRequest:
         """Add what a step brought; return the sequences that met a stop string before the core had ended them."""
         if output.metrics is not None:
             self.metrics = output.metrics.copy()  # in one process it is the scheduler's own
-        self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        num_found = output.num_cached_tokens + output.num_fetched_tokens
+        if num_found > self._num_cached_tokens + self._num_fetched_tokens:  # both are of one core
+            self._num_cached_tokens = output.num_cached_tokens
+            self._num_fetched_tokens = output.num_fetched_tokens
         self._cache_miss_reason = output.cache_miss_reason or self._cache_miss_reason
         if output.prompt_logprobs is not None:
             self._take_prompt_logprobs(output.prompt_logprobs)
@@ -277,6 +281,7 @@ class OpenRequest:
             finished=finished,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self._num_cached_tokens,
+            num_fetched_tokens=self._num_fetched_tokens,
             cache_miss_reason=self._cache_miss_reason,
             num_generated_tokens=sum(self.num_generated_tokens),
             metrics=self.metrics,

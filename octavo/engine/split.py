@@ -291,8 +291,10 @@ class Split:
         is_over = len(deltas) == params.width and all(delta.finish_reason is not None for delta in deltas)
         if is_over:
             self._abort_decode(handover)
-        metrics = output.metrics if is_over else None
-        return [EngineCoreOutput(request_id=output.request_id, deltas=deltas, finished=is_over, metrics=metrics)]
+        if is_over:
+            output.deltas = deltas
+            return [output]
+        return [EngineCoreOutput(request_id=output.request_id, deltas=deltas, finished=False)]
 
     def _take_decoded(self, handover: _Handover, output: EngineCoreOutput, replica: Replica) -> None:
         """Take away the first tokens that the client has, and compare them with those."""

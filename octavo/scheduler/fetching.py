@@ -75,6 +75,7 @@ class Fetching:
             sequence = group.live[0]
             if not error:
                 group.num_fetched_tokens = num_tokens - sequence.num_computed_tokens
+                self._registry.stats.num_fetched_tokens += group.num_fetched_tokens
                 sequence.num_computed_tokens = num_tokens
                 self._block_manager.publish(sequence, group.request.cache_key)
             else:

@@ -66,16 +66,22 @@ class UsageCounts:
     def add(self, index: int, output: RequestOutput) -> None:
         """Set the counts of prompt `index` from its latest output."""
         num_tokens = len(output.prompt_token_ids)
-        self._prompts[index] = CacheInfo(num_tokens, output.num_cached_tokens, output.cache_miss_reason)
+        self._prompts[index] = CacheInfo(
+            num_tokens, output.num_cached_tokens, output.cache_miss_reason, output.num_fetched_tokens
+        )
         self._completions[index] = output.num_generated_tokens
 
     def usage(self, *, without_completion: bool = False) -> Usage:
         """Return the counts of all prompts together."""
+        num_tokens = sum(prompt.prompt_tokens for prompt in self._prompts)
+        num_cached = sum(prompt.cached_tokens for prompt in self._prompts)
+        num_fetched = sum(prompt.fetched_tokens for prompt in self._prompts)
         details = PromptTokensDetails(
-            sum(prompt.cached_tokens for prompt in self._prompts),
+            num_cached,
+            num_fetched,
+            num_tokens - num_cached - num_fetched,
             list(self._prompts) if self._with_cache_info else UNSET,
         )
-        num_tokens = sum(prompt.prompt_tokens for prompt in self._prompts)
         return Usage.of(num_tokens, 0 if without_completion else sum(self._completions), details)
 
 

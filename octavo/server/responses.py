@@ -13,17 +13,21 @@ from octavo.core.outputs import Logprob
 
 
 class CacheInfo(Struct, frozen=True):
-    """The tokens of one prompt that were in the prefix cache. `miss_reason`: why not more; None if all were."""
+    """The tokens of one prompt that were in the prefix cache. `miss_reason`: why not more; None if all were.
+    `fetched_tokens`: those whose KV came from another engine or from where it is kept; the rest was computed."""
 
     prompt_tokens: int
     cached_tokens: int
     miss_reason: str | None
+    fetched_tokens: int = 0
 
 
 class PromptTokensDetails(Struct, frozen=True):
-    """Prompt tokens whose KV was found in the prefix cache; with `return_cache_info` also by prompt."""
+    """Prompt tokens by where their KV came from, which add up; with `return_cache_info` also by prompt."""
 
     cached_tokens: int
+    fetched_tokens: int
+    computed_tokens: int
     cache_info: list[CacheInfo] | UnsetType = UNSET
 
 

@@ -432,3 +432,19 @@ def test_text_that_was_held_back_at_the_cut_comes_or_becomes_a_stop_string(
     assert (output.outputs[0].text, output.outputs[0].stop_reason) == (rest, " world")
     assert (bytes(output.outputs[0].token_ids), output.num_generated_tokens) == (left, 11)
     assert processed.stops == [StopSequence("r", 0)]
+
+
+def test_tokens_that_were_cached_and_fetched_are_those_of_one_core(tokenizer: Tokenizer) -> None:
+    processor = OutputProcessor(tokenizer)
+    opened = processor.add(make_request("abcdefgh"), "the prompt")
+
+    def found(num_cached: int, num_fetched: int) -> tuple[int, int]:
+        output = EngineCoreOutput(request_id=opened.request_id, deltas=[], finished=False)
+        output.num_cached_tokens, output.num_fetched_tokens = num_cached, num_fetched
+        processor.process([output])
+        read = opened._output([], finished=False)
+        return read.num_cached_tokens, read.num_fetched_tokens
+
+    assert found(2, 4) == (2, 4)
+    assert found(0, 0) == (2, 4), "of an output without a step"
+    assert found(8, 0) == (8, 0), "of another core, on which it goes on"

@@ -217,6 +217,7 @@ class FakeAsyncLLM:
             finished=False,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=len(prompt_ids) // 2,
+            num_fetched_tokens=1,
             cache_miss_reason="the next block is new" if len(prompt_ids) > 3 else None,
             metrics=RequestMetrics(arrival_time=0.0),
         )

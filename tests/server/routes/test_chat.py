@@ -34,7 +34,11 @@ def test_answer_has_what_the_openai_api_promises(client: openai.OpenAI, server: 
         "prompt_tokens": prompt_tokens,
         "completion_tokens": 6,
         "total_tokens": prompt_tokens + 6,
-        "prompt_tokens_details": {"cached_tokens": prompt_tokens // 2},
+        "prompt_tokens_details": {
+            "cached_tokens": prompt_tokens // 2,
+            "fetched_tokens": 1,
+            "computed_tokens": (prompt_tokens - 1) // 2,
+        },
     }
 
 
@@ -306,8 +310,10 @@ def test_usage_has_the_cached_tokens_and_on_request_the_reason_of_a_miss(
     answer = chat(server, max_tokens=2, return_cache_info=wanted, **options)
     usage = (events(answer.body)[-2] if stream else answer.json)["usage"]
     num_tokens = usage["prompt_tokens"]
-    details = {"cached_tokens": num_tokens // 2}
+    num_cached = num_tokens // 2
+    details: dict[str, Any] = {"cached_tokens": num_cached, "fetched_tokens": 1}
+    details["computed_tokens"] = num_tokens - num_cached - 1
     if wanted:
-        info = {"prompt_tokens": num_tokens, "cached_tokens": num_tokens // 2, "miss_reason": "the next block is new"}
-        details["cache_info"] = [info]
+        info = {"prompt_tokens": num_tokens, "cached_tokens": num_cached, "miss_reason": "the next block is new"}
+        details["cache_info"] = [info | {"fetched_tokens": 1}]
     assert usage["prompt_tokens_details"] == details

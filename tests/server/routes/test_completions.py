@@ -26,7 +26,7 @@ def test_answer_has_what_the_openai_api_promises(client: openai.OpenAI) -> None:
         "prompt_tokens": 3,
         "completion_tokens": 6,
         "total_tokens": 9,
-        "prompt_tokens_details": {"cached_tokens": 1},
+        "prompt_tokens_details": {"cached_tokens": 1, "fetched_tokens": 1, "computed_tokens": 1},
     }
 
 
@@ -212,8 +212,10 @@ def test_what_was_cached_is_told_by_prompt_when_asked_for(server: Served, stream
     assert usage["prompt_tokens"] == 9
     assert usage["prompt_tokens_details"] == {
         "cached_tokens": 4,
+        "fetched_tokens": 2,
+        "computed_tokens": 3,
         "cache_info": [
-            {"prompt_tokens": 3, "cached_tokens": 1, "miss_reason": None},
-            {"prompt_tokens": 6, "cached_tokens": 3, "miss_reason": "the next block is new"},
+            {"prompt_tokens": 3, "cached_tokens": 1, "miss_reason": None, "fetched_tokens": 1},
+            {"prompt_tokens": 6, "cached_tokens": 3, "miss_reason": "the next block is new", "fetched_tokens": 1},
         ],
     }
