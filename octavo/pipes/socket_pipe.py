@@ -66,7 +66,7 @@ class SocketCarrier:
             try:
                 sent = self._connection.sendmsg(parts, (), socket.MSG_NOSIGNAL)
             except BlockingIOError:
-                wait_for(self._connection, select.POLLOUT, deadline)
+                wait_for(self._connection, select.POLLOUT, deadline, "read")
                 continue
             except OSError as error:
                 raise PipeClosed("the other end of the pipe has closed it") from error
@@ -81,7 +81,7 @@ class SocketCarrier:
             try:
                 count = self._connection.recv_into(into[num_bytes:])
             except BlockingIOError:
-                wait_for(self._connection, select.POLLIN, deadline)
+                wait_for(self._connection, select.POLLIN, deadline, "sent")
                 continue
             except OSError:  # reset by the other machine
                 count = 0
@@ -110,14 +110,14 @@ def cut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def wait_for(connection: socket.socket, event: int, deadline: float | None) -> None:
-    """Wait until a socket can be read or written. Raises PipeError when the deadline is over."""
+def wait_for(connection: socket.socket, event: int, deadline: float | None, what: str) -> None:
+    """Wait until a socket can be read or written. Raises PipeError when the deadline is over; `what` the other end has
+    not done is in its message."""
     poll = select.poll()
     poll.register(connection, event)
     remaining = None if deadline is None else (deadline - time.monotonic()) * 1000
     if (remaining is not None and remaining <= 0) or not poll.poll(remaining):
-        what = "sent nothing" if event == select.POLLIN else "read nothing"
-        raise PipeError(f"the other end of the pipe has {what} within the deadline")
+        raise PipeError(f"the other end of the pipe has {what} nothing within the deadline")
 
 
 class SocketListener:
@@ -256,5 +256,15 @@ def _remove_stale(path: str) -> None:
                 raise OSError("another process listens on it")
 
 
-_CARRIERS: Final[dict[str, Callable[[socket.socket], Carrier]]] = {"tcp": SocketCarrier, "unix": SocketCarrier}
+def _shared_memory(connection: socket.socket) -> Carrier:
+    from octavo.pipes.shared_memory_pipe import SharedMemoryCarrier
+
+    return SharedMemoryCarrier(connection)
+
+
+_CARRIERS: Final[dict[str, Callable[[socket.socket], Carrier]]] = {
+    "tcp": SocketCarrier,
+    "unix": SocketCarrier,
+    "shm": _shared_memory,
+}
 """What a connection becomes, by the scheme of its address."""

@@ -12,7 +12,7 @@ from typing import Any
 from octavo.pipes.pipe import Listener, Pipe, connect, listen
 
 SECRET = b"a secret of these tests"
-SCHEMES = ("tcp", "unix")
+SCHEMES = ("tcp", "unix", "shm")
 
 _numbers = itertools.count()
 

@@ -69,7 +69,7 @@ class Liar:
 
 @pytest.fixture
 def liar(scheme: str) -> Iterator[Liar]:
-    made = Liar(scheme, max_bytes=MB, deadline_s=5)
+    made = Liar(scheme, max_bytes=8 * MB, deadline_s=5)
     yield made
     made.close()
 
@@ -247,7 +247,7 @@ def test_closing_ends_a_send_of_another_thread(ends: Ends) -> None:
     ends.near.close()
     with pytest.raises(PipeClosed, match="this end"):
         send.result()
-    with pytest.raises(PipeError, match="cut"):
+    with pytest.raises(PipeError):
         ends.far.recv_tensor()
 
 
@@ -321,9 +321,9 @@ def test_a_cut_in_the_metadata_is_no_end(liar: Liar, num_bytes: int) -> None:
 
 @pytest.mark.parametrize("num_bytes", [0, 100, 100_000])
 def test_half_a_tensor_is_no_tensor(liar: Liar, num_bytes: int) -> None:
-    liar.send(head("uint8", [1_000_000]), bytes(num_bytes))
+    liar.send(head("uint8", [5_000_000]), bytes(num_bytes))
     liar.cut()
-    with pytest.raises(PipeError, match="cut") as raised:
+    with pytest.raises(PipeError, match="cut|no mark of a filled slot") as raised:
         liar.pipe.recv_tensor()
     assert not isinstance(raised.value, PipeClosed)
 
@@ -343,7 +343,7 @@ def test_half_a_tensor_is_no_tensor(liar: Liar, num_bytes: int) -> None:
         (b"\5\0\0\0hello", "not the metadata"),
         (b"GET / HTTP/1.1\r\n\r\n", "bytes of metadata"),
         (b"\xff\xff\xff\xff", "4294967295 bytes of metadata"),
-        (head("float32", [MB // 4 + 1]), "1048580 bytes is announced, at most 1048576"),
+        (head("float32", [2 * MB + 1]), "8388612 bytes is announced, at most 8388608"),
         (head("float32", [1 << 40]), "is announced"),
         (head("float32", [1 << 62] * 4), "is announced"),
         (head("float32", [0, 1 << 62, 1 << 62]), "is announced"),
