@@ -18,10 +18,10 @@ from octavo.config.fields import Arg, arguments
 from octavo.engine.router import ROUTERS
 from octavo.errors import ConfigError
 from octavo.platform import Platform
-from octavo.simulate.cluster import Disaggregation
 from octavo.simulate.comparison import expected_error
 from octavo.simulate.cost_model import CostModel, Fitted
 from octavo.simulate.device import read_device
+from octavo.simulate.link import Disaggregation
 from octavo.simulate.model_facts import read_model_facts
 from octavo.simulate.presets import Layout, load_cost_model, roofline
 from octavo.simulate.recorded import Recorded, read_recorded, recorded_arguments, recorded_costs

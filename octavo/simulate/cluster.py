@@ -1,8 +1,8 @@
 """Replicas behind a router, and the loop of events that moves all of them through one time.
 
-Events are arrivals, the ends of steps, and the arrivals of transferred keys and values. With separate pools a prompt is
-computed by one replica, which makes the first token; its keys and values travel, and another makes the rest. Where a
-request has several sequences, or beams, that other one draws their first tokens too, from the prompt's last token.
+Events are arrivals of requests, the ends of steps, and arrivals of keys and values. With separate pools two replicas
+have a request: one computes its prompt and draws the first token, and another gets it when that has begun, fetches the
+prompt's blocks (`link.py`) and draws all of its tokens.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Final
 
@@ -24,33 +25,25 @@ from octavo.simulate.traces import Trace
 
 MAX_SAMPLES: Final = 512
 """When there are more, every second one is dropped, and from then on half as many are taken."""
-_ARRIVAL, _TRANSFERRED, _STEP_ENDS, _WAKE = range(4)
+_ARRIVAL, _STEP_ENDS, _WAKE = range(3)
 """The order of events at the same time."""
-
-
-class Disaggregation(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of replicas that compute prompts, and how keys and values get from them to the others.
-
-    A replica sends one prompt after the other at `bytes_per_s`; each arrives `latency_s` later.
-    """
-
-    num_prefill: int
-    bytes_per_s: float = 25e9
-    latency_s: float = 1e-3
 
 
 @dataclass(slots=True)
 class _Open:
-    """A request that has not ended. `is_prefill`: a replica computes its prompt alone."""
+    """A request that has not ended. decode: the replica that fetches its prompt, once there is one."""
 
     record: RequestRecord
     script: Script
     request: EngineCoreRequest
-    is_prefill: bool
+    decode: Replica | None = None
 
 
 class Cluster:
-    """One simulation of a trace, or of the requests `numbers` of it. `run` may be called once."""
+    """One simulation of a trace, or of the requests `numbers` of it. `run` may be called once.
+
+    decode_router: with separate pools, which of the replicas without a link gets what one with a link has begun.
+    """
 
     def __init__(
         self,
@@ -59,25 +52,20 @@ class Cluster:
         router: Router,
         *,
         numbers: Sequence[int] | None = None,
-        disaggregation: Disaggregation | None = None,
         decode_router: Router | None = None,
-        kv_bytes_per_token: float = 0.0,
     ) -> None:
-        assert (disaggregation is None) == (decode_router is None), "decode pools have a router of their own"
         self._trace = trace
         self._numbers = range(len(trace)) if numbers is None else numbers
         self._replicas = list(replicas)
         self._router = router
-        self._disaggregation = disaggregation
         self._decode_router = decode_router
-        self._kv_bytes_per_token = kv_bytes_per_token
-        num_prefill = disaggregation.num_prefill if disaggregation is not None else len(self._replicas)
-        self._front, self._back = self._replicas[:num_prefill], self._replicas[num_prefill:]
+        self._front = [each for each in replicas if each.link is not None] or self._replicas
+        self._back = [each for each in replicas if each.link is None]
+        for replica in replicas:
+            replica.wake = partial(self._wake, replica)
         self._events: list[tuple[float, int, int, Callable[[float], None]]] = []
         self._event_numbers = count()
         self._open: dict[str, _Open] = {}
-        self._link_free_at = {replica.number: 0.0 for replica in self._front}
-        self._waking: set[int] = set()
         self._records: list[RequestRecord] = []
         self._samples: list[Sample] = []
         self._sample_every_s = max(trace.last_arrival_s, 1.0) / 128
@@ -113,8 +101,11 @@ class Cluster:
         self._push(at, _ARRIVAL, lambda now: self._arrive(number, now))
 
     def _step(self, replica: Replica, now: float) -> None:
-        self._waking.discard(replica.number)
+        if replica.is_stepping:
+            return
         ends_at = replica.begin_step(now)
+        for request_id in replica.take_began():
+            self._hand_over(request_id, replica, now)
         if ends_at is not None:
             self._push(ends_at, _STEP_ENDS, lambda now: self._end_step(replica, now))
 
@@ -126,10 +117,12 @@ class Cluster:
 
     def _submit(self, replica: Replica, request: EngineCoreRequest, script: Script, now: float) -> None:
         replica.submit(request, script)
-        if not replica.is_stepping and replica.number not in self._waking:
+        if not replica.is_stepping:
             # not at once: others may arrive at this very time
-            self._waking.add(replica.number)
-            self._push(now, _WAKE, lambda now: self._step(replica, now))
+            self._wake(replica, now)
+
+    def _wake(self, replica: Replica, at: float) -> None:
+        self._push(at, _WAKE, lambda now: self._step(replica, now))
 
     def _arrive(self, number: int, now: float) -> None:
         request, script = self._trace.request(number, now)
@@ -139,32 +132,31 @@ class Cluster:
             num_sequences=request.params.width,
             num_prompt_tokens=len(request.prompt_token_ids),
         )
-        self._open[request.request_id] = _Open(record, script, request, self._disaggregation is not None)
-        if self._disaggregation is not None:
-            # the prompt's replica makes the first token; more only if that ends it
+        self._open[request.request_id] = _Open(record, script, request)
+        replica = self._router.choose(request, self._front)
+        if replica.link is not None:
             params = msgspec.structs.replace(request.params, max_tokens=1, n=1, best_of=None, use_beam_search=False)
-            request = msgspec.structs.replace(request, params=params)
-        self._submit(self._router.choose(request, self._front), request, script, now)
+            request = msgspec.structs.replace(request, params=params, keep_s=replica.link.keep_s)
+        self._submit(replica, request, script, now)
 
-    def _arrive_transferred(self, opened: _Open, now: float) -> None:
-        request, script, params = opened.request, opened.script, opened.request.params
-        assert params.max_tokens is not None, "max_tokens is resolved"
-        assert self._decode_router is not None, "only pools transfer"
-        num_prompt = len(request.prompt_token_ids)
-        if params.width == 1:
-            request = msgspec.structs.replace(
-                request,
-                prompt_token_ids=[*request.prompt_token_ids, script.token],
-                params=msgspec.structs.replace(params, max_tokens=params.max_tokens - 1),
-            )
-            script = Script([script.output_len(0) - 1], script.token, num_prompt)
-        else:
-            # its sequences part at the first token, which is drawn from the last token of the prompt
-            script = Script(script.output_lens, script.token, num_prompt - 1)
-        self._submit(self._decode_router.choose(request, self._back), request, script, now)
+    def _hand_over(self, request_id: str, replica: Replica, now: float) -> None:
+        """Give a request whose prompt a replica begins to another one, which fetches the prompt's blocks."""
+        opened = self._open[request_id]
+        if opened.decode is not None:
+            return  # it was preempted, and begins again
+        assert self._decode_router is not None, "separate pools have a second router"
+        assert replica.link is not None, "only replicas with a link announce what they begin"
+        replica.link.begin(request_id)
+        opened.decode = self._decode_router.choose(opened.request, self._back)
+        request = msgspec.structs.replace(opened.request, prefill=str(replica.number))
+        self._submit(opened.decode, request, opened.script, now)
 
     def _finish(self, replica: Replica, output: EngineCoreOutput, now: float) -> None:
-        opened = self._open[output.request_id]
+        if replica.link is not None:
+            replica.link.end(output.request_id, now)
+        opened = self._open.get(output.request_id)
+        if opened is None:
+            return  # its prompt could not be fetched, and was computed where it was decoded
         record, metrics = opened.record, output.metrics
         if output.error is None:
             assert metrics is not None, "a served request has its times"
@@ -172,9 +164,11 @@ class Cluster:
             if record.first_token_s is None:
                 record.first_scheduled_s, record.first_token_s = metrics.first_scheduled_time, metrics.first_token_time
                 record.num_cached_tokens = output.num_cached_tokens
-            if opened.is_prefill and max(opened.script.output_lens) > 1:
-                self._transfer(opened, replica, now)
-                return
+            if replica is not opened.decode and opened.decode is not None:
+                if max(opened.script.output_lens) > 1:
+                    return
+                opened.decode.abort(output.request_id)
+                self._wake(opened.decode, now)
             record.num_output_tokens = _num_output_tokens(opened, output)
         else:
             record.error = output.error.message
@@ -183,15 +177,6 @@ class Cluster:
         record.finished_s, record.replica = now, replica.number
         for follower in self._trace.followers.get(record.number, ()):
             self._push_arrival(now + self._trace.requests[follower].arrival_s, follower)
-
-    def _transfer(self, opened: _Open, replica: Replica, now: float) -> None:
-        assert self._disaggregation is not None, "only pools transfer"
-        num_bytes = opened.record.num_prompt_tokens * self._kv_bytes_per_token
-        begins_at = max(now, self._link_free_at[replica.number])
-        self._link_free_at[replica.number] = sent_at = begins_at + num_bytes / self._disaggregation.bytes_per_s
-        opened.is_prefill = False
-        arrives_at = sent_at + self._disaggregation.latency_s
-        self._push(arrives_at, _TRANSFERRED, lambda now: self._arrive_transferred(opened, now))
 
     def _sample(self, now: float) -> None:
         usages = [replica.kv_usage for replica in self._replicas]

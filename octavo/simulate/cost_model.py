@@ -7,7 +7,7 @@ time that arithmetic takes. Both kinds are read from JSON; `type` states which o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import mul
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
@@ -53,26 +53,16 @@ def num_pairs_of(start: int, num_tokens: int, sliding_window: int | None) -> int
     return num_pairs
 
 
-_NOTHING: Final[Mapping[int, int]] = {}
-
-
-def work_of(
-    step: SchedulerOutput, sliding_window: int | None = None, transferred: Mapping[int, int] = _NOTHING
-) -> StepWork:
-    """Return the work of a step.
-
-    sliding_window: tokens that a query sees in every layer. transferred: of sequences by id, the number of leading
-    tokens that cost nothing, since their keys and values came from elsewhere.
-    """
+def work_of(step: SchedulerOutput, sliding_window: int | None = None) -> StepWork:
+    """Return the work of a step. sliding_window: tokens that a query sees in every layer."""
     num_tokens = num_prefill = num_context = num_pairs = 0
     for row in step.rows:
-        end = row.start + row.num_tokens
-        start = max(row.start, min(end, transferred.get(row.seq_id, 0))) if transferred else row.start
-        count = end - start
+        start, count = row.start, row.num_tokens
+        end = start + count
         num_tokens += count
         if count == 1:
             num_context += end if sliding_window is None or end < sliding_window else sliding_window
-        elif count:
+        else:
             num_prefill += count
             num_pairs += num_pairs_of(start, count, sliding_window)
     ops = step.block_ops
@@ -98,11 +88,13 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """The costs of moving blocks. swap_bytes_per_s: between device and host."""
+    """The costs of moving blocks. swap_bytes_per_s: between device and host. num_layers: one after the other, which
+    send what they have computed while the next one computes."""
 
     kv_bytes_per_token: Rate
     swap_bytes_per_s: Rate
     sliding_window: Window = None
+    num_layers: Annotated[int, msgspec.Meta(ge=1)] = 1
 
     def swap_seconds(self, num_blocks: int, block_size: int) -> float:
         """Return the seconds that moving blocks between device and host takes."""

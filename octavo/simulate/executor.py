@@ -23,6 +23,7 @@ from octavo.core.step import (
 )
 from octavo.errors import ConfigError
 from octavo.simulate.cost_model import CostModel, StepWork, work_of
+from octavo.simulate.link import Link
 
 END_TOKEN: Final = 1 << 40
 """Ends a sequence. Larger than any real token id; streams are numbered from here on."""
@@ -74,12 +75,10 @@ class Script:
     output_lens: tokens of its sequences, the ending one included; a single number stands for all of them.
     token: the id of all its output tokens but the last: prefixes differ by stream and length, so one id per stream is
     enough. output_token_ids: the tokens themselves instead, of each sequence.
-    num_transferred: leading tokens whose keys and values came from elsewhere.
     """
 
     output_lens: Sequence[int]
     token: int
-    num_transferred: int = 0
     output_token_ids: Sequence[Sequence[int]] = ()
 
     def output_token(self, index: int, place: int) -> int:
@@ -125,8 +124,8 @@ class SimulatedExecutor:
         self._free_at = [0.0] * cost_model.num_stages
         self._states: dict[int, _State] = {}
         self._scripts: dict[int, Script] = {}
-        self._transferred: dict[int, int] = {}
-        """Sequence → its leading tokens that cost nothing."""
+        self.link: Link | None = None
+        """What sends blocks to other replicas."""
 
     def expect(self, seed: int, script: Script) -> None:
         """Set what becomes of the request with this seed."""
@@ -148,6 +147,8 @@ class SimulatedExecutor:
         for stage, free_at in enumerate(self._free_at):
             self._free_at[stage] = ends_at = max(free_at, ends_at) + seconds
         self.busy_s += seconds
+        if self.link is not None:
+            self.link.note_step(ends_at - seconds * len(self._free_at), ends_at)
         self.gaps.note([row.seq_id for row in output.rows if row.tokens], ends_at)
         return _Finished(output, ends_at, self._clock)
 
@@ -168,7 +169,7 @@ class SimulatedExecutor:
                 results.append(state.usual)
             else:
                 results.append(self._result(row, state))
-        work = work_of(step, self._cost_model.sliding_window, self._transferred)
+        work = work_of(step, self._cost_model.sliding_window)
         num_swapped = work.num_swapped_blocks
         swap_s = self._cost_model.swap_seconds(num_swapped, self._block_size) if num_swapped else 0.0
         return ModelRunnerOutput(step_id=step.step_id, rows=results, swap_s=swap_s), work
@@ -186,13 +187,8 @@ class SimulatedExecutor:
                 parent = self._states[new.parent_id].path if new.parent_id is not None else []
                 path = parent[: max(0, -num_own)] + new.token_ids[max(0, num_own) :]
             self._states[new.seq_id] = _State(script, index, new.num_prompt_tokens, end, usual, path)
-            # a preemption frees what was transferred
-            self._transferred.pop(new.seq_id, None)
-            if script.num_transferred and new.epoch == 0:
-                self._transferred[new.seq_id] = script.num_transferred
         if step.finished_ids:
             for seq_id in {*step.finished_ids} - {new.seq_id for new in step.new_sequences}:
-                self._transferred.pop(seq_id, None)
                 del self._states[seq_id]
 
     def _result(self, row: ScheduledSequence, state: _State) -> RowOutput:

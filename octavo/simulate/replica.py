@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest
+from octavo.engine.announced_executor import AnnouncedExecutor
 from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.simulate.cost_model import CostModel
 from octavo.simulate.executor import Clock, Script, SimulatedExecutor
+from octavo.simulate.link import Link, LinkedConnector
 from octavo.simulate.outcome import Totals
 
 
 class Replica:
     """An engine core whose requests reach it between its steps, as those of a server do.
 
-    num_open: requests that have not ended, those that wait for the next step included.
+    num_open: requests that have not ended, those that wait for the next step included. link: what sends the blocks of
+    prompts to other replicas; None where it sends none. wake: called with the time at which blocks have arrived.
     """
 
     def __init__(
-        self, number: int, settings: SchedulerSettings, cost_model: CostModel, *, candidate_spread: float = 0.5
+        self,
+        number: int,
+        settings: SchedulerSettings,
+        cost_model: CostModel,
+        *,
+        candidate_spread: float = 0.5,
+        link: Link | None = None,
+        sources: Mapping[str, Link] | None = None,
     ) -> None:
+        """sources: the links by which blocks arrive, by the names that `EngineCoreRequest.prefill` has for them."""
         self.number = number
+        self.link = link
+        self.wake: Callable[[float], None] = lambda at: None
         self.clock = Clock()
         self.executor = SimulatedExecutor(cost_model, settings.cache.block_size, self.clock, candidate_spread)
-        self.scheduler = build_scheduler(settings)
+        connector = None if sources is None else LinkedConnector(sources, self.clock, lambda at: self.wake(at))
+        self.scheduler = build_scheduler(settings, connect=lambda _: connector)
         ready = CoreReady(
             cache=settings.limits,
             max_model_len=settings.scheduler.max_model_len,
@@ -31,9 +47,15 @@ class Replica:
         )
         depth = settings.scheduler.max_steps_in_flight
         self.core = EngineCore(self.executor, self.scheduler, ready, max_steps_in_flight=depth, clock=self.clock)
+        self._began: list[str] = []
+        if link is not None:
+            self.executor.link = link
+            self.scheduler.block_manager.listeners.add(link)
+            self.core.executor = AnnouncedExecutor.around(self.core, lambda step: self._began.extend(step.began))
         self.num_open = 0
         self.is_stepping = False
         self._inbox: list[EngineCoreRequest] = []
+        self._aborted: list[str] = []
         self._seeds: dict[str, int] = {}
         self._outputs: list[EngineCoreOutput] = []
 
@@ -46,18 +68,32 @@ class Replica:
         self.executor.expect(seed, script)
         self._inbox.append(request)
 
+    def abort(self, request_id: str) -> None:
+        """End a request, with the next step and without an output."""
+        self.num_open -= 1
+        self._aborted.append(request_id)
+
     def begin_step(self, now: float) -> float | None:
-        """Start a step at `now` and return when it ends; None when there is nothing to do."""
+        """Start a step at `now` and return when it ends; None when there is nothing to do before something arrives."""
         assert not self.is_stepping, "one step at a time"
         self.clock.now = now
         for request in self._inbox:
             self.core.add_request(request)
         self._inbox.clear()
+        self.core.abort_requests(self._aborted)
+        for request_id in self._aborted:
+            self.executor.forget(self._seeds.pop(request_id))
+        self._aborted.clear()
         if not self.core.has_unfinished():
             return None
         self._outputs = self.core.step().outputs
-        self.is_stepping = True
-        return self.clock.now
+        self.is_stepping = not self.core.is_waiting
+        return self.clock.now if self.is_stepping else None
+
+    def take_began(self) -> list[str]:
+        """Return the requests whose prompts the last step began to compute, where they are announced."""
+        began, self._began = self._began, []
+        return began
 
     def end_step(self) -> list[EngineCoreOutput]:
         """End the step and return the outputs of requests that have ended with it."""
@@ -78,8 +114,8 @@ class Replica:
 
     @property
     def num_waiting(self) -> int:
-        """Return the number of requests that wait for blocks or for their first step."""
-        return len(self._inbox) + len(self.scheduler.waiting)
+        """Return the number of requests that wait for blocks, in the queue or on their way, or for their first step."""
+        return len(self._inbox) + len(self.scheduler.groups) - self.num_running - self.num_swapped
 
     @property
     def num_swapped(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -16,14 +15,12 @@ from octavo.core.cache_limits import CacheLimits
 from octavo.engine.router import RoundRobin, make_router
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.scheduler.build import SchedulerSettings
-from octavo.simulate.cluster import Cluster, Disaggregation
+from octavo.simulate.cluster import Cluster
 from octavo.simulate.cost_model import CostModel
+from octavo.simulate.link import Disaggregation, Link
 from octavo.simulate.outcome import Outcome, merged
 from octavo.simulate.replica import Replica
 from octavo.simulate.traces import Trace, TraceRequest
-
-_UNBOUNDED_TOKENS = 1 << 24
-"""Token budget of a replica that only decodes: transferred tokens cost no computation."""
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,9 +40,9 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         settings = SchedulerSettings(cache=cache, scheduler=scheduler, limits=limits)
         return cls(settings=settings, cost_model=cost_model)
 
-    def replica(self, number: int, settings: SchedulerSettings | None = None) -> Replica:
+    def replica(self, number: int) -> Replica:
         """Return a new replica."""
-        return Replica(number, settings or self.settings, self.cost_model)
+        return Replica(number, self.settings, self.cost_model)
 
 
 def simulate(
@@ -78,21 +75,15 @@ def _disaggregated(trace: Trace, simulation: Simulation, disaggregation: Disaggr
             f"disaggregated is {num_prefill}, must leave at least one of {simulation.num_replicas} replicas to decode "
             "and be at least 1; raise replicas, or change it"
         )
-    decoding = dataclasses.replace(settings.scheduler, max_num_batched_tokens=_UNBOUNDED_TOKENS, target_step_ms=0.0)
-    decode_settings = msgspec.structs.replace(settings, scheduler=decoding)
-    replicas = [
-        simulation.replica(number, settings if number < num_prefill else decode_settings)
-        for number in range(simulation.num_replicas)
+    costs, block_size = simulation.cost_model, settings.cache.block_size
+    links = [Link(disaggregation, block_size * costs.kv_bytes_per_token, costs.num_layers) for _ in range(num_prefill)]
+    sources = {str(number): link for number, link in enumerate(links)}
+    replicas = [Replica(number, settings, costs, link=link) for number, link in enumerate(links)]
+    replicas += [
+        Replica(number, settings, costs, sources=sources) for number in range(num_prefill, simulation.num_replicas)
     ]
-    block_size = settings.cache.block_size
-    return Cluster(
-        trace,
-        replicas,
-        make_router(simulation.router, block_size),
-        disaggregation=disaggregation,
-        decode_router=make_router("least-loaded", block_size),
-        kv_bytes_per_token=simulation.cost_model.kv_bytes_per_token,
-    ).run()
+    routers = make_router(simulation.router, block_size), make_router("least-loaded", block_size)
+    return Cluster(trace, replicas, routers[0], decode_router=routers[1]).run()
 
 
 def _in_processes(trace: Trace, simulation: Simulation, num_shards: int) -> Outcome:

@@ -11,8 +11,8 @@ import pytest
 
 from octavo.engine.router import ROUTERS
 from octavo.errors import ConfigError
-from octavo.simulate.cluster import Disaggregation
 from octavo.simulate.cost_model import Fitted
+from octavo.simulate.link import Disaggregation
 from octavo.simulate.outcome import Outcome
 from octavo.simulate.simulation import Simulation, simulate
 from octavo.simulate.traces import Trace, TraceRequest, Workload, generate
@@ -137,11 +137,12 @@ def test_separate_pools_pay_for_prompt_transfer_and_output_once() -> None:
     )
     outcome = simulate(trace, simulation)
     long, short = outcome.records
-    # both prompts in one step; 80 bytes travel for 3 + 2 seconds; three more tokens
+    # both prompts in one step; three blocks of 32 bytes travel for 3 + 2.4 seconds; the last token of the prompt is
+    # computed again, and draws the first token again; three more tokens
     assert (short.finished_s, short.replica) == (11.0, 0)
-    assert (long.first_token_s, long.finished_s, long.replica) == (11.0, 19.0, 1)
+    assert (long.first_token_s, long.finished_s, long.replica) == (11.0, pytest.approx(20.4), 1)
     assert long.num_output_tokens == 4
-    assert outcome.totals.num_steps == 1 + 3
+    assert outcome.totals.num_steps == 1 + 4
 
 
 def test_what_a_replica_sends_goes_one_after_the_other() -> None:
@@ -152,8 +153,8 @@ def test_what_a_replica_sends_goes_one_after_the_other() -> None:
         num_replicas=2,
         disaggregation=Disaggregation(num_prefill=1, bytes_per_s=16.0, latency_s=0.0),
     )
-    # 80 bytes take five seconds each; the one step that follows takes one
-    assert [record.finished_s for record in simulate(trace, simulation).records] == [7.0, 12.0, 17.0]
+    # three blocks of 32 bytes take six seconds; the two steps that follow take one each
+    assert [record.finished_s for record in simulate(trace, simulation).records] == [9.0, 15.0, 21.0]
 
 
 @pytest.mark.parametrize("kind", [{"n": 3}, {"n": 1, "best_of": 3}, {"n": 3, "use_beam_search": True}])

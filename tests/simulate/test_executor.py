@@ -98,14 +98,6 @@ def test_a_step_takes_what_the_model_says_and_steps_do_not_overlap() -> None:
         assert executor.busy_s == times[-1]
 
 
-def test_what_was_transferred_costs_nothing_until_it_is_lost() -> None:
-    core, executor = make_core(make_settings(), make_costs(step_s=0.0, prefill_token_s=1.0, sequence_s=0.25))
-    executor.expect(0, Script([2], STREAM, num_transferred=9))
-    run(core, [make_request("a", range(10), max_tokens=2, seed=0)])
-    # its own last token is the one that is computed
-    assert executor.works[0] == StepWork(1, 1, 0, 10, 0, 0)
-
-
 def test_beams_fork_and_have_falling_probabilities() -> None:
     core, executor = make_core(make_settings(max_num_seqs=8, num_blocks=128))
     for seed in range(4):
