@@ -153,7 +153,7 @@ class Split:
         Returns False when `decode` is to compute them alone, or when their prompts are begun already."""
         if any(each.was_sent or each.request_id in self._handovers for each in batch):
             return False
-        prompts = [self._digests(each.request) for each in batch]
+        prompts = [self._digests(each.request, each.request.prompt_token_ids) for each in batch]
         ready = [each for each in self._prefills if each.is_ready]
         pays = (self._pays(each.request, digests, decode) for each, digests in zip(batch, prompts, strict=True))
         if not ready or not all(pays):
@@ -167,8 +167,8 @@ class Split:
         source.client.send(AddRequests([_prefill_request(with_wait(each.request), self._keep_s) for each in batch]))
         return True
 
-    def _digests(self, request: EngineCoreRequest) -> list[bytes]:
-        return extend_chain([], request.prompt_token_ids, self._block_size, request.cache_key)
+    def _digests(self, request: EngineCoreRequest, token_ids: list[int]) -> list[bytes]:
+        return extend_chain([], token_ids, self._block_size, request.cache_key)
 
     def _pays(self, request: EngineCoreRequest, digests: Sequence[bytes], decode: Replica) -> bool:
         if request.params.prompt_logprobs is not None or request.resumed:
@@ -236,10 +236,19 @@ class Split:
             self._take_begun(replica, step.began)
             step.began = []
             step.outputs = self._taken_from_prefill(replica, step.outputs)
-        elif self._handovers:
-            for output in step.outputs:
-                if (handover := self._handovers.get(output.request_id)) is not None:
-                    self._take_decoded(handover, output, replica)
+            return
+        for output in step.outputs:
+            if output.finished:
+                self._note_end(output.request_id, replica)
+            if (handover := self._handovers.get(output.request_id)) is not None:
+                self._take_decoded(handover, output, replica)
+
+    def _note_end(self, request_id: str, replica: Replica) -> None:
+        """Note that a decode core has what was generated, with which the next prompt of a conversation begins."""
+        request = self._dispatch.to_resume(request_id)
+        if request is not None and request.resumed:
+            known = request.prompt_token_ids + request.resumed[0].token_ids
+            self._known.note(self._digests(request, known), replica.number)
 
     def _take_begun(self, replica: Replica, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:

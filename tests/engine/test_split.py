@@ -69,11 +69,12 @@ async def test_streams_end_alike_whenever_a_core_is_killed(tmp_path: Path, dies:
 async def test_prefill_core_that_is_drained_or_given_up_leaves_the_others(tmp_path: Path) -> None:
     async with fleet(tmp_path, real_core(), num_prefills=1, max_restarts=0) as (llm, _):
         expected = await whole(llm, 3)
-        reading = asyncio.create_task(whole(llm, 3))
-        await steps(llm, 2)
-        await llm.drain(0)
-        assert await reading == expected
-        await eventually(lambda: llm.stats.num_ready == 2)
+        for replica in (0, 1):
+            reading = asyncio.create_task(whole(llm, 3))
+            await steps(llm, 2)
+            await llm.drain(replica)
+            assert await reading == expected
+            await eventually(lambda: llm.stats.num_ready == 2)
         kill(llm, 0)
         await eventually(lambda: llm.stats.num_ready == 1)
         assert await whole(llm, 3) == expected
@@ -299,6 +300,19 @@ def test_prompt_that_the_decode_core_has_stays_there() -> None:
     front.split.forget()
     front.add(a_request("forgotten", num_tokens=12))
     assert [each.request_id for each in front.got(0)] == ["forgotten"]
+
+
+def test_next_turn_of_a_conversation_stays_where_the_answer_was_decoded() -> None:
+    front = Front()
+    front.add(a_request())
+    front.step(0, began=["r"])
+    front.step(1, of_decode(delta(0, 7)))
+    answer = list(range(100, 120))
+    front.resumed["r"] = msgspec.structs.replace(a_request(), resumed=(ResumedSequence(index=0, token_ids=answer),))
+    front.step(1, of_decode(delta(0, 9, ends="stop"), finished=True))
+    front.got(0)
+    front.add(msgspec.structs.replace(a_request("next"), prompt_token_ids=[*range(8), *answer, 1, 2, 3]))
+    assert front.got(0) == []
 
 
 def test_requests_of_one_batch_stay_together() -> None:
