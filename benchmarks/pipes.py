@@ -27,75 +27,75 @@ AGAINST = {"shm": "memcpy", "tcp": "sendall", "unix": "sendall"}
 """What each pipe is compared with."""
 
 
-def receive(kind: str, address: str, secret: bytes, num_bytes: int, counts: Connection) -> None:
-    """Receive as many tensors as each count says, and confirm them, until a count is 0. Runs in a process."""
-    torch.set_num_threads(1)
-    if kind == "sendall":
-        host, port = address.removeprefix("tcp://").split(":")
-        connection = socket.create_connection((host, int(port)))
-        buffer = memoryview(bytearray(num_bytes))
-
-        def one() -> None:
-            got = 0
-            while got < num_bytes:
-                got += connection.recv_into(buffer[got:])
-    else:
+def reader(kind: str, address: str, secret: bytes, num_bytes: int) -> Callable[[], object]:
+    """Connect, and return what receives one tensor."""
+    if kind != "sendall":
         pipe = connect(address, secret)
+        return pipe.recv_tensor
+    host, port = address.split(":")
+    connection = socket.create_connection((host, int(port)))
+    buffer = memoryview(bytearray(num_bytes))
 
-        def one() -> None:
-            pipe.recv_tensor()
+    def read() -> None:
+        got = 0
+        while got < num_bytes:
+            got += connection.recv_into(buffer[got:])
 
-    while count := counts.recv():
+    return read
+
+
+def receive(addresses: dict[str, str], secret: bytes, num_bytes: int, calls: Connection) -> None:
+    """Receive as many tensors over a kind of pipe as each call says, and confirm them. Runs in a process."""
+    torch.set_num_threads(1)
+    readers = {kind: reader(kind, address, secret, num_bytes) for kind, address in addresses.items()}
+    while (call := calls.recv()) is not None:
+        kind, count = call
         for _ in range(count):
-            one()
-        counts.send(None)
+            readers[kind]()
+        calls.send(None)
 
 
-class Way:
-    """One way to another process: `send` returns the seconds until the other end has all tensors."""
+class Ways:
+    """All ways to another process."""
 
-    def __init__(self, kind: str, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, kinds: list[str], tensors: list[torch.Tensor]) -> None:
+        self._tensors = tensors
         secret = secrets.token_bytes(32)
-        listener: socket.socket | None = None
-        if kind == "sendall":
-            listener = socket.create_server(("127.0.0.1", 0))
-            address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
-        else:
-            path = f"{kind}://{tempfile.gettempdir()}/octavo-pipes-{os.getpid()}"
-            waits = listen("tcp://127.0.0.1:0" if kind == "tcp" else path, secret)
-            address = waits.address
+        plain = socket.create_server(("127.0.0.1", 0))
+        path = f"{tempfile.gettempdir()}/octavo-pipes-{os.getpid()}"
+        places = {"tcp": "tcp://127.0.0.1:0", "unix": f"unix://{path}.unix", "shm": f"shm://{path}.shm"}
+        listeners = {kind: listen(places[kind], secret) for kind in kinds}
+        addresses = {"sendall": f"127.0.0.1:{plain.getsockname()[1]}"}
+        addresses |= {kind: listener.address for kind, listener in listeners.items()}
         context = multiprocessing.get_context("spawn")
-        self._counts, theirs = context.Pipe()
+        self._calls, theirs = context.Pipe()
         self._process = context.Process(
-            target=receive, args=[kind, address, secret, tensors[0].nbytes, theirs], daemon=True
+            target=receive, args=[addresses, secret, tensors[0].nbytes, theirs], daemon=True
         )
         self._process.start()
-        self._send: Callable[[torch.Tensor], None]
-        if listener is not None:
-            connection, _ = listener.accept()
-            listener.close()
-            self._send = lambda tensor: connection.sendall(tensor.numpy().data)
-            self._release = connection.close
-        else:
-            pipe = waits.accept()
-            waits.close()
-            self._send = pipe.send_tensor
-            self._release = pipe.close
-        self._tensors = tensors
+        connection, _ = plain.accept()
+        pipes = {kind: listener.accept() for kind, listener in listeners.items()}
+        self._opened = [plain, connection, *listeners.values(), *pipes.values(), self._calls]
+        self._sends: dict[str, Callable[[torch.Tensor], None]] = {
+            kind: pipe.send_tensor for kind, pipe in pipes.items()
+        }
+        self._sends["sendall"] = lambda tensor: connection.sendall(tensor.numpy().data)
 
-    def send(self) -> float:
+    def send(self, kind: str) -> float:
+        """Return the seconds until the other end has all tensors."""
+        send = self._sends[kind]
         began = time.perf_counter()
-        self._counts.send(len(self._tensors))
+        self._calls.send((kind, len(self._tensors)))
         for tensor in self._tensors:
-            self._send(tensor)
-        self._counts.recv()
+            send(tensor)
+        self._calls.recv()
         return time.perf_counter() - began
 
     def close(self) -> None:
-        self._counts.send(0)
+        self._calls.send(None)
         self._process.join()
-        self._counts.close()
-        self._release()
+        for each in self._opened:
+            each.close()
 
 
 def measure(kinds: list[str], num_bytes: int, count: int, rounds: int) -> dict[str, float]:
@@ -104,7 +104,7 @@ def measure(kinds: list[str], num_bytes: int, count: int, rounds: int) -> dict[s
     # more than the caches of a processor keep, as with the KV of a prompt
     tensors = [torch.randint(0, 256, (num_bytes,), dtype=torch.uint8) for _ in range(count)]
     targets = [np.zeros(num_bytes, np.uint8) for _ in range(count)]
-    ways = {kind: Way(kind, tensors) for kind in ("sendall", *kinds)}
+    ways = Ways(kinds, tensors)
 
     def memcpy() -> float:
         began = time.perf_counter()
@@ -112,15 +112,13 @@ def measure(kinds: list[str], num_bytes: int, count: int, rounds: int) -> dict[s
             np.copyto(target, tensor.numpy())
         return time.perf_counter() - began
 
-    calls: dict[str, Callable[[], float]] = {"memcpy": memcpy, **{kind: way.send for kind, way in ways.items()}}
-    seconds: dict[str, list[float]] = {kind: [] for kind in calls}
+    seconds: dict[str, list[float]] = {kind: [] for kind in ("memcpy", "sendall", *kinds)}
     for number in range(rounds + 1):
-        for kind, call in calls.items():
-            taken = call()
+        for kind, each in seconds.items():
+            taken = memcpy() if kind == "memcpy" else ways.send(kind)
             if number:  # the first round touches memory for the first time
-                seconds[kind].append(taken)
-    for way in ways.values():
-        way.close()
+                each.append(taken)
+    ways.close()
     found = {f"{kind}_gbs": num_bytes * count / statistics.median(each) / 1e9 for kind, each in seconds.items()}
     for kind in kinds:
         against = AGAINST[kind]

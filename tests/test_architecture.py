@@ -54,7 +54,7 @@ ARROWS: dict[str, set[str]] = {
     "attention": EVERYBODY | {"ops"},
     "quantization": EVERYBODY | {"ops"},
     "distributed": EVERYBODY | {"_native"},
-    "pipes": EVERYBODY,
+    "pipes": EVERYBODY | {"kv_cache"},
     "ops": EVERYBODY,
     "devices": EVERYBODY | {"_native", "ops", "attention", "sampling"},
     "builtin": EVERYBODY,
