@@ -82,6 +82,7 @@ class Dispatch:
         self._router = router
         self._depth = depth
         self._waiting: deque[list[Sent]] = deque()
+        self._stopped: set[str] = set()
 
     @property
     def is_any_ready(self) -> bool:
@@ -155,6 +156,7 @@ class Dispatch:
 
     def end(self, request_id: str) -> Replica | None:
         """Forget a request; return the replica that has it."""
+        self._stopped.discard(request_id)
         if self.split is not None:
             self.split.end(request_id)
         sent = self.sent.pop(request_id, None)
@@ -185,8 +187,18 @@ class Dispatch:
             if output.finished:
                 self.end(output.request_id)
 
+    def note_stop(self, request_id: str) -> None:
+        """Note that the front has ended a sequence of an open request whose core may not know it yet."""
+        if request_id in self.sent:
+            self._stopped.add(request_id)
+
     def note_progress(self, replica: Replica, step: StepOutputs) -> None:
-        """Count the outputs of the suspect that a replica has, once a step was processed."""
+        """Count the outputs of the suspect that a replica has, once a step was processed, and forget requests whose
+        last sequence has ended in it, behind one that the front had ended: no further output follows of them."""
+        if self._stopped:
+            for output in step.outputs:
+                if output.request_id in self._stopped and self.to_resume(output.request_id) is None:
+                    self.end(output.request_id)
         if replica.suspect is not None and (sent := self.sent.get(replica.suspect)) is not None:
             sent.num_outputs_left -= any(output.request_id == replica.suspect for output in step.outputs)
             if sent.num_outputs_left <= 0:

@@ -177,6 +177,7 @@ class Replicas:
                     self._abort(request_id)
             case StopSequence(request_id):
                 is_over = self._dispatch.to_resume(request_id) is None
+                self._dispatch.note_stop(request_id)
                 if self._split is not None and self._split.holds(message):
                     if is_over:
                         self._abort(request_id)
