@@ -39,8 +39,8 @@ class Connector(Protocol):
         ...
 
     def find(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> int:
-        """Return how many leading blocks of these are there or will come; called for each attempt to admit a request.
-        digests: those behind its hit in the local pools, the tail last."""
+        """Return how many leading blocks of these are there or will come; called when a request is admitted, which then
+        fetches them. digests: those behind its hit in the local pools, the tail last; none when it needs no more."""
         ...
 
     def fetch(self, fetch: Fetch) -> None:

@@ -30,6 +30,9 @@ class Source:
         """Return how many leading blocks of these are here, or will come (`Connector.find`)."""
         return 0
 
+    def passed(self, request_id: str) -> None:
+        """Note that a request was admitted, and fetches from another source or not at all."""
+
     def fetch(self, fetch: Fetch) -> None:
         """Begin to write blocks that `find` has promised (`Connector.fetch`)."""
 
@@ -85,11 +88,14 @@ class Sources:
     def find(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> int:
         found = [source.find(request, digests) for source in self._sources]
         most = max(found)
-        self._chosen[request.request_id] = self._sources[found.index(most)]
+        chosen = self._chosen[request.request_id] = self._sources[found.index(most)]
+        for source in self._sources:
+            if source is not chosen or not most:
+                source.passed(request.request_id)
         return most
 
     def fetch(self, fetch: Fetch) -> None:
-        source = self._fetching[fetch.fetch_id] = self._chosen.get(fetch.request_id, self._sources[0])
+        source = self._fetching[fetch.fetch_id] = self._chosen[fetch.request_id]
         source.fetch(fetch)
 
     def take_fetched(self) -> list[tuple[int, str]]:

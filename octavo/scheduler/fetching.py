@@ -26,11 +26,12 @@ class Fetching:
         self._planned: list[Fetch] = []
 
     def num_blocks(self, group: SequenceGroup, hit: PrefixHit, num_tokens: int) -> int:
-        """Return how many blocks behind a hit can be fetched for a waiting request of `num_tokens` tokens."""
+        """Return how many blocks behind a hit are fetched for a request of `num_tokens` tokens that is admitted."""
         is_alone = len(group.live) == 1 and group.may_read_prefix_cache and self._block_manager.enable_prefix_caching
-        if not is_alone or hit.num_tokens >= num_tokens - 1 or group.request_id in self._failed:
+        if not is_alone or group.request_id in self._failed:
             return 0
-        return self._connector.find(group.request, self._digests(group)[hit.num_blocks :])
+        is_there = hit.num_tokens >= num_tokens - 1
+        return self._connector.find(group.request, [] if is_there else self._digests(group)[hit.num_blocks :])
 
     def _digests(self, group: SequenceGroup) -> list[bytes]:
         """Return the names of a group's blocks up to that of its last known token, if that is one of the prompt."""

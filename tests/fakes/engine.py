@@ -19,6 +19,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.engine.engine_core import EngineCore
 from octavo.engine.recorder import RecordedScheduler, Recorder
 from octavo.engine.tokenizer import Tokenizer
+from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.scheduler.drafts import Proposer
@@ -99,7 +100,8 @@ def make_core(
     *, depth: int = 1, fail_token: int | None = None, swap_block_s: float = 0.0, record_to: Path | None = None,
     clock: Clock | None = None, sliding_window: int | tuple[int | None, ...] | None = None, keeps_unseen: bool = False,
     open_tokenizer: Callable[[], Tokenizer] | None = None, proposer: Proposer | None = None,
-    sends_tokens: bool = False, source: Connector | None = None, **settings: Any,
+    sends_tokens: bool = False, source: Connector | None = None,
+    connect: Callable[[BlockManager], Connector] | None = None, **settings: Any,
 ) -> EngineCore:  # fmt: skip
     """A core over the hash executor; `settings` are those of `make_settings`. `keeps_unseen`: blocks that left the
     window are not released. `sends_tokens`: a second worker that never draws follows the first."""
@@ -117,7 +119,7 @@ def make_core(
     )
     executor = make_executor(follower=make_executor(draws=False) if sends_tokens else None)
     recorder = Recorder(str(record_to), chosen, depth) if record_to is not None else None
-    scheduler = build_scheduler(chosen, proposer, lambda _: source)
+    scheduler = build_scheduler(chosen, proposer, connect or (lambda _: source))
     return EngineCore(
         executor,
         scheduler if recorder is None else RecordedScheduler.around(scheduler, recorder),

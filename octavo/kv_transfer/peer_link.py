@@ -1,0 +1,143 @@
+"""Control connections between engines: proof of the secret, comparison of both engines, messages, heartbeats."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Final
+
+import msgspec
+
+from octavo.core import frames
+from octavo.core.authentication import GREETING_S, authenticate, keep_alive
+from octavo.errors import ConfigError, OctavoError
+from octavo.kv_transfer.messages import Heartbeat, Hello, PeerMessage
+
+_HEARTBEATS_PER_LEASE: Final = 6
+
+
+class PeerRefused(OctavoError):
+    """Another engine does not exchange KV blocks with this one."""
+
+
+def listen(host: str, port: int, name: str) -> tuple[socket.socket, str]:
+    """Return a socket that listens, and its address: "host:port", or the path of a Unix socket.
+
+    host: where it begins with "/", a folder in which a Unix socket with this name is made. Raises ConfigError.
+    """
+    try:
+        if host.startswith("/"):
+            address = f"{host.rstrip('/')}/{name}"
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(address)
+            listener.listen()
+            return listener, address
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(f"kv_host is {host} and kv_port {port}, where nothing can listen: {error}") from error
+    return listener, f"[{host}]:{listener.getsockname()[1]}" if ":" in host else f"{host}:{listener.getsockname()[1]}"
+
+
+def open_socket(address: str, timeout_s: float) -> socket.socket:
+    """Return a connection to "host:port", or to the path of a Unix socket. Raises OSError."""
+    if address.startswith("/"):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(address)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+
+
+def greet(connection: socket.socket, secret: bytes, ours: Hello, *, is_listener: bool) -> Hello:
+    """Exchange the proofs of the secret and a Hello. Returns that of the other end.
+
+    Raises PeerRefused with the reason; the other end finds the same one.
+    """
+    connection.settimeout(GREETING_S)
+    if not authenticate(connection, secret, is_listener=is_listener):
+        raise PeerRefused("it does not know the secret; give both the same cluster_secret_file")
+    keep_alive(connection)
+    connection.sendall(frames.pack(ours))
+    body = frames.read(connection)
+    if body is None:
+        raise PeerRefused("it has closed the connection")
+    theirs = msgspec.msgpack.decode(body, type=Hello)
+    if (because := difference(ours, theirs)) is not None:
+        raise PeerRefused(because)
+    return theirs
+
+
+def difference(ours: Hello, theirs: Hello) -> str | None:
+    """Return the first value that must be the same at both ends and is not, as both have it; None for none."""
+    mine, other = (
+        {"block size": str(each.block_size), "layout": each.layout} | each.identity for each in (ours, theirs)
+    )
+    for name in [*mine, *(other.keys() - mine.keys())]:
+        here, there = mine.get(name, "nothing"), other.get(name, "nothing")
+        if here != there:
+            return f"{name.replace('_', ' ')} is {here} here and {there} there; KV of the one is not that of the other"
+    return None
+
+
+class PeerLink:
+    """A connection after its greeting, with a thread that writes and one that reads.
+
+    Either end sends heartbeats, and closes the connection when it has heard nothing for the length of a lease.
+    """
+
+    def __init__(self, connection: socket.socket, lease_s: float) -> None:
+        self._connection = connection
+        self._heartbeat_s = lease_s / _HEARTBEATS_PER_LEASE
+        self._outbox = SimpleQueue[PeerMessage | None]()
+        connection.settimeout(lease_s)
+
+    def start(self, receive: Callable[[PeerLink, PeerMessage | None], None]) -> None:
+        """Begin to send and to read. receive: called by the thread that reads; None, the end, comes last."""
+        reader = threading.Thread(target=self._read, args=[receive], name="octavo-kv-peer", daemon=True)
+        reader.start()
+        threading.Thread(target=self._write, args=[reader], name="octavo-kv-peer", daemon=True).start()
+
+    def send(self, message: PeerMessage) -> None:
+        """Send a message later, in order. Nothing is raised: the end of the connection is received."""
+        self._outbox.put(message)
+
+    def close(self) -> None:
+        """End the connection behind what is to be sent. Idempotent; any thread."""
+        self._outbox.put(None)
+
+    def _write(self, reader: threading.Thread) -> None:
+        message: PeerMessage | None = Heartbeat()
+        with suppress(OSError):
+            while message is not None:
+                self._connection.sendall(frames.pack(message))
+                try:
+                    message = self._outbox.get(timeout=self._heartbeat_s)
+                except Empty:
+                    message = Heartbeat()
+        self._shut_down()
+        reader.join()
+        self._connection.close()
+
+    def _read(self, receive: Callable[[PeerLink, PeerMessage | None], None]) -> None:
+        decoder = msgspec.msgpack.Decoder(PeerMessage)
+        with suppress(ValueError, msgspec.MsgspecError):
+            while (body := frames.read(self._connection)) is not None:
+                message = decoder.decode(body)
+                if not isinstance(message, Heartbeat):
+                    receive(self, message)
+        self._shut_down()
+        self.close()
+        receive(self, None)
+
+    def _shut_down(self) -> None:
+        with suppress(OSError):  # it has ended already
+            self._connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,225 @@
+"""The side that gives KV blocks away: it holds those that other engines want, and lets the ranks send them."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final
+
+import msgspec
+
+from octavo.core.messages import EngineCoreRequest
+from octavo.errors import OctavoError
+from octavo.kv_cache.block_manager import BlockManager
+from octavo.kv_cache.block_pool import Content
+from octavo.kv_transfer.messages import Done, Gone, Hello, PeerMessage, RankCommands, Refused, SendBlocks, Want
+from octavo.kv_transfer.peer_link import PeerLink, greet
+from octavo.kv_transfer.sources import Source
+
+NAME_BYTES: Final = 16
+"""Length of the name of a transfer."""
+MOST_CONNECTIONS: Final = 64
+"""Engines that may be connected at once."""
+MOST_TRANSFERS: Final = 256
+"""Transfers of one engine at once."""
+SHARE: Final = 0.5
+"""Share of the blocks of each cache group that transfers of all engines may hold at once."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Transfer:
+    """firsts: for each cache group the first block that it needs. num_there: leading blocks that are held."""
+
+    name: bytes
+    link: PeerLink
+    digests: list[bytes]
+    firsts: list[int]
+    num_there: int = 0
+
+
+class PeerServer(Source):
+    """Listens for other engines; a `BlockListener` of the pools from which they read.
+
+    Blocks of a transfer are held until the other engine needs them no longer, its lease is over, or nothing else could
+    run; then until no rank reads them.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        hello: Hello,
+        block_manager: BlockManager,
+        lease_s: float,
+        wake: Callable[[], None],
+    ) -> None:
+        """lease_s: how long the transfers of an engine last when nothing is heard of it."""
+        self._listener = listener
+        self._secret = secret
+        self._hello = hello
+        self._blocks = block_manager
+        self._lease_s = lease_s
+        self._wake = wake
+        self._connections: set[socket.socket | PeerLink] = set()
+        self._events = SimpleQueue[tuple[PeerLink, PeerMessage | None]]()
+        self._transfers: dict[bytes, _Transfer] = {}
+        self._incomplete: dict[bytes, _Transfer] = {}
+        self._ending: dict[bytes, int] = {}
+        self._ends: list[bytes] = []
+        self._fresh: set[bytes] = set()
+        self._computing = Counter[bytes]()
+        self._requests: dict[str, bytes] = {}
+        self._most_blocks = int(SHARE * min(cache.pool.num_blocks for cache in block_manager.groups))
+        block_manager.listeners.add(self)
+        threading.Thread(target=self._accept, name="octavo-kv-listener", daemon=True).start()
+
+    # ---- threads of connections ----
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # the listener is closed
+            while True:
+                connection, _ = self._listener.accept()
+                if len(self._connections) >= MOST_CONNECTIONS:
+                    connection.close()
+                    continue
+                self._connections.add(connection)
+                threading.Thread(target=self._greet, args=[connection], name="octavo-kv-peer", daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        try:
+            greet(connection, self._secret, self._hello, is_listener=True)
+        except (OSError, ValueError, msgspec.MsgspecError, OctavoError) as error:
+            _log.warning("an engine that wanted KV blocks is refused: %s", error)
+            connection.close()
+        else:
+            link = PeerLink(connection, self._lease_s)
+            self._connections.add(link)
+            link.start(self._receive)
+        finally:
+            self._connections.discard(connection)
+
+    def _receive(self, link: PeerLink, message: PeerMessage | None) -> None:
+        if message is None:
+            self._connections.discard(link)
+        self._events.put((link, message))
+        self._wake()
+
+    # ---- requests and blocks of this engine ----
+
+    def added(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> None:
+        if request.keep_s:
+            self._requests[request.request_id] = digests[-1]
+            self._computing[digests[-1]] += 1
+
+    def ended(self, request_id: str) -> None:
+        digest = self._requests.pop(request_id, None)
+        if digest is not None:
+            self._computing -= Counter([digest])
+            if self._incomplete:
+                self._wake()
+
+    def stored(self, group: int, block: int, content: Content) -> None:
+        """Note a block that the step being planned fills (`BlockListener`)."""
+        if self._incomplete:
+            self._fresh.add(content.digest)
+
+    def removed(self, group: int, digest: bytes) -> None:
+        """Nothing is to be done: what a transfer holds is not removed (`BlockListener`)."""
+
+    # ---- transfers ----
+
+    def poll(self) -> list[tuple[int, str]]:
+        with suppress(Empty):
+            while True:
+                link, message = self._events.get(block=False)
+                match message:
+                    case Want(name, digests):
+                        self._begin(link, name, digests)
+                    case Done(name) if name in self._transfers and self._transfers[name].link is link:
+                        self._end(name)
+                    case None:
+                        for name in [each.name for each in self._transfers.values() if each.link is link]:
+                            self._end(name)
+        return []
+
+    def _begin(self, link: PeerLink, name: bytes, digests: list[bytes]) -> None:
+        if because := self._refusal(link, name, len(digests)):
+            link.send(Refused(name, because))
+            return
+        last = (len(digests) - 1) * self._blocks.block_size
+        firsts = [cache.keeps.num_unseen_blocks(last) for cache in self._blocks.groups]
+        self._transfers[name] = self._incomplete[name] = _Transfer(name, link, digests, firsts)
+
+    def _refusal(self, link: PeerLink, name: bytes, num_blocks: int) -> str:
+        if len(name) != NAME_BYTES or name in self._transfers or name in self._ending or not num_blocks:
+            return "the name of the transfer is wrong or in use, or it has no blocks"
+        num_transfers = sum(each.link is link for each in self._transfers.values())
+        if num_transfers >= MOST_TRANSFERS:
+            return f"there are {num_transfers} transfers of this engine, at most {MOST_TRANSFERS} are allowed"
+        num_held = sum(len(each.digests) for each in self._transfers.values()) + sum(self._ending.values())
+        if num_held + num_blocks > self._most_blocks:
+            return f"it wants {num_blocks} blocks, transfers hold {num_held} of the {self._most_blocks} that they may"
+        return ""
+
+    def _end(self, name: bytes) -> None:
+        """Let the ranks forget a transfer; its blocks are free when they have."""
+        self._incomplete.pop(name, None)
+        self._ending[name] = len(self._transfers.pop(name).digests)
+        self._ends.append(name)
+
+    def released(self, transfer: bytes) -> None:
+        if self._ending.pop(transfer, None) is not None:
+            self._blocks.holds.end(("transfer", transfer))
+
+    def end_reads(self) -> None:
+        for transfer in list(self._transfers.values()):
+            transfer.link.send(Gone(transfer.name))
+            self._end(transfer.name)
+
+    def commands(self, *, has_rows: bool) -> RankCommands:
+        sends: list[SendBlocks] = []
+        for transfer in list(self._incomplete.values()):
+            sends += self._sends(transfer, has_rows=has_rows)
+            if transfer.num_there == len(transfer.digests):
+                del self._incomplete[transfer.name]
+            elif not self._computing[transfer.digests[-1]]:
+                transfer.link.send(Refused(transfer.name, "the blocks are not cached, and no request computes them"))
+                self._end(transfer.name)
+        self._fresh.clear()
+        ends, self._ends = self._ends, []
+        return RankCommands(sends=sends, ends=ends)
+
+    def _sends(self, transfer: _Transfer, *, has_rows: bool) -> list[SendBlocks]:
+        """Hold the blocks of a transfer that are there by now, and return what the ranks send: a command for those that
+        the step computes, and one for others."""
+        sends: list[SendBlocks] = []
+        while transfer.num_there < len(transfer.digests):
+            place, digest = transfer.num_there, transfer.digests[transfer.num_there]
+            is_needed = [place >= first for first in transfer.firsts]
+            blocks = self._blocks.holds.hold_found(("transfer", transfer.name), digest, is_needed)
+            if blocks is None:
+                break
+            is_fresh = has_rows and digest in self._fresh
+            if not sends or sends[-1].is_fresh is not is_fresh:
+                sends.append(SendBlocks(transfer.name, place, [[] for _ in blocks], is_fresh))
+            for ids, block in zip(sends[-1].block_ids, blocks, strict=True):
+                ids.append(block)
+            transfer.num_there += 1
+        return sends
+
+    def close(self) -> None:
+        """Stop listening and end all connections. Idempotent."""
+        self._blocks.listeners.remove(self)
+        with suppress(OSError):  # wakes the thread that accepts
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in list(self._connections):
+            connection.close()

@@ -1,0 +1,259 @@
+"""The side that fetches KV blocks from other engines: whatever fails there, the prompt is computed here."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final
+
+import msgspec
+
+from octavo.core.messages import EngineCoreRequest
+from octavo.errors import OctavoError
+from octavo.kv_transfer.connector import Fetch
+from octavo.kv_transfer.messages import Done, FetchBlocks, Gone, Hello, PeerMessage, RankCommands, Refused, Want
+from octavo.kv_transfer.peer_link import PeerLink, greet, open_socket
+from octavo.kv_transfer.peer_server import NAME_BYTES
+from octavo.kv_transfer.sources import Source
+
+CONNECT_S: Final = 5.0
+"""How long a connection to another engine may take; requests that want its blocks wait for it."""
+_FIRST_RETRY_S: Final = 0.5
+_LAST_RETRY_S: Final = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Engine:
+    """Another engine. retry_at: no connection is tried before. reported: the last reason that was logged."""
+
+    address: str
+    link: PeerLink | None = None
+    hello: Hello | None = None
+    is_connecting: bool = False
+    num_failures: int = 0
+    retry_at: float = 0.0
+    reported: str = ""
+
+    def send(self, message: PeerMessage) -> None:
+        """Send a message if there is a connection."""
+        if self.link is not None:
+            self.link.send(message)
+
+
+@dataclass(eq=False)
+class _Transfer:
+    """What a request wants. is_sent: the ranks have got its fetch. error: why it has failed; empty while it has not."""
+
+    name: bytes
+    engine: _Engine
+    request_id: str
+    digests: list[bytes]
+    fetch: Fetch | None = None
+    is_sent: bool = False
+    error: str = ""
+
+
+_Event = tuple[PeerLink, PeerMessage | Hello | None] | str
+"""Of a connection: its Hello when it is made, messages, its end. Text: why it could not be made."""
+
+
+class PeerSource(Source):
+    """Has one connection to each engine from which a request fetches; a thread makes it when it is needed."""
+
+    def __init__(
+        self,
+        secret: bytes,
+        hello: Hello,
+        lease_s: float,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """lease_s: how long nothing may be heard of an engine."""
+        self._secret = secret
+        self._hello = hello
+        self._lease_s = lease_s
+        self._wake = wake
+        self._clock = clock
+        self._events = SimpleQueue[tuple[_Engine, _Event]]()
+        self._engines: dict[str, _Engine] = {}
+        self._transfers: dict[str, _Transfer] = {}
+        self._fetches: dict[int, _Transfer] = {}
+        self._failed: list[tuple[int, str]] = []
+        self._commands = RankCommands()
+
+    # ---- connections ----
+
+    def _connect(self, engine: _Engine) -> None:
+        """Make a connection, in a thread of its own."""
+        try:
+            connection = open_socket(engine.address, CONNECT_S)
+            try:
+                hello = greet(connection, self._secret, self._hello, is_listener=False)
+            except BaseException:
+                connection.close()
+                raise
+        except (OSError, ValueError, msgspec.MsgspecError, OctavoError) as error:
+            self._receive(engine, str(error))
+            return
+        link = PeerLink(connection, self._lease_s)
+        self._receive(engine, (link, hello))
+        link.start(lambda link, message: self._receive(engine, (link, message)))
+
+    def _receive(self, engine: _Engine, event: _Event) -> None:
+        self._events.put((engine, event))
+        self._wake()
+
+    def poll(self) -> list[tuple[int, str]]:
+        with suppress(Empty):
+            while True:
+                self._process(*self._events.get(block=False))
+        failed, self._failed = self._failed, []
+        return failed
+
+    def _process(self, engine: _Engine, event: _Event) -> None:
+        if isinstance(event, str):
+            engine.is_connecting = False
+            self._lose(engine, event)
+            return
+        link, message = event
+        if isinstance(message, Hello) and engine.link is None:
+            engine.is_connecting, engine.num_failures = False, 0
+            engine.link, engine.hello = link, _reachable(message, engine.address)
+            for transfer in self._of(engine):
+                self._want(transfer)
+        elif engine.link is not link:
+            return  # an earlier connection
+        elif message is None:
+            self._lose(engine, "the connection has ended")
+        elif isinstance(message, Refused | Gone):
+            because = message.reason if isinstance(message, Refused) else "the blocks are no longer held"
+            for transfer in self._of(engine):
+                if transfer.name == message.transfer:
+                    self._fail(transfer, because)
+                    self._report(engine, because)
+
+    def _lose(self, engine: _Engine, because: str) -> None:
+        """Fail what an engine was to supply, and wait before it is tried again."""
+        engine.link = engine.hello = None
+        engine.retry_at = self._clock() + min(_LAST_RETRY_S, _FIRST_RETRY_S * 2**engine.num_failures)
+        engine.num_failures += 1
+        for transfer in self._of(engine):
+            self._fail(transfer, because)
+        self._report(engine, because)
+
+    def _report(self, engine: _Engine, because: str) -> None:
+        if because != engine.reported:
+            _log.warning("prompts are computed here instead of fetched from %s: %s", engine.address, because)
+        engine.reported = because
+
+    def _of(self, engine: _Engine) -> list[_Transfer]:
+        every = {*self._transfers.values(), *self._fetches.values()}
+        return [each for each in every if each.engine is engine and not each.error]
+
+    # ---- requests ----
+
+    def added(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> None:
+        if request.prefill is None:
+            return
+        engine = self._engines.setdefault(request.prefill, _Engine(request.prefill))
+        if engine.link is None and not engine.is_connecting:
+            if self._clock() < engine.retry_at:
+                return
+            engine.is_connecting = True
+            threading.Thread(target=self._connect, args=[engine], name="octavo-kv-connect", daemon=True).start()
+        transfer = _Transfer(os.urandom(NAME_BYTES), engine, request.request_id, list(digests))
+        self._transfers[request.request_id] = transfer
+        if engine.link is not None:
+            self._want(transfer)
+
+    def _want(self, transfer: _Transfer) -> None:
+        transfer.engine.send(Want(transfer.name, transfer.digests))
+        self._send(transfer)
+
+    def find(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> int:
+        transfer = self._transfers.get(request.request_id)
+        if transfer is None or transfer.error or not digests or digests[0] not in transfer.digests:
+            return 0
+        first = transfer.digests.index(digests[0])
+        pairs = zip(digests, transfer.digests[first:], strict=False)
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(digests), len(transfer.digests) - first))
+
+    def fetch(self, fetch: Fetch) -> None:
+        transfer = self._transfers.get(fetch.request_id)
+        if transfer is None or transfer.error:
+            self._failed.append((fetch.fetch_id, "the request has ended" if transfer is None else transfer.error))
+            self._wake()
+            return
+        transfer.fetch = fetch
+        self._fetches[fetch.fetch_id] = transfer
+        self._send(transfer)
+
+    def _send(self, transfer: _Transfer) -> None:
+        """Let the ranks begin a fetch whose engine is connected."""
+        fetch, hello = transfer.fetch, transfer.engine.hello
+        if fetch is not None and hello is not None:
+            transfer.is_sent = True
+            first = transfer.digests.index(fetch.digests[0])
+            self._commands.fetches.append(
+                FetchBlocks(fetch.fetch_id, transfer.name, first, fetch.block_ids, hello.ranks, hello.epoch)
+            )
+
+    def commands(self, *, has_rows: bool) -> RankCommands:
+        commands, self._commands = self._commands, RankCommands()
+        return commands
+
+    def _fail(self, transfer: _Transfer, because: str) -> None:
+        """End a transfer without success. Its request is computed when no rank writes into its blocks any more."""
+        transfer.error = because
+        if transfer.is_sent:
+            self._commands.ends.append(transfer.name)
+            self._wake()
+        elif transfer.fetch is not None:
+            del self._fetches[transfer.fetch.fetch_id]
+            self._failed.append((transfer.fetch.fetch_id, because))
+            self._wake()
+
+    def fetched(self, fetch_id: int, error: str) -> str:
+        transfer = self._fetches.pop(fetch_id)
+        self._transfers.pop(transfer.request_id, None)
+        transfer.engine.send(Done(transfer.name))
+        if not error:
+            transfer.engine.reported = ""
+        elif not transfer.error:
+            self._report(transfer.engine, error)
+        return error and (transfer.error or error)
+
+    def ended(self, request_id: str) -> None:
+        transfer = self._transfers.pop(request_id, None)
+        if transfer is None:
+            return
+        if not transfer.error:
+            self._fail(transfer, "the request has ended")
+        if not transfer.is_sent:
+            transfer.engine.send(Done(transfer.name))
+
+    def passed(self, request_id: str) -> None:
+        self.ended(request_id)
+
+    def close(self) -> None:
+        """End all connections. Idempotent."""
+        for engine in self._engines.values():
+            if engine.link is not None:
+                engine.link.close()
+
+
+def _reachable(hello: Hello, address: str) -> Hello:
+    """Return a Hello whose ranks are at the host of an address where they have named every address of theirs."""
+    host = address.rpartition(":")[0].strip("[]")
+    ranks = [
+        msgspec.structs.replace(each, host=host) if each.host in ("0.0.0.0", "::") else each for each in hello.ranks
+    ]
+    return msgspec.structs.replace(hello, ranks=ranks)
