@@ -29,7 +29,7 @@ ARROWS: dict[str, set[str]] = {
     "core": {"errors"},
     "config": EVERYBODY | {"builtin", "devices"},
     "kv_cache": EVERYBODY,
-    "kv_transfer": EVERYBODY | {"kv_cache"},
+    "kv_transfer": EVERYBODY | {"kv_cache", "worker.identity"},
     "scheduler": EVERYBODY | {"kv_cache", "kv_transfer"},
     "engine": EVERYBODY | {"config", "scheduler", "kv_cache", "kv_transfer", "executor"},
     "executor": EVERYBODY | {"worker", "__init__"},
@@ -77,6 +77,7 @@ TORCH_FREE |= {"llm", "async_llm", "async_llm_engine", "__init__", "__main__"}
 MAY_READ_ENVIRONMENT = {"config/sources.py"}
 MAY_SEE_WHOLE_CONFIG = {
     "octavo.engine.engine_core.EngineCore.build",
+    "octavo.kv_transfer.build.make_connector",
     "octavo.worker.worker.Worker.__init__",
     "octavo.worker.ahead.read_ahead",
     "octavo.worker.identity.Identity.of",

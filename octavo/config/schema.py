@@ -137,6 +137,11 @@ class TransferConfig(TransferArgs):
     secret: str = field(default="", repr=False)
 
     @property
+    def moves_blocks(self) -> bool:
+        """Return whether the core has a connector: for other engines, or for tiers."""
+        return self.role is not None or self.kv_disk is not None or self.kv_host_size is not None
+
+    @property
     def is_split(self) -> bool:
         """Return whether one front has cores of both roles."""
         return self.prefill > 0

@@ -7,6 +7,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -25,7 +26,9 @@ from octavo.engine.timed_scheduler import TimedScheduler
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import CheckpointError, ConfigError, InvalidRequest
 from octavo.executor.executor import Executor, make_executor
+from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.events import EventLog
+from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.scheduler.scheduler import Scheduler
 
@@ -75,7 +78,14 @@ class EngineCore:
         thread, as soon as a rank has failed or died, also between steps. wake: called from any thread when a core that
         `is_waiting`, or that is idle, is to step again.
         """
-        executor = make_executor(config, on_death)
+        moves_blocks = config.transfer.moves_blocks
+        connector: Connector | None = None
+
+        def on_note(rank: int, payload: bytes) -> None:
+            if connector is not None:
+                connector.note(rank, payload)
+
+        executor = make_executor(config, on_death, on_note if moves_blocks else None)
         try:
             plans = agreed(executor.call("prepare"))
             plan, limits = plans[0], CacheLimits.of_ranks([each.cache for each in plans])
@@ -84,31 +94,36 @@ class EngineCore:
                 [group.num_blocks for group in limits.groups],
                 [group.num_host_blocks for group in limits.groups],
             )
-            ready = CoreReady(
-                cache=limits,
-                max_model_len=_fitting_max_model_len(config.model, limits),
-                vocab_size=config.model.vocab_size,
-                plan=plan.render(),
-                plan_summary=plan.summarize(),
-            )
+            max_model_len = _fitting_max_model_len(config.model, limits)
             settings = SchedulerSettings(
                 cache=config.cache,
                 scheduler=config.scheduler,
                 limits=limits,
                 sends_tokens=executor.sends_tokens,
             )
-            scheduler = build_scheduler(settings)
+            connect = partial(_connect, config, executor.call, wake) if moves_blocks else None
+            scheduler = build_scheduler(settings, connect=connect)
+            connector = scheduler.connector
             depth, record_to = config.scheduler.max_steps_in_flight, config.observability.record_trace
             recorder = Recorder(record_to, settings, depth) if record_to is not None else None
         except BaseException:
             executor.shutdown()
             raise
+        ready = CoreReady(
+            cache=limits,
+            max_model_len=max_model_len,
+            vocab_size=config.model.vocab_size,
+            plan=plan.render(),
+            plan_summary=plan.summarize(),
+            transfer=None if connector is None else connector.address,
+        )
+        to_close = recorder or connector
         core = cls(
             executor,
             scheduler if recorder is None else RecordedScheduler.around(scheduler, recorder),
             ready,
             max_steps_in_flight=depth,
-            on_shutdown=None if recorder is None else recorder.close,
+            on_shutdown=None if to_close is None else to_close.close,
             open_tokenizer=lambda: tokenizer or Tokenizer.open(config.model.tokenizer_path),
         )
         if config.observability.enable_kv_events:
@@ -278,6 +293,14 @@ def agreed(plans: list[MemoryPlan]) -> list[MemoryPlan]:
     num_blocks = [min(each.num_blocks for each in group) for group in groups]
     num_host_blocks = [min(each.num_host_blocks for each in group) for group in groups]
     return [each.limited_to(num_blocks, num_host_blocks) for each in plans]
+
+
+def _connect(
+    config: EngineConfig, call: Callable[..., list[Any]], wake: Callable[[], None], block_manager: BlockManager
+) -> Connector:
+    from octavo.kv_transfer.build import make_connector
+
+    return make_connector(config, call, wake, block_manager)
 
 
 def _fitting_max_model_len(model: ModelConfig, limits: CacheLimits) -> int:

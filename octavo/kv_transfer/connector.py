@@ -27,8 +27,10 @@ class Fetch(NamedTuple):
 class Connector(Protocol):
     """Supplies blocks by content. Every method returns at once; blocks are written in the background.
 
-    One thread calls all methods but `note`.
+    One thread calls all methods but `note`. address: where other engines fetch from this one; None where they cannot.
     """
+
+    address: str | None
 
     def added(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> None:
         """Note that a request waits from now on. digests: those of its tokens, the tail last."""

@@ -64,9 +64,15 @@ class Source:
 
 class Sources:
     """The `Connector` of some sources. A request fetches from the one that has most of its blocks, the first of
-    equals."""
+    equals.
 
-    def __init__(self, sources: Sequence[Source], num_ranks: int, wake: Callable[[], None]) -> None:
+    address: where other engines fetch from this one; None where they cannot.
+    """
+
+    def __init__(
+        self, sources: Sequence[Source], num_ranks: int, wake: Callable[[], None], address: str | None = None
+    ) -> None:
+        self.address = address
         self._sources = sources
         self._num_ranks = num_ranks
         self._wake = wake

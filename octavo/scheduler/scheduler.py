@@ -64,6 +64,7 @@ class Scheduler:
         """
         self.block_manager = block_manager
         self.config = config
+        self.connector = connector
         self.policy = policy = policy or Policy()
         self.log = log = DecisionLog()
         self.rates = rates = rates or Rates()

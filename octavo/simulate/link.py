@@ -117,6 +117,8 @@ class LinkedConnector:
     wake: called with the time at which the blocks of a request have arrived.
     """
 
+    address: str | None = None
+
     def __init__(self, links: Mapping[str, Link], clock: Callable[[], float], wake: Callable[[float], None]) -> None:
         self._links = links
         self._clock = clock

@@ -18,6 +18,8 @@ class ToySource:
     requests: those that have come and not ended, by id.
     """
 
+    address: str | None = None
+
     def __init__(self, fail_every: int = 0, most_steps: int = 3) -> None:
         self.executor: HashExecutor
         self.num_fetched = self.num_failed = 0

@@ -1,0 +1,61 @@
+"""Makes the connector that the configuration asks for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from octavo.core.authentication import read_secret
+from octavo.errors import ConfigError
+from octavo.kv_cache.block_manager import BlockManager
+from octavo.kv_transfer.messages import Hello
+from octavo.kv_transfer.peer_link import listen
+from octavo.kv_transfer.peer_server import PeerServer
+from octavo.kv_transfer.peer_source import PeerSource
+from octavo.kv_transfer.sources import Source, Sources
+from octavo.worker.identity import Identity
+
+if TYPE_CHECKING:
+    from octavo.config.schema import EngineConfig
+
+
+def make_connector(
+    config: EngineConfig, call: Callable[..., list[Any]], wake: Callable[[], None], block_manager: BlockManager
+) -> Sources:
+    """Return the connector of an engine whose pools are these.
+
+    call: makes a control call on every rank. wake: lets a core that waits or is idle plan a step; from any thread.
+    Raises ConfigError.
+    """
+    transfer, device, recording = config.transfer, config.device, config.observability.record_trace
+    if not config.cache.enable_prefix_caching:
+        raise ConfigError("enable_prefix_caching is off, and KV blocks go through the prefix cache; leave it on")
+    if recording is not None:
+        raise ConfigError(
+            f"record_trace is {recording!r}, and what other engines or tiers supply is not recorded; record an engine "
+            "without role, kv_disk and kv_host_size"
+        )
+    sources: list[Source] = []
+    address = None
+    if transfer.role is not None:
+        secret, epoch = bytes.fromhex(transfer.secret) or read_secret(device.cluster_secret_file), os.urandom(16)
+        gives = transfer.role == "prefill"
+        ranks = call("open_transfer", transfer.kv_host if gives else "", secret.hex(), epoch.hex())
+        choices = {name: value for name, value, _ in call("op_choices")[0] if name in ("device", "attention")}
+        hello = Hello(
+            identity=msgspec.structs.asdict(Identity.of(config)) | config.numerics | choices,
+            layout=f"{choices['attention']}, {config.cache.dtype}",
+            block_size=block_manager.block_size,
+            epoch=epoch,
+            ranks=ranks if gives else [],
+        )
+        if gives:
+            listener, address = listen(transfer.kv_host, transfer.kv_port, f"control-{epoch.hex()[:16]}")
+            sources.append(PeerServer(listener, secret, hello, block_manager, transfer.kv_lease_s, wake))
+        else:
+            sources.append(PeerSource(secret, hello, transfer.kv_lease_s, wake))
+    num_ranks = device.tensor_parallel_size * device.pipeline_parallel_size
+    return Sources(sources, num_ranks, wake, address)
