@@ -75,7 +75,7 @@ class SimulationOptions(Options):
     ] = None
     replicas: Annotated[int, Arg("Engines behind the router.", ge=1)] = 1
     router: Annotated[str, Arg("Which replica gets a request.", choices=ROUTERS)] = "round-robin"
-    disaggregated: Annotated[int | None, Arg("Number of replicas that compute prompts; the others only decode.")] = None
+    disaggregated: Annotated[int | None, Arg("Number of replicas that compute long prompts for the others.")] = None
     transfer_bytes_per_s: Annotated[
         float, Arg("Rate at which keys and values get from the one to the other.", gt=0)
     ] = Disaggregation(num_prefill=1).bytes_per_s
@@ -106,7 +106,7 @@ _NOT_SIMULATED: Final = [
     argument.name
     for argument in arguments(EngineArgs).values()
     if argument.group not in ("Memory and cache", "Scheduling")
-    and argument.name not in {"max_model_len", "gpu_memory_utilization", *_OPTIONS}
+    and argument.name not in {"max_model_len", "gpu_memory_utilization", "split_min_tokens", *_OPTIONS}
 ]
 """Engine arguments that have no effect on scheduling."""
 
@@ -133,7 +133,11 @@ def simulate(*, given: Given) -> int:
         router=options.router,
         disaggregation=None
         if options.disaggregated is None
-        else Disaggregation(num_prefill=options.disaggregated, bytes_per_s=options.transfer_bytes_per_s),
+        else Disaggregation(
+            num_prefill=options.disaggregated,
+            bytes_per_s=options.transfer_bytes_per_s,
+            min_tokens=args.split_min_tokens,
+        ),
     )
     _print_header(simulation, args, recorded)
     runs = []

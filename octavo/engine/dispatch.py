@@ -141,7 +141,7 @@ class Dispatch:
         for sent in batch:
             if not self._is_open(sent):
                 continue  # ended while it waited
-            request = self.to_resume(sent.request_id) if sent.was_sent else with_wait(sent.request)
+            request = self.to_resume(sent.request_id) if sent.was_sent else with_wait(sent.request, time.monotonic())
             if request is None:
                 self.end(sent.request_id)
                 continue
@@ -240,8 +240,8 @@ class Dispatch:
         return EngineCoreOutput(request_id=sent.request_id, deltas=[], finished=True, error=failure)
 
 
-def with_wait(request: EngineCoreRequest) -> EngineCoreRequest:
+def with_wait(request: EngineCoreRequest, now: float) -> EngineCoreRequest:
     """Return a request with the time that it has waited for a core, which counts towards its deadline."""
     if request.first_token_deadline_s is None:
         return request
-    return msgspec.structs.replace(request, waited_s=max(0.0, time.monotonic() - request.arrival_time))
+    return msgspec.structs.replace(request, waited_s=max(0.0, now - request.arrival_time))

@@ -164,7 +164,8 @@ class Split:
         for each, digests in zip(batch, prompts, strict=True):
             self._handovers[each.request_id] = _Handover(each, digests, source, decode)
             source.open()
-        source.client.send(AddRequests([_prefill_request(with_wait(each.request), self._keep_s) for each in batch]))
+        waited = [with_wait(each.request, self._clock()) for each in batch]
+        source.client.send(AddRequests([_prefill_request(each, self._keep_s) for each in waited]))
         return True
 
     def _digests(self, request: EngineCoreRequest, token_ids: list[int]) -> list[bytes]:

@@ -1,8 +1,8 @@
 """Replicas behind a router, and the loop of events that moves all of them through one time.
 
-Events are arrivals of requests, the ends of steps, and arrivals of keys and values. With separate pools two replicas
-have a request: one computes its prompt and draws the first token, and another gets it when that has begun, fetches the
-prompt's blocks (`link.py`) and draws all of its tokens.
+Events are arrivals of requests, the ends of steps, and arrivals of keys and values. With separate pools (`pools.py`)
+two replicas may have a request: one computes its prompt and draws the first token, and another gets it when that has
+begun, fetches the prompt's blocks (`link.py`) and draws all of its tokens.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-import msgspec
-
-from octavo.core.messages import EngineCoreOutput, EngineCoreRequest
+from octavo.core.messages import AbortRequests, AddRequests, EngineCoreOutput, EngineCoreRequest, ToCore
 from octavo.engine.router import Router
 from octavo.simulate.executor import Script
 from octavo.simulate.outcome import Outcome, RequestRecord, Sample, Totals
+from octavo.simulate.pools import Pools
 from octavo.simulate.replica import Replica
 from octavo.simulate.traces import Trace
 
@@ -31,18 +30,17 @@ _ARRIVAL, _STEP_ENDS, _WAKE = range(3)
 
 @dataclass(slots=True)
 class _Open:
-    """A request that has not ended. decode: the replica that fetches its prompt, once there is one."""
+    """A request that has not ended."""
 
     record: RequestRecord
     script: Script
     request: EngineCoreRequest
-    decode: Replica | None = None
 
 
 class Cluster:
     """One simulation of a trace, or of the requests `numbers` of it. `run` may be called once.
 
-    decode_router: with separate pools, which of the replicas without a link gets what one with a link has begun.
+    divide: makes separate pools of the replicas, given these, what sends messages to them, and a clock.
     """
 
     def __init__(
@@ -52,15 +50,15 @@ class Cluster:
         router: Router,
         *,
         numbers: Sequence[int] | None = None,
-        decode_router: Router | None = None,
+        divide: Callable[[Sequence[Replica], Callable[[Replica, ToCore], None], Callable[[], float]], Pools]
+        | None = None,
     ) -> None:
         self._trace = trace
         self._numbers = range(len(trace)) if numbers is None else numbers
         self._replicas = list(replicas)
         self._router = router
-        self._decode_router = decode_router
-        self._front = [each for each in replicas if each.link is not None] or self._replicas
-        self._back = [each for each in replicas if each.link is None]
+        self._pools = None if divide is None else divide(self._replicas, self._deliver, lambda: self._now)
+        self._now = 0.0
         for replica in replicas:
             replica.wake = partial(self._wake, replica)
         self._events: list[tuple[float, int, int, Callable[[float], None]]] = []
@@ -81,6 +79,7 @@ class Cluster:
                 self._push_arrival(traced.arrival_s, number)
         while self._events:
             now, _, _, happen = heapq.heappop(self._events)
+            self._now = now
             while self._next_sample_s <= now:
                 self._sample(self._next_sample_s)
                 self._next_sample_s += self._sample_every_s
@@ -104,14 +103,18 @@ class Cluster:
         if replica.is_stepping:
             return
         ends_at = replica.begin_step(now)
-        for request_id in replica.take_began():
-            self._hand_over(request_id, replica, now)
+        if self._pools is not None and (began := replica.take_began()):
+            self._pools.take(replica, began=began)
         if ends_at is not None:
             self._push(ends_at, _STEP_ENDS, lambda now: self._end_step(replica, now))
 
     def _end_step(self, replica: Replica, now: float) -> None:
-        for output in replica.end_step():
-            self._finish(replica, output, now)
+        outputs = replica.end_step()
+        if self._pools is not None:
+            outputs = self._pools.take(replica, outputs)
+        for output in outputs:
+            if output.finished:
+                self._finish(replica, output, now)
         self._on_finish(len(self._records) / len(self._numbers))
         self._step(replica, now)
 
@@ -133,46 +136,34 @@ class Cluster:
             num_prompt_tokens=len(request.prompt_token_ids),
         )
         self._open[request.request_id] = _Open(record, script, request)
-        replica = self._router.choose(request, self._front)
-        if replica.link is not None:
-            params = msgspec.structs.replace(request.params, max_tokens=1, n=1, best_of=None, use_beam_search=False)
-            request = msgspec.structs.replace(request, params=params, keep_s=replica.link.keep_s)
-        self._submit(replica, request, script, now)
+        if self._pools is not None:
+            self._pools.arrive(request, script)
+        else:
+            self._submit(self._router.choose(request, self._replicas), request, script, now)
 
-    def _hand_over(self, request_id: str, replica: Replica, now: float) -> None:
-        """Give a request whose prompt a replica begins to another one, which fetches the prompt's blocks."""
-        opened = self._open[request_id]
-        if opened.decode is not None:
-            return  # it was preempted, and begins again
-        assert self._decode_router is not None, "separate pools have a second router"
-        assert replica.link is not None, "only replicas with a link announce what they begin"
-        replica.link.begin(request_id)
-        opened.decode = self._decode_router.choose(opened.request, self._back)
-        request = msgspec.structs.replace(opened.request, prefill=str(replica.number))
-        self._submit(opened.decode, request, opened.script, now)
+    def _deliver(self, replica: Replica, message: ToCore) -> None:
+        match message:
+            case AddRequests(requests):
+                for request in requests:
+                    self._submit(replica, request, self._open[request.request_id].script, self._now)
+            case AbortRequests(request_ids):
+                replica.abort(request_ids)
+                self._wake(replica, self._now)
 
     def _finish(self, replica: Replica, output: EngineCoreOutput, now: float) -> None:
-        if replica.link is not None:
-            replica.link.end(output.request_id, now)
-        opened = self._open.get(output.request_id)
+        opened = self._open.pop(output.request_id, None)
         if opened is None:
-            return  # its prompt could not be fetched, and was computed where it was decoded
+            return  # its first token was its last, and it is being aborted where it would have been decoded
+        if self._pools is not None:
+            self._pools.end(output.request_id)
         record, metrics = opened.record, output.metrics
         if output.error is None:
             assert metrics is not None, "a served request has its times"
-            record.num_preemptions += metrics.num_preemptions
-            if record.first_token_s is None:
-                record.first_scheduled_s, record.first_token_s = metrics.first_scheduled_time, metrics.first_token_time
-                record.num_cached_tokens = output.num_cached_tokens
-            if replica is not opened.decode and opened.decode is not None:
-                if max(opened.script.output_lens) > 1:
-                    return
-                opened.decode.abort(output.request_id)
-                self._wake(opened.decode, now)
+            record.num_preemptions, record.num_cached_tokens = metrics.num_preemptions, output.num_cached_tokens
+            record.first_scheduled_s, record.first_token_s = metrics.first_scheduled_time, metrics.first_token_time
             record.num_output_tokens = _num_output_tokens(opened, output)
         else:
             record.error = output.error.message
-        del self._open[output.request_id]
         self._records.append(record)
         record.finished_s, record.replica = now, replica.number
         for follower in self._trace.followers.get(record.number, ()):

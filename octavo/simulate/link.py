@@ -6,7 +6,7 @@ The same seam as in an engine: the prefix index of the one calls a listener, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
@@ -22,13 +22,15 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True):
     """The number of replicas that compute prompts, and how keys and values get from them to the others.
 
     A replica sends one block after the other at `bytes_per_s`; each arrives `latency_s` later. keep_s: how long it
-    keeps those of a prompt that it has computed.
+    keeps those of a prompt that it has computed. min_tokens: the shortest prompt that is computed there, None for what
+    pays by measured times.
     """
 
     num_prefill: int
     bytes_per_s: float = 25e9
     latency_s: float = 1e-3
     keep_s: float = 30.0
+    min_tokens: int | None = None
 
 
 class _Step(NamedTuple):
@@ -52,7 +54,6 @@ class Link:
     """
 
     def __init__(self, rates: Disaggregation, block_bytes: float, num_layers: int) -> None:
-        self.keep_s = rates.keep_s
         self._rates = rates
         self._block_s = block_bytes / rates.bytes_per_s
         self._num_layers = num_layers
@@ -76,9 +77,9 @@ class Link:
         for transfer in list(self._transfers):
             self._send(transfer, begins_at)
 
-    def begin(self, request_id: str) -> None:
-        """Note that the replica computes a prompt."""
-        self._computing.add(request_id)
+    def begin(self, request_ids: Iterable[str]) -> None:
+        """Note that the replica computes these prompts."""
+        self._computing.update(request_ids)
 
     def end(self, request_id: str, now: float) -> None:
         """Note that it computes a prompt no longer. A transfer that waits for more of it has failed."""

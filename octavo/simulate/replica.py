@@ -44,6 +44,7 @@ class Replica:
             max_model_len=settings.scheduler.max_model_len,
             vocab_size=0,
             plan="",
+            transfer=str(number),
         )
         depth = settings.scheduler.max_steps_in_flight
         self.core = EngineCore(self.executor, self.scheduler, ready, max_steps_in_flight=depth, clock=self.clock)
@@ -68,10 +69,9 @@ class Replica:
         self.executor.expect(seed, script)
         self._inbox.append(request)
 
-    def abort(self, request_id: str) -> None:
-        """End a request, with the next step and without an output."""
-        self.num_open -= 1
-        self._aborted.append(request_id)
+    def abort(self, request_ids: list[str]) -> None:
+        """End requests, with the next step and without an output."""
+        self._aborted += request_ids
 
     def begin_step(self, now: float) -> float | None:
         """Start a step at `now` and return when it ends; None when there is nothing to do before something arrives."""
@@ -82,7 +82,7 @@ class Replica:
         self._inbox.clear()
         self.core.abort_requests(self._aborted)
         for request_id in self._aborted:
-            self.executor.forget(self._seeds.pop(request_id))
+            self._close(request_id)
         self._aborted.clear()
         if not self.core.has_unfinished():
             return None
@@ -93,16 +93,26 @@ class Replica:
     def take_began(self) -> list[str]:
         """Return the requests whose prompts the last step began to compute, where they are announced."""
         began, self._began = self._began, []
+        if self.link is not None:
+            self.link.begin(began)
         return began
 
     def end_step(self) -> list[EngineCoreOutput]:
-        """End the step and return the outputs of requests that have ended with it."""
+        """End the step and return its outputs."""
         self.is_stepping = False
-        finished = [output for output in self._outputs if output.finished]
-        for output in finished:
-            self.num_open -= 1
-            self.executor.forget(self._seeds.pop(output.request_id))
-        return finished
+        for output in self._outputs:
+            if output.finished:
+                self._close(output.request_id)
+        return self._outputs
+
+    def _close(self, request_id: str) -> None:
+        seed = self._seeds.pop(request_id, None)
+        if seed is None:
+            return  # it had ended when it was aborted
+        self.num_open -= 1
+        self.executor.forget(seed)
+        if self.link is not None:
+            self.link.end(request_id, self.clock.now)
 
     def totals(self) -> Totals:
         """Return the counts since the begin."""

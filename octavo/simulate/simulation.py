@@ -19,6 +19,7 @@ from octavo.simulate.cluster import Cluster
 from octavo.simulate.cost_model import CostModel
 from octavo.simulate.link import Disaggregation, Link
 from octavo.simulate.outcome import Outcome, merged
+from octavo.simulate.pools import Pools
 from octavo.simulate.replica import Replica
 from octavo.simulate.traces import Trace, TraceRequest
 
@@ -82,8 +83,15 @@ def _disaggregated(trace: Trace, simulation: Simulation, disaggregation: Disaggr
     replicas += [
         Replica(number, settings, costs, sources=sources) for number in range(num_prefill, simulation.num_replicas)
     ]
-    routers = make_router(simulation.router, block_size), make_router("least-loaded", block_size)
-    return Cluster(trace, replicas, routers[0], decode_router=routers[1]).run()
+    router = make_router(simulation.router, block_size)
+    divide = partial(
+        Pools,
+        router=router,
+        decode_router=make_router("least-loaded", block_size),
+        settings=settings,
+        disaggregation=disaggregation,
+    )
+    return Cluster(trace, replicas, router, divide=divide).run()
 
 
 def _in_processes(trace: Trace, simulation: Simulation, num_shards: int) -> Outcome:

@@ -133,7 +133,7 @@ def test_separate_pools_pay_for_prompt_transfer_and_output_once() -> None:
         settings=make_settings(max_num_batched_tokens=64),
         cost_model=make_costs(step_s=1.0, prefill_token_s=0.5, kv_bytes_per_token=8.0),
         num_replicas=2,
-        disaggregation=Disaggregation(num_prefill=1, bytes_per_s=40.0, latency_s=3.0),
+        disaggregation=Disaggregation(num_prefill=1, bytes_per_s=40.0, latency_s=3.0, min_tokens=1),
     )
     outcome = simulate(trace, simulation)
     long, short = outcome.records
@@ -151,7 +151,7 @@ def test_what_a_replica_sends_goes_one_after_the_other() -> None:
         settings=make_settings(max_num_batched_tokens=64),
         cost_model=make_costs(step_s=1.0, kv_bytes_per_token=8.0),
         num_replicas=2,
-        disaggregation=Disaggregation(num_prefill=1, bytes_per_s=16.0, latency_s=0.0),
+        disaggregation=Disaggregation(num_prefill=1, bytes_per_s=16.0, latency_s=0.0, min_tokens=1),
     )
     # three blocks of 32 bytes take six seconds; the two steps that follow take one each
     assert [record.finished_s for record in simulate(trace, simulation).records] == [9.0, 15.0, 21.0]
@@ -164,10 +164,12 @@ def test_several_sequences_part_where_they_are_decoded(kind: dict[str, Any]) -> 
         settings=make_settings(),
         cost_model=make_costs(step_s=1.0, prefill_token_s=0.5),
         num_replicas=3,
-        disaggregation=Disaggregation(num_prefill=1, bytes_per_s=1e9, latency_s=2.0),
+        disaggregation=Disaggregation(num_prefill=1, bytes_per_s=1e9, latency_s=2.0, min_tokens=1),
     )
     (record,) = simulate(trace, simulation).records
-    assert (record.first_token_s, record.num_output_tokens, record.replica) == (6.0, 15, 1)
+    # beams are not begun with what the prompt's replica draws
+    assert record.first_token_s == pytest.approx(9.0 if "use_beam_search" in kind else 6.0)
+    assert (record.num_output_tokens, record.replica) == (15, 1)
     # the prompt's ten tokens are paid for once
     assert record.finished_s == pytest.approx(6.0 + 2.0 + 5.0)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from octavo.engine.router import RoundRobin
@@ -9,6 +11,7 @@ from octavo.kv_cache.block_pool import Content
 from octavo.kv_transfer.connector import Fetch
 from octavo.simulate.cluster import Cluster
 from octavo.simulate.link import Disaggregation, Link
+from octavo.simulate.pools import Pools
 from octavo.simulate.replica import Replica
 from octavo.simulate.simulation import Simulation, simulate
 from octavo.simulate.traces import Trace, TraceRequest, Workload, generate
@@ -47,7 +50,7 @@ def test_what_is_there_is_sent_one_after_the_other_and_null_blocks_are_not() -> 
 @pytest.mark.parametrize("num_layers", [1, 4, 64])
 def test_layers_are_sent_while_the_next_ones_are_computed(num_layers: int) -> None:
     transfers = Transfers(num_layers)
-    transfers.link.begin("a")
+    transfers.link.begin(["a"])
     transfers.fetch("a", DIGESTS, now=1.0)
     assert transfers.done == []
     transfers.compute(*DIGESTS[:2], begins_at=2.0, ends_at=6.0)
@@ -64,7 +67,7 @@ def test_a_prompt_that_is_computed_is_promised_and_what_left_the_cache_is_not() 
     transfers.compute(*DIGESTS)
     transfers.link.removed(0, DIGESTS[2])
     assert transfers.link.num_promised("a", DIGESTS) == 2
-    transfers.link.begin("a")
+    transfers.link.begin(["a"])
     assert transfers.link.num_promised("a", DIGESTS) == 4
     transfers.fetch("a", DIGESTS, now=0.0)
     transfers.link.end("a", now=7.0)
@@ -74,21 +77,24 @@ def test_a_prompt_that_is_computed_is_promised_and_what_left_the_cache_is_not() 
     assert error
 
 
-def split_simulation(**values: object) -> Simulation:
+def split_simulation(min_tokens: int | None) -> Simulation:
     return Simulation(
         settings=make_settings(num_blocks=200, max_num_batched_tokens=64),
         cost_model=make_costs(step_s=1.0, prefill_token_s=0.25),
         num_replicas=3,
-        disaggregation=Disaggregation(num_prefill=1, bytes_per_s=1e3, **values),  # type: ignore[arg-type]
+        disaggregation=Disaggregation(num_prefill=1, bytes_per_s=1e3, min_tokens=min_tokens),
     )
 
 
-def replicas_after(trace: Trace, **values: object) -> list[Replica]:
+def replicas_after(trace: Trace, keep_s: float = 30.0) -> list[Replica]:
     """One replica that computes prompts and one that decodes, after the trace."""
-    link = Link(Disaggregation(num_prefill=1, bytes_per_s=1e3, latency_s=0.0, **values), 32.0, 1)  # type: ignore[arg-type]
+    rates = Disaggregation(num_prefill=1, bytes_per_s=1e3, latency_s=0.0, keep_s=keep_s, min_tokens=1)
+    link = Link(rates, 32.0, 1)
     settings, costs = make_settings(num_blocks=40, max_num_batched_tokens=64), make_costs(step_s=1.0)
     replicas = [Replica(0, settings, costs, link=link), Replica(1, settings, costs, sources={"0": link})]
-    Cluster(trace, replicas, RoundRobin(), decode_router=RoundRobin()).run()
+    routers = {"router": RoundRobin(), "decode_router": RoundRobin()}
+    divide = partial(Pools, **routers, settings=settings, disaggregation=rates)  # type: ignore[arg-type]
+    Cluster(trace, replicas, RoundRobin(), divide=divide).run()
     for replica in replicas:
         replica.scheduler.check()
         assert replica.num_open == 0
@@ -116,10 +122,11 @@ def test_what_was_evicted_before_it_is_fetched_is_computed() -> None:
     assert 0 < len(fetched) < 12
 
 
-def test_the_same_split_simulation_twice_is_the_same_and_every_request_ends() -> None:
+@pytest.mark.parametrize("min_tokens", [1, 40, None])
+def test_the_same_split_simulation_twice_is_the_same_and_every_request_ends(min_tokens: int | None) -> None:
     workload = Workload(num_requests=60, request_rate=0.7, input_len=40, output_len=8, max_len=90, turns=2, n=2)
     trace = Trace(generate(workload, seed=1))
-    first, second = (simulate(trace, split_simulation()) for _ in range(2))
+    first, second = (simulate(trace, split_simulation(min_tokens)) for _ in range(2))
     assert (first.records, first.totals) == (second.records, second.totals)
     assert [record.num_output_tokens for record in first.records] == [sum(each.output_lens) for each in trace.requests]
     assert {record.replica for record in first.records if max(trace.requests[record.number].output_lens) > 1} == {1, 2}
