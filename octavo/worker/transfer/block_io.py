@@ -29,7 +29,8 @@ class BlockIO:
         self.heads = range(first_head, first_head + num_heads)
         self.num_groups = len(groups)
         self._group_of = {first_layer + layer: place for place, group in enumerate(groups) for layer in group.layers}
-        self._views: list[Tensor] = [cache.view(*cache.shape[:2], num_heads, -1).view(torch.uint8) for cache in caches]
+        views = [cache.view(*cache.shape[:2], num_heads, -1).view(torch.uint8) for cache in caches]
+        self._views = [view.view(_widest(view.shape[3])) for view in views]
 
     def group_of(self, layer: int) -> int:
         """Return the cache group that has a layer."""
@@ -37,23 +38,30 @@ class BlockIO:
 
     def shape(self, layer: int, num_blocks: int, heads: range) -> tuple[int, ...]:
         """Return the shape of what `read` returns."""
-        planes, _, _, num_bytes = self._view(layer).shape
-        return planes, num_blocks, len(heads), num_bytes
+        view = self._view(layer)
+        return view.shape[0], num_blocks, len(heads), view.shape[3] * view.element_size()
 
     def read(self, layer: int, block_ids: Sequence[int], heads: range) -> Tensor:
         """Return a copy of these heads of these blocks, uint8 [planes, blocks, heads, bytes of a head]."""
         view = self._view(layer)
-        return self._cut(view, heads).index_select(1, torch.tensor(block_ids, device=view.device))
+        index = torch.tensor(block_ids, device=view.device)
+        return self._cut(view, heads).index_select(1, index).view(torch.uint8)
 
     def write(self, layer: int, block_ids: Sequence[int], heads: range, content: Tensor) -> None:
         """Write what `read` has returned, here or on another rank, into these blocks, which differ from each other."""
         view = self._view(layer)
         assert content.shape == self.shape(layer, len(block_ids), heads), "content has another shape than its blocks"
         index = torch.tensor(block_ids, device=view.device)
-        self._cut(view, heads).index_copy_(1, index, content.to(view.device))
+        self._cut(view, heads).index_copy_(1, index, content.view(view.dtype).to(view.device))
 
     def _view(self, layer: int) -> Tensor:
         return self._views[self.layers.index(layer)]
 
     def _cut(self, view: Tensor, heads: range) -> Tensor:
         return view.narrow(2, self.heads.index(heads.start), len(heads))
+
+
+def _widest(num_bytes: int) -> torch.dtype:
+    """Return the largest type whose elements fill so many bytes: indexing takes its time by elements."""
+    types = torch.int64, torch.int32, torch.int16, torch.uint8
+    return next(each for each in types if num_bytes % each.itemsize == 0)
