@@ -9,7 +9,8 @@ the blocks of a prompt in three ways, which take turns:
 
 Times are medians in milliseconds: of the step, and from its begin until the other rank has verified and written all.
 `idle` is the rate of a transfer of blocks that were computed before; its shares are of what a copy in memory and
-`sendall` in pieces of 1 MiB over TCP reach in the same run. The processor time of each process is that of one transfer.
+`sendall` in pieces of 1 MiB over TCP reach in the same run. Processor times are of one transfer, or of one step.
+`overlap` is the share of an idle transfer that sending by layers hides behind the step.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def no_tiers() -> Any:
 
 def fetch(channel: Connection, shape: tuple[int, ...], dtype: torch.dtype, num_layers: int, num_heads: int) -> None:
     """Be the rank that fetches: for each command return what came of it, when, and the processor time."""
+    torch.set_num_threads(1)  # as in a rank
     caches = [torch.ones(shape, dtype=dtype) for _ in range(num_layers)]  # written once: their memory is there
     blocks = BlockIO(caches, [CacheGroup(tuple(range(num_layers)))], num_heads)
 
@@ -111,7 +113,7 @@ class Prefill:
         self.worker.prepare()
         self.num_blocks = num_tokens // self.worker.plan.cache.block_size
         self.worker.allocate([self.num_blocks], [0])
-        self.num_tokens, self.next_id = num_tokens, 0
+        self.num_tokens, self.next_id, self.cpu_there = num_tokens, 0, 0.0
         (peer,) = self.worker.call("open_transfer", host, SECRET.hex(), EPOCH.hex())
         self.peer: PeerRank = peer
         caches = self.worker._cache.caches
@@ -156,16 +158,23 @@ class Prefill:
         began = time.perf_counter()
         if way != "idle":
             self.step(RankCommands(sends=sends if way == "layers" else []), self.num_tokens)
-        found = {"step_s": time.perf_counter() - began}
+        found = {"step_s": time.perf_counter() - began, "cpu_s": time.process_time() - cpu}
         if way == "off":
             return found
         if way != "layers":
             self.step(RankCommands(sends=sends))
         fetched, ended, cpu_there = self.channel.recv()
-        assert isinstance(fetched, Fetched) and not fetched.error, fetched
+        assert isinstance(fetched, Fetched), fetched
+        assert not fetched.error, fetched
         self.step(RankCommands(ends=[transfer]))
-        cpu_here = time.process_time() - cpu
-        return found | {"all_s": ended - began, "bytes": fetched.num_bytes, "cpu_s": cpu_here, "there_s": cpu_there}
+        self.cpu_there, since = cpu_there, self.cpu_there
+        cpu_s = time.process_time() - cpu
+        return found | {
+            "all_s": ended - began,
+            "bytes": fetched.num_bytes,
+            "cpu_s": cpu_s,
+            "there_s": cpu_there - since,
+        }
 
 
 def main() -> None:
@@ -206,6 +215,10 @@ def main() -> None:
                     "after_ms": 1e3 * median["after_all_s"],
                     "layers_ms": 1e3 * median["layers_all_s"],
                     "layers_step_ms": 1e3 * median["layers_step_s"],
+                    "sends_cpu_ms": 1e3 * median["idle_cpu_s"],
+                    "receives_cpu_ms": 1e3 * median["idle_there_s"],
+                    "step_cpu_ms": 1e3 * median["off_cpu_s"],
+                    "layers_cpu_ms": 1e3 * median["layers_cpu_s"],
                     "overlap": (median["after_all_s"] - median["layers_all_s"]) / seconds,
                 },
             )

@@ -90,7 +90,7 @@ class RankTransfer:
             return None
         if host.startswith("/"):
             host = f"{host}/kv-{token_hex(8)}"
-            listener, port = listen(f"unix://{host}", secret), 0
+            listener, port = listen(f"shm://{host}", secret), 0
         else:
             listener = listen(f"tcp://[{host}]:0" if ":" in host else f"tcp://{host}:0", secret)
             port = int(listener.address.rpartition(":")[2])

@@ -27,7 +27,7 @@ def connect_with(secret: bytes) -> Connect:
 
     def open_pipe(peer: PeerRank) -> Pipe:
         host = f"[{peer.host}]" if ":" in peer.host else peer.host
-        address = f"unix://{host}" if host.startswith("/") else f"tcp://{host}:{peer.port}"
+        address = f"shm://{host}" if host.startswith("/") else f"tcp://{host}:{peer.port}"
         return connect(address, secret, _DEADLINE_S)
 
     return open_pipe
