@@ -33,7 +33,8 @@ from octavo.engine.core_spawn import SpawnedCore
 from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike, checked_ttl_s, open_tokenizer
 from octavo.engine.metrics import Metrics
 from octavo.engine.output_processor import OpenRequest, OutputProcessor, in_turns
-from octavo.engine.replicas import Replicas
+from octavo.engine.replica import ReplicaState
+from octavo.engine.replicas import Replicas, StartReplicas
 from octavo.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest
 
@@ -63,9 +64,9 @@ class AsyncLLM:
         self.config = config
         self.tokenizer = tokenizer
         self.ready: CoreReady = client.ready
-        self.metrics = Metrics(config.model.served_model_names[0], len(client.stats_of_each), client.roles)
-        for number, stats in enumerate(client.stats_of_each):
-            self.metrics.observe_stats(stats, number)
+        self.metrics = Metrics(config.model.served_model_names[0], client.roles, client.can_grow)
+        for replica in client.states:
+            self.metrics.observe_stats(replica.stats, replica.number)
         self._client = client
         self.input_setup: InputSetup | None = InputSetup(
             config.model, client.ready, config.scheduler.max_num_seqs, config.cache.enable_prefix_caching
@@ -83,17 +84,25 @@ class AsyncLLM:
         Raises ConfigError, CheckpointError or UnsupportedModel.
         """
         with core or SpawnedCore() as core:
-            config = await asyncio.to_thread(configure, args)
-            starting = asyncio.create_task(Replicas.start(config, core))
-            try:
-                tokenizer, chat_template = await asyncio.to_thread(_open_tokenizer, config.model)
-            except BaseException:
-                starting.cancel()
-                [started] = await asyncio.gather(starting, return_exceptions=True)
-                if isinstance(started, Replicas):  # it was quicker than the tokenizer
-                    await started.shutdown()
-                raise
-            client = await starting
+            return await cls.start_over(args, partial(Replicas.start, core=core))
+
+    @classmethod
+    async def start_over(cls, args: EngineArgs, start_replicas: StartReplicas) -> AsyncLLM:
+        """Find the model and return its front over the replicas that are started, or found, meanwhile.
+
+        Raises as `start` does, and what `start_replicas` raises.
+        """
+        config = await asyncio.to_thread(configure, args)
+        starting = asyncio.create_task(start_replicas(config))
+        try:
+            tokenizer, chat_template = await asyncio.to_thread(_open_tokenizer, config.model)
+        except BaseException:
+            starting.cancel()
+            [started] = await asyncio.gather(starting, return_exceptions=True)
+            if isinstance(started, Replicas):  # it was quicker than the tokenizer
+                await started.shutdown()
+            raise
+        client = await starting
         _log.info("%s", client.ready.plan)
         return cls(config, client, tokenizer, chat_template)
 
@@ -106,6 +115,11 @@ class AsyncLLM:
     def stats(self) -> SchedulerStats:
         """Return the state of the engine after its latest step, of several replicas the sum."""
         return self._client.stats
+
+    @property
+    def replicas(self) -> list[ReplicaState]:
+        """Return the state of each engine core."""
+        return self._client.states
 
     async def check_health(self) -> None:
         """Raise EngineDeadError when no core is left, EngineRestartingError while none is ready, and

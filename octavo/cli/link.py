@@ -51,4 +51,4 @@ def hello_of_front(config: EngineConfig) -> Hello:
 def hello_of_core(config: EngineConfig) -> Hello:
     """Return what a core is, with what decides its bits."""
     build = msgspec.to_builtins(Identity.of(config)) | config.numerics
-    return msgspec.structs.replace(hello_of_front(config), build=build)
+    return msgspec.structs.replace(hello_of_front(config), build=build, role=config.transfer.role)

@@ -25,6 +25,7 @@ _COMMANDS = (
     ("rank", "octavo.cli.rank:rank", "Compute on this machine for an engine that another machine serves."),
     ("simulate", "octavo.cli.simulate:simulate", "Run the scheduler in simulated time, on a trace or a recording."),
     ("replay", "octavo.cli.replay:replay", "Take the decisions of a recorded run once more, and compare them."),
+    ("proxy", "octavo.cli.proxy:proxy", "Serve a model over HTTP with engines on other machines."),
     ("explain", "octavo.cli.explain:explain", "Show what octavo would do with a model on this machine, and why."),
 )
 _BENCHMARKS = (

@@ -33,6 +33,7 @@ _GROUPS = (
     "Workload",
     "Benchmark",
     "Sampling",
+    "Engines",
     "Server",
     "Model",
     "Memory and cache",
@@ -90,6 +91,11 @@ class Given(msgspec.Struct, frozen=True):
         """Return arguments of `cls` from flags, variables, YAML file and defaults. Raises ConfigError."""
         mine = arguments(cls)
         return gather(cls, {k: v for k, v in self.values.items() if k in mine}, config_file=self.config)
+
+    def without(self, cls: type) -> Given:
+        """Return the flags without those of one command, which may have names of other arguments."""
+        mine = arguments(cls)
+        return Given(self.config, {name: value for name, value in self.values.items() if name not in mine})
 
     def own(self, cls: type[Own]) -> Own:
         """Return the options of one command, from flags and defaults alone. Raises ConfigError."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from octavo.cli.options import Given, with_options
 from octavo.cli.start import mention_demonstration_model
 from octavo.config.args import EngineArgs
@@ -20,6 +22,7 @@ def serve(*, given: Given) -> int:
         return serve_role(engine_args, server_args.host, server_args.port)
 
     with SpawnedCore() as core:  # it imports while we do
+        from octavo.engine.replicas import Replicas
         from octavo.server.serving import serve as serve_http
 
-        return serve_http(engine_args, server_args, core)
+        return serve_http(engine_args, server_args, partial(Replicas.start, core=core))

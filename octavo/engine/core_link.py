@@ -49,7 +49,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """What an end of a link is. Every version can read the first two fields of every other one.
 
     octavo: its version. model: its name; config: a digest of its config.json. build: of a core, what decides its bits
-    besides.
+    besides; role: its role.
     """
 
     protocol: int = PROTOCOL
@@ -57,6 +57,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     model: str = ""
     config: str = ""
     build: dict[str, str] = {}
+    role: str | None = None
 
     def difference(self, other: Hello, here: str, there: str) -> str | None:
         """Return what is not the same at both ends, with both values and the remedy; None when they fit."""
@@ -82,6 +83,7 @@ class CoreLink:
         self._secret = secret
         self._hello = hello
         self._inbox: Inbox | None = None
+        self._listener: socket.socket
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self._front: str | None = None
@@ -91,7 +93,7 @@ class CoreLink:
         """Serve the fronts that come to a listener until `stop`. Raises what the core raises."""
         server = CoreServer(core, self.send, max_tokens_per_step, inbox)
         core.executor = AnnouncedExecutor.around(core, self.send)
-        self._inbox = inbox
+        self._inbox, self._listener = inbox, listener
         threading.Thread(target=self._accept, args=[server, core, listener], daemon=True).start()
         server.run()
 
@@ -103,6 +105,7 @@ class CoreLink:
 
     def _end_on_request(self) -> None:
         assert self._inbox is not None, "the core is served"
+        self._listener.shutdown(socket.SHUT_RDWR)  # a front that connects again finds the next engine here
         self.report(CoreFailed(message="the engine was ended by a signal", is_on_request=True))
         self._inbox.put(Shutdown())
 

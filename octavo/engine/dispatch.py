@@ -73,12 +73,12 @@ class Dispatch:
     """
 
     def __init__(self, replicas: Sequence[Replica], router: Router, *, depth: int = 1) -> None:
-        """depth: steps that a core plans ahead."""
+        """replicas: others may be added to them. depth: steps that a core plans ahead."""
         self.sent: dict[str, Sent] = {}
         self.suspects: deque[Sent] = deque()
         self.to_resume: ToResume
         self.split: Split | None = None
-        self._replicas = list(replicas)
+        self._replicas = replicas
         self._router = router
         self._depth = depth
         self._waiting: deque[list[Sent]] = deque()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter as Count
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -79,19 +80,41 @@ _REFUSAL_CODES: Final = ("queue_full", "deadline_unreachable")
 """Refusals that are counted from 0; others appear with the first one."""
 
 
+@dataclass
+class _Replica:
+    """The collectors of a replica for each attribute of SchedulerStats, and its latest state."""
+
+    gauges: dict[str, Gauge]
+    counters: dict[str, Counter]
+    last: SchedulerStats = field(default_factory=SchedulerStats)
+
+
+def _children(families: Sequence[tuple[_Collector, _Family]], labels: Mapping[str, str]) -> dict[str, _Collector]:
+    return {
+        attribute: collector.labels(**labels, **({family.label: value} if value else {}))
+        for collector, family in families
+        for value, attribute in family.attributes.items()
+    }
+
+
 class Metrics:
     """Collectors fed with the state after each step and with every request that ends. One thread at a time.
 
-    Of several replicas the states have the label `engine`, a replica's number, and those with `roles` the label `role`.
+    Of several replicas the states have the label `engine`, a replica's number, and those with roles the label `role`.
     """
 
-    def __init__(self, model_name: str, num_replicas: int = 1, roles: Sequence[str] = ()) -> None:
+    def __init__(self, model_name: str, roles: Mapping[int, str | None] | None = None, can_grow: bool = False) -> None:
+        """roles: of the replicas, by their numbers; entries may be added to it where it `can_grow`."""
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name}
-        self._roles = roles
-        self._last = [SchedulerStats() for _ in range(num_replicas)]
-        self._gauges = self._children(Gauge, _GAUGES)
-        self._counters = self._children(Counter, _COUNTERS)
+        self._roles = {0: None} if roles is None else roles
+        self._has_engines = can_grow or len(self._roles) > 1
+        self._has_roles = can_grow or any(self._roles.values())
+        self._gauges = self._collectors(Gauge, _GAUGES)
+        self._counters = self._collectors(Counter, _COUNTERS)
+        self._replicas: dict[int, _Replica] = {}
+        for number in self._roles:
+            self._replica(number)
         self._refused = Counter(
             "octavo:requests_refused",
             "Requests that the engine refused, by error code.",
@@ -126,12 +149,13 @@ class Metrics:
 
     def observe_stats(self, stats: SchedulerStats, replica: int = 0) -> None:
         """Add the state of a replica after a step."""
-        last, self._last[replica] = self._last[replica], stats
-        for attribute, gauge in self._gauges[replica].items():
+        known = self._replica(replica)
+        for attribute, gauge in known.gauges.items():
             gauge.set(getattr(stats, attribute))
-        for attribute, counter in self._counters[replica].items():
+        for attribute, counter in known.counters.items():
             # stats of a core are totals; Prometheus counts differences
-            counter.inc(max(0, getattr(stats, attribute) - getattr(last, attribute)))
+            counter.inc(max(0, getattr(stats, attribute) - getattr(known.last, attribute)))
+        known.last = stats
 
     def observe_refusal(self, code: str) -> None:
         """Count a request that was refused. It has no latency, and its prompt was not computed."""
@@ -170,20 +194,22 @@ class Metrics:
         """Return all metrics in Prometheus' text format (`CONTENT_TYPE`)."""
         return generate_latest(self.registry)
 
-    def _children(self, kind: type[_Collector], families: Mapping[str, _Family]) -> list[dict[str, _Collector]]:
-        """Return for each replica a collector for each attribute of SchedulerStats."""
-        count = len(self._last)
-        own_label = [{"engine": str(number)} if count > 1 else {} for number in range(count)]
-        role_label = [{"role": role} for role in self._roles] or [{}] * count
-        labels: list[dict[str, str]] = [self._labels | a | b for a, b in zip(own_label, role_label, strict=True)]
-        children: list[dict[str, _Collector]] = [{} for _ in labels]
-        for name, family in families.items():
-            names = [*labels[0], family.label] if family.label else list(labels[0])
-            collector = kind(f"octavo:{name}", family.doc, names, registry=self.registry)
-            for child, own in zip(children, labels, strict=True):
-                for value, attribute in family.attributes.items():
-                    child[attribute] = collector.labels(**own, **({family.label: value} if value else {}))
-        return children
+    def _collectors(self, kind: type[_Collector], families: Mapping[str, _Family]) -> list[tuple[_Collector, _Family]]:
+        names: list[str] = [*self._labels, *["engine"] * self._has_engines, *["role"] * self._has_roles]
+
+        def collector(name: str, family: _Family) -> _Collector:
+            return kind(f"octavo:{name}", family.doc, [*names, *filter(None, [family.label])], registry=self.registry)
+
+        return [(collector(name, family), family) for name, family in families.items()]
+
+    def _replica(self, number: int) -> _Replica:
+        """Return the collectors of a replica, made when they are first used."""
+        if number not in self._replicas:
+            engine = {"engine": str(number)} if self._has_engines else {}
+            role = {"role": str(self._roles[number])} if self._has_roles else {}
+            labels = self._labels | engine | role
+            self._replicas[number] = _Replica(_children(self._gauges, labels), _children(self._counters, labels))
+        return self._replicas[number]
 
     def _histogram(self, name: str, doc: str, buckets: Sequence[float]) -> Histogram:
         collector = Histogram(f"octavo:{name}", doc, ["model_name"], registry=self.registry, buckets=buckets)

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -35,10 +35,21 @@ was started again, this time included."""
 _log = logging.getLogger(__name__)
 
 
+class ReplicaState(NamedTuple):
+    """The state of a replica for operators: "ready", "starting" or "stopped", and that after its latest step."""
+
+    number: int
+    role: str | None
+    state: str
+    num_open: int
+    stats: SchedulerStats
+
+
 class Replica:
     """A core and those that replace it.
 
-    role: "prefill" or "decode" where they are apart; None for a core that does both.
+    max_restarts: within `WINDOW_S`; None is no limit. role: "prefill" or "decode" where they are apart; None for a core
+    that does both.
     is_draining: its core is ended on request. is_stopped: no other follows. has_given_up: none is started any more.
     num_open: its requests that have not ended. stats: the state after its latest step; totals count from the start of
     the first core. suspect: the id of the one request that runs here although it was running when a core died.
@@ -49,7 +60,7 @@ class Replica:
         number: int,
         client: ProcessClient,
         start: Start | None = None,
-        max_restarts: int = 0,
+        max_restarts: int | None = 0,
         role: str | None = None,
     ) -> None:
         self.number = number
@@ -64,7 +75,7 @@ class Replica:
         self.stats = self._idle_stats()
         self._start = start
         self._max_restarts = max_restarts
-        self._restarted_at: deque[float] = deque(maxlen=max(1, max_restarts))
+        self._restarted_at: deque[float] = deque()
         self._num_starts = 0
         self._before: SchedulerStats | None = None
         self._busy = asyncio.Event()
@@ -74,9 +85,14 @@ class Replica:
         return SchedulerStats(num_blocks=cache.num_blocks, num_host_blocks=cache.num_host_blocks)
 
     @property
+    def state(self) -> ReplicaState:
+        state = "ready" if self.is_ready else "stopped" if self.is_stopped or self.has_given_up else "starting"
+        return ReplicaState(self.number, self.role, state, self.num_open, self.stats)
+
+    @property
     def can_restart(self) -> bool:
         """Return whether another core may follow the one that has died or is drained."""
-        return self._start is not None and not self.is_stopped and (self._max_restarts > 0 or self.is_draining)
+        return self._start is not None and not self.is_stopped and (self._max_restarts != 0 or self.is_draining)
 
     def open(self) -> None:
         """Count a request that the core is sent."""
@@ -127,6 +143,8 @@ class Replica:
                 self.client = await self._start(self.number, self.client.ready, self._num_starts)
             except (OctavoError, OSError) as failure:
                 error, self.is_draining = EngineDeadError(str(failure)), False
+                if self.is_stopped:
+                    raise error from None
                 _log.error("replica %d: %s", self.number, error)
                 continue
             assert self._before is not None, "the core before has ended"
@@ -143,19 +161,20 @@ class Replica:
         restarted_at, now = self._restarted_at, time.monotonic()
         while restarted_at and now - restarted_at[0] > WINDOW_S:
             restarted_at.popleft()
-        if len(restarted_at) >= self._max_restarts:
+        most = self._max_restarts
+        if most is not None and len(restarted_at) >= most:
             raise EngineDeadError(
-                f"{error}; it was started again {self._max_restarts} times within {WINDOW_S / 60:g} minutes "
+                f"{error}; it was started again {most} times within {WINDOW_S / 60:g} minutes "
                 "(max_core_restarts), and is given up"
             )
         wait_s = min(_MOST_BACK_OFF_S, BACK_OFF_S * 2 ** (len(restarted_at) - 1)) if restarted_at else 0.0
         restarted_at.append(now)
         _log.warning(
-            "replica %d: starting it again%s (%d of %d in %g minutes)",
+            "replica %d: starting it again%s (%d%s in %g minutes)",
             self.number,
             f" in {wait_s:g} s" if wait_s else "",
             len(restarted_at),
-            self._max_restarts,
+            "" if most is None else f" of {most}",
             WINDOW_S / 60,
         )
         await asyncio.sleep(wait_s)

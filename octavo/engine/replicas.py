@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, Final
@@ -29,7 +29,7 @@ from octavo.engine.control_calls import Pins, merged
 from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.engine.dispatch import Dispatch, ToResume
-from octavo.engine.replica import Replica
+from octavo.engine.replica import Replica, ReplicaState
 from octavo.engine.router import RoundRobin, Router, make_router
 from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest
 
@@ -44,6 +44,12 @@ _log = logging.getLogger(__name__)
 MakeSplit = Callable[[Sequence[Replica], Dispatch], "Split"]
 """Makes what divides requests among prefill cores and the others, which the second argument has."""
 
+StartReplicas = Callable[[EngineConfig], Coroutine[Any, Any, "Replicas"]]
+"""Starts the cores that a configuration describes, or finds them."""
+
+Tend = Callable[["Replicas"], Coroutine[Any, Any, None]]
+"""Adds replicas to those that are served, and removes some."""
+
 Process = Callable[[int, StepOutputs], Awaitable[None]]
 """Processes the outputs of a step of the replica with this number."""
 
@@ -51,7 +57,7 @@ Process = Callable[[int, StepOutputs], Awaitable[None]]
 class Replicas:
     """The client of all cores: messages go to the one that has the request, control calls to all.
 
-    ready: what the core with the smallest cache has measured.
+    ready: what the core with the smallest cache has measured. roles: of the replicas, by number.
     """
 
     def __init__(
@@ -62,15 +68,24 @@ class Replicas:
         depth: int = 1,
         max_waiting: int = MAX_WAITING,
         make_split: MakeSplit | None = None,
+        tend: Tend | None = None,
     ) -> None:
-        """depth: steps that a core plans ahead. make_split: for replicas of which some only compute prompts."""
-        self._replicas = list(replicas)
-        self._whole = [each for each in replicas if each.role != "prefill"]
+        """depth: steps that a core plans ahead. make_split: for replicas of which some only compute prompts.
+
+        tend: runs beside the replicas, and adds and removes some; without it their number is fixed.
+        """
+        self._replicas: list[Replica] = []
+        self._whole: list[Replica] = []
+        self._prefills: list[Replica] = []
         self._dispatch = Dispatch(self._whole, router or RoundRobin(), depth=depth)
+        self._make_split = make_split
         self._split: Split | None = None
-        if make_split is not None:
-            prefills = [each for each in replicas if each.role == "prefill"]
-            self._split = self._dispatch.split = make_split(prefills, self._dispatch)
+        self._tend = tend
+        self._tasks: asyncio.TaskGroup | None = None
+        self._retired = SchedulerStats(num_ready=0)
+        self.roles: dict[int, str | None] = {}
+        for replica in replicas:
+            self.add(replica)
         self.ready: CoreReady = min((each.client.ready for each in replicas), key=lambda ready: ready.cache.num_tokens)
         self._max_waiting = max_waiting
         self._process: Process
@@ -132,16 +147,47 @@ class Replicas:
     @property
     def stats(self) -> SchedulerStats:
         """Return the sum of the states of all replicas."""
-        return reduce(add, (each.stats for each in self._replicas))
+        return reduce(add, (each.stats for each in self._replicas), self._retired)
 
     @property
-    def stats_of_each(self) -> list[SchedulerStats]:
-        return [each.stats for each in self._replicas]
+    def states(self) -> list[ReplicaState]:
+        """Return the state of each replica, in the order of their numbers."""
+        return [each.state for each in sorted(self._replicas, key=lambda each: each.number)]
 
     @property
-    def roles(self) -> list[str]:
-        """Return the roles of all replicas; nothing where they have none."""
-        return [each.role for each in self._replicas if each.role is not None]
+    def can_grow(self) -> bool:
+        """Return whether replicas may be added."""
+        return self._tend is not None
+
+    # ---- replicas that come and go ----
+
+    def free_number(self, role: str | None) -> int:
+        """Return the number of the next replica with a role: one that was removed and had the role, or a new one."""
+        used = {each.number for each in self._replicas}
+        return next((each for each, its in self.roles.items() if its == role and each not in used), len(self.roles))
+
+    def add(self, replica: Replica) -> None:
+        """Add a replica, also while others are served."""
+        self.roles[replica.number] = replica.role
+        self._replicas.append(replica)
+        (self._prefills if replica.role == "prefill" else self._whole).append(replica)
+        if self._prefills and self._split is None and self._make_split is not None:
+            self._split = self._dispatch.split = self._make_split(self._prefills, self._dispatch)
+        if self._tasks is not None:
+            self._begin(replica, self._tasks)
+
+    async def remove(self, replica: Replica) -> None:
+        """End a replica; its requests go on elsewhere, or wait for another one."""
+        replica.is_stopped = True
+        if replica.is_ready:
+            await self._drain(replica, stops=True)
+
+    async def _retire(self, replica: Replica) -> None:
+        """Forget a replica that was removed, but for its totals."""
+        self._replicas.remove(replica)
+        (self._prefills if replica.role == "prefill" else self._whole).remove(replica)
+        self._retired += replica.stats
+        await self._process(replica.number, StepOutputs(outputs=[], stats=SchedulerStats(num_ready=0)))
 
     async def check_health(self) -> None:
         """Return when one core works. Raises EngineDeadError, EngineRestartingError or EngineUnresponsiveError."""
@@ -206,15 +252,21 @@ class Replicas:
     async def run(self, process: Process, to_resume: ToResume) -> None:
         """Process the outputs of all cores, and replace those that die. Raises EngineDeadError when none is left."""
         self._process, self._dispatch.to_resume = process, to_resume
-        serving = [asyncio.ensure_future(self._serve(each)) for each in self._replicas]
-        can_move = len(self._replicas) > 1
-        watching = [asyncio.ensure_future(each.watch()) for each in self._replicas if each.can_restart or can_move]
         try:
-            await asyncio.gather(*serving)
-        finally:
-            for task in (*serving, *watching):
-                task.cancel()
-            await asyncio.gather(*serving, *watching, return_exceptions=True)
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                for replica in self._replicas:
+                    self._begin(replica, tasks)
+                if self._tend is not None:
+                    tasks.create_task(self._tend(self))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    def _begin(self, replica: Replica, tasks: asyncio.TaskGroup) -> None:
+        serving = tasks.create_task(self._serve(replica))
+        if replica.can_restart or len(self._replicas) > 1:
+            watching = tasks.create_task(replica.watch())
+            serving.add_done_callback(lambda _: watching.cancel())
 
     async def _serve(self, replica: Replica) -> None:
         """Return when the replica is not started again; of the last one, raise EngineDeadError with the reason."""
@@ -223,11 +275,15 @@ class Replicas:
                 while True:
                     await self._take(replica, await replica.client.receive())
             except EngineDeadError as error:
+                replica.is_draining |= replica.client.was_ended
                 await self._resume_requests(replica, error)
                 try:
                     await replica.replace(error)
                 except EngineDeadError as last:
-                    self._give_up(replica, last)
+                    if self.can_grow:
+                        await self._retire(replica)
+                    else:
+                        self._give_up(replica, last)
                     return
             _log.info("replica %d is ready again", replica.number)
             await self._process(replica.number, StepOutputs(outputs=[], stats=replica.stats))
@@ -309,9 +365,12 @@ class Replicas:
             raise InvalidRequest(
                 f"replica {number} is the only one that is ready; end the server with SIGTERM", field="stop"
             )
+        return await self._drain(replica, stops=stops)
+
+    async def _drain(self, replica: Replica, *, stops: bool) -> int:
         num_open = replica.num_open
         replica.is_ready, replica.is_draining, replica.is_stopped = False, True, stops
-        _log.info("replica %d is drained: its %d open requests move", number, num_open)
+        _log.info("replica %d is drained: its %d open requests move", replica.number, num_open)
         await replica.client.shutdown()
         return num_open
 

@@ -135,9 +135,10 @@ class Split:
         rates: SplitRates | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """router: chooses a prefill core. keep_s: how long one keeps a prompt for the decode core."""
+        """prefills: others may be added to them. router: chooses one. keep_s: how long one keeps a prompt for
+        the decode core."""
         self.rates = rates or SplitRates()
-        self._prefills = list(prefills)
+        self._prefills = prefills
         self._dispatch = dispatch
         self._router = router
         self._block_size = block_size

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from octavo import logging as octavo_logging
 from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
-from octavo.engine.core_spawn import SpawnedCore
+from octavo.engine.replicas import Replicas, StartReplicas
 from octavo.server.app import build_app
 from octavo.server.connections import CLOSING_S, Connections
 from octavo.server.errors import shutting_down
@@ -60,11 +60,11 @@ class StopSignals:
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
 
 
-def serve(engine_args: EngineArgs, server_args: ServerArgs, core: SpawnedCore | None = None) -> int:
+def serve(engine_args: EngineArgs, server_args: ServerArgs, start_replicas: StartReplicas = Replicas.start) -> int:
     """Serve a model until a signal or the engine's end; returns the exit code, 0 after a signal.
 
-    core: the process for the engine, if it has been started already. Raises ConfigError, before the model is loaded,
-    when the keys or the address cannot be used, and what AsyncLLM.start raises.
+    Raises ConfigError, before the model is loaded, when the keys or the address cannot be used, and what
+    AsyncLLM.start_over raises.
     """
     callers = read_callers(server_args)
     check_tenant_weights(engine_args.tenant_weights, callers)
@@ -72,7 +72,7 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs, core: SpawnedCore | 
         octavo_logging.set_up(engine_args.log_level, role="server")
         _raise_open_files()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_start_and_serve(engine_args, server_args, callers, listener, core))
+            return runner.run(_start_and_serve(engine_args, server_args, callers, listener, start_replicas))
 
 
 async def _start_and_serve(
@@ -80,13 +80,13 @@ async def _start_and_serve(
     server_args: ServerArgs,
     callers: Callers,
     listener: socket.socket,
-    core: SpawnedCore | None,
+    start_replicas: StartReplicas,
 ) -> int:
     from octavo.async_llm import AsyncLLM
 
     signals = StopSignals()
     signals.listen()
-    llm = await unless_stopped(asyncio.ensure_future(AsyncLLM.start(engine_args, core)), signals)
+    llm = await unless_stopped(asyncio.ensure_future(AsyncLLM.start_over(engine_args, start_replicas)), signals)
     if llm is None:
         logger.info("stopped before the engine was ready")
         return EXIT_STOPPED

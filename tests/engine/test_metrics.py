@@ -62,7 +62,7 @@ def test_tokens_of_the_cache_and_of_preemptions_are_counted() -> None:
 
 
 def test_states_of_cores_with_roles_have_them_as_labels() -> None:
-    metrics = Metrics("m", 2, ["prefill", "decode"])
+    metrics = Metrics("m", {0: "prefill", 1: "decode"})
     metrics.observe_stats(SchedulerStats(num_handovers=3, num_running=1), 0)
     metrics.observe_stats(SchedulerStats(num_handover_mismatches=1), 1)
     found = values(metrics)

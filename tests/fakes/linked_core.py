@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -27,7 +27,7 @@ class LinkableCore(ScriptedCore):
 
 
 class Served:
-    """A core at an address, until it fails or `end` is called."""
+    """A core at an address, until it fails or `end` is called. Its model has the vocabulary of bytes."""
 
     def __init__(self, core: Any, hello: Hello = FRONT, port: int = 0) -> None:
         self.core = core
@@ -42,7 +42,8 @@ class Served:
         with self._listener:
             serve = partial(self.link.serve, self.core, self._inbox, self._listener)
             run_reporting("the core", self.link.report, serve)
-            self._listener.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
 
     async def end(self) -> None:
         """End it as a signal does."""

@@ -1,0 +1,245 @@
+"""Engines of other machines behind one front: found by a list and a file, and connected to again whenever they go.
+
+A file has a line `prefill host:port` or `decode host:port` for each engine; it is read again when it changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, cast
+
+import msgspec
+
+from octavo.config.schema import EngineConfig
+from octavo.core.messages import CoreReady
+from octavo.engine.core_client import ProcessClient
+from octavo.engine.core_link import Address, Hello, connect
+from octavo.engine.replica import Replica
+from octavo.engine.replicas import MAX_WAITING, Replicas
+from octavo.engine.router import make_router
+from octavo.errors import ConfigError, EngineDeadError, OctavoError
+
+RETRY_S: Final = 0.25
+"""The wait after the first attempt to connect to an engine; each further one is twice as long, up to `MOST_RETRY_S`."""
+MOST_RETRY_S: Final = 5.0
+
+LOOK_S: Final = 1.0
+"""How often the file is looked at."""
+
+_EVERY_HOST: Final = ("0.0.0.0", "::")
+
+_log = logging.getLogger(__name__)
+
+
+class Engine(NamedTuple):
+    """An engine that a front is to use. role: "prefill" or "decode"."""
+
+    role: str
+    address: Address
+
+    def __str__(self) -> str:
+        return f"the {self.role} engine at {self.address}"
+
+
+def read_engines(path: Path) -> list[Engine]:
+    """Return the engines of a file. Raises ConfigError."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"engines is {path}, which cannot be read: {error}") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) != 2 or words[0] not in ("prefill", "decode"):
+            raise ConfigError(f"{path}, line {number}: expected `prefill host:port` or `decode host:port`")
+        try:
+            found.append(Engine(words[0], Address.read(words[1])))
+        except ConfigError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from error
+    return found
+
+
+class RemoteReplicas:
+    """Connects a front to its engines. `start` returns the replicas, and `tend` keeps them those that are wanted."""
+
+    def __init__(
+        self, named: Sequence[Engine], file: Path | None, secret: bytes, hello: Hello, *, timeout_s: float = 120.0
+    ) -> None:
+        """timeout_s: how long a start waits for the first engine that decodes."""
+        self._named = list(named)
+        self._file = file
+        self._secret = secret
+        self._hello = hello
+        self._timeout_s = timeout_s
+        self._like: tuple[Hello, CoreReady] | None = None
+        """What the first engine was: all others have to be like it."""
+        self._replicas: dict[Engine, Replica] = {}
+
+    def _wanted(self) -> list[Engine]:
+        return list(dict.fromkeys(self._named + ([] if self._file is None else read_engines(self._file))))
+
+    async def start(self, config: EngineConfig) -> Replicas:
+        """Return the replicas that could be connected to, one that decodes among them; others follow later.
+
+        Raises ConfigError for an engine that cannot be used as it is, and EngineDeadError when there is none in time.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        found: dict[Engine, ProcessClient] = {}
+        try:
+            while True:
+                missing = [each for each in self._wanted() if each not in found]
+                results = await asyncio.gather(*map(self._connect, missing), return_exceptions=True)
+                for engine, result in zip(missing, results, strict=True):
+                    if isinstance(result, ProcessClient):
+                        found[engine] = result
+                failures = [each for each in results if isinstance(each, BaseException)]
+                for failure in failures:
+                    if not isinstance(failure, EngineDeadError):
+                        raise failure
+                if any(engine.role == "decode" for engine in found):
+                    break
+                if time.monotonic() > deadline:
+                    reasons = "; ".join(map(str, failures)) or "none is named"
+                    raise EngineDeadError(f"no engine that decodes for {self._timeout_s:g} s: {reasons}")
+                await asyncio.sleep(MOST_RETRY_S / 5)
+        except BaseException:
+            await asyncio.gather(*(client.shutdown() for client in found.values()))
+            raise
+        return self._replicas_of(config, found)
+
+    def _replicas_of(self, config: EngineConfig, found: dict[Engine, ProcessClient]) -> Replicas:
+        from octavo.engine.split import make_split
+
+        assert self._like is not None, "an engine was found"
+        block_size = self._like[1].cache.block_size
+        config = msgspec.structs.replace(config, cache=dataclasses.replace(config.cache, block_size=block_size))
+        for number, (engine, client) in enumerate(found.items()):
+            self._replicas[engine] = self._replica(number, engine, client)
+        return Replicas(
+            list(self._replicas.values()),
+            make_router(config.replicas.router, block_size),
+            depth=config.scheduler.max_steps_in_flight,
+            max_waiting=config.scheduler.max_queued_requests or MAX_WAITING,
+            make_split=partial(make_split, config),
+            tend=self.tend,
+        )
+
+    def _replica(self, number: int, engine: Engine, client: ProcessClient) -> Replica:
+        _log.info("replica %d is %s", number, engine)
+
+        async def start_again(*_: object) -> ProcessClient:
+            return await self._connect_until(engine, lambda: replica.is_stopped)
+
+        replica = Replica(number, client, start_again, max_restarts=None, role=engine.role)
+        return replica
+
+    # ---- engines that come and go ----
+
+    async def tend(self, replicas: Replicas) -> None:
+        """Add the engines that are wanted and missing, and remove those that are not wanted, until cancelled."""
+        seen = self._stamp()
+        await self._change(replicas, self._wanted())
+        while self._file is not None:
+            await asyncio.sleep(LOOK_S)
+            if (stamp := self._stamp()) == seen:
+                continue
+            seen = stamp
+            try:
+                wanted = self._wanted()
+            except ConfigError as error:
+                _log.error("%s; the engines stay as they are", error)
+                continue
+            await self._change(replicas, wanted)
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        """Return what changes with the file; None where there is none."""
+        try:
+            status = None if self._file is None else self._file.stat()
+        except OSError:
+            return None
+        return status and (status.st_mtime_ns, status.st_size, status.st_ino)
+
+    async def _change(self, replicas: Replicas, wanted: Sequence[Engine]) -> None:
+        for engine in [each for each in wanted if each not in self._replicas]:
+            assert self._like is not None, "an engine was found"
+            absent = cast("ProcessClient", _Absent(self._like[1]))
+            replica = self._replicas[engine] = self._replica(replicas.free_number(engine.role), engine, absent)
+            replica.is_ready = False
+            replicas.add(replica)
+        for engine in [each for each in self._replicas if each not in wanted]:
+            _log.info("%s is not used any more", engine)
+            await replicas.remove(self._replicas.pop(engine))
+
+    # ---- connections ----
+
+    async def _connect_until(self, engine: Engine, is_unwanted: Callable[[], bool]) -> ProcessClient:
+        """Connect to an engine, however long that takes. Raises EngineDeadError when it is not wanted any more."""
+        wait_s, reason = RETRY_S, ""
+        while not is_unwanted():
+            try:
+                return await self._connect(engine)
+            except OctavoError as error:
+                if str(error) != reason:
+                    reason = str(error)
+                    _log.warning("%s; trying again every %g s", reason, MOST_RETRY_S)
+            await asyncio.sleep(wait_s)
+            wait_s = min(MOST_RETRY_S, 2 * wait_s)
+        raise EngineDeadError(f"{engine} is not used any more")
+
+    async def _connect(self, engine: Engine) -> ProcessClient:
+        client, core = await connect(engine.address, self._secret, self._hello)
+        found = (core, client.ready)
+        difference = (
+            f"{engine} was started with --role {core.role}"
+            if core.role != engine.role
+            else _difference(self._like or found, found, str(engine))
+        )
+        if difference is not None:
+            await client.shutdown()
+            raise ConfigError(difference)
+        self._like = self._like or found
+        host, _, port = (client.ready.transfer or "").rpartition(":")
+        if host.strip("[]") in _EVERY_HOST:
+            client.ready.transfer = str(Address(engine.address.host, int(port)))
+        return client
+
+
+def _difference(like: tuple[Hello, CoreReady], found: tuple[Hello, CoreReady], name: str) -> str | None:
+    """Return why an engine cannot serve requests of another one, with both values; None when it can."""
+    (hello, ready), (other, other_ready) = like, found
+    settings = [
+        *((key, hello.build.get(key), other.build.get(key)) for key in hello.build | other.build),
+        ("block_size", ready.cache.block_size, other_ready.cache.block_size),
+        ("vocab_size", ready.vocab_size, other_ready.vocab_size),
+        ("max_model_len", ready.max_model_len, other_ready.max_model_len),
+    ]
+    for key, expected, value in settings:
+        if value != expected:
+            return (
+                f"{name} is refused: its {key} is {value}, that of the first engine {expected}; a request must get the "
+                "same tokens from each: start it as the others, or restart the proxy when all have changed"
+            )
+    return None
+
+
+class _Absent:
+    """The client of an engine to which there is no connection yet. ready: what it is expected to be."""
+
+    was_ended = True
+
+    def __init__(self, ready: CoreReady) -> None:
+        self.ready = ready
+
+    async def receive(self) -> None:
+        raise EngineDeadError("there is no connection yet")
+
+    async def shutdown(self, timeout_s: float = 0.0) -> None:
+        """Do nothing: there is no connection to close."""

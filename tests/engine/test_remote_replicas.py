@@ -1,0 +1,198 @@
+"""A front over scripted cores behind TCP: which engines it uses, and what becomes of requests when they come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from octavo.async_llm import AsyncLLM
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine import remote_replicas
+from octavo.engine.core_link import Address
+from octavo.engine.remote_replicas import Engine, RemoteReplicas, read_engines
+from octavo.errors import ConfigError, EngineDeadError
+from tests.fakes.byte_tokenizer import byte_tokenizer
+from tests.fakes.core import core_ready, engine_config
+from tests.fakes.engine import make_core
+from tests.fakes.fleet import Slow
+from tests.fakes.linked_core import FRONT, SECRET, LinkableCore, Served, linked
+
+pytestmark = pytest.mark.anyio
+
+DECODE = msgspec.structs.replace(FRONT, role="decode", build={"kernels": "amx"})
+PARAMS = SamplingParams(max_tokens=30, seed=1, logprobs=1)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RETRY_S", "MOST_RETRY_S", "LOOK_S"):
+        monkeypatch.setattr(remote_replicas, name, 0.02)
+
+
+def make_slow_core() -> Any:
+    core: Any = make_core()
+    core.executor = Slow(core.executor)
+    return core
+
+
+def engine_of(served: Served, role: str = "decode") -> Engine:
+    return Engine(role, served.address)
+
+
+@asynccontextmanager
+async def front(directory: Path, *named: Engine, file: Path | None = None, **settings: Any) -> AsyncIterator[AsyncLLM]:
+    config = engine_config(str(directory))
+    remote = RemoteReplicas(named, file, settings.pop("secret", SECRET), FRONT, **{"timeout_s": 0.0} | settings)
+    llm = AsyncLLM(config, await remote.start(config), byte_tokenizer(directory))
+    try:
+        yield llm
+    finally:
+        await llm.shutdown()
+
+
+async def tokens(llm: AsyncLLM) -> tuple[list[int], Any]:
+    outputs = [output async for output in llm.generate([1, 2, 3, 4], PARAMS)]
+    (last,) = outputs[-1].outputs
+    return list(last.token_ids), last.logprobs
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def states(llm: AsyncLLM) -> list[tuple[int, str]]:
+    return [(each.number, each.state) for each in llm.replicas]
+
+
+def test_engines_are_read_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "engines"
+    file.write_text("# ours\nprefill 10.0.0.1:9000  # the big one\n\ndecode [::1]:9001\n")
+    assert read_engines(file) == [Engine("prefill", Address("10.0.0.1", 9000)), Engine("decode", Address("::1", 9001))]
+    for line in ("decode", "decoder a:1", "decode a:1 b:2"):
+        file.write_text(f"\n{line}\n")
+        with pytest.raises(ConfigError, match="engines, line 2: expected `prefill host:port` or `decode host:port`"):
+            read_engines(file)
+    file.write_text("decode a")
+    with pytest.raises(ConfigError, match="line 1: 'a' is not the address of an engine"):
+        read_engines(file)
+    with pytest.raises(ConfigError, match=r"engines is .*, which cannot be read"):
+        read_engines(tmp_path / "nothing")
+
+
+async def test_requests_go_on_elsewhere_when_their_engine_vanishes_or_is_ended(tmp_path: Path) -> None:
+    async with (
+        linked(make_slow_core, hello=DECODE) as first,
+        linked(make_slow_core, hello=DECODE) as second,
+        front(tmp_path, engine_of(first), engine_of(second)) as llm,
+    ):
+        expected = await tokens(llm)
+        running = [asyncio.create_task(tokens(llm)) for _ in range(4)]
+        await until(lambda: llm.stats.num_running == 4)
+        llm._client._replicas[0].client._writer.transport.abort()
+        assert await asyncio.gather(*running) == [expected] * 4
+        assert llm.stats.num_resumed > 0
+        await until(lambda: states(llm) == [(0, "ready"), (1, "ready")])
+        running = [asyncio.create_task(tokens(llm)) for _ in range(4)]
+        await until(lambda: llm.stats.num_running == 4)
+        await first.end()
+        assert await asyncio.gather(*running) == [expected] * 4
+        assert states(llm) == [(0, "starting"), (1, "ready")]
+        assert llm.stats.num_restarts == 1  # an end on request is no death
+
+
+async def test_an_engine_that_comes_later_or_again_is_used(tmp_path: Path) -> None:
+    async with linked(hello=DECODE) as first, linked(hello=DECODE) as other:
+        port = other.address.port
+        await other.end()
+        async with front(tmp_path, engine_of(first), engine_of(other)) as llm:
+            expected = await tokens(llm)
+            assert states(llm) == [(0, "ready"), (1, "starting")]
+            for _ in range(2):
+                async with linked(hello=DECODE, port=port) as again:
+                    await until(lambda: states(llm)[1] == (1, "ready"))
+                    found = await asyncio.gather(*(tokens(llm) for _ in range(3)))
+                    assert found == [expected] * 3
+                    assert again.core.requests
+                await until(lambda: states(llm)[1] == (1, "starting"))
+
+
+async def test_the_file_adds_and_removes_engines_without_losing_a_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "engines"
+    async with linked(make_slow_core, hello=DECODE) as first, linked(make_slow_core, hello=DECODE) as second:
+        file.write_text(f"decode {first.address}")
+        async with front(tmp_path, file=file) as llm:
+            expected = await tokens(llm)
+            running = [asyncio.create_task(tokens(llm)) for _ in range(3)]
+            await until(lambda: llm.stats.num_running == 3)
+            file.write_text(f"decode {second.address}\n")
+            await until(lambda: states(llm) == [(1, "ready")])
+            assert await asyncio.gather(*running) == [expected] * 3
+            num_tokens = llm.stats.num_generated_tokens
+            assert num_tokens >= 4 * len(expected[0])  # totals of an engine that was removed are kept
+            file.write_text("decode nowhere")
+            await until(lambda: "the engines stay as they are" in caplog.text)
+            file.write_text(f"decode {first.address}\ndecode {second.address}\n")
+            await until(lambda: states(llm) == [(0, "ready"), (1, "ready")])  # under the number that it had
+            assert await tokens(llm) == expected
+            file.write_text("")
+            await until(lambda: not states(llm))
+            waiting = asyncio.create_task(tokens(llm))
+            await asyncio.sleep(0.05)
+            file.write_text(f"decode {first.address}\n")
+            assert await waiting == expected
+
+
+async def test_an_engine_that_is_not_like_the_first_is_refused_by_name() -> None:
+    other = msgspec.structs.replace(DECODE, build={"kernels": "avx2"})
+    another_model = msgspec.structs.replace(DECODE, config="1", model="x")
+
+    def longer() -> LinkableCore:
+        return LinkableCore(ready=core_ready(max_model_len=999))
+
+    for make, hello, message in (
+        (LinkableCore, other, "its kernels is avx2, that of the first engine amx"),
+        (longer, DECODE, "its max_model_len is 999, that of the first engine 256"),
+        (LinkableCore, msgspec.structs.replace(DECODE, role="prefill"), "was started with --role prefill"),
+        (
+            LinkableCore,
+            another_model,
+            r"the model is x \(config.json 1\) at the engine and fake \(c0ffee\)",
+        ),
+    ):
+        async with linked(hello=DECODE) as first, linked(make, hello=hello) as second:
+            remote = RemoteReplicas([], None, SECRET, FRONT)
+            client = await remote._connect(engine_of(first))
+            with pytest.raises(ConfigError, match=f"{second.address}.*{message}"):
+                await remote._connect(engine_of(second))
+            await client.shutdown()
+
+
+async def test_a_start_without_an_engine_that_decodes_says_why(tmp_path: Path) -> None:
+    prefill = msgspec.structs.replace(DECODE, role="prefill")
+    async with linked(hello=prefill) as only:
+        nobody = Engine("decode", Address("127.0.0.1", 1))
+        with pytest.raises(EngineDeadError, match="no engine that decodes for 0 s: no engine is at 127.0.0.1:1"):
+            async with front(tmp_path, engine_of(only, "prefill"), nobody):
+                raise AssertionError("it has started")
+        with pytest.raises(ConfigError, match="does not know the secret"):
+            async with front(tmp_path, engine_of(only, "prefill"), secret=b"another secret 16"):
+                raise AssertionError("it has started")
+
+
+async def test_where_an_engine_gives_kv_away_is_where_the_front_reaches_it(tmp_path: Path) -> None:
+    for given, reached in (("0.0.0.0:77", "127.0.0.1:77"), ("[::]:77", "127.0.0.1:77"), ("10.0.0.7:77", "10.0.0.7:77")):
+        async with (
+            linked(lambda given=given: LinkableCore(ready=core_ready(transfer=given)), hello=DECODE) as served,  # type: ignore[misc]
+            front(tmp_path, engine_of(served)) as llm,
+        ):
+            assert llm.ready.transfer == reached
