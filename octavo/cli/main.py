@@ -22,10 +22,10 @@ _COMMANDS = (
     ("run", "octavo.cli.run:run", "Continue a text, written as it is generated."),
     ("chat", "octavo.cli.chat:chat", "Talk to a model."),
     ("serve", "octavo.cli.serve:serve", "Serve a model over HTTP, as the OpenAI API does."),
+    ("proxy", "octavo.cli.proxy:proxy", "Serve a model over HTTP with engines on other machines."),
     ("rank", "octavo.cli.rank:rank", "Compute on this machine for an engine that another machine serves."),
     ("simulate", "octavo.cli.simulate:simulate", "Run the scheduler in simulated time, on a trace or a recording."),
     ("replay", "octavo.cli.replay:replay", "Take the decisions of a recorded run once more, and compare them."),
-    ("proxy", "octavo.cli.proxy:proxy", "Serve a model over HTTP with engines on other machines."),
     ("explain", "octavo.cli.explain:explain", "Show what octavo would do with a model on this machine, and why."),
 )
 _BENCHMARKS = (

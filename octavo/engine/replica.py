@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -36,12 +36,11 @@ _log = logging.getLogger(__name__)
 
 
 class ReplicaState(NamedTuple):
-    """The state of a replica for operators: "ready", "starting" or "stopped", and that after its latest step."""
+    """The state of a replica for operators. stats: after its latest step."""
 
     number: int
     role: str | None
-    state: str
-    num_open: int
+    state: Literal["ready", "starting", "stopped"]
     stats: SchedulerStats
 
 
@@ -86,8 +85,10 @@ class Replica:
 
     @property
     def state(self) -> ReplicaState:
-        state = "ready" if self.is_ready else "stopped" if self.is_stopped or self.has_given_up else "starting"
-        return ReplicaState(self.number, self.role, state, self.num_open, self.stats)
+        is_over = self.is_stopped or self.has_given_up
+        return ReplicaState(
+            self.number, self.role, "ready" if self.is_ready else "stopped" if is_over else "starting", self.stats
+        )
 
     @property
     def can_restart(self) -> bool:

@@ -247,6 +247,21 @@ class KvEvent(Struct, frozen=True, omit_defaults=True):
     num_tokens: int = 0
 
 
+class EngineState(Struct, frozen=True):
+    """The state of an engine core: "ready", "starting" (which on another machine includes that it cannot be connected
+    to) or "stopped"."""
+
+    replica: int
+    role: str | None
+    state: Literal["ready", "starting", "stopped"]
+
+
+class Health(Struct, frozen=True):
+    """Response of `GET /health`."""
+
+    engines: list[EngineState]
+
+
 class Version(Struct):
     """Response of `GET /version`."""
 

@@ -47,6 +47,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         "run",
         "chat",
         "serve",
+        "proxy",
         "rank",
         "simulate",
         "replay",

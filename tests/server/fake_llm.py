@@ -24,6 +24,7 @@ from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import OutputKind, SamplingParams
 from octavo.engine.chat_template import ChatOptions
 from octavo.engine.metrics import Metrics
+from octavo.engine.replica import ReplicaState
 from octavo.engine.template_budget import RenderLimits
 from octavo.errors import ContextTooLong, EngineDeadError, InvalidRequest, RequestTooLarge
 
@@ -112,6 +113,10 @@ class FakeAsyncLLM:
     @property
     def is_running(self) -> bool:
         return not self._dead.done()
+
+    @property
+    def replicas(self) -> list[ReplicaState]:
+        return [ReplicaState(0, None, "ready", self.stats)]
 
     async def check_health(self) -> None:
         if self.fault is not None:

@@ -12,17 +12,18 @@ from octavo.engine.metrics import CONTENT_TYPE
 from octavo.server.context import ServerContext
 from octavo.server.decode import decode, read_body
 from octavo.server.generation import json_response
-from octavo.server.responses import Drained, Version
+from octavo.server.responses import Drained, EngineState, Health, Version
 from octavo.server.schema import DrainRequest
 
 
 async def health(context: ServerContext, request: Request) -> Response:
-    """Return an empty response while an engine core is ready.
+    """Return the state of each engine core while one is ready.
 
     Raises EngineRestartingError, EngineDeadError or EngineUnresponsiveError.
     """
     await context.llm.check_health()
-    return Response(status_code=200)
+    states = [EngineState(each.number, each.role, each.state) for each in context.llm.replicas]
+    return json_response(Health(states))
 
 
 async def drain(context: ServerContext, request: Request) -> Response:

@@ -11,9 +11,9 @@ from tests.server.conftest import Served
 from tests.server.raw import ask
 
 
-def test_health_is_200_while_the_engine_runs(server: Served) -> None:
+def test_health_is_200_with_the_state_of_each_core_while_one_works(server: Served) -> None:
     answer = ask(server.url, "/health")
-    assert (answer.status, answer.body) == (200, b"")
+    assert (answer.status, answer.json) == (200, {"engines": [{"replica": 0, "role": None, "state": "ready"}]})
 
 
 @pytest.mark.parametrize(
