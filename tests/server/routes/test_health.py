@@ -59,7 +59,8 @@ def test_front_page_lists_endpoints_that_exist(server: Served) -> None:
     for endpoint in ENDPOINTS:
         path = endpoint.path.replace("{model_id}", "letters")
         body = {} if endpoint.method == "POST" else None
-        assert ask(server.url, path, body).status in (200, 400), endpoint.path
+        answer = ask(server.url, path, body)
+        assert answer.status in (200, 400) or answer.error["code"] == "kv_events_off", endpoint.path
 
 
 def test_openapi_document_refers_only_to_what_it_defines(server: Served) -> None:
