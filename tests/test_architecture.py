@@ -44,6 +44,8 @@ ARROWS: dict[str, set[str]] = {
         "ops",
         "quantization",
         "distributed",
+        "kv_transfer.file_store",
+        "kv_transfer.host_folder",
         "kv_transfer.messages",
         "pipes",
         "__init__",

@@ -131,10 +131,12 @@ class TransferConfig(TransferArgs):
 
     role: of this core, also where a server has cores of both roles. kv_host: an address, or for a core of such a
     server a directory, which begins with "/" and in which the core makes its Unix sockets under names of its own.
+    host_folder: where all engines of the server keep the blocks of kv_host_size.
     secret: hexadecimal digits, which those cores prove to each other; empty where cluster_secret_file has the secret.
     """
 
     secret: str = field(default="", repr=False)
+    host_folder: str = ""
 
     @property
     def moves_blocks(self) -> bool:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
+from pathlib import Path
+from typing import Final
 
 from octavo.config.args import EngineArgs
 from octavo.config.schema import TransferConfig
@@ -11,6 +14,7 @@ from octavo.errors import ConfigError
 
 _APART = "a prompt that one engine computes is decoded by another one; give at least one of each"
 _ONE_MACHINE = "the engines of one server are on one machine; leave it out, or use role and `octavo proxy`"
+_SHARED_MEMORY: Final = Path("/dev/shm")
 
 
 def transfer_config(args: EngineArgs) -> TransferConfig:
@@ -35,4 +39,13 @@ def transfer_config(args: EngineArgs) -> TransferConfig:
         wrong = next((name for name in names if getattr(args, name)), None)
         if is_wrong and wrong is not None:
             raise ConfigError(f"{wrong} is {getattr(args, wrong)}, but {because}")
-    return TransferConfig(**{each.name: getattr(args, each.name) for each in dataclasses.fields(TransferArgs)})
+    host_folder = "" if args.kv_host_size is None else _new_host_folder()
+    return TransferConfig(
+        host_folder=host_folder, **{each.name: getattr(args, each.name) for each in dataclasses.fields(TransferArgs)}
+    )
+
+
+def _new_host_folder() -> str:
+    if not _SHARED_MEMORY.is_dir():
+        raise ConfigError(f"kv_host_size is set, but this system has no {_SHARED_MEMORY}; use kv_disk")
+    return str(_SHARED_MEMORY / f"octavo-kv-{secrets.token_hex(8)}")

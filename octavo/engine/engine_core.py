@@ -296,11 +296,15 @@ def agreed(plans: list[MemoryPlan]) -> list[MemoryPlan]:
 
 
 def _connect(
-    config: EngineConfig, call: Callable[..., list[Any]], wake: Callable[[], None], block_manager: BlockManager
+    config: EngineConfig,
+    call: Callable[..., list[Any]],
+    wake: Callable[[], None],
+    block_manager: BlockManager,
+    prefill_tokens_per_s: Callable[[], float | None],
 ) -> Connector:
     from octavo.kv_transfer.build import make_connector
 
-    return make_connector(config, call, wake, block_manager)
+    return make_connector(config, call, wake, block_manager, prefill_tokens_per_s)
 
 
 def _fitting_max_model_len(model: ModelConfig, limits: CacheLimits) -> int:

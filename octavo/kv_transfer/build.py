@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,13 @@ import msgspec
 from octavo.core.authentication import read_secret
 from octavo.errors import ConfigError
 from octavo.kv_cache.block_manager import BlockManager
-from octavo.kv_transfer.messages import Hello
+from octavo.kv_transfer.file_store import open_store
+from octavo.kv_transfer.messages import Hello, TierFolder
 from octavo.kv_transfer.peer_link import listen
 from octavo.kv_transfer.peer_server import PeerServer
 from octavo.kv_transfer.peer_source import PeerSource
 from octavo.kv_transfer.sources import Source, Sources
+from octavo.kv_transfer.tier import Tier
 from octavo.worker.identity import Identity
 
 if TYPE_CHECKING:
@@ -23,12 +26,16 @@ if TYPE_CHECKING:
 
 
 def make_connector(
-    config: EngineConfig, call: Callable[..., list[Any]], wake: Callable[[], None], block_manager: BlockManager
+    config: EngineConfig,
+    call: Callable[..., list[Any]],
+    wake: Callable[[], None],
+    block_manager: BlockManager,
+    prefill_tokens_per_s: Callable[[], float | None],
 ) -> Sources:
     """Return the connector of an engine whose pools are these.
 
     call: makes a control call on every rank. wake: lets a core that waits or is idle plan a step; from any thread.
-    Raises ConfigError.
+    prefill_tokens_per_s: returns how fast prompts are computed; None where that is not known yet. Raises ConfigError.
     """
     transfer, device, recording = config.transfer, config.device, config.observability.record_trace
     if not config.cache.enable_prefix_caching:
@@ -57,5 +64,14 @@ def make_connector(
             sources.append(PeerServer(listener, secret, hello, block_manager, transfer.kv_lease_s, wake))
         else:
             sources.append(PeerSource(secret, hello, transfer.kv_lease_s, wake))
+    if transfer.kv_disk is not None or transfer.kv_host_size is not None:
+        sources += _tiers(call("open_tiers")[0], block_manager, prefill_tokens_per_s)
     num_ranks = device.tensor_parallel_size * device.pipeline_parallel_size
     return Sources(sources, num_ranks, wake, address)
+
+
+def _tiers(
+    folders: list[TierFolder], block_manager: BlockManager, prefill_tokens_per_s: Callable[[], float | None]
+) -> list[Tier]:
+    save_ids = itertools.count()
+    return [Tier(each.tier, open_store(each), block_manager, prefill_tokens_per_s, save_ids) for each in folders]

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from octavo.errors import ConfigError
+from octavo.kv_transfer.messages import TierFolder
 
 _log = logging.getLogger(__name__)
 
@@ -101,8 +102,6 @@ class FileStore:
             return False
         try:
             reason = self._read(file, digest, group, content)
-            if reason is None:
-                os.utime(file)  # the time of the last use
         except OSError as error:
             reason = error.strerror or str(error)
         finally:
@@ -160,6 +159,11 @@ class FileStore:
         except OSError as error:
             self.is_saving = False
             _log.warning("no more KV blocks are saved in %s: %s", self.path, error.strerror or error)
+
+    def touch(self, digest: bytes, group: int) -> None:
+        """Note that a block's file is used now: it is removed after those that were used before."""
+        with suppress(OSError):
+            os.utime(_name(digest, group), dir_fd=self._folder, follow_symlinks=False)
 
     def remove(self, digest: bytes, group: int) -> None:
         """Remove a block's file, where there is one."""
@@ -226,6 +230,12 @@ class FileStore:
         """What is counted of it goes at the next recount: until then the folder seems fuller than it is."""
         with suppress(OSError):
             os.unlink(name, dir_fd=self._folder)
+
+
+def open_store(folder: TierFolder) -> FileStore:
+    """Return the store of a rank's blocks. Raises ConfigError."""
+    option = "kv_disk" if folder.tier == "disk" else "kv_host_size"
+    return FileStore(Path(folder.folder), folder.key, folder.max_bytes, option)
 
 
 def open_private(path: Path, *, may_be_read: bool = False) -> int:

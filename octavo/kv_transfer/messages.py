@@ -70,10 +70,21 @@ class SaveBlocks(msgspec.Struct, frozen=True):
     block_ids: list[list[int]]
 
 
+class TierFolder(msgspec.Struct, frozen=True):
+    """Where a rank keeps blocks: the name of the tier, its folder, the key of the rank's blocks (`folder_key`), and the
+    most bytes of all that is in the folder."""
+
+    tier: str
+    folder: str
+    key: bytes
+    max_bytes: int
+
+
 class RankCommands(msgspec.Struct, omit_defaults=True):
     """The commands of a step. It carries out what it moves after all steps before it.
 
     ends: transfers to forget, on either side; the note `ended` follows when no thread reads or writes their blocks.
+    drops: digests of content that has proved wrong, to be removed from all tiers.
     """
 
     sends: list[SendBlocks] = []
@@ -81,6 +92,7 @@ class RankCommands(msgspec.Struct, omit_defaults=True):
     loads: list[LoadBlocks] = []
     saves: list[SaveBlocks] = []
     ends: list[bytes] = []
+    drops: list[bytes] = []
 
     def __bool__(self) -> bool:
         return any(getattr(self, name) for name in self.__struct_fields__)
@@ -99,6 +111,11 @@ class Fetched(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
     num_bytes: int = 0
     seconds: float = 0.0
+
+    def beside(self, other: Fetched) -> Fetched:
+        """Return what stands for the notes of two ranks: the first error, the most bytes and the longest time."""
+        num_bytes, seconds = max(self.num_bytes, other.num_bytes), max(self.seconds, other.seconds)
+        return Fetched(self.fetch_id, other.error or self.error, num_bytes, seconds)
 
 
 class RankNotes(msgspec.Struct, omit_defaults=True):

@@ -17,7 +17,17 @@ import msgspec
 from octavo.core.messages import EngineCoreRequest
 from octavo.errors import OctavoError
 from octavo.kv_transfer.connector import Fetch
-from octavo.kv_transfer.messages import Done, FetchBlocks, Gone, Hello, PeerMessage, RankCommands, Refused, Want
+from octavo.kv_transfer.messages import (
+    Done,
+    FetchBlocks,
+    Fetched,
+    Gone,
+    Hello,
+    PeerMessage,
+    RankCommands,
+    Refused,
+    Want,
+)
 from octavo.kv_transfer.peer_link import PeerLink, greet, open_socket
 from octavo.kv_transfer.peer_server import NAME_BYTES
 from octavo.kv_transfer.sources import Source
@@ -221,8 +231,8 @@ class PeerSource(Source):
             self._failed.append((transfer.fetch.fetch_id, because))
             self._wake()
 
-    def fetched(self, fetch_id: int, error: str) -> str:
-        transfer = self._fetches.pop(fetch_id)
+    def fetched(self, note: Fetched) -> str:
+        transfer, error = self._fetches.pop(note.fetch_id), note.error
         self._transfers.pop(transfer.request_id, None)
         transfer.engine.send(Done(transfer.name))
         if not error:

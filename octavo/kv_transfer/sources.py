@@ -11,7 +11,7 @@ import msgspec
 from octavo.core import frames
 from octavo.core.messages import EngineCoreRequest
 from octavo.kv_transfer.connector import Fetch
-from octavo.kv_transfer.messages import RankCommands, RankNotes
+from octavo.kv_transfer.messages import Fetched, RankCommands, RankNotes
 
 
 class Source:
@@ -45,9 +45,10 @@ class Source:
         """Return the commands of the step that is being planned (`Connector.payload`)."""
         return RankCommands()
 
-    def fetched(self, fetch_id: int, error: str) -> str:
-        """Note that a fetch of this source has ended on all ranks. Returns the error to report, empty for none."""
-        return error
+    def fetched(self, note: Fetched) -> str:
+        """Note that a fetch of this source has ended on all ranks, with the time of the slowest and the most bytes.
+        Returns the error to report, empty for none."""
+        return note.error
 
     def saved(self, save_id: int) -> None:
         """Note that a save has ended on all ranks, whichever source has begun it."""
@@ -78,7 +79,7 @@ class Sources:
         self._wake = wake
         self._notes = SimpleQueue[RankNotes]()
         self._num_notes = Counter[Hashable]()
-        self._errors: dict[int, str] = {}
+        self._ended: dict[int, Fetched] = {}
         self._chosen: dict[str, Source] = {}
         self._fetching: dict[int, Source] = {}
 
@@ -108,10 +109,10 @@ class Sources:
         ended: list[tuple[int, str]] = []
         for notes in self._take_notes():
             for each in notes.fetched:
-                self._errors[each.fetch_id] = self._errors.get(each.fetch_id) or each.error
+                note = self._ended[each.fetch_id] = each.beside(self._ended.get(each.fetch_id, each))
                 if self._is_last(("fetch", each.fetch_id)):
-                    error = self._errors.pop(each.fetch_id)
-                    ended.append((each.fetch_id, self._fetching.pop(each.fetch_id).fetched(each.fetch_id, error)))
+                    del self._ended[each.fetch_id]
+                    ended.append((each.fetch_id, self._fetching.pop(each.fetch_id).fetched(note)))
             for save_id in notes.saved:
                 if self._is_last(("save", save_id)):
                     for source in self._sources:

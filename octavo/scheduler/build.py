@@ -32,11 +32,12 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
 def build_scheduler(
     settings: SchedulerSettings,
     proposer: Proposer | None = None,
-    connect: Callable[[BlockManager], Connector | None] | None = None,
+    connect: Callable[[BlockManager, Callable[[], float | None]], Connector | None] | None = None,
 ) -> Scheduler:
     """Build a scheduler and its block manager, without requests.
 
-    proposer: guesses tokens that steps verify. connect: returns what has prefixes that these blocks do not have.
+    proposer: guesses tokens that steps verify. connect: returns what has prefixes that these blocks do not have,
+    given what returns the measured prompt tokens per second.
     """
     cache, scheduler = settings.cache, settings.scheduler
     block_manager = BlockManager(
@@ -56,5 +57,5 @@ def build_scheduler(
         rates,
         sends_tokens=settings.sends_tokens,
         proposer=proposer,
-        connector=None if connect is None else connect(block_manager),
+        connector=None if connect is None else connect(block_manager, lambda: rates.known_prefill_tokens_per_s),
     )

@@ -38,7 +38,7 @@ class Replica:
         self.clock = Clock()
         self.executor = SimulatedExecutor(cost_model, settings.cache.block_size, self.clock, candidate_spread)
         connector = None if sources is None else LinkedConnector(sources, self.clock, lambda at: self.wake(at))
-        self.scheduler = build_scheduler(settings, connect=lambda _: connector)
+        self.scheduler = build_scheduler(settings, connect=lambda *_: connector)
         ready = CoreReady(
             cache=settings.limits,
             max_model_len=settings.scheduler.max_model_len,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,13 +23,14 @@ from octavo.devices.device import LanguageModel, open_device
 from octavo.distributed.groups import Allocate, open_groups
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError, EngineDeadError
-from octavo.kv_transfer.messages import PeerRank
+from octavo.kv_transfer.messages import PeerRank, TierFolder
 from octavo.models.loader import DTYPES, LoadedModel
 from octavo.ops.pages import trim_heap
 from octavo.platform import Platform
 from octavo.quantization.registry import method_named
 from octavo.worker.ahead import Ahead, collector_paused
 from octavo.worker.cache_engine import Arena, CacheEngine
+from octavo.worker.identity import Identity
 from octavo.worker.memory import ModelSizes, divide_memory, longest_sequence
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.shared_sampler import shared
@@ -49,6 +50,7 @@ CALLS: Final[dict[str, Any]] = {
     "prepare": MemoryPlan,
     "allocate": None,
     "op_choices": list[tuple[str, str, str]],
+    "open_tiers": list[TierFolder],
     "time_steps": None,
     "open_transfer": PeerRank | None,
     "release_memory": None,
@@ -157,15 +159,36 @@ class Worker:
     def _transfer(self) -> RankTransfer:
         """The rank's half of a connector, made when it is first used."""
         from octavo.worker.transfer.block_io import BlockIO
-        from octavo.worker.transfer.file_tier import open_tiers
+        from octavo.worker.transfer.file_tier import FileTiers
         from octavo.worker.transfer.rank_transfer import RankTransfer
 
         model, shape = self._opened.model, self._opened.shape
         first_head = model.config.heads.kv_share(self._mesh)[0] // shape.head_dim
         first = model.layer_range.start, first_head
         blocks = BlockIO(self._cache.caches, shape.cache_groups, shape.num_kv_heads, first)
-        tiers = partial(open_tiers, self._config.transfer, blocks)
-        return RankTransfer(blocks, model.layers.values(), self._notify, tiers)
+        transfer, block_size = self._config.transfer, self.plan.cache.block_size
+        return RankTransfer(
+            blocks,
+            model.layers.values(),
+            self._notify,
+            lambda: FileTiers(transfer, blocks, self._kv_identity(), block_size),
+        )
+
+    def _kv_identity(self) -> dict[str, str]:
+        """Return what decides the bits of KV blocks, besides their tokens. Raises CheckpointError."""
+        config, model = self._config, self._config.model
+        is_summed = self._mesh.tensor.size > 1 and self._mesh.reduce == "sum"
+        return {
+            **msgspec.structs.asdict(Identity.of(config)),
+            **config.numerics,
+            "tensor_parallel_reduce": f"sum of {self._mesh.tensor.size}" if is_summed else "gather",
+            "dummy_seed": str(model.seed or 0) if model.load_format == "dummy" else "",
+            "operators": str(sorted((name, implementation) for name, implementation, _ in self.op_choices())),
+        }
+
+    def open_tiers(self) -> list[TierFolder]:
+        """Open where this rank keeps blocks outside the cache. Raises ConfigError for a folder that cannot be used."""
+        return self._transfer.tiers.folders
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Make one of `CALLS` and return its value in a list. Raises ConfigError for another name."""

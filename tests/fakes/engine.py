@@ -119,7 +119,7 @@ def make_core(
     )
     executor = make_executor(follower=make_executor(draws=False) if sends_tokens else None)
     recorder = Recorder(str(record_to), chosen, depth) if record_to is not None else None
-    scheduler = build_scheduler(chosen, proposer, connect or (lambda _: source))
+    scheduler = build_scheduler(chosen, proposer, connect or (lambda *_: source))
     return EngineCore(
         executor,
         scheduler if recorder is None else RecordedScheduler.around(scheduler, recorder),

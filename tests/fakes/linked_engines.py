@@ -113,7 +113,7 @@ class Engine:
         self.epoch, self.address, self.source = os.urandom(16), "", None
         hello = Hello(identity or {"files": "a"}, "hashes", 4, self.epoch, [PeerRank("ranks", 0, (0, 1), (0, 1))])
 
-        def connect(block_manager: BlockManager) -> Sources:
+        def connect(block_manager: BlockManager, _: object) -> Sources:
             source: Source
             if host is None:
                 source = PeerSource(secret, hello, lease_s, lambda: None)

@@ -38,9 +38,9 @@ class Shelf(Source):
         commands, self._commands = self._commands, RankCommands()
         return commands
 
-    def fetched(self, fetch_id: int, error: str) -> str:
-        self.ends.append(fetch_id)
-        return error and f"{self.name}: {error}"
+    def fetched(self, note: Fetched) -> str:
+        self.ends.append(note.fetch_id)
+        return note.error and f"{self.name}: {note.error}"
 
     def saved(self, save_id: int) -> None:
         self.ends.append(save_id)

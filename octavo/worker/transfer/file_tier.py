@@ -1,13 +1,94 @@
-"""The tiers of a rank: files of KV blocks on the host and on disk."""
+"""The tiers of a rank: its shard of KV blocks in files, in shared memory and on disk."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
 from octavo.config.schema import TransferConfig
-from octavo.errors import ConfigError
+from octavo.kv_transfer.file_store import folder_key, open_store
+from octavo.kv_transfer.host_folder import HostFolder
+from octavo.kv_transfer.messages import LoadBlocks, SaveBlocks, TierFolder
 from octavo.worker.transfer.block_io import BlockIO
-from octavo.worker.transfer.rank_transfer import Tiers
 
 
-def open_tiers(config: TransferConfig, blocks: BlockIO) -> Tiers:
-    """Return the tiers of the configuration. Raises ConfigError."""
-    raise ConfigError("kv_disk and kv_host_size are not supported by this version; leave them out")
+class FileTiers:
+    """A file for each block and cache group: the heads of this rank in its layers, one layer after the other."""
+
+    def __init__(self, config: TransferConfig, blocks: BlockIO, identity: Mapping[str, str], block_size: int) -> None:
+        """identity: what decides the bits of a block. Raises ConfigError for a folder that cannot be used."""
+        self._blocks = blocks
+        by_group = [[layer for layer in blocks.layers if blocks.group_of(layer) == g] for g in range(blocks.num_groups)]
+        self._layers = by_group
+        self._ends = [list(accumulate([self._layer_bytes(layer) for layer in each], initial=0)) for each in by_group]
+        shard = {"layers": (blocks.layers.start, blocks.layers.stop), "heads": (blocks.heads.start, blocks.heads.stop)}
+        planes, *_, num_bytes = blocks.shape(blocks.layers.start, 1, blocks.heads)
+        layout = f"{planes} x {num_bytes}"  # the attention backend is among the operators of the identity
+        key = folder_key(identity, layout=layout, block_size=block_size, **shard)
+        self._host: HostFolder | None = None
+        self.folders: list[TierFolder] = []
+        if config.kv_host_size is not None:
+            self._host = HostFolder(Path(config.host_folder), config.kv_host_size)
+            self.folders.append(TierFolder("host", config.host_folder, key, config.kv_host_size))
+        if config.kv_disk is not None:
+            self.folders.append(TierFolder("disk", config.kv_disk, key, config.kv_disk_size))
+        self._stores = {each.tier: open_store(each) for each in self.folders}
+
+    def load(self, command: LoadBlocks) -> int:
+        """Write all of the blocks and return their bytes. Raises LookupError where one is not there, or not whole."""
+        store, num_bytes = self._stores[command.tier], 0
+        contents = [torch.empty(ends[-1], dtype=torch.uint8) for ends in self._ends]
+        for place, digest in enumerate(command.digests):
+            for group, content in enumerate(contents):
+                if block := command.block_ids[group][place]:
+                    if not store.read(digest, group, _bytes(content)):
+                        raise LookupError(f"block {place} of {len(command.digests)} is not in the tier {command.tier}")
+                    self._write(group, block, content)
+                    num_bytes += content.nbytes
+        for digest in reversed(command.digests):  # of a prefix the end is removed first
+            for group in range(len(contents)):
+                store.touch(digest, group)
+        return num_bytes
+
+    def _write(self, group: int, block: int, content: Tensor) -> None:
+        heads = self._blocks.heads
+        for layer, (start, end) in zip(self._layers[group], pairwise(self._ends[group]), strict=True):
+            self._blocks.write(layer, [block], heads, content[start:end].view(self._blocks.shape(layer, 1, heads)))
+
+    def save(self, command: SaveBlocks) -> None:
+        """Store the blocks that are not there yet."""
+        stores = [self._stores[tier] for tier in command.tiers]
+        for place, digest in enumerate(command.digests):
+            for group, layers in enumerate(self._layers):
+                block = command.block_ids[group][place]
+                wanting = [store for store in stores if block and store.is_saving and not store.has(digest, group)]
+                if wanting:
+                    parts = [self._blocks.read(layer, [block], self._blocks.heads).cpu() for layer in layers]
+                    for store in wanting:
+                        store.write(digest, group, [_bytes(part) for part in parts])
+
+    def drop(self, digests: list[bytes]) -> None:
+        """Remove the files of blocks whose content has proved wrong."""
+        for store in self._stores.values():
+            for digest in digests:
+                for group in range(len(self._layers)):
+                    store.remove(digest, group)
+
+    def close(self) -> None:
+        """Close the files. Blocks in shared memory go with the last engine of the server."""
+        for store in self._stores.values():
+            store.close()
+        if self._host is not None:
+            self._host.close()
+
+    def _layer_bytes(self, layer: int) -> int:
+        planes, _, heads, num_bytes = self._blocks.shape(layer, 1, self._blocks.heads)
+        return planes * heads * num_bytes
+
+
+def _bytes(content: Tensor) -> memoryview:
+    return memoryview(content.view(-1).numpy())  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ from octavo.kv_transfer.messages import (
     RankNotes,
     SaveBlocks,
     SendBlocks,
+    TierFolder,
 )
 from octavo.pipes.pipe import listen
 from octavo.worker.transfer.block_io import BlockIO
@@ -35,7 +36,12 @@ _log = logging.getLogger(__name__)
 
 
 class Tiers(Protocol):
-    """Keep blocks of this rank outside the cache. One thread loads, another one saves."""
+    """Keep blocks of this rank outside the cache. One thread loads, another one saves.
+
+    folders: where they are.
+    """
+
+    folders: list[TierFolder]
 
     def load(self, command: LoadBlocks) -> int:
         """Write all of the blocks and return their bytes. Whatever is raised is the error of the load."""
@@ -43,6 +49,10 @@ class Tiers(Protocol):
 
     def save(self, command: SaveBlocks) -> None:
         """Store the blocks. Whatever is raised is logged."""
+        ...
+
+    def drop(self, digests: list[bytes]) -> None:
+        """Remove blocks whose content has proved wrong. Whatever is raised is logged."""
         ...
 
     def close(self) -> None:
@@ -64,17 +74,16 @@ class RankTransfer:
         open_tiers: Callable[[], Tiers],
     ) -> None:
         """layers: those of the model on this rank, in their order. notify: sends `RankNotes`, from any thread.
-        open_tiers: called at the first load or save.
+        open_tiers: called when they are needed.
         """
         self._blocks = blocks
         self._layers = list(layers)
         self._notify = notify
         self._open_tiers = open_tiers
-        self._tiers: Tiers | None = None
         self._sender: Sender | None = None
         self._connect: Connect | None = None
         self._lock = threading.Lock()
-        """Guards what follows, and the opening of tiers."""
+        """Guards what follows."""
         self._fetches: set[Fetch] = set()
         self._ending: set[bytes] = set()
         """Transfers that end with their fetches."""
@@ -110,11 +119,13 @@ class RankTransfer:
             self._fetch(fetch)
         with self._sending(commands.sends):
             yield
+        if commands.drops:
+            self._saving.submit(self._drop, commands.drops)
         for save in commands.saves:
             self._saving.submit(self._save, save)
 
     def close(self) -> None:
-        """End all threads and connections."""
+        """End all threads and connections. What waits to be saved, which is little, is saved before."""
         if self._sender is not None:
             self._sender.close()
         with self._lock:
@@ -123,11 +134,12 @@ class RankTransfer:
             fetch.cancel("the engine ends")
             fetch.thread.join()
         made = vars(self)
-        for thread in ("_loading", "_saving"):
-            if thread in made:
-                made[thread].shutdown(cancel_futures=True)
-        if self._tiers is not None:
-            self._tiers.close()
+        if "_loading" in made:
+            self._loading.shutdown(cancel_futures=True)
+        if "_saving" in made:
+            self._saving.shutdown()
+        if "tiers" in made:
+            self.tiers.close()
 
     @contextmanager
     def _sending(self, sends: Sequence[SendBlocks]) -> Iterator[None]:
@@ -184,11 +196,10 @@ class RankTransfer:
         else:
             self._sender.end(transfer)
 
-    def _opened_tiers(self) -> Tiers:
-        with self._lock:
-            if self._tiers is None:
-                self._tiers = self._open_tiers()
-            return self._tiers
+    @cached_property
+    def tiers(self) -> Tiers:
+        """Where blocks are kept outside the cache, opened when this is first read. Raises ConfigError."""
+        return self._open_tiers()
 
     @cached_property
     def _loading(self) -> ThreadPoolExecutor:
@@ -201,7 +212,7 @@ class RankTransfer:
     def _load(self, command: LoadBlocks) -> None:
         began, num_bytes, error = perf_counter(), 0, ""
         try:
-            num_bytes = self._opened_tiers().load(command)
+            num_bytes = self.tiers.load(command)
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
         fetched = Fetched(command.fetch_id, error, num_bytes, perf_counter() - began)
@@ -209,10 +220,16 @@ class RankTransfer:
 
     def _save(self, command: SaveBlocks) -> None:
         try:
-            self._opened_tiers().save(command)
+            self.tiers.save(command)
         except Exception:
             _log.exception("%d blocks were not saved", len(command.digests))
         self._send(RankNotes(saved=[command.save_id]))
+
+    def _drop(self, digests: list[bytes]) -> None:
+        try:
+            self.tiers.drop(digests)
+        except Exception:
+            _log.exception("%d blocks that are wrong were not removed", len(digests))
 
     def _send(self, notes: RankNotes) -> None:
         self._notify(frames.encode(notes))

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from octavo.core import frames
-from octavo.kv_transfer.messages import Fetched, LoadBlocks, RankCommands, RankNotes, SaveBlocks
+from octavo.kv_transfer.messages import Fetched, LoadBlocks, RankCommands, RankNotes, SaveBlocks, TierFolder
 from octavo.worker.transfer.block_io import BlockIO
 from octavo.worker.transfer.rank_transfer import RankTransfer
 
@@ -19,6 +19,8 @@ class FakeTiers:
 
     def __init__(self) -> None:
         self.saved: list[int] = []
+        self.dropped: list[bytes] = []
+        self.folders: list[TierFolder] = []
         self.is_closed = False
 
     def load(self, command: LoadBlocks) -> int:
@@ -29,6 +31,9 @@ class FakeTiers:
     def save(self, command: SaveBlocks) -> None:
         self.saved.append(command.save_id)
         raise OSError("the disk is full")
+
+    def drop(self, digests: list[bytes]) -> None:
+        self.dropped += digests
 
     def close(self) -> None:
         self.is_closed = True
@@ -71,5 +76,8 @@ def test_a_save_begins_after_its_step_and_its_error_ends_nothing(rank: Rank) -> 
         with rank.transfer.step(payload):
             assert save_id not in rank.tiers.saved
         assert rank.note().saved == [save_id]
+    with rank.transfer.step(frames.encode(RankCommands(drops=[DIGEST]))):
+        assert not rank.tiers.dropped
     rank.transfer.close()
+    assert rank.tiers.dropped == [DIGEST]
     assert rank.tiers.is_closed

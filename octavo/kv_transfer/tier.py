@@ -1,0 +1,143 @@
+"""A tier as a source of prefixes: blocks are saved when they are published, and fetched where that saves time."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from octavo.core.messages import EngineCoreRequest
+from octavo.kv_cache.block_manager import BlockManager
+from octavo.kv_cache.block_pool import Content
+from octavo.kv_transfer.connector import Fetch
+from octavo.kv_transfer.fetch_rates import FetchRates, Measured
+from octavo.kv_transfer.file_store import FileStore
+from octavo.kv_transfer.messages import Fetched, LoadBlocks, RankCommands, SaveBlocks
+from octavo.kv_transfer.sources import Source
+
+_HELD_SHARE = 16
+"""Blocks that are being saved are at most one of so many of a pool."""
+_SAVED_AT_ONCE = 32
+"""Blocks of a command at most: they are released together."""
+
+
+class Tier(Source):
+    """The blocks of a rank's `store` stand for those of all ranks: these write the same names at about the same time.
+
+    What waits to be saved is not kept for that: a block that is evicted before is not saved.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        store: FileStore,
+        block_manager: BlockManager,
+        prefill_tokens_per_s: Callable[[], float | None],
+        save_ids: Iterator[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """prefill_tokens_per_s: returns how fast prompts are computed; None where that is not known yet. save_ids: no
+        other source uses them."""
+        self._name = name
+        self._save_ids = save_ids
+        self._store = store
+        self._manager = block_manager
+        self._clock = clock
+        limits = block_manager.limits
+        block_bytes = sum(group.block_bytes for group in limits.groups)
+        self.rates = FetchRates(Measured.read(store.path), limits.block_size, block_bytes, clock())
+        self._prefill_tokens_per_s = prefill_tokens_per_s
+        self._most_held = max(1, min(group.num_blocks for group in limits.groups) // _HELD_SHARE)
+        self._waiting: dict[bytes, list[int]] = {}
+        self._saving: dict[int, list[bytes]] = {}
+        self._removed: set[bytes] = set()
+        self._found: dict[str, tuple[bytes, int]] = {}
+        self._planned: list[Fetch] = []
+        self._began: dict[int, tuple[float, Fetch]] = {}
+        self._missing: set[bytes] = set()
+        block_manager.listeners.add(self)
+
+    # ---- saves ----
+
+    def stored(self, group: int, block: int, content: Content) -> None:
+        """Save a full block with one of the next steps (`BlockListener`)."""
+        if len(content.token_keys) == self._manager.block_size:
+            self._waiting.setdefault(content.digest, [0] * len(self._manager.groups))[group] = block
+
+    def removed(self, group: int, digest: bytes) -> None:
+        """Save a block no longer, and find out with the next step whether its file has to go (`BlockListener`)."""
+        blocks = self._waiting.get(digest)
+        if blocks is not None:
+            blocks[group] = 0
+            if not any(blocks):
+                del self._waiting[digest]
+        self._removed.add(digest)
+
+    def _drops(self) -> list[bytes]:
+        """Return the content that has left the pools without an eviction: it has proved wrong."""
+        pools = [cache.pool for cache in self._manager.groups]
+        removed, self._removed = self._removed, set()
+        return [digest for digest in removed if not any(pool.was_evicted(digest) for pool in pools)]
+
+    def commands(self, *, has_rows: bool) -> RankCommands:
+        loads = [LoadBlocks(each.fetch_id, self._name, each.digests, each.block_ids) for each in self._planned]
+        self._began |= {fetch.fetch_id: (self._clock(), fetch) for fetch in self._planned}
+        self._planned = []
+        drops = self._drops() if self._removed else []
+        return RankCommands(loads=loads, saves=self._saves() if self._waiting else [], drops=drops)
+
+    def _saves(self) -> list[SaveBlocks]:
+        room = self._most_held - sum(map(len, self._saving.values()))
+        digests = list(itertools.islice(self._waiting, max(0, min(room, _SAVED_AT_ONCE))))
+        if not digests or not self._store.is_saving:
+            return []
+        save_id = next(self._save_ids)
+        by_digest = [self._waiting.pop(digest) for digest in digests]
+        block_ids = [list(blocks) for blocks in zip(*by_digest, strict=True)]
+        self._manager.holds.hold(("save", save_id), block_ids)
+        self._saving[save_id] = digests
+        return [SaveBlocks(save_id, [self._name], digests, block_ids)]
+
+    def saved(self, save_id: int) -> None:
+        if save_id in self._saving:
+            self._manager.holds.end(("save", save_id))
+            self._missing.difference_update(self._saving.pop(save_id))
+
+    # ---- fetches ----
+
+    def find(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> int:
+        if not digests:
+            return 0
+        first, num_found = self._found.get(request.request_id, (b"", 0))
+        num_found = min(num_found, len(digests)) if first == digests[0] else 0
+        groups = range(len(self._manager.groups))
+        while num_found < len(digests):
+            digest = digests[num_found]
+            if digest in self._missing or not all(self._store.has(digest, group) for group in groups):
+                break
+            num_found += 1
+        self._found[request.request_id] = digests[0], num_found
+        is_worth_it = self.rates.is_worth_fetching(num_found, self._prefill_tokens_per_s(), self._clock())
+        return num_found if is_worth_it else 0
+
+    def ended(self, request_id: str) -> None:
+        self._found.pop(request_id, None)
+
+    def fetch(self, fetch: Fetch) -> None:
+        self._planned.append(fetch)
+
+    def fetched(self, note: Fetched) -> str:
+        began, fetch = self._began.pop(note.fetch_id)
+        if note.error:
+            # another rank may lack what this store has: until it is saved again, it is not there
+            self._missing.update(fetch.digests)
+            self._found.clear()
+            return f"tier {self._name}: {note.error}"
+        now = self._clock()
+        self.rates.note(note.num_bytes, note.seconds, now - began - note.seconds, now)
+        return ""
+
+    def close(self) -> None:
+        self._manager.listeners.remove(self)
+        self.rates.write(self._store.path, self._prefill_tokens_per_s())
+        self._store.close()

@@ -1,0 +1,95 @@
+"""A rank's blocks in files: the same bytes come back, of its own layers and heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from octavo.config.schema import TransferConfig
+from octavo.core.model_shape import CacheGroup
+from octavo.kv_transfer.messages import LoadBlocks, SaveBlocks
+from octavo.worker.transfer.block_io import BlockIO
+from octavo.worker.transfer.file_tier import FileTiers
+from tests.worker.transfer.test_block_io import BLOCK_SIZE, DTYPES, HEADS, as_bytes, groups_of, make_caches
+
+DIGESTS = [bytes([number]) * 32 for number in range(3)]
+
+
+@pytest.fixture
+def open_tiers(tmp_path: Path) -> Callable[..., FileTiers]:
+    def open_tiers(blocks: BlockIO, tier: str = "disk", **identity: str) -> FileTiers:
+        config = TransferConfig(kv_disk=str(tmp_path / "disk"))
+        if tier == "host":
+            config = TransferConfig(kv_host_size=1 << 20, host_folder=str(tmp_path / "octavo-kv-1"))
+        return FileTiers(config, blocks, identity, BLOCK_SIZE)
+
+    return open_tiers
+
+
+@pytest.mark.parametrize("kind", ["cpu", "reference"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tier", ["disk", "host"])
+def test_blocks_come_back_into_other_blocks(
+    open_tiers: Callable[..., FileTiers], kind: str, dtype: torch.dtype, tier: str
+) -> None:
+    caches = make_caches(kind, dtype)
+    blocks = BlockIO(caches, groups_of(), HEADS)
+    tiers = open_tiers(blocks, tier)
+    before = [blocks.read(layer, [1, 2], range(HEADS)) for layer in range(2)]
+    tiers.save(SaveBlocks(0, [tier], DIGESTS[:2], [[1, 2]]))
+    others = [as_bytes(cache) for cache in caches]
+    for layer in range(2):
+        blocks.write(layer, [1, 2], range(HEADS), torch.zeros_like(before[layer]))
+    num_bytes = tiers.load(LoadBlocks(0, tier, DIGESTS[:2], [[1, 2]]))
+    assert num_bytes == sum(each.nbytes for each in before)
+    assert all(torch.equal(as_bytes(cache), other) for cache, other in zip(caches, others, strict=True))
+    tiers.load(LoadBlocks(0, tier, DIGESTS[:2], [[5, 3]]))
+    for layer in range(2):
+        assert torch.equal(blocks.read(layer, [5, 3], range(HEADS)), before[layer])
+    tiers.close()
+
+
+def test_a_block_that_is_not_there_or_was_dropped_fails_the_load(open_tiers: Callable[..., FileTiers]) -> None:
+    blocks = BlockIO(make_caches("reference", torch.float32), groups_of(), HEADS)
+    tiers = open_tiers(blocks)
+    tiers.save(SaveBlocks(0, ["disk"], DIGESTS[:1], [[1]]))
+    with pytest.raises(LookupError, match="block 1 of 2 is not in the tier disk"):
+        tiers.load(LoadBlocks(0, "disk", DIGESTS[:2], [[2, 3]]))
+    tiers.drop(DIGESTS)
+    with pytest.raises(LookupError, match="block 0 of 1"):
+        tiers.load(LoadBlocks(0, "disk", DIGESTS[:1], [[2]]))
+
+
+def test_another_identity_finds_nothing(open_tiers: Callable[..., FileTiers]) -> None:
+    blocks = BlockIO(make_caches("reference", torch.float32), groups_of(), HEADS)
+    open_tiers(blocks, model="a").save(SaveBlocks(0, ["disk"], DIGESTS[:1], [[1]]))
+    open_tiers(blocks, model="a").load(LoadBlocks(0, "disk", DIGESTS[:1], [[2]]))
+    with pytest.raises(LookupError):
+        open_tiers(blocks, model="b").load(LoadBlocks(0, "disk", DIGESTS[:1], [[2]]))
+
+
+def test_each_rank_has_files_of_its_own(open_tiers: Callable[..., FileTiers]) -> None:
+    ranks = [BlockIO(make_caches("reference", torch.float32, heads=2), groups_of(), 2, (0, first)) for first in (0, 2)]
+    tiers = [open_tiers(blocks) for blocks in ranks]
+    for each in tiers:
+        each.save(SaveBlocks(0, ["disk"], DIGESTS[:1], [[1]]))
+        each.load(LoadBlocks(0, "disk", DIGESTS[:1], [[2]]))
+    for blocks, each in zip(ranks, tiers, strict=True):
+        assert torch.equal(blocks.read(1, [1], blocks.heads), blocks.read(1, [2], blocks.heads))
+        assert len({each.folders[0].key for each in tiers}) == 2
+
+
+def test_null_blocks_are_neither_saved_nor_loaded(open_tiers: Callable[..., FileTiers]) -> None:
+    groups = [CacheGroup((0,)), CacheGroup((1,))]
+    blocks = BlockIO(make_caches("reference", torch.float32), groups, HEADS)
+    tiers = open_tiers(blocks)
+    tiers.save(SaveBlocks(0, ["disk"], DIGESTS, [[1, 2, 3], [0, 0, 4]]))
+    before = blocks.read(1, [1, 2], range(HEADS))
+    tiers.load(LoadBlocks(0, "disk", DIGESTS, [[1, 2, 3], [0, 0, 5]]))
+    assert torch.equal(blocks.read(1, [5], range(HEADS)), blocks.read(1, [4], range(HEADS)))
+    assert torch.equal(blocks.read(1, [1, 2], range(HEADS)), before)
+    with pytest.raises(LookupError):
+        tiers.load(LoadBlocks(0, "disk", DIGESTS, [[1, 2, 3], [5, 5, 5]]))
