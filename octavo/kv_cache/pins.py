@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from octavo.core.cache_key import CacheKey
 from octavo.core.outputs import PinnedPrefix
 from octavo.kv_cache.block_hash import extend_chain
 from octavo.kv_cache.block_pool import BlockPool
+
+_KEPT: Final = b"kept "
 
 
 class _Pin(NamedTuple):
@@ -63,28 +65,32 @@ class Pins:
         """End the pin of exactly this prefix. Returns whether there was one."""
         return self.unpin_digests(extend_chain([], token_ids, self._block_size, cache_key))
 
-    def pin_digests(self, digests: Sequence[bytes], until: float) -> int:
+    def pin_digests(self, digests: Sequence[bytes], until: float, kind: bytes = b"") -> int:
         """Pin a prefix by the chain of its full blocks, or give it a new time. Returns how many of the blocks there is
-        room for, from the first."""
-        self.unpin_digests(digests)
+        room for, from the first. kind: pins of the same prefix for different purposes are different pins."""
+        self.unpin_digests(digests, kind)
         room = self._max_blocks - len(self._num_pins)
         num_known = next((i for i, digest in enumerate(digests) if digest not in self._num_pins), len(digests))
         kept = digests[: num_known + room]
         if kept:
-            self._pins[digests[-1]] = _Pin(until, kept)
+            self._pins[kind + digests[-1]] = _Pin(until, kept)
         for digest in kept:
             self._num_pins[digest] = self._num_pins.get(digest, 0) + 1
             self.hold(digest)
         return len(kept)
 
     def keep(self, digests: Sequence[bytes], until: float) -> None:
-        """Pin a prefix until then, or longer where it is pinned for longer."""
-        pin = self._pins.get(digests[-1])
-        self.pin_digests(digests, until if pin is None else max(until, pin.until))
+        """Pin a prefix for another engine until then, or longer where it is kept for longer."""
+        pin = self._pins.get(_KEPT + digests[-1])
+        self.pin_digests(digests, until if pin is None else max(until, pin.until), _KEPT)
 
-    def unpin_digests(self, digests: Sequence[bytes]) -> bool:
+    def end_keep(self, digests: Sequence[bytes]) -> None:
+        """Keep a prefix no longer: the other engine has it."""
+        self.unpin_digests(digests, _KEPT)
+
+    def unpin_digests(self, digests: Sequence[bytes], kind: bytes = b"") -> bool:
         """End the pin of exactly this chain. Returns whether there was one."""
-        pin = self._pins.pop(digests[-1], None) if digests else None
+        pin = self._pins.pop(kind + digests[-1], None) if digests else None
         if pin is None:
             return False
         for digest in reversed(pin.digests):

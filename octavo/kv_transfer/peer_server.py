@@ -144,6 +144,7 @@ class PeerServer(Source):
                     case Want(name, digests):
                         self._begin(link, name, digests)
                     case Done(name) if name in self._transfers and self._transfers[name].link is link:
+                        self._blocks.pins.end_keep(self._transfers[name].digests)
                         self._end(name)
                     case None:
                         for name in [each.name for each in self._transfers.values() if each.link is link]:

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 from octavo.core.messages import EngineCoreRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.kv_cache.block_hash import extend_chain, tail_digest
+from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.connector import Fetch
 from tests.fakes.executor import HashExecutor, State
 
 
 class ToySource:
-    """fail_every: each so-many-th fetch fails, and leaves the blocks spoilt; 0: none. Blocks are spoilt from the step
-    with which their fetch begins until it has ended.
+    """fail_share: share of the fetches that fail, at random, and leave the blocks spoilt. Blocks are spoilt from the
+    step with which their fetch begins until it has ended.
+
+    `hold` lets another engine read a prefix of the local pools, until `release`, or until nothing else could run.
 
     requests: those that have come and not ended, by id.
     """
 
     address: str | None = None
 
-    def __init__(self, fail_every: int = 0, most_steps: int = 3) -> None:
+    def __init__(self, fail_share: float = 0.0, most_steps: int = 3) -> None:
         self.executor: HashExecutor
+        self.block_manager: BlockManager
+        self.holders: dict[int, bool] = {}
+        self._random = Random(0)
         self.num_fetched = self.num_failed = 0
         self.requests: dict[str, EngineCoreRequest] = {}
         self._given: list[Fetch] = []
-        self._fail_every = fail_every
+        self._fail_share = fail_share
         self._most_steps = most_steps
         self._contents: dict[bytes, list[list[int]]] = {}
         self._pending: list[tuple[int, Fetch]] = []
@@ -69,10 +76,26 @@ class ToySource:
             self._count += 1
             self._write(fetch, is_complete=False)  # it may begin at once
             self._pending.append((1 + self._count * 7 % self._most_steps, fetch))
-        return b"fetch" if given else None
+        ended = [number for number, is_ending in self.holders.items() if is_ending]
+        for number in ended:  # the ranks say so at once
+            del self.holders[number]
+            self.block_manager.holds.end(("holder", number))
+        return b"commands" if given or ended else None
+
+    def hold(self, request: EngineCoreRequest, number: int) -> None:
+        """Hold the blocks of a prompt that are there."""
+        pools = self.block_manager.groups
+        for digest in extend_chain([], request.prompt_token_ids, self.executor.block_size, request.cache_key):
+            if self.block_manager.holds.hold_found(("holder", number), digest, [True for _ in pools]) is None:
+                break
+            self.holders[number] = False
+
+    def release(self) -> None:
+        """End what others hold, with the next step."""
+        self.holders = dict.fromkeys(self.holders, True)
 
     def end_reads(self) -> None:
-        """Nobody reads."""
+        self.release()
 
     def note(self, rank: int, payload: bytes) -> None:
         raise NotImplementedError
@@ -87,9 +110,9 @@ class ToySource:
             if num_steps > 1:
                 self._pending.append((num_steps - 1, fetch))
                 continue
-            is_complete = not self._fail_every or fetch.fetch_id % self._fail_every != 0
+            is_complete = self._random.random() >= self._fail_share
             self._write(fetch, is_complete=is_complete)
-            ended.append((fetch.fetch_id, "" if is_complete else "it is every so-manyth"))
+            ended.append((fetch.fetch_id, "" if is_complete else "it was torn"))
             self.num_fetched += is_complete
             self.num_failed += not is_complete
         return ended

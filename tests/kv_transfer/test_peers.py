@@ -122,6 +122,13 @@ def test_what_the_decode_engine_has_is_not_fetched_again(pair: Pair) -> None:
     assert fetched == [29, 49 - 28, 0]
 
 
+def test_what_was_handed_over_is_kept_no_longer(pair: Pair) -> None:
+    pair.begin(make_request("a", range(30)))
+    pins = pair.prefill.core.scheduler.block_manager.pins
+    step_until(lambda: pins.num_blocks == 8, pair.prefill)
+    step_until(lambda: "a" in pair.decode.collected.finals and not len(pins), pair.prefill, pair.decode)
+
+
 def test_prompts_of_another_sender_are_not_given_away(pair: Pair) -> None:
     request = make_request("a", range(30))
     other = msgspec.structs.replace(request, cache_salt="other", prefill=pair.prefill.address)

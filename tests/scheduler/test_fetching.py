@@ -11,11 +11,11 @@ from tests.fakes.executor import HashExecutor
 from tests.fakes.prefix_source import ToySource
 
 
-def make(fail_every: int = 0, most_steps: int = 3, **options: object) -> tuple[EngineCore, HashExecutor, ToySource]:
-    source = ToySource(fail_every, most_steps)
+def make(fail_share: float = 0.0, most_steps: int = 3, **options: object) -> tuple[EngineCore, HashExecutor, ToySource]:
+    source = ToySource(fail_share, most_steps)
     core = make_core(block_size=4, source=source, **options)  # type: ignore[arg-type]
     assert isinstance(core.executor, HashExecutor)
-    source.executor = core.executor
+    source.executor, source.block_manager = core.executor, core.scheduler.block_manager
     return core, core.executor, source
 
 
@@ -50,7 +50,7 @@ def test_what_the_local_cache_has_is_not_fetched() -> None:
 
 
 def test_a_failed_fetch_is_computed() -> None:
-    core, executor, source = make(fail_every=1)
+    core, executor, source = make(fail_share=1.0)
     request = make_request("a", range(30), max_tokens=5)
     source.learn(request)
     assert run(core, [request]).token_ids == run_alone(request).token_ids
@@ -115,6 +115,18 @@ def test_a_request_waits_for_the_blocks_of_an_aborted_fetch_when_nothing_else_ru
     core.step()
     assert core.is_waiting
     assert run(core).token_ids == run_alone(second).token_ids
+
+
+def test_what_others_read_ends_when_nothing_else_can_run() -> None:
+    core, _, source = make(num_blocks=10)
+    first, second = make_request("a", range(30), max_tokens=2), make_request("b", range(10, 40), max_tokens=2)
+    run(core, [first])
+    source.hold(first, 1)
+    core.scheduler.check()
+    assert not core.reset_prefix_cache()
+    assert run(core, [second]).token_ids == run_alone(second).token_ids
+    assert not source.holders
+    assert core.reset_prefix_cache()
 
 
 def test_a_request_with_several_sequences_fetches_before_it_forks_and_not_after() -> None:

@@ -117,7 +117,7 @@ class Schedules(RuleBasedStateMachine):
         prefill_tokens_per_s=st.sampled_from([None, 2.0, 50.0]),
         sliding_window=st.sampled_from([None, None, 1, 2, 4, 5, 11, (None, 4), (None, 4), (5, None), (2, 11, None)]),
         later_share=st.sampled_from([1.0, 0.6]),
-        fetch_fails=st.sampled_from([None, None, 0, 2]),
+        fetch_fails=st.sampled_from([None, None, 0.0, 0.5]),
         target_step_ms=st.sampled_from([None, None, 0.0, 1500.0]),
         may_fail=st.sampled_from([False, False, False, True]),
         rightness=st.sampled_from([None, None, None, 0.0, 0.6, 1.0]),
@@ -126,7 +126,7 @@ class Schedules(RuleBasedStateMachine):
     )
     def build(
         self, first: list[EngineCoreRequest], block_size: int, num_slots: int, later_share: float, may_fail: bool,
-        fetch_fails: int | None,
+        fetch_fails: float | None,
         is_recorded: bool, rightness: float | None, **options: object,
     ) -> MultipleResults[EngineCoreRequest]:  # fmt: skip
         self.folder = TemporaryDirectory() if is_recorded else None
@@ -161,7 +161,7 @@ class Schedules(RuleBasedStateMachine):
         assert isinstance(self.core.executor, HashExecutor)
         self.executor = self.core.executor
         if self.source is not None:
-            self.source.executor = self.executor
+            self.source.executor, self.source.block_manager = self.executor, self.core.scheduler.block_manager
         self.mirror = Mirror()
         self.core.scheduler.block_manager.listeners.add(self.mirror)
         self._listen()
@@ -203,7 +203,9 @@ class Schedules(RuleBasedStateMachine):
         return multiple(*batch)
 
     @rule(
-        event=st.sampled_from(["abort", "stop", "stop", "resume", "die", "pin", "reset", "same id"]),
+        event=st.sampled_from(
+            ["abort", "stop", "stop", "resume", "die", "pin", "reset", "same id", "read", "read no more"]
+        ),
         request=requests, index=st.integers(0, 2), ttl_s=st.sampled_from([1.0, 10.0, 1e6]),
     )  # fmt: skip
     def disturb(self, event: str, request: EngineCoreRequest, index: int, ttl_s: float) -> None:
@@ -225,8 +227,12 @@ class Schedules(RuleBasedStateMachine):
             assert self.core.pin_prefix(prompt, ttl_s, request.cache_salt).num_tokens <= len(prompt)
         elif event == "reset":
             has_blocks = any(True for _ in self.core.scheduler._registry.sequences_on_device())
-            has_blocks |= self.source is not None and self.source.is_busy
+            has_blocks |= self.source is not None and (self.source.is_busy or bool(self.source.holders))
             assert self.core.reset_prefix_cache() is not has_blocks
+        elif event == "read" and self.source is not None and self.count not in self.source.holders:
+            self.source.hold(request, self.count)
+        elif event == "read no more" and self.source is not None:
+            self.source.release()
         elif event == "same id" and group is not None:
             self.core.add_request(request)
             self.num_repeated += 1
@@ -317,7 +323,9 @@ class Schedules(RuleBasedStateMachine):
         scheduler = self.core.scheduler
         registry, block_manager = scheduler._registry, scheduler.block_manager
         block_manager.pins.clear()
-        while self.source is not None and self.source.is_busy:
+        if self.source is not None:
+            self.source.release()
+        while self.source is not None and (self.source.is_busy or self.source.holders):
             scheduler.schedule(self.clock())
         scheduler.check()
         assert not block_manager.tables
