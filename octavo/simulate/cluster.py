@@ -1,8 +1,7 @@
 """Replicas behind a router, and the loop of events that moves all of them through one time.
 
-Events are arrivals of requests, the ends of steps, and arrivals of keys and values. With separate pools (`pools.py`)
-two replicas may have a request: one computes its prompt and draws the first token, and another gets it when that has
-begun, fetches the prompt's blocks (`link.py`) and draws all of its tokens.
+Events are arrivals of requests, the ends of steps, and arrivals of keys and values. With separate pools the `Split` of
+a server's front sends prompts to some replicas first, and others fetch their blocks (`link.py`).
 """
 
 from __future__ import annotations
@@ -12,20 +11,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
-from octavo.core.messages import AbortRequests, AddRequests, EngineCoreOutput, EngineCoreRequest, ToCore
+import msgspec
+
+from octavo.core.messages import AddRequests, EngineCoreOutput, EngineCoreRequest, SchedulerStats, StepOutputs
+from octavo.core.resume import ResumedSequence
+from octavo.engine.dispatch import Sent
 from octavo.engine.router import Router
 from octavo.simulate.executor import Script
 from octavo.simulate.outcome import Outcome, RequestRecord, Sample, Totals
-from octavo.simulate.pools import Pools
 from octavo.simulate.replica import Replica
 from octavo.simulate.traces import Trace
+
+if TYPE_CHECKING:
+    from octavo.engine.dispatch import Dispatch
+    from octavo.engine.replica import Replica as ServedReplica
+    from octavo.engine.split import Split
 
 MAX_SAMPLES: Final = 512
 """When there are more, every second one is dropped, and from then on half as many are taken."""
 _ARRIVAL, _STEP_ENDS, _WAKE = range(3)
 """The order of events at the same time."""
+_UNKNOWN: Final = SchedulerStats()
 
 
 @dataclass(slots=True)
@@ -34,13 +42,14 @@ class _Open:
 
     record: RequestRecord
     script: Script
-    request: EngineCoreRequest
+    sent: Sent
 
 
 class Cluster:
     """One simulation of a trace, or of the requests `numbers` of it. `run` may be called once.
 
-    divide: makes separate pools of the replicas, given these, what sends messages to them, and a clock.
+    router: chooses one of the replicas without a link, which are all but those that compute prompts for others.
+    make_split: returns what sends prompts to those, given what sends requests to the others (`Dispatch`) and a clock.
     """
 
     def __init__(
@@ -50,17 +59,17 @@ class Cluster:
         router: Router,
         *,
         numbers: Sequence[int] | None = None,
-        divide: Callable[[Sequence[Replica], Callable[[Replica, ToCore], None], Callable[[], float]], Pools]
-        | None = None,
+        make_split: Callable[[Dispatch, Callable[[], float]], Split] | None = None,
     ) -> None:
         self._trace = trace
         self._numbers = range(len(trace)) if numbers is None else numbers
         self._replicas = list(replicas)
         self._router = router
-        self._pools = None if divide is None else divide(self._replicas, self._deliver, lambda: self._now)
+        self._decoding = [each for each in replicas if each.link is None]
         self._now = 0.0
+        self._split = None if make_split is None else make_split(cast("Dispatch", self), lambda: self._now)
         for replica in replicas:
-            replica.wake = partial(self._wake, replica)
+            replica.script_of, replica.wake = self._script_of, partial(self._wake, replica)
         self._events: list[tuple[float, int, int, Callable[[float], None]]] = []
         self._event_numbers = count()
         self._open: dict[str, _Open] = {}
@@ -103,29 +112,29 @@ class Cluster:
         if replica.is_stepping:
             return
         ends_at = replica.begin_step(now)
-        if self._pools is not None and (began := replica.take_began()):
-            self._pools.take(replica, began=began)
+        if self._split is not None and (began := replica.take_began()):
+            self._split.take(_served(replica), StepOutputs(outputs=[], stats=_UNKNOWN, began=began))
         if ends_at is not None:
             self._push(ends_at, _STEP_ENDS, lambda now: self._end_step(replica, now))
 
     def _end_step(self, replica: Replica, now: float) -> None:
         outputs = replica.end_step()
-        if self._pools is not None:
-            outputs = self._pools.take(replica, outputs)
+        if self._split is not None:
+            step = StepOutputs(outputs=outputs, stats=_UNKNOWN)
+            self._split.take(_served(replica), step)
+            outputs = step.outputs
         for output in outputs:
             if output.finished:
                 self._finish(replica, output, now)
         self._on_finish(len(self._records) / len(self._numbers))
         self._step(replica, now)
 
-    def _submit(self, replica: Replica, request: EngineCoreRequest, script: Script, now: float) -> None:
-        replica.submit(request, script)
-        if not replica.is_stepping:
-            # not at once: others may arrive at this very time
-            self._wake(replica, now)
+    def _wake(self, replica: Replica, at: float | None = None) -> None:
+        # not at once: others may arrive at this very time
+        self._push(self._now if at is None else at, _WAKE, lambda now: self._step(replica, now))
 
-    def _wake(self, replica: Replica, at: float) -> None:
-        self._push(at, _WAKE, lambda now: self._step(replica, now))
+    def _script_of(self, request_id: str) -> Script:
+        return self._open[request_id].script
 
     def _arrive(self, number: int, now: float) -> None:
         request, script = self._trace.request(number, now)
@@ -135,27 +144,36 @@ class Cluster:
             num_sequences=request.params.width,
             num_prompt_tokens=len(request.prompt_token_ids),
         )
-        self._open[request.request_id] = _Open(record, script, request)
-        if self._pools is not None:
-            self._pools.arrive(request, script)
-        else:
-            self._submit(self._router.choose(request, self._replicas), request, script, now)
+        sent = Sent(request)
+        self._open[request.request_id] = _Open(record, script, sent)
+        replica = _served(self._router.choose(request, self._decoding))
+        if self._split is None or not self._split.begin([sent], replica):
+            self.send_to([sent], replica)
 
-    def _deliver(self, replica: Replica, message: ToCore) -> None:
-        match message:
-            case AddRequests(requests):
-                for request in requests:
-                    self._submit(replica, request, self._open[request.request_id].script, self._now)
-            case AbortRequests(request_ids):
-                replica.abort(request_ids)
-                self._wake(replica, self._now)
+    # ---- what `Split` uses of the front's `Dispatch` ----
+
+    def send_to(self, batch: Sequence[Sent], replica: ServedReplica) -> None:
+        """Send requests to a replica that decodes."""
+        for sent in batch:
+            sent.replica = replica
+            request = sent.request if self._split is None else self._split.for_decode(sent.request)
+            replica.client.send(AddRequests([request]))
+
+    def to_resume(self, request_id: str) -> EngineCoreRequest | None:
+        """Return an open request with what it generates; None when it is not open."""
+        if (opened := self._open.get(request_id)) is None:
+            return None
+        script = opened.script
+        token_ids = [script.output_token(0, place) for place in range(script.output_len(0) - 1)]
+        resumed = ResumedSequence(index=0, token_ids=token_ids)
+        return msgspec.structs.replace(opened.sent.request, resumed=(resumed,))
 
     def _finish(self, replica: Replica, output: EngineCoreOutput, now: float) -> None:
         opened = self._open.pop(output.request_id, None)
         if opened is None:
             return  # its first token was its last, and it is being aborted where it would have been decoded
-        if self._pools is not None:
-            self._pools.end(output.request_id)
+        if self._split is not None:
+            self._split.end(output.request_id)
         record, metrics = opened.record, output.metrics
         if output.error is None:
             assert metrics is not None, "a served request has its times"
@@ -186,8 +204,13 @@ class Cluster:
             self._sample_every_s *= 2
 
 
+def _served(replica: Replica) -> ServedReplica:
+    """Return a replica as `Split` sees it: it has what `Split` uses of one that serves."""
+    return cast("ServedReplica", replica)
+
+
 def _num_output_tokens(opened: _Open, output: EngineCoreOutput) -> int:
-    params = opened.request.params
+    params = opened.sent.request.params
     if params.use_beam_search:
         return params.width * max((len(delta.token_ids) for delta in output.deltas), default=0)
     return sum(opened.script.output_len(index) for index in range(params.width))

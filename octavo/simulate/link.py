@@ -148,9 +148,6 @@ class LinkedConnector:
         self._arrivals = [each for each in self._arrivals if each[0] > now]
         return [(fetch_id, error) for _, fetch_id, error in there]
 
-    def end_reads(self) -> None:
-        """Nothing is held for others."""
-
     def payload(self, step_id: int, *, has_rows: bool) -> bytes | None:
         """Begin the fetches that were planned before this step."""
         planned, self._planned = self._planned, []
@@ -165,6 +162,9 @@ class LinkedConnector:
     def _note_arrival(self, fetch: Fetch, at: float, error: str) -> None:
         self._arrivals.append((at, fetch.fetch_id, error))
         self._wake(at)
+
+    def end_reads(self) -> None:
+        """Links hold no blocks."""
 
     def note(self, rank: int, payload: bytes) -> None:
         """There are no ranks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest
+from octavo.core.messages import AbortRequests, AddRequests, CoreReady, EngineCoreOutput, EngineCoreRequest, ToCore
 from octavo.engine.announced_executor import AnnouncedExecutor
 from octavo.engine.engine_core import EngineCore
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
@@ -18,8 +18,15 @@ class Replica:
     """An engine core whose requests reach it between its steps, as those of a server do.
 
     num_open: requests that have not ended, those that wait for the next step included. link: what sends the blocks of
-    prompts to other replicas; None where it sends none. wake: called with the time at which blocks have arrived.
+    prompts to other replicas; None where it sends none. wake: called when there is something to do, with the time if
+    that is later than now. script_of: returns the script of a request that is sent.
+
+    Besides it has what the front's `Split` uses of a replica and of the client of its core.
     """
+
+    is_ready = True
+    is_draining = False
+    suspect = None
 
     def __init__(
         self,
@@ -34,12 +41,14 @@ class Replica:
         """sources: the links by which blocks arrive, by the names that `EngineCoreRequest.prefill` has for them."""
         self.number = number
         self.link = link
-        self.wake: Callable[[float], None] = lambda at: None
+        self.role = "decode" if link is None else "prefill"
+        self.wake: Callable[[float | None], None] = lambda at: None
+        self.script_of: Callable[[str], Script]
         self.clock = Clock()
         self.executor = SimulatedExecutor(cost_model, settings.cache.block_size, self.clock, candidate_spread)
         connector = None if sources is None else LinkedConnector(sources, self.clock, lambda at: self.wake(at))
         self.scheduler = build_scheduler(settings, connect=lambda *_: connector)
-        ready = CoreReady(
+        self.ready = CoreReady(
             cache=settings.limits,
             max_model_len=settings.scheduler.max_model_len,
             vocab_size=0,
@@ -47,7 +56,7 @@ class Replica:
             transfer=str(number),
         )
         depth = settings.scheduler.max_steps_in_flight
-        self.core = EngineCore(self.executor, self.scheduler, ready, max_steps_in_flight=depth, clock=self.clock)
+        self.core = EngineCore(self.executor, self.scheduler, self.ready, max_steps_in_flight=depth, clock=self.clock)
         self._began: list[str] = []
         if link is not None:
             self.executor.link = link
@@ -69,9 +78,29 @@ class Replica:
         self.executor.expect(seed, script)
         self._inbox.append(request)
 
-    def abort(self, request_ids: list[str]) -> None:
-        """End requests, with the next step and without an output."""
-        self._aborted += request_ids
+    @property
+    def client(self) -> Replica:
+        return self
+
+    def send(self, message: ToCore) -> None:
+        """Add requests, or end some without an output, with the next step."""
+        match message:
+            case AddRequests(requests):
+                for request in requests:
+                    self.submit(request, self.script_of(request.request_id))
+            case AbortRequests(request_ids):
+                self._aborted += request_ids
+        if not self.is_stepping:
+            self.wake(None)
+
+    def open(self) -> None:
+        """`submit` counts the request."""
+
+    def close(self) -> None:
+        """`end_step` counts the request's end."""
+
+    def count(self, **counts: int) -> None:
+        """Nothing reads these counts."""
 
     def begin_step(self, now: float) -> float | None:
         """Start a step at `now` and return when it ends; None when there is nothing to do before something arrives."""

@@ -7,21 +7,25 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing import get_context
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.cache_limits import CacheLimits
 from octavo.engine.router import RoundRobin, make_router
+from octavo.engine.split import Split, SplitRates
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.simulate.cluster import Cluster
 from octavo.simulate.cost_model import CostModel
 from octavo.simulate.link import Disaggregation, Link
 from octavo.simulate.outcome import Outcome, merged
-from octavo.simulate.pools import Pools
 from octavo.simulate.replica import Replica
 from octavo.simulate.traces import Trace, TraceRequest
+
+if TYPE_CHECKING:
+    from octavo.engine.replica import Replica as ServedReplica
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,15 +87,21 @@ def _disaggregated(trace: Trace, simulation: Simulation, disaggregation: Disaggr
     replicas += [
         Replica(number, settings, costs, sources=sources) for number in range(num_prefill, simulation.num_replicas)
     ]
-    router = make_router(simulation.router, block_size)
-    divide = partial(
-        Pools,
-        router=router,
-        decode_router=make_router("least-loaded", block_size),
-        settings=settings,
-        disaggregation=disaggregation,
+    scheduler = settings.scheduler
+    make_split = partial(
+        Split,
+        cast("list[ServedReplica]", replicas[:num_prefill]),
+        router=make_router(simulation.router, block_size),
+        block_size=block_size,
+        keep_s=disaggregation.keep_s,
+        rates=SplitRates(disaggregation.min_tokens, scheduler.prefill_tokens_per_s, scheduler.max_num_batched_tokens),
     )
-    return Cluster(trace, replicas, router, divide=divide).run()
+    return Cluster(
+        trace,
+        replicas,
+        make_router("least-loaded", block_size),
+        make_split=lambda dispatch, clock: make_split(dispatch, clock=clock),
+    ).run()
 
 
 def _in_processes(trace: Trace, simulation: Simulation, num_shards: int) -> Outcome:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any, cast
 
 import pytest
 
 from octavo.engine.router import RoundRobin
+from octavo.engine.split import Split, SplitRates
 from octavo.kv_cache.block_pool import Content
 from octavo.kv_transfer.connector import Fetch
 from octavo.simulate.cluster import Cluster
 from octavo.simulate.link import Disaggregation, Link
-from octavo.simulate.pools import Pools
 from octavo.simulate.replica import Replica
 from octavo.simulate.simulation import Simulation, simulate
 from octavo.simulate.traces import Trace, TraceRequest, Workload, generate
@@ -92,9 +93,9 @@ def replicas_after(trace: Trace, keep_s: float = 30.0) -> list[Replica]:
     link = Link(rates, 32.0, 1)
     settings, costs = make_settings(num_blocks=40, max_num_batched_tokens=64), make_costs(step_s=1.0)
     replicas = [Replica(0, settings, costs, link=link), Replica(1, settings, costs, sources={"0": link})]
-    routers = {"router": RoundRobin(), "decode_router": RoundRobin()}
-    divide = partial(Pools, **routers, settings=settings, disaggregation=rates)  # type: ignore[arg-type]
-    Cluster(trace, replicas, RoundRobin(), divide=divide).run()
+    make_split = partial(Split, [cast(Any, replicas[0])], block_size=4, keep_s=keep_s, rates=SplitRates(1))
+    split = {"make_split": lambda dispatch, clock: make_split(dispatch, RoundRobin(), clock=clock)}
+    Cluster(trace, replicas, RoundRobin(), **split).run()  # type: ignore[arg-type]
     for replica in replicas:
         replica.scheduler.check()
         assert replica.num_open == 0
