@@ -49,11 +49,20 @@ class Piece(msgspec.Struct, frozen=True, tag="piece"):
         head = msgspec.msgpack.encode(msgspec.structs.replace(self, checksum=0))
         return zlib.crc32(content.view(-1).numpy().data, zlib.crc32(head))
 
+    def signed(self, content: Tensor) -> Piece:
+        """Return the piece with the checksum that belongs to a content."""
+        return msgspec.structs.replace(self, checksum=self.checksum_of(content))
+
 
 class Gone(msgspec.Struct, frozen=True, tag="gone"):
     """Blocks of the subscription will not come."""
 
     reason: str
+
+
+def bounds(numbers: range) -> Range:
+    """Return a range as it is sent."""
+    return numbers.start, numbers.stop
 
 
 Message = Subscribe | Piece | Gone

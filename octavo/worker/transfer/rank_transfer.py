@@ -29,6 +29,7 @@ from octavo.kv_transfer.messages import (
 )
 from octavo.pipes.pipe import listen
 from octavo.worker.transfer.block_io import BlockIO
+from octavo.worker.transfer.pieces import bounds
 from octavo.worker.transfer.receiving import Connect, Fetch, connect_with
 from octavo.worker.transfer.sending import Sender
 
@@ -104,8 +105,7 @@ class RankTransfer:
             listener = listen(f"tcp://[{host}]:0" if ":" in host else f"tcp://{host}:0", secret)
             port = int(listener.address.rpartition(":")[2])
         self._sender = Sender(self._blocks, epoch, listener, lambda transfer: self._send(RankNotes(ended=[transfer])))
-        layers, heads = self._blocks.layers, self._blocks.heads
-        return PeerRank(host, port, (layers.start, layers.stop), (heads.start, heads.stop))
+        return PeerRank(host, port, bounds(self._blocks.layers), bounds(self._blocks.heads))
 
     @contextmanager
     def step(self, payload: bytes) -> Iterator[None]:
@@ -167,8 +167,11 @@ class RankTransfer:
         if self._connect is None:
             self._send(RankNotes(fetched=[Fetched(command.fetch_id, "this rank has no secret to connect with")]))
             return
-        with self._lock:
-            self._fetches.add(Fetch(command, self._blocks, self._connect, self._end_fetch))
+        try:
+            with self._lock:
+                self._fetches.add(Fetch(command, self._blocks, self._connect, self._end_fetch))
+        except RuntimeError as error:  # there can be no more threads
+            self._send(RankNotes(fetched=[Fetched(command.fetch_id, str(error))]))
 
     def _end_fetch(self, fetch: Fetch, fetched: Fetched) -> None:
         with self._lock:

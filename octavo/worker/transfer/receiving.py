@@ -14,7 +14,7 @@ from octavo.errors import PipeError
 from octavo.kv_transfer.messages import FetchBlocks, Fetched, PeerRank
 from octavo.pipes.pipe import Pipe, connect
 from octavo.worker.transfer.block_io import BlockIO
-from octavo.worker.transfer.pieces import Gone, Part, Piece, Subscribe, decode, divide
+from octavo.worker.transfer.pieces import Gone, Part, Piece, Subscribe, bounds, decode, divide
 
 _DEADLINE_S: Final = 10.0
 """How long connecting may take, and each message that has begun. The first one may come at any time."""
@@ -47,6 +47,11 @@ class Fetch:
         self._blocks = blocks
         self._open_pipe = open_pipe
         self._on_end = on_end
+        self._targets = [
+            {number: block for number, block in enumerate(block_ids, start=command.first) if block}
+            for block_ids in command.block_ids
+        ]
+        """By cache group: where each block of the transfer is written."""
         self._lock = threading.Lock()
         self._pipes: list[Pipe] = []
         self._error = ""
@@ -81,50 +86,38 @@ class Fetch:
 
     def _receive(self, part: Part) -> None:
         """Receive what one rank has. Whatever is raised ends the fetch."""
+        peer, layers, heads = part
+        targets = {layer: self._targets[self._blocks.group_of(layer)] for layer in layers}
+        missing = {layer: dict(blocks) for layer, blocks in targets.items() if blocks}
         try:
-            missing = self._needed(part)
             if not missing:
                 return
-            pipe = self._open_pipe(part.peer)
+            pipe = self._open_pipe(peer)
             try:
                 with self._lock:
                     self._pipes.append(pipe)
                     if self._error:
                         return
-                pipe.send_tensor(None, msgspec.msgpack.encode(self._subscription(part)))
+                numbers = [list(blocks) for blocks in self._targets]
+                subscribe = Subscribe(self.command.transfer, bounds(layers), bounds(heads), numbers)
+                pipe.send_tensor(None, msgspec.msgpack.encode(subscribe))
                 while missing:
                     content, header = pipe.recv_tensor()
-                    piece, content = self._verified(header, content, part, missing)
-                    of_layer = missing[piece.layer]
-                    block_ids = [of_layer.pop(number) for number in piece.blocks]
-                    self._blocks.write(piece.layer, block_ids, part.heads, content)
-                    if not of_layer:
+                    piece, content = self._verified(header, content, heads, missing)
+                    block_ids = [missing[piece.layer].pop(number) for number in piece.blocks]
+                    self._blocks.write(piece.layer, block_ids, heads, content)
+                    if not missing[piece.layer]:
                         del missing[piece.layer]
                     with self._lock:
                         self._num_bytes += content.nbytes
             finally:
                 pipe.close()
         except Exception as error:
-            where = part.peer.host if part.peer.host.startswith("/") else f"{part.peer.host}:{part.peer.port}"
+            where = peer.host if peer.host.startswith("/") else f"{peer.host}:{peer.port}"
             self.cancel(f"{where}: {type(error).__name__}: {error}")
 
-    def _needed(self, part: Part) -> dict[int, dict[int, int]]:
-        """Return by layer and by number in the transfer the blocks that are to be written."""
-        numbers = [self._numbers(group) for group in range(self._blocks.num_groups)]
-        needed = {layer: dict(numbers[self._blocks.group_of(layer)]) for layer in part.layers}
-        return {layer: blocks for layer, blocks in needed.items() if blocks}
-
-    def _numbers(self, group: int) -> dict[int, int]:
-        block_ids = self.command.block_ids[group]
-        return {number: block for number, block in enumerate(block_ids, start=self.command.first) if block}
-
-    def _subscription(self, part: Part) -> Subscribe:
-        layers, heads = (part.layers.start, part.layers.stop), (part.heads.start, part.heads.stop)
-        numbers = [list(self._numbers(group)) for group in range(self._blocks.num_groups)]
-        return Subscribe(self.command.transfer, layers, heads, numbers)
-
     def _verified(
-        self, header: bytes, content: Tensor | None, part: Part, missing: dict[int, dict[int, int]]
+        self, header: bytes, content: Tensor | None, heads: range, missing: dict[int, dict[int, int]]
     ) -> tuple[Piece, Tensor]:
         """Return a piece that may be written. Raises PipeError."""
         piece = decode(header)
@@ -132,14 +125,14 @@ class Fetch:
             raise PipeError(piece.reason)
         if not isinstance(piece, Piece) or content is None:
             raise PipeError("a message is no piece of a transfer")
-        if piece.transfer != self.command.transfer or piece.heads != (part.heads.start, part.heads.stop):
+        if piece.transfer != self.command.transfer or piece.heads != bounds(heads):
             raise PipeError(f"a piece of heads {piece.heads} is not of the subscription")
         if piece.epoch != self.command.epoch:
             raise PipeError("the other engine has started again since the handshake")
         numbers = missing.get(piece.layer, {})
         if not piece.blocks or len(set(piece.blocks)) < len(piece.blocks) or not numbers.keys() >= set(piece.blocks):
             raise PipeError(f"blocks of layer {piece.layer} are not needed or came twice")
-        shape = self._blocks.shape(piece.layer, len(piece.blocks), part.heads)
+        shape = self._blocks.shape(piece.layer, len(piece.blocks), heads)
         if content.dtype is not uint8 or content.shape != shape:
             raise PipeError(f"a piece is {content.dtype} {tuple(content.shape)}, must be {uint8} {shape}")
         if piece.checksum != piece.checksum_of(content):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -16,7 +16,7 @@ from octavo.errors import PipeClosed, PipeError
 from octavo.kv_transfer.messages import SendBlocks
 from octavo.pipes.pipe import Listener, Pipe
 from octavo.worker.transfer.block_io import BlockIO
-from octavo.worker.transfer.pieces import Gone, Message, Piece, Subscribe, blocks_per_piece, decode, overlap
+from octavo.worker.transfer.pieces import Gone, Message, Piece, Subscribe, blocks_per_piece, bounds, decode, overlap
 
 _log = logging.getLogger(__name__)
 
@@ -30,13 +30,6 @@ class _Offer:
 
     blocks: SendBlocks
     end_layer: int
-
-
-@dataclass(eq=False)
-class _Transfer:
-    offers: list[_Offer] = field(default_factory=list)
-    num_readers: int = 0
-    is_ended: bool = False
 
 
 class Sender:
@@ -53,7 +46,8 @@ class Sender:
         self._on_ended = on_ended
         self._changed = threading.Condition()
         """Guards what follows."""
-        self._transfers: dict[bytes, _Transfer] = {}
+        self._offers: dict[bytes, list[_Offer]] = {}
+        self._num_readers = Counter[bytes]()
         self._ended: deque[bytes] = deque(maxlen=_NUM_REMEMBERED)
         self._fresh: list[_Offer] = []
         self._pipes: dict[Pipe, threading.Thread] = {}
@@ -65,7 +59,7 @@ class Sender:
         layers = self._blocks.layers
         offer = _Offer(blocks, layers.start if blocks.is_fresh else layers.stop)
         with self._changed:
-            self._transfers.setdefault(blocks.transfer, _Transfer()).offers.append(offer)
+            self._offers.setdefault(blocks.transfer, []).append(offer)
             if blocks.is_fresh:
                 self._fresh.append(offer)
             self._changed.notify_all()
@@ -85,17 +79,15 @@ class Sender:
             self._fresh.clear()
             self._changed.notify_all()
 
-    def end(self, transfer_id: bytes) -> None:
+    def end(self, transfer: bytes) -> None:
         """Send no more of a transfer."""
         with self._changed:
-            transfer = self._transfers.pop(transfer_id, None)
-            self._ended.append(transfer_id)
-            is_idle = transfer is None or not transfer.num_readers
-            if transfer is not None:
-                transfer.is_ended = True
-                self._changed.notify_all()
-        if is_idle:
-            self._on_ended(transfer_id)
+            self._offers.pop(transfer, None)
+            self._ended.append(transfer)
+            is_read = transfer in self._num_readers
+            self._changed.notify_all()
+        if not is_read:
+            self._on_ended(transfer)
 
     def close(self) -> None:
         """End all threads and connections."""
@@ -144,80 +136,77 @@ class Sender:
         own = self._blocks
         if not isinstance(message, Subscribe):
             raise PipeError("the first message is no subscription")
-        layers, heads = overlap(own.layers, message.layers), overlap(own.heads, message.heads)
-        is_mine = (layers.start, layers.stop) == message.layers and (heads.start, heads.stop) == message.heads
-        if not (layers and heads and is_mine and len(message.blocks) == own.num_groups):
+        common = overlap(own.layers, message.layers), overlap(own.heads, message.heads)
+        is_mine = all(common) and (message.layers, message.heads) == (bounds(common[0]), bounds(common[1]))
+        if not (is_mine and len(message.blocks) == own.num_groups):
             raise PipeError(f"layers {message.layers} and heads {message.heads} are not those of this rank")
         return message
 
     def _send(self, pipe: Pipe, subscribe: Subscribe) -> None:
         """Send each block of a subscription once, in the order of offers and, within an offer, of layers."""
-        layers, heads = range(*subscribe.layers), range(*subscribe.heads)
-        missing = {group: set(subscribe.blocks[group]) for group in {self._blocks.group_of(each) for each in layers}}
+        blocks, layers, heads = self._blocks, range(*subscribe.layers), range(*subscribe.heads)
+        missing = {group: set(subscribe.blocks[group]) for group in {blocks.group_of(layer) for layer in layers}}
         num_offers = 0
         try:
             while any(missing.values()):
-                transfer, offer = self._next_offer(pipe, subscribe.transfer, num_offers)
+                offer = self._next_offer(pipe, subscribe.transfer, num_offers)
                 num_offers += 1
                 found = {group: _found(offer.blocks, group, numbers) for group, numbers in missing.items()}
                 for layer in layers:
-                    block_ids = found[self._blocks.group_of(layer)]
-                    for numbers in _batched(block_ids, blocks_per_piece(self._blocks, layer, heads)):
-                        with self._reading(pipe, transfer, offer, layer):
-                            content = self._blocks.read(layer, [block_ids[number] for number in numbers], heads)
+                    block_ids = found[blocks.group_of(layer)]
+                    for numbers in _batched(block_ids, blocks_per_piece(blocks, layer, heads)):
+                        with self._reading(pipe, offer, layer):
+                            content = blocks.read(layer, [block_ids[number] for number in numbers], heads)
                         piece = Piece(subscribe.transfer, layer, subscribe.heads, numbers, self._epoch)
-                        piece = msgspec.structs.replace(piece, checksum=piece.checksum_of(content))
-                        pipe.send_tensor(content, msgspec.msgpack.encode(piece))
-                for group, sent in found.items():
-                    missing[group] -= sent.keys()
+                        pipe.send_tensor(content, msgspec.msgpack.encode(piece.signed(content)))
+                missing = {group: numbers - found[group].keys() for group, numbers in missing.items()}
         except PipeClosed:
             return  # as in `_serve`
-        except _Gone as gone:
-            with suppress(PipeError):  # then the other rank notices the end of the connection
-                pipe.send_tensor(None, msgspec.msgpack.encode(Gone(str(gone))))
         except Exception as error:
-            _log.warning("KV blocks were not sent: %s: %s", type(error).__name__, error)
+            _log.info("KV blocks are not sent: %s", error)
+            with suppress(PipeError):  # then the other rank notices the end of the connection
+                pipe.send_tensor(None, msgspec.msgpack.encode(Gone(str(error))))
             pipe.close()
 
-    def _next_offer(self, pipe: Pipe, transfer_id: bytes, index: int) -> tuple[_Transfer, _Offer]:
-        """Wait for an offer of a transfer. Raises PipeClosed or _Gone."""
+    def _next_offer(self, pipe: Pipe, transfer: bytes, index: int) -> _Offer:
+        """Wait for an offer of a transfer. Raises PipeError."""
         with self._changed:
-            while True:
-                if pipe not in self._pipes:
-                    raise PipeClosed("the connection has ended")
-                if transfer_id in self._ended:
-                    raise _Gone("the transfer has ended")
-                transfer = self._transfers.get(transfer_id)
-                if transfer is not None and len(transfer.offers) > index:
-                    return transfer, transfer.offers[index]
-                self._changed.wait()
+            self._wait(pipe, transfer, lambda: len(self._offers.get(transfer, ())) > index)
+            return self._offers[transfer][index]
 
     @contextmanager
-    def _reading(self, pipe: Pipe, transfer: _Transfer, offer: _Offer, layer: int) -> Iterator[None]:
-        """Wait until a layer of an offer is there, and enclose its reading. Raises PipeClosed or _Gone."""
+    def _reading(self, pipe: Pipe, offer: _Offer, layer: int) -> Iterator[None]:
+        """Wait until a layer of an offer is there, and enclose its reading. Raises PipeError."""
+        transfer = offer.blocks.transfer
         with self._changed:
-            self._changed.wait_for(lambda: offer.end_layer > layer or transfer.is_ended or pipe not in self._pipes)
-            if pipe not in self._pipes:
-                raise PipeClosed("the connection has ended")
-            if transfer.is_ended:
-                raise _Gone("the transfer has ended")
-            transfer.num_readers += 1
+            self._wait(pipe, transfer, lambda: offer.end_layer > layer)
+            self._num_readers[transfer] += 1
         try:
             yield
         finally:
             with self._changed:
-                transfer.num_readers -= 1
-                is_last = transfer.is_ended and not transfer.num_readers
-            if is_last:
-                self._on_ended(offer.blocks.transfer)
+                self._num_readers[transfer] -= 1
+                is_last = not self._num_readers[transfer]
+                if is_last:
+                    del self._num_readers[transfer]
+                has_ended = is_last and transfer not in self._offers
+            if has_ended:
+                self._on_ended(transfer)
 
-
-class _Gone(Exception):
-    """Blocks of a subscription are not held."""
+    def _wait(self, pipe: Pipe, transfer: bytes, is_there: Callable[[], bool]) -> None:
+        """Wait, holding the lock. Raises PipeClosed at the end of the connection, PipeError at that of the transfer."""
+        while True:
+            if pipe not in self._pipes:
+                raise PipeClosed("the connection has ended")
+            if transfer not in self._offers and transfer in self._ended:
+                raise PipeError("the transfer has ended")
+            if is_there():
+                return
+            self._changed.wait()
 
 
 def _found(offered: SendBlocks, group: int, numbers: Iterable[int]) -> dict[int, int]:
-    """Return the blocks that are offered of these numbers. Raises _Gone for one that the engine does not hold."""
+    """Return the blocks that are offered of these numbers. Raises PipeError for one that is not held."""
     block_ids = offered.block_ids[group]
     found = {
         number: block_ids[number - offered.first]
@@ -225,7 +214,7 @@ def _found(offered: SendBlocks, group: int, numbers: Iterable[int]) -> dict[int,
         if 0 <= number - offered.first < len(block_ids)
     }
     if not all(found.values()):
-        raise _Gone("a block is not held, since it has left the window of its layers")
+        raise PipeError("a block is not held, since it has left the window of its layers")
     return found
 
 
