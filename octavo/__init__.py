@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from octavo.core.prompt import Prompt as Prompt
     from octavo.core.sampling_params import OutputKind as OutputKind
     from octavo.core.sampling_params import SamplingParams as SamplingParams
+    from octavo.core.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from octavo.engine.llm_engine import LLMEngine as LLMEngine
     from octavo.errors import OctavoError as OctavoError
     from octavo.llm import LLM as LLM
@@ -39,6 +40,7 @@ _NAMES = {
     "octavo.core.outputs": "CompletionOutput PinnedPrefix RequestOutput",
     "octavo.core.prompt": "Prompt",
     "octavo.core.sampling_params": "OutputKind SamplingParams",
+    "octavo.core.structured_outputs": "StructuredOutputsParams",
     "octavo.engine.llm_engine": "LLMEngine",
     "octavo.errors": "OctavoError",
     "octavo.llm": "LLM",

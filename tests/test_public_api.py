@@ -108,6 +108,7 @@ def test_sampling_parameters_have_their_well_known_names() -> None:
         "bad_words",
         "skip_special_tokens",
         "spaces_between_special_tokens",
+        "structured_outputs",
         "detokenize",
         "output_kind",
     } == set(octavo.SamplingParams.__struct_fields__)

@@ -17,8 +17,6 @@ _NOT_YET: Final = {
     "lora_extra_vocab_size fully_sharded_loras default_mm_loras enable_lora_bias lora_request",
     "prompt adapters are": "enable_prompt_adapter prompt_adapters max_prompt_adapters max_prompt_adapter_token",
     "speculative decoding is": "speculative_config speculative_model num_speculative_tokens",
-    "structured output is": "structured_outputs_config structured_outputs guided_decoding guided_decoding_backend "
-    "guided_json guided_regex guided_choice guided_grammar",
     "calling of tools is": "enable_auto_tool_choice tool_call_parser tool_parser_plugin tool_server "
     "exclude_tools_when_tool_choice_none",
     "parsing of reasoning is": "reasoning_parser reasoning_parser_plugin enable_reasoning",
@@ -60,6 +58,7 @@ _RENAMED: Final = {
     "distributed_executor_backend": "executor",
     "worker_use_ray": "executor",
     "enable_log_requests": "log_requests",
+    "guided_decoding": "structured_outputs",
     "h11_max_incomplete_event_size": "max_header_size",
     "kv_cache_memory_bytes": "kv_cache_memory",
     "mem_fraction_static": "gpu_memory_utilization",
@@ -74,6 +73,8 @@ _RENAMED: Final = {
 """Options that octavo has under another name."""
 
 _WITHOUT: Final = {
+    "grammars are read by llguidance alone": "structured_outputs_config guided_decoding_backend",
+    "give structured_outputs": "guided_json guided_regex guided_choice guided_grammar",
     "octavo rank runs the ranks of machines that serve nothing": "headless",
     "octavo speaks plain HTTP; put a proxy before it for TLS": "ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs "
     "ssl_ciphers enable_ssl_refresh",

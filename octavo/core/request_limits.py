@@ -18,7 +18,8 @@ class FieldLimits(msgspec.Struct, frozen=True):
     """The most that one field of a request may hold. None: the field has no such part.
 
     entries: items of its list, or of its object. chars: characters of one text. total_chars: characters of all its
-    texts together. values: values of free-form JSON at all depths. because: what the limit protects.
+    texts together. values: values of free-form JSON at all depths. depth: arrays and objects inside each other, in
+    free-form JSON. because: what the limit protects.
     """
 
     because: str
@@ -26,6 +27,7 @@ class FieldLimits(msgspec.Struct, frozen=True):
     chars: int | None = None
     total_chars: int | None = None
     values: int | None = None
+    depth: int | None = None
 
 
 MAX_PROMPTS: Final = 2048
@@ -35,13 +37,15 @@ MAX_REQUEST_TOKENS: Final = 1 << 20
 MAX_SEQUENCES: Final = 4096
 MAX_LOGPROB_ENTRIES: Final = 1 << 20
 MAX_DEPTH: Final = 16
-"""Arrays and objects inside each other, in free-form JSON."""
+"""Arrays and objects inside each other, in free-form JSON that has no limit of its own."""
 
 _WORDS = "each is looked for after every token"
 _STEP = "every step reads it"
 _LABEL = "it is a label"
 _IGNORED = "it has no effect"
 _TEMPLATE = "chat templates read it"
+_FORM = FieldLimits("it is compiled", entries=16_384, chars=1 << 20, total_chars=1 << 20, values=65_536, depth=64)
+_PATTERN = FieldLimits("it is compiled", chars=65_536)
 
 REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
     "prompt": FieldLimits(
@@ -65,6 +69,14 @@ REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
     "stop_token_ids": FieldLimits(_STEP, entries=1024),
     "logit_bias": FieldLimits(_STEP, entries=1024),
     "allowed_token_ids": FieldLimits(_STEP, entries=16_384),
+    "structured_outputs": _FORM,
+    "response_format": _FORM,
+    "guided_json": _FORM,
+    "guided_choice": _FORM,
+    "guided_regex": _PATTERN,
+    "guided_grammar": _PATTERN,
+    "structured_outputs.regex": _PATTERN,
+    "structured_outputs.grammar": _PATTERN,
     "model": FieldLimits(_LABEL, chars=1024),
     "user": FieldLimits(_LABEL, chars=256),
     "tenant": FieldLimits(_LABEL, chars=256),
@@ -131,9 +143,10 @@ def _check_free_form(field: str, value: Any, limits: FieldLimits) -> None:
             check_chars(field, len(each), limits.chars, " in one of its texts")
             num_chars += len(each)
         elif isinstance(each, Mapping | list | tuple):
-            if depth > MAX_DEPTH:
+            if depth > (limits.depth or MAX_DEPTH):
                 raise InvalidRequest(
-                    f"{field} nests arrays and objects more than {MAX_DEPTH} deep; flatten it", field=field
+                    f"{field} nests arrays and objects more than {limits.depth or MAX_DEPTH} deep; flatten it",
+                    field=field,
                 )
             check_entries(field, num_values + len(pending) + len(each), limits.values)
             if isinstance(each, Mapping):

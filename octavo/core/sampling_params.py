@@ -16,6 +16,7 @@ import msgspec
 from octavo.core.absent import remark
 from octavo.core.prompt import checked_text
 from octavo.core.request_limits import check_field
+from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import InvalidRequest
 
 GREEDY_BELOW = 1e-5
@@ -123,6 +124,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     )
     allowed_token_ids: Annotated[tuple[int, ...] | None, Param("Only these token ids may be drawn.")] = None
     bad_words: Annotated[tuple[str, ...], Param("Texts that may not be generated.")] = ()
+    structured_outputs: Annotated[
+        StructuredOutputsParams | None,
+        Param("The form of the text: json, json_object, regex, choice, grammar or structural_tag."),
+    ] = None
     skip_special_tokens: Annotated[bool, Param("Leave special tokens out of the text.")] = True
     spaces_between_special_tokens: Annotated[bool, Param("Put spaces around special tokens that are kept.")] = True
     detokenize: Annotated[bool, Param("Make text; False leaves token ids only.")] = True
@@ -204,6 +209,8 @@ def _checked(name: str, value: Any, annotation: Any, limits: Param) -> Any:
         return _checked_logit_bias(value)
     if kind is OutputKind:
         return _checked_output_kind(value)
+    if kind is StructuredOutputsParams:
+        return StructuredOutputsParams.of(value, name)
     return checked_number(name, value, kind, limits)
 
 
@@ -305,6 +312,11 @@ def _check_together(params: SamplingParams) -> None:
             f"min_tokens is {params.min_tokens}, must be at most max_tokens, which is {params.max_tokens}{default}; "
             "raise max_tokens, or lower min_tokens",
             field="min_tokens",
+        )
+    if params.structured_outputs is not None and params.ignore_eos:
+        raise InvalidRequest(
+            "ignore_eos is true, but a text with structured_outputs ends where its form does; leave ignore_eos out",
+            field="ignore_eos",
         )
     if params.stop and not params.detokenize:
         raise InvalidRequest(

@@ -216,7 +216,8 @@ class SequenceGroup:
         self.num_sent_events = 0
         self.beams: BeamSearch | None = None
         self.adapter = 0
-        self.waits_for_results = request.params.use_beam_search
+        params = request.params
+        self.waits_for_results = params.use_beam_search or params.structured_outputs is not None
         if request.params.use_beam_search:
             self.beams = BeamSearch(request.params, self.max_tokens, self.end_token_ids)
             self.is_forked = True  # beams fork whenever they branch, not once

@@ -25,6 +25,7 @@ from octavo.engine.input_processor import InputProcessor, InputSetup, PrefixLike
 from octavo.engine.output_processor import OpenRequest, OutputProcessor, Processed
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ConfigError, EngineDeadError
+from octavo.structured_output.grammars import check_grammar
 
 if TYPE_CHECKING:
     from octavo.engine.engine_core import EngineCore
@@ -130,6 +131,8 @@ class LLMEngine:
         self._check_alive()
         prompt = Prompt.read(prompt)
         params = self.default_sampling_params() if params is None else params
+        if params.structured_outputs is not None:
+            check_grammar(params.structured_outputs)
         request = self._input.process(request_id, prompt, params, RequestOptions(**options))
         self._output.add(request, prompt.text)
         self.core.add_requests([request])

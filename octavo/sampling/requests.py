@@ -12,16 +12,24 @@ from numpy.typing import NDArray
 
 from octavo.sampling.filters import MinP, TopK, TopP
 from octavo.sampling.metadata import SampledSequence, SamplingRow
-from octavo.sampling.processors import AllowedTokenIds, BadWords, LogitBias, LogitsProcessor, MinTokens, Penalties
+from octavo.sampling.processors import (
+    AllowedTokenIds,
+    BadWords,
+    LogitBias,
+    LogitsProcessor,
+    MaskingProcessor,
+    MinTokens,
+    Penalties,
+)
 from octavo.sampling.processors.bad_words import barred_by_bad_words
 from octavo.sampling.processors.min_tokens import barred_by_min_tokens
 from octavo.sampling.processors.penalties import TokenCounts
 from octavo.sampling.random import packed_draw_key
 
 # SamplingRequest of csrc/cpu/sampling/sampling.h, field by field
-_LAYOUT = struct.Struct("=ffdiiifffiiiiQQQQQQ")
+_LAYOUT = struct.Struct("=ffdiiifffiiiiQQQQQQQq")
 REQUEST_BYTES = _LAYOUT.size
-IN_THE_CALL = (AllowedTokenIds, LogitBias, MinTokens, BadWords, Penalties)
+IN_THE_CALL = (AllowedTokenIds, LogitBias, MinTokens, BadWords, Penalties, MaskingProcessor)
 """The processors that the compiled sampler implements."""
 FILTERS_IN_THE_CALL = (MinP, TopK, TopP)
 """The filters that the compiled sampler implements."""
@@ -39,9 +47,12 @@ class PackedRequest:
         vocab_size: int,
         processors: tuple[LogitsProcessor, ...] = (),
         *,
+        masks: MaskingProcessor | None = None,
         has_other_filters: bool = False,
     ) -> None:
         params = sequence.params
+        self._masks = masks
+        self._mask: NDArray[np.uint32] | None = None
         self.has_other_filters = has_other_filters and not params.is_greedy
         """Whether it needs filters that the compiled sampler does not implement."""
         self.processors = processors
@@ -71,7 +82,8 @@ class PackedRequest:
             min(max(params.top_k, 0), _MOST),
         )
         self._penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
-        self._constant = None if self._counts is not None or self._can_bar else self._pack(1)
+        is_constant = self._counts is None and not self._can_bar and masks is None
+        self._constant = self._pack(1) if is_constant else None
 
     def for_row(self, row: SamplingRow) -> PackedRequest:
         """Return this, or a copy for a row with drafts, because each row of a sequence needs its own arrays."""
@@ -90,6 +102,8 @@ class PackedRequest:
         if self._can_bar:
             barred = [*barred_by_min_tokens(row), *barred_by_bad_words(row)]
             self._barred = np.array(barred, dtype=np.int64)
+        if self._masks is not None:
+            self._mask = self._masks.mask(row)
         return self._pack(row.num_samples)
 
     @property
@@ -131,6 +145,8 @@ class PackedRequest:
             biases,
             address_of(self._barred) if len(self._barred) else 0,
             allowed,
+            0 if self._mask is None else address_of(self._mask),
+            0 if self._mask is None else len(self._mask),
         )
 
 

@@ -24,13 +24,13 @@ from octavo.core.request_limits import (
 from octavo.core.sampling_params import OutputKind, SamplingParams, documented_fields
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, RequestBody, refuse_unsupported
+from octavo.server.forms import FormFields
 
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 RequestId = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$")]
 """1 to 128 visible ASCII characters: it travels in a header too."""
 
-_STRUCTURED = Refused("structured output is not there yet")
 _TOOLS = Refused("tool calls are not there yet", harmless=([],))
 _NO_TOOLS = Refused("tool calls are not there yet", harmless=("none",))
 # as in SGLang without a parser of reasoning: there is none to separate
@@ -42,7 +42,7 @@ _SAMPLING_PARAMETERS: Final = {
     name: param
     for name, param in documented_fields().items()
     # what requests do not have, or each API in a way of its own
-    if name not in ("logprobs", "max_tokens", "detokenize", "output_kind")
+    if name not in ("logprobs", "max_tokens", "detokenize", "output_kind", "structured_outputs")
 }
 
 
@@ -61,13 +61,13 @@ def _json_type(name: str, annotation: Any, description: str) -> Any:
 
 
 if TYPE_CHECKING:
-    _SamplingFields = RequestBody
+    _SamplingFields = FormFields
 else:
     _HINTS = get_type_hints(SamplingParams)
     _SamplingFields = defstruct(
         "_SamplingFields",
         [(name, _json_type(name, _HINTS[name], param.doc), None) for name, param in _SAMPLING_PARAMETERS.items()],
-        bases=(RequestBody,),
+        bases=(FormFields,),
         kw_only=True,
     )
 
@@ -101,14 +101,6 @@ class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=Tru
     request_id: RequestId | None = None
     user: str | None = None
 
-    response_format: Annotated[Any, Refused(_STRUCTURED.because, harmless=({"type": "text"},))] = None
-    structured_outputs: Annotated[Any, _STRUCTURED] = None
-    guided_json: Annotated[Any, _STRUCTURED] = None
-    guided_regex: Annotated[Any, _STRUCTURED] = None
-    guided_choice: Annotated[Any, _STRUCTURED] = None
-    guided_grammar: Annotated[Any, _STRUCTURED] = None
-    guided_decoding_backend: Annotated[Any, _STRUCTURED] = None
-    guided_whitespace_pattern: Annotated[Any, _STRUCTURED] = None
     logits_processors: Annotated[Any, Refused("code from requests is never run")] = None
     truncate_prompt_tokens: Annotated[Any, Refused("shorten the prompt before sending it")] = None
     return_tokens_as_token_ids: Annotated[Any, Refused("ask for return_token_ids", harmless=(False,))] = None
@@ -123,6 +115,8 @@ class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=Tru
     def given_sampling(self, **others: Any) -> dict[str, Any]:
         """Return the sampling parameters that the request sets, and `others`: what goes over the model's defaults."""
         given = {name: value for name in _SAMPLING_PARAMETERS if (value := getattr(self, name)) is not None}
+        if (form := self.form()) is not None:
+            given["structured_outputs"] = form
         return {**given, **others, "output_kind": OutputKind.DELTA if self.stream else OutputKind.FINAL_ONLY}
 
     @property

@@ -26,6 +26,7 @@ from octavo.errors import InvalidRequest
 from octavo.server import schema
 from octavo.server.decode import RequestBody, decode, read_body
 from octavo.server.errors import ApiError
+from octavo.server.forms import FormFields
 from octavo.server.keys import sender_of
 from octavo.server.open_requests import OpenRequests
 from octavo.server.responses import DetokenizeResponse, TokenizeResponse
@@ -97,7 +98,9 @@ class Preparer:
     policy: TextPolicy
 
     def prompts(self, asked: RequestBody, limits: RenderLimits | None = None) -> list[Prompt]:
-        """Return the prompts of a request, not tokenised yet. limits: what rendering may cost."""
+        """Return the prompts of a request, not tokenised yet, and check its form. limits: what rendering may cost."""
+        if isinstance(asked, FormFields):
+            asked.check_form()
         if isinstance(asked, CompletionRequest):
             adds = asked.add_special_tokens is not False
             return [
@@ -281,6 +284,8 @@ class Texts:
             if is_only_place:
                 return asked, make(asked)
             if getattr(asked, "chat_template", None) is not None:
+                return None
+            if isinstance(asked, FormFields) and asked.form() is not None:
                 return None
             try:
                 return asked, make(asked, _INLINE_LIMITS)

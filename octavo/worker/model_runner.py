@@ -10,6 +10,7 @@ from octavo.core.step import ModelRunnerOutput, RowOutput, SchedulerOutput
 from octavo.devices.device import LanguageModel
 from octavo.devices.token_store import TokenStore
 from octavo.sampling.sampler import Sampler
+from octavo.structured_output.processor import GrammarProcessor
 from octavo.worker.cache_engine import CacheEngine
 from octavo.worker.drawing import Drawing
 from octavo.worker.input_batch import BatchRow, InputBatchBuilder
@@ -32,7 +33,10 @@ class ModelRunner:
         max_num_tokens: int,
         sampler: Sampler | None,
         tokens: TokenStore,
+        grammars: GrammarProcessor | None = None,
     ) -> None:
+        """grammars: the sampler's; those of new sequences begin to be compiled."""
+        self._grammars = grammars
         self.sequences = Sequences(tokens, cache.num_groups)
         self.model = model
         self._cache = cache
@@ -68,8 +72,8 @@ class ModelRunner:
         """Store what was drawn. Of several samples the first is the sequence's own; the others come back as forks."""
         lines, positions, token_ids = [], [], []
         for row, output in zip(rows, outputs, strict=True):
-            if not row.scheduled.num_samples:
-                continue
+            if not row.scheduled.num_samples or (not output.tokens and output.error is None):
+                continue  # without an error it is drawn later
             state = row.state
             # drafts that were right are stored already
             num_right = len(output.tokens) - 1 if row.scheduled.drafts and output.tokens else 0
@@ -88,6 +92,8 @@ class ModelRunner:
     def _update_sequences(self, step: SchedulerOutput) -> None:
         for new in step.new_sequences:
             self.sequences.add(new)
+            if new.params.structured_outputs is not None and self._grammars is not None:
+                self._grammars.begin(self.sequences[new.seq_id])
             for group, block_ids in enumerate(new.block_tables):
                 self._cache.note_used(group, block_ids)
         if step.finished_ids:

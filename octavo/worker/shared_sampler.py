@@ -31,6 +31,8 @@ _ROWS_AT_ONCE: Final = 16
 
 _FAILED: Final = -1
 """Stands for each token of a row from which rank 0 could draw none."""
+_UNDRAWN: Final = -2
+"""Stands for each token of a row from which is drawn later."""
 
 
 def shared_sampling_bytes(num_rows: int, vocab_size: int, mesh: Mesh) -> int:
@@ -80,8 +82,10 @@ class SharedSampler:
                 found.update(zip(whole, sampled, strict=True))
             results = [found[place] for place in range(len(rows))]
             for row, result in zip(rows, results, strict=True):
-                failed = [_FAILED] * row.num_samples
-                drawn += failed if result.error is not None else [token.token_id for token in result.tokens]
+                if result.tokens:
+                    drawn += [token.token_id for token in result.tokens]
+                else:
+                    drawn += [_UNDRAWN if result.error is None else _FAILED] * row.num_samples
         drawn = self._broadcast(drawn, sum(row.num_samples for row in rows), logits.device)
         return results or _received(rows, drawn)
 
@@ -108,7 +112,8 @@ class SharedSampler:
         count = self._counts.get(sequence)
         if count is None:
             params = sequence.params
-            is_changed = params.needs_logprobs or any(each.needs(params) for each in self._processors)
+            is_guided = params.structured_outputs is not None
+            is_changed = is_guided or params.needs_logprobs or any(each.needs(params) for each in self._processors)
             count = self._counts[sequence] = 0 if is_changed else _most_drawn(params)
         return count
 
@@ -197,6 +202,8 @@ def _received(rows: Sequence[SamplingRow], drawn: list[int]) -> list[RowSamples]
         start, end = end, end + row.num_samples
         if _FAILED in drawn[start:end]:
             results.append(RowSamples([], RequestError("rank 0 could draw no token")))
+        elif _UNDRAWN in drawn[start:end]:
+            results.append(RowSamples([]))
         else:
             results.append(RowSamples([TokenLogprobs(token_id=token_id) for token_id in drawn[start:end]]))
     return results

@@ -28,6 +28,9 @@ from octavo.models.loader import DTYPES, LoadedModel
 from octavo.ops.pages import trim_heap
 from octavo.platform import Platform
 from octavo.quantization.registry import method_named
+from octavo.structured_output.matchers import Matchers
+from octavo.structured_output.processor import GrammarProcessor
+from octavo.structured_output.sampler import GuidedSampler
 from octavo.worker.ahead import Ahead, collector_paused
 from octavo.worker.cache_engine import Arena, CacheEngine
 from octavo.worker.identity import Identity
@@ -250,15 +253,23 @@ class Worker:
             received = opened.received_buffers(scheduler.max_num_batched_tokens, device.torch_device)
             model_of_rank = Stage(model_of_rank, self._mesh, received)
         self._cache = CacheEngine(arenas, backend.element_type, device)
+        draws = loaded.is_last and self._mesh.tensor.rank == 0
+        grammars = GrammarProcessor(self._matchers()) if draws else None
+        sampler = device.sampler() if grammars is None else GuidedSampler(device.sampler([grammars]), grammars)
         self._runner = ModelRunner(
             model_of_rank,
             self._cache,
             vocab_size=shape.vocab_size,
             block_size=limits.block_size,
             max_num_tokens=scheduler.max_num_batched_tokens,
-            sampler=shared(device.sampler(), self._mesh, shape.vocab_size) if loaded.is_last else None,
+            sampler=shared(sampler, self._mesh, shape.vocab_size) if loaded.is_last else None,
             tokens=device.token_store(),
+            grammars=grammars,
         )
+
+    def _matchers(self) -> Matchers:
+        model = self._config.model
+        return Matchers(Path(model.tokenizer_path), model.vocab_size, model.eos_token_ids)
 
     def op_choices(self) -> list[tuple[str, str, str]]:
         """Return what was chosen at start, and why: the device, the implementation of each operator, the attention."""

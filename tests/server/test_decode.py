@@ -85,7 +85,7 @@ def test_lone_surrogates_are_refused_by_the_name_of_their_field(body: bytes, fie
 
 
 def test_json_that_takes_far_more_memory_than_its_bytes_is_refused_before_it_is_decoded() -> None:
-    error = refusal(b'{"guided_json": [' + b"[]," * 600_000 + b"0]}")
+    error = refusal(b'{"vllm_xargs": [' + b"[]," * 600_000 + b"0]}")
     assert (error.field, error.code) == (None, "request_too_large")
 
 

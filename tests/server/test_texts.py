@@ -81,8 +81,8 @@ ATTACKS: dict[str, tuple[Any, Any, Any]] = {
         lambda: b'{"messages": [' + json.dumps(USER).encode() + (b"," + json.dumps(USER).encode()) * 500_000 + b"]}",
         "messages",
     ),
-    "arrays": (CompletionRequest, lambda: b'{"prompt": "a", "guided_json": [' + b"[]," * 6_000_000 + b"0]}", None),
-    "depth": (CompletionRequest, lambda: b'{"prompt": "a", "guided_json": ' + b"[" * 9_000_000, None),
+    "arrays": (CompletionRequest, lambda: b'{"prompt": "a", "vllm_xargs": [' + b"[]," * 6_000_000 + b"0]}", None),
+    "depth": (CompletionRequest, lambda: b'{"prompt": "a", "vllm_xargs": ' + b"[" * 9_000_000, None),
     "ids": (CompletionRequest, lambda: b'{"prompt": [' + b"65," * 3_000_000 + b"1]}", "prompt"),
     "allowed": (CompletionRequest, lambda: {"prompt": "a", "allowed_token_ids": [5] * 3_000_000}, "allowed_token_ids"),
     "kwargs": (

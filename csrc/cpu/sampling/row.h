@@ -32,13 +32,19 @@ class SampledRow {
     }
     if (!ids_are_known(request)) return SamplingStatus::outside_vocabulary;
     const std::vector<Change> changes = change_logits(request);
-    if (!changes.empty() || request.num_allowed) {
+    std::vector<float> unmasked;
+    if (request.mask) {
+      if (is_described) unmasked.assign(logits_, logits_ + vocab_);
+      apply_mask(request);
+    }
+    if (!changes.empty() || request.num_allowed || request.mask) {
       const bool is_number = request.num_allowed ? survey_allowed(request) : survey();
       if (largest_ == -INFINITY) return SamplingStatus::all_barred;
       if (!is_number) return SamplingStatus::overflow;
     }
     choose(request, keys, draws);
     if (is_described) {
+      std::copy(unmasked.begin(), unmasked.end(), logits_);
       for (auto change = changes.rbegin(); change != changes.rend(); ++change) logits_[change->token] = change->before;
       for (int i = 0; i < request.num_draws; ++i) describe(draws[i]);
     }
@@ -64,12 +70,16 @@ class SampledRow {
     wanted = std::min(wanted, vocab_);
     std::vector<Ranked> ranked;
     if (!rank_changed(request, ranked)) return SamplingStatus::overflow;
+    if (request.mask) {
+      std::erase_if(ranked, [&](const Ranked& each) { return !is_in_mask(request, each.token); });
+      apply_mask(request);
+    }
     if (request.num_allowed) {
       if (!ranked.empty()) keep_allowed(request, ranked);
       for (int i = 0; i < request.num_allowed; ++i)
         ranked.push_back({logprob(logits_[request.allowed[i]]), static_cast<std::int32_t>(request.allowed[i])});
     } else {
-      if (!ranked.empty()) survey();
+      if (!ranked.empty() || request.mask) survey();
       list_likeliest(wanted, tokens, values);
       if (ranked.empty()) return SamplingStatus::drawn;
       for (int i = 0; i < wanted; ++i) ranked.push_back({values[i], tokens[i]});
@@ -226,6 +236,20 @@ class SampledRow {
       logits_[token] = -INFINITY;
     }
     return are_numbers;
+  }
+
+  static bool is_in_mask(const SamplingRequest& request, std::int64_t token) {
+    return token / 32 < request.mask_words && (request.mask[token / 32] >> (token % 32) & 1);
+  }
+
+  // The logits of tokens that are not in the mask become -inf.
+  void apply_mask(const SamplingRequest& request) {
+    for (int first = 0; first < vocab_; first += 32) {
+      const std::uint32_t word = first / 32 < request.mask_words ? request.mask[first / 32] : 0;
+      if (word == ~0u) continue;
+      for (int i = 0; i < std::min(32, vocab_ - first); ++i)
+        if (!(word >> i & 1)) logits_[first + i] = -INFINITY;
+    }
   }
 
   static void keep_allowed(const SamplingRequest& request, std::vector<Ranked>& ranked) {

@@ -93,8 +93,10 @@ struct SamplingRequest {
   const float* biases;
   const std::int64_t* barred;
   const std::int64_t* allowed;  // ascending, each once
+  const std::uint32_t* mask;    // bit i of word t: token 32 t + i may be drawn, and none behind them; null: all may be
+  std::int64_t mask_words;
 };
-static_assert(sizeof(SamplingRequest) == 104);
+static_assert(sizeof(SamplingRequest) == 120);
 
 enum class SamplingStatus : std::int32_t { drawn, not_finite, all_barred, overflow, outside_vocabulary };
 

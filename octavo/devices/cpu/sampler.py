@@ -19,7 +19,7 @@ from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.sampling.filters import Filter, default_filters
 from octavo.sampling.logprobs import ranked_tokens
 from octavo.sampling.metadata import RowSamples, SampledSequence, SamplingRow
-from octavo.sampling.processors import LogitsProcessor, ProcessedRow, default_processors
+from octavo.sampling.processors import LogitsProcessor, MaskingProcessor, ProcessedRow, default_processors
 from octavo.sampling.refusals import refusal
 from octavo.sampling.requests import FILTERS_IN_THE_CALL, IN_THE_CALL, REQUEST_BYTES, PackedRequest, address_of
 
@@ -43,7 +43,8 @@ class NativeSampler:
     ) -> None:
         self._kernels = kernels
         built_in = default_processors()
-        self._processors = (*processors, *(each for each in built_in if not isinstance(each, IN_THE_CALL)))
+        self._processors = [each for each in (*processors, *built_in) if not isinstance(each, IN_THE_CALL)]
+        self._masking = next((each for each in processors if isinstance(each, MaskingProcessor)), None)
         all_filters = (*default_filters(), *filters)
         self._other_filters = [each for each in all_filters if not isinstance(each, FILTERS_IN_THE_CALL)]
         self._reference = ReferenceSampler((*processors, *built_in), all_filters)
@@ -165,8 +166,10 @@ class NativeSampler:
         if request is None:
             processors = tuple(each for each in self._processors if each.needs(sequence.params))
             has_other_filters = any(each.needs(sequence.params) for each in self._other_filters)
+            is_masked = self._masking is not None and self._masking.needs(sequence.params)
+            masks = self._masking if is_masked else None
             request = self._requests[sequence] = PackedRequest(
-                sequence, vocab_size, processors, has_other_filters=has_other_filters
+                sequence, vocab_size, processors, masks=masks, has_other_filters=has_other_filters
             )
         return request.for_row(row)
 

@@ -10,13 +10,14 @@ from octavo.sampling.processors.bad_words import BadWords
 from octavo.sampling.processors.logit_bias import LogitBias
 from octavo.sampling.processors.min_tokens import MinTokens
 from octavo.sampling.processors.penalties import Penalties
-from octavo.sampling.processors.processor import LogitsProcessor, ProcessedRow
+from octavo.sampling.processors.processor import LogitsProcessor, MaskingProcessor, ProcessedRow
 
 __all__ = [
     "AllowedTokenIds",
     "BadWords",
     "LogitBias",
     "LogitsProcessor",
+    "MaskingProcessor",
     "MinTokens",
     "Penalties",
     "ProcessedRow",

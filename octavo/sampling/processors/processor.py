@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.core.sampling_params import SamplingParams
@@ -45,6 +47,18 @@ class LogitsProcessor(Protocol):
 
     def apply(self, logits: Tensor) -> None:
         """Change `logits`, float32 [rows, vocab], in place."""
+        ...
+
+
+@runtime_checkable
+class MaskingProcessor(LogitsProcessor, Protocol):
+    """A processor that only bars tokens: samplers may use its masks instead of `apply`."""
+
+    def mask(self, row: SamplingRow) -> NDArray[np.uint32] | None:
+        """Return the tokens that may be drawn: bit i of word t for token 32 t + i, none behind its end; None for all.
+
+        It is not changed before the next call for the same sequence.
+        """
         ...
 
 

@@ -225,8 +225,9 @@ def test_token_ids_come_on_request(server: Served) -> None:
     [
         ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
         ({"tool_choice": "auto"}, "tool_choice", "unsupported_parameter"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
-        ({"guided_json": {}}, "guided_json", "unsupported_parameter"),
+        ({"response_format": {"type": "xml"}}, "response_format", "invalid_value"),
+        ({"guided_json": {"uniqueItems": True}}, "guided_json", "invalid_grammar"),
+        ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "invalid_value"),
         ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
         ({"use_beam_search": True, "min_p": 0.5}, "min_p", "invalid_value"),
         ({"chat_template": "{{ messages }}"}, "chat_template", "unsupported_parameter"),

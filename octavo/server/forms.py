@@ -1,0 +1,86 @@
+"""The form of the text that a request wants: `response_format`, `structured_outputs`, and vLLM's older names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from octavo.core.structured_outputs import StructuredOutputsParams
+from octavo.errors import InvalidRequest
+from octavo.server.decode import Refused, RequestBody
+from octavo.structured_output.grammars import check_grammar
+
+_GUIDED: Final = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+
+
+class FormFields(RequestBody, kw_only=True):
+    """The fields of a request that say what its text must be. At most one of them is set."""
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: Annotated[
+        Any, Refused("grammars are read by llguidance alone", harmless=("auto", "guidance", "llguidance"))
+    ] = None
+    guided_whitespace_pattern: Annotated[
+        Any, Refused("set disable_any_whitespace in structured_outputs, or leave it out")
+    ] = None
+
+    def form(self) -> StructuredOutputsParams | None:
+        """Return what the text must be; None for any text. Raises InvalidRequest."""
+        name = self._form_field()
+        if name is None:
+            return None
+        value = getattr(self, name)
+        if name == "response_format":
+            return _of_response_format(value)
+        return StructuredOutputsParams.of({_GUIDED[name]: value} if name in _GUIDED else value, name)
+
+    def check_form(self) -> None:
+        """Raise InvalidRequest where the form cannot be used. May take seconds."""
+        form = self.form()
+        if form is not None:
+            try:
+                check_grammar(form)
+            except InvalidRequest as error:
+                error.field = self._form_field()
+                raise
+
+    def _form_field(self) -> str | None:
+        names = ("response_format", "structured_outputs", *_GUIDED)
+        given = [name for name in names if getattr(self, name) is not None]
+        if self.response_format is not None and self.response_format.get("type") == "text":
+            given.remove("response_format")
+        if len(given) > 1:
+            raise InvalidRequest(f"{given[0]} and {given[1]} are both set; give one of them", field=given[1])
+        return given[0] if given else None
+
+
+def _of_response_format(value: dict[str, Any]) -> StructuredOutputsParams:
+    field = "response_format"
+    match value.get("type"):
+        case "json_object":
+            return StructuredOutputsParams(json_object=True)
+        case "json_schema":
+            described = value.get("json_schema")
+            # an answer without a schema is any JSON, as OpenAI has it where strict is off
+            schema = described.get("schema", {}) if isinstance(described, dict) else None
+            if not isinstance(schema, dict):
+                raise InvalidRequest(
+                    "response_format.json_schema must be an object with a schema, which is an object too", field=field
+                )
+            return StructuredOutputsParams.of({"json": schema}, field)
+        case "structural_tag":
+            return StructuredOutputsParams.of({"structural_tag": value}, field)
+        case kind:
+            raise InvalidRequest(
+                f"response_format.type is {kind!r:.60}; it is text, json_object, json_schema or structural_tag",
+                field=field,
+            )

@@ -1,0 +1,101 @@
+"""Grammars of llguidance from what requests ask for, and the checks of them that need no tokenizer."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from octavo.core.structured_outputs import StructuredOutputsParams
+from octavo.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
+
+_MOST_SPACE: Final = r"\r?\n[ \t]{0,64}|[ \t]{1,8}"
+"""White space between the parts of JSON, at most one line end: models that get lost in it fill the text with it."""
+
+_MOST_MESSAGE: Final = 400
+
+
+def grammar_of(params: StructuredOutputsParams) -> str:
+    """Return the grammar in llguidance's notation. Raises InvalidRequest for text that is no grammar.
+
+    Schemas may not change how they are read: what they use and is not supported is refused, not left out.
+    """
+    from llguidance import LLMatcher, StructTag
+
+    space = {"whitespace_flexible": False} if params.disable_any_whitespace else {"whitespace_pattern": _MOST_SPACE}
+    options: Any = {"lenient": False, **space}
+    try:
+        match params.form:
+            case "json":
+                return LLMatcher.grammar_from_json_schema(params.json or "", overrides=options)
+            case "json_object":
+                return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=options)
+            case "regex":
+                return LLMatcher.grammar_from_regex(params.regex or "")
+            case "choice":
+                return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, params.choice)))
+            case "grammar":
+                from llguidance.gbnf_to_lark import any_to_lark
+
+                return LLMatcher.grammar_from_lark(any_to_lark(params.grammar or ""))
+            case _:
+                return StructTag.to_grammar([StructTag(**each) for each in _tags(params.structural_tag or "")])
+    except InvalidRequest:
+        raise
+    except Exception as error:  # of converters that other people wrote
+        raise _refused(params, str(error)) from None
+
+
+def check_grammar(params: StructuredOutputsParams) -> None:
+    """Raise InvalidRequest for a grammar that is wrong, too large, or not supported. May take a second."""
+    from llguidance import LLMatcher
+
+    error = LLMatcher.validate_grammar(grammar_of(params), limits=parser_limits())
+    if error and not error.startswith("WARNING"):
+        raise _refused(params, error)
+
+
+def parser_limits() -> LLParserLimits:
+    """Return the limits of a grammar's size, and of the work that one token may take."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=50_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
+def _tags(text: str) -> list[dict[str, Any]]:
+    """Return the regions of a structural tag: {"structures": [{"begin", "schema", "end"}], "triggers": […]}."""
+    tag = json.loads(text)
+    structures, triggers = tag.get("structures"), tag.get("triggers")
+    if not structures or not triggers:
+        raise ValueError('expected {"structures": [{"begin": …, "schema": …, "end": …}, …], "triggers": […]}')
+    return [
+        {
+            "trigger": _trigger_of(each["begin"], triggers),
+            "begin": each["begin"],
+            "grammar": each["schema"],
+            "end": each["end"],
+        }
+        for each in structures
+    ]
+
+
+def _trigger_of(begin: str, triggers: list[str]) -> str:
+    found = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
+    if found is None:
+        raise ValueError(f"no trigger begins {begin!r:.60}")
+    return found
+
+
+def _refused(params: StructuredOutputsParams, reason: str) -> InvalidRequest:
+    text = " ".join(reason.split())
+    text = text if len(text) <= _MOST_MESSAGE else text[:_MOST_MESSAGE] + "…"
+    return InvalidRequest(f"{params.form} cannot be used: {text}", field="structured_outputs", code="invalid_grammar")

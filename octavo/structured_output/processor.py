@@ -1,0 +1,119 @@
+"""Bars the tokens that the grammar of a request does not admit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.core.outputs import RequestError
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import InvalidRequest
+from octavo.sampling.metadata import SampledSequence, SamplingRow
+from octavo.sampling.processors import ProcessedRow
+from octavo.structured_output.matchers import Matchers
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_NO_TOKENS = np.empty(0, dtype=np.int32)
+
+
+@dataclass(slots=True)
+class _State:
+    """The matcher of a sequence and the output tokens that it has taken."""
+
+    compiled: Future[LLMatcher]
+    matcher: LLMatcher | None = None
+    taken: NDArray[np.int32] = field(default_factory=lambda: _NO_TOKENS)
+
+
+class GrammarProcessor:
+    """A `MaskingProcessor` of the sequences that have a form.
+
+    What it keeps follows from the tokens of a sequence: before a mask is computed, the matcher takes what is new and
+    gives back what is not there any more. So no preemption, fork or draft can part the two.
+    """
+
+    name = "structured_outputs"
+
+    def __init__(self, matchers: Matchers) -> None:
+        self._matchers = matchers
+        self._states: WeakKeyDictionary[SampledSequence, _State] = WeakKeyDictionary()
+        self._rows: Sequence[ProcessedRow] = ()
+        self.is_used = False
+        """Whether any sequence has had a form."""
+
+    def needs(self, params: SamplingParams) -> bool:
+        return params.structured_outputs is not None
+
+    def begin(self, sequence: SampledSequence) -> bool:
+        """Return whether the sequence's grammar is compiled, which begins at the first call. Never waits."""
+        self.is_used = True
+        return self._state(sequence).compiled.done()
+
+    def failure(self, sequence: SampledSequence) -> RequestError | None:
+        """Return why the compiled grammar cannot be used, or not any further; None when it can."""
+        state = self._state(sequence)
+        error = state.compiled.exception()
+        if isinstance(error, InvalidRequest):
+            return RequestError(str(error), field=error.field, code=error.code, is_client_error=True)
+        if error is not None:
+            return RequestError(f"the grammar could not be compiled: {error}", field="structured_outputs")
+        if state.matcher is not None and state.matcher.is_error():
+            return RequestError(
+                f"the grammar takes too much work here: {state.matcher.get_error():.200}; simplify it",
+                field="structured_outputs",
+                code="invalid_grammar",
+                is_client_error=True,
+            )
+        return None
+
+    def mask(self, row: SamplingRow) -> NDArray[np.uint32] | None:
+        """Return the tokens that may be drawn, a bit for each; None for all, behind a draft that may not be there."""
+        state = self._state(row.sequence)
+        matcher = state.matcher
+        if matcher is None:
+            matcher = state.matcher = state.compiled.result().deep_copy()
+        output = row.tokens[row.sequence.num_prompt_tokens :]
+        same = _num_alike(state.taken, output)
+        if same < len(state.taken):
+            matcher.rollback(len(state.taken) - same)
+        num_taken = same + matcher.try_consume_tokens(output[same:].tolist())
+        state.taken = output[:num_taken].copy()
+        if num_taken < len(output):
+            return None
+        return np.frombuffer(matcher.compute_bitmask(), dtype=np.uint32)
+
+    def update(self, rows: Sequence[ProcessedRow]) -> None:
+        self._rows = rows
+
+    def apply(self, logits: Tensor) -> None:
+        for row in self._rows:
+            mask = self.mask(row.sampling)
+            if mask is not None:
+                allowed = np.unpackbits(mask.view(np.uint8), count=logits.shape[1], bitorder="little").astype(bool)
+                logits[row.row, torch.from_numpy(~allowed).to(logits.device)] = -math.inf
+
+    def _state(self, sequence: SampledSequence) -> _State:
+        state = self._states.get(sequence)
+        if state is None:
+            wanted = sequence.params.structured_outputs
+            assert wanted is not None, "the processor needs the parameters"
+            state = self._states[sequence] = _State(self._matchers.compile(wanted))
+        return state
+
+
+def _num_alike(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    """Return how many leading entries are the same."""
+    shorter = min(len(one), len(other))
+    different = np.flatnonzero(one[:shorter] != other[:shorter])
+    return int(different[0]) if len(different) else shorter

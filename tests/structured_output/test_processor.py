@@ -1,0 +1,256 @@
+"""The processor on octavo-tiny's vocabulary, and the compiled sampler under it against the reference."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.builtin import model_directory
+from octavo.core.sampling_params import SamplingParams
+from octavo.devices.cpu.sampler import NativeSampler
+from octavo.devices.reference.sampler import ReferenceSampler
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import InvalidRequest
+from octavo.sampling.metadata import SamplingRow
+from octavo.sampling.processors import default_processors
+from octavo.structured_output.matchers import MAX_COMPILED, Matchers
+from octavo.structured_output.processor import GrammarProcessor
+from octavo.structured_output.sampler import GuidedSampler
+from tests.conformance.runtimes import LEVELS, runtime
+from tests.sampling.sequences import FakeSequence
+
+VOCABULARY, END = 3072, 0
+SCHEMA = {
+    "type": "object",
+    "properties": {"animal": {"enum": ["cat", "dog"]}, "names": {"type": "array", "items": {"type": "string"}}},
+    "required": ["animal", "names"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture
+def matchers() -> Iterator[Matchers]:
+    made = Matchers(model_directory(), VOCABULARY, [END])
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.open(model_directory())
+
+
+def guided(**params: Any) -> FakeSequence:
+    params.setdefault("structured_outputs", {"json": SCHEMA})
+    return FakeSequence(SamplingParams(seed=1, **params))
+
+
+def ready(processor: GrammarProcessor, sequence: FakeSequence) -> None:
+    processor.begin(sequence)
+    processor._state(sequence).compiled.exception()
+
+
+def allowed(processor: GrammarProcessor, row: SamplingRow) -> set[int]:
+    mask = processor.mask(row)
+    assert mask is not None
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCABULARY]
+    return set(np.flatnonzero(bits).tolist())
+
+
+def test_only_what_the_form_admits_may_follow(matchers: Matchers, tokenizer: Tokenizer) -> None:
+    processor, sequence = GrammarProcessor(matchers), guided(structured_outputs={"choice": ["yes", "no"]})
+    ready(processor, sequence)
+    texts = {tokenizer.decode([token]) for token in allowed(processor, sequence.row())}
+    assert texts == {"y", "ye", "yes", "n", "no"} & texts
+    assert {"y", "n"} <= texts
+    sequence.output = tokenizer.encode("yes", add_special_tokens=False)
+    assert allowed(processor, sequence.row()) == {END}
+
+
+def test_state_follows_the_tokens_whatever_happened_in_between(matchers: Matchers, tokenizer: Tokenizer) -> None:
+    source = random.Random(5)
+    texts = ['{"animal": "cat", "names": ["a", "b c"]}', '{"animal":"dog","names":[]}']
+    outputs = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    processor, sequence = GrammarProcessor(matchers), guided()
+    ready(processor, sequence)
+    for _ in range(200):
+        output = source.choice(outputs)
+        sequence.output = output[: source.randrange(len(output) + 1)]  # forward, back, and to another text
+        fresh = guided()
+        fresh.output = list(sequence.output)
+        ready(processor, fresh)
+        assert allowed(processor, sequence.row()) == allowed(processor, fresh.row())
+
+
+def test_drafts_leave_no_trace(matchers: Matchers, tokenizer: Tokenizer) -> None:
+    processor, sequence = GrammarProcessor(matchers), guided()
+    ready(processor, sequence)
+    right = tokenizer.encode('{"animal": "cat"', add_special_tokens=False)
+    expected = []
+    for count in range(len(right) + 1):
+        sequence.output = right[:count]
+        expected.append(allowed(processor, sequence.row()))
+    sequence.output, sequence.drafts = [], right
+    assert [allowed(processor, row) for row in sequence.rows()] == expected
+    wrong = next(token for token in range(1, VOCABULARY) if token not in expected[0])
+    sequence.drafts = [wrong, right[0]]
+    first, *behind = sequence.rows()
+    assert allowed(processor, first) == expected[0]
+    assert [processor.mask(row) for row in behind] == [None, None]
+    sequence.drafts, sequence.output = [], right[:1]
+    assert allowed(processor, sequence.row()) == expected[1]
+
+
+def test_equal_forms_are_compiled_once_and_old_ones_forgotten(matchers: Matchers) -> None:
+    first = guided().params.structured_outputs
+    assert first is not None
+    assert matchers.compile(first) is matchers.compile(first)
+    for number in range(MAX_COMPILED + 5):
+        other = guided(structured_outputs={"choice": [f"n{number}"]}).params.structured_outputs
+        assert other is not None
+        matchers.compile(other).result()
+    assert len(matchers._compiled) == MAX_COMPILED
+
+
+def rows_of(sequences: list[FakeSequence], num_samples: int = 1) -> list[SamplingRow]:
+    return [sequence.row(num_samples) for sequence in sequences]
+
+
+def sampler_of(matchers: Matchers) -> tuple[GuidedSampler, GrammarProcessor]:
+    processor = GrammarProcessor(matchers)
+    return GuidedSampler(ReferenceSampler([processor, *default_processors()]), processor), processor
+
+
+def test_a_row_whose_grammar_is_not_there_yet_is_drawn_later(
+    matchers: Matchers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = matchers.compile(guided().params.structured_outputs)  # type: ignore[arg-type]
+    compiled.result()
+    late: Future[Any] = Future()
+    monkeypatch.setattr(matchers, "compile", lambda _: late)
+    sampler, processor = sampler_of(matchers)
+    sequences = [guided(), FakeSequence(SamplingParams(seed=1))]
+    assert not processor.begin(sequences[0])
+    logits = torch.randn(2, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    first, second = sampler.sample(logits.clone(), rows_of(sequences))
+    assert (first.tokens, first.error) == ([], None)
+    assert len(second.tokens) == 1
+    late.set_result(compiled.result())
+    again = sampler.sample(logits.clone(), rows_of(sequences))
+    assert len(again[0].tokens) == 1
+    assert again[1] == second
+
+
+@pytest.mark.parametrize("failure", [InvalidRequest("too large", field="structured_outputs"), ValueError("broken")])
+def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(
+    matchers: Matchers, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    failed: Future[Any] = Future()
+    failed.set_exception(failure)
+    monkeypatch.setattr(matchers, "compile", lambda _: failed)
+    sampler, processor = sampler_of(matchers)
+    sequences = [guided(), FakeSequence(SamplingParams(seed=1))]
+    assert processor.begin(sequences[0])
+    first, second = sampler.sample(torch.randn(2, VOCABULARY), rows_of(sequences))
+    assert first.error is not None
+    assert str(failure) in first.error.message
+    assert first.error.is_client_error == isinstance(failure, InvalidRequest)
+    assert len(second.tokens) == 1
+
+
+def test_a_mask_that_fails_is_an_error_and_no_token(matchers: Matchers) -> None:
+    sampler, processor = sampler_of(matchers)
+    sequence = guided()
+    ready(processor, sequence)
+    sampler.sample(torch.randn(1, VOCABULARY), rows_of([sequence]))
+    matcher = processor._state(sequence).matcher
+    assert matcher is not None
+    assert not matcher.consume_tokens([VOCABULARY - 1] * 3)  # the matcher is in error from now on
+    [result] = sampler.sample(torch.randn(1, VOCABULARY), rows_of([sequence]))
+    assert result.error is not None
+    assert "takes too much work" in result.error.message
+
+
+def logits_of(count: int, seed: int = 0) -> Tensor:
+    return torch.randn(count, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0},
+        {"temperature": 0, "logprobs": 3},
+        {"temperature": 1.5},
+        {"temperature": 1.5, "logprobs": 2},
+        {"top_k": 5},
+        {"top_p": 0.9, "min_p": 0.01, "logprobs": 0},
+        {"logit_bias": {5: 100.0, 9: -100.0}, "repetition_penalty": 1.3, "logprobs": 1},
+        {"allowed_token_ids": (5, 6, 7, 93, 94, 95), "logprobs": 1},
+    ],
+)
+def test_the_compiled_sampler_draws_what_the_reference_draws(
+    matchers: Matchers, tokenizer: Tokenizer, params: dict[str, Any]
+) -> None:
+    output = tokenizer.encode('{"animal": "cat", "names": ["', add_special_tokens=False)
+    sequences = [guided(**params) for _ in range(len(output))] + [FakeSequence(SamplingParams(seed=1))]
+    for count, sequence in enumerate(sequences[:-1]):
+        sequence.output = output[: count + 1]
+    processor = GrammarProcessor(matchers)
+    for sequence in sequences[:-1]:
+        ready(processor, sequence)
+    rows, logits = rows_of(sequences, 3), logits_of(len(sequences))
+    compiled = NativeSampler(runtime(LEVELS[0]).cpu, [processor]).sample(logits.clone(), rows)
+    reference = ReferenceSampler([processor, *default_processors()]).sample(logits.clone(), rows)
+    for row, one, other in zip(rows, compiled, reference, strict=True):
+        assert (one.error is None) == (other.error is None)
+        assert [token.token_id for token in one.tokens] == [token.token_id for token in other.tokens]
+        assert [token.rank for token in one.tokens] == [token.rank for token in other.tokens]
+        assert [token.top_ids for token in one.tokens] == [token.top_ids for token in other.tokens]
+        for mine, theirs in zip(one.tokens, other.tokens, strict=True):
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=2e-6)
+        if row.sequence.params.structured_outputs is not None:
+            assert {token.token_id for token in one.tokens} <= allowed(processor, row)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
+def test_the_compiled_sampler_ranks_what_the_reference_ranks(matchers: Matchers) -> None:
+    forms = [{"choice": ["yes", "no"]}, {"json": SCHEMA}]
+    sequences = [guided(use_beam_search=True, n=2, temperature=0, structured_outputs=each) for each in forms]
+    sequences.append(FakeSequence(SamplingParams(use_beam_search=True, n=2, temperature=0)))
+    processor = GrammarProcessor(matchers)
+    for sequence in sequences[:-1]:
+        ready(processor, sequence)
+    rows, logits, counts = rows_of(sequences), logits_of(3), [40, 5, 5]
+    compiled = NativeSampler(runtime(LEVELS[0]).cpu, [processor]).rank(logits.clone(), rows, counts)
+    reference = ReferenceSampler([processor, *default_processors()]).rank(logits.clone(), rows, counts)
+    for one, other in zip(compiled, reference, strict=True):
+        assert one.candidates is not None
+        assert other.candidates is not None
+        finite = sum(score > float("-inf") for score in other.candidates.scores)
+        assert one.candidates.top_ids[:finite] == other.candidates.top_ids[:finite]
+        assert one.candidates.scores[:finite] == pytest.approx(other.candidates.scores[:finite], abs=2e-6)
+        assert set(one.candidates.scores[finite:]) <= {float("-inf")}
+
+
+def test_text_under_random_choices_is_of_the_form(matchers: Matchers, tokenizer: Tokenizer) -> None:
+    source = random.Random(1)
+    processor = GrammarProcessor(matchers)
+    for _ in range(5):
+        sequence = guided(structured_outputs={"json": SCHEMA, "disable_any_whitespace": True})
+        ready(processor, sequence)
+        while END not in sequence.output and len(sequence.output) < 400:
+            choices = allowed(processor, sequence.row())
+            closing = choices & {END, *tokenizer.encode('"]}', add_special_tokens=False)}
+            sequence.output.append(source.choice(sorted(closing or choices)))
+        found = json.loads(tokenizer.decode(sequence.output[:-1]))
+        assert found["animal"] in ("cat", "dog")
+        assert set(found) == {"animal", "names"}
