@@ -1,181 +1,50 @@
 """Pipes carry tensors between processes: a bounded, ordered stream in each direction, over a carrier of bytes.
 
-A message is four bytes of length (little-endian), that many bytes of `Metadata`, and the bytes of the tensor. Nothing
-that the other end says is believed: lengths, types and shapes are checked before memory is taken.
+A message is four bytes of length (little-endian), that many bytes of `Metadata`, and the bytes of the tensor. Either
+end proves that it knows a secret before anything else is read.
 """
 
 from __future__ import annotations
 
-import math
+import logging
+import os
+import socket
+import stat
 import struct
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated, Final, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 import torch
 from torch import Tensor
 
-from octavo.errors import PipeClosed, PipeError
+from octavo.core.authentication import GREETING_S, authenticate, keep_alive
+from octavo.errors import ConfigError, OctavoError, PipeClosed, PipeError
+from octavo.pipes.metadata import MAX_METADATA_BYTES, Metadata, bytes_of
+from octavo.pipes.socket_pipe import Carrier, SocketCarrier, cut
 
 DEADLINE_S: Final = 30.0
 """How long a message that has begun may take, unless the pipe is made with another deadline."""
 MAX_TENSOR_BYTES: Final = 1 << 30
-MAX_HEADER_BYTES: Final = 1 << 20
-_MAX_METADATA_BYTES: Final = MAX_HEADER_BYTES + 256
-_MAX_DIMENSIONS: Final = 8
+_MOST_GREETINGS: Final = 64
+"""Connections that are proving themselves at a time; more are closed at once."""
 _LENGTH: Final = struct.Struct("<I")
 
-DTYPES: Final = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-    )
-}
-"""The element types that a pipe carries, by name."""
-
-
-class Pipe(Protocol):
-    """A connection whose two ends send and receive. Threads of one direction wait for each other."""
-
-    def send_tensor(self, tensor: Tensor | None, header: bytes = b"") -> None:
-        """Send a tensor of any layout, or None, with a header. Waits while the other end does not read.
-
-        Raises PipeClosed, or PipeError when the deadline of the pipe is over; ValueError for what no pipe carries.
-        """
-        ...
-
-    def recv_tensor(self, wait_s: float | None = None) -> tuple[Tensor | None, bytes]:
-        """Return the next tensor, contiguous and in the memory of the processor, and its header.
-
-        wait_s: how long to wait for the message to begin; None without limit. Raises PipeClosed when the other end
-        has closed the pipe between two messages, PipeError when a message is late, cut, or not what a pipe carries.
-        """
-        ...
-
-    def close(self) -> None:
-        """End what waits in other threads with PipeClosed, and release the connection. Idempotent; any thread."""
-        ...
-
-
-class Listener(Protocol):
-    """Where other processes connect."""
-
-    address: str
-    """Where `connect` reaches it; a port 0 is replaced by the port that was chosen."""
-
-    def accept(self, wait_s: float | None = None) -> Pipe:
-        """Return a pipe to the next process that has proved the secret.
-
-        Raises PipeClosed when the listener is closed, PipeError when none has come for `wait_s` seconds.
-        """
-        ...
-
-    def close(self) -> None:
-        """Stop listening, and end `accept` in other threads with PipeClosed. Idempotent; accepted pipes stay open."""
-        ...
-
-
-def listen(
-    address: str, secret: bytes | None, deadline_s: float = DEADLINE_S, max_bytes: int = MAX_TENSOR_BYTES
-) -> Listener:
-    """Listen on "tcp://host:port", "unix:///path" or "shm:///path", a Unix socket over which memory is passed.
-
-    secret: what both ends prove that they know; None, not for TCP, relies on the permissions of the socket's file.
-    deadline_s, max_bytes: limits of a message of the pipes. Raises ConfigError for an address that cannot be used.
-    """
-    from octavo.pipes import socket_pipe
-
-    return socket_pipe.SocketListener(address, secret, lambda carrier: CarriedPipe(carrier, deadline_s, max_bytes))
-
-
-def connect(
-    address: str, secret: bytes | None, deadline_s: float = DEADLINE_S, max_bytes: int = MAX_TENSOR_BYTES
-) -> Pipe:
-    """Return a pipe to a listener, whose address and secret are as in `listen`.
-
-    deadline_s: how long connecting may take, and each message. Raises PipeError when there is no listener, or one
-    with another secret; ConfigError for an address that is none.
-    """
-    from octavo.pipes import socket_pipe
-
-    return CarriedPipe(socket_pipe.connect(address, secret, deadline_s), deadline_s, max_bytes)
-
-
-class Carrier(Protocol):
-    """Moves bytes to the other end, in order. Deadlines are of `time.monotonic`.
-
-    Every method raises PipeClosed when the other end has closed the connection, PipeError when the deadline is over.
-    One thread sends and one receives at a time.
-    """
-
-    def send(self, head: bytes, body: memoryview, deadline: float) -> None:
-        """Send both; `body` is not read after the return."""
-        ...
-
-    def receive_head(self, into: memoryview, deadline: float | None) -> None:
-        """Fill `into` from the head of a message. PipeClosed is raised only before its first byte."""
-        ...
-
-    def receive_body(self, into: memoryview, deadline: float) -> None:
-        """Fill `into` with the whole body."""
-        ...
-
-    def interrupt(self) -> None:
-        """End what waits, at both ends. Idempotent; from any thread."""
-        ...
-
-    def close(self) -> None:
-        """Release the connection; no other call is being made, and none but `interrupt` follows."""
-        ...
-
-
-class Metadata(msgspec.Struct, frozen=True, array_like=True):
-    """What a message has: the tensor's type and shape, None and () without a tensor, and the header."""
-
-    dtype: str | None
-    shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=_MAX_DIMENSIONS)]
-    header: Annotated[bytes, msgspec.Meta(max_length=MAX_HEADER_BYTES)]
-
-    @classmethod
-    def of(cls, tensor: Tensor | None, header: bytes) -> Metadata:
-        """Raises ValueError for a type, a number of dimensions or a header that no pipe carries."""
-        if len(header) > MAX_HEADER_BYTES:
-            raise ValueError(f"a header of {len(header)} bytes, at most {MAX_HEADER_BYTES} are sent")
-        if tensor is None:
-            return cls(None, (), header)
-        name = str(tensor.dtype).removeprefix("torch.")
-        if name not in DTYPES or tensor.layout != torch.strided:
-            raise ValueError(
-                f"a tensor of {tensor.dtype}, {tensor.layout}; strided ones of {', '.join(DTYPES)} are sent"
-            )
-        if tensor.dim() > _MAX_DIMENSIONS:
-            raise ValueError(f"a tensor of {tensor.dim()} dimensions, at most {_MAX_DIMENSIONS} are sent")
-        return cls(name, tuple(tensor.shape), header)
-
-    def empty(self, max_bytes: int) -> Tensor | None:
-        """Return memory for the tensor. Raises PipeError, before memory is taken, unless it has at most `max_bytes`."""
-        if self.dtype is None:
-            return None
-        dtype = DTYPES.get(self.dtype)
-        if dtype is None:
-            raise PipeError(f"a tensor of type {self.dtype[:40]!r} is announced; {', '.join(DTYPES)} are received")
-        # a dimension of 0 does not excuse the others: their strides are computed
-        num_bytes = math.prod(max(1, size) for size in self.shape) * dtype.itemsize
-        if num_bytes > max_bytes:
-            raise PipeError(f"a tensor of {num_bytes} bytes is announced, at most {max_bytes} are received")
-        return torch.empty(self.shape, dtype=dtype)
-
-
+_log = logging.getLogger(__name__)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Metadata).decode
 
 
-class CarriedPipe:
-    """A `Pipe` over a carrier. After a PipeError it can only be closed: what follows in the stream is unknown."""
+class Pipe:
+    """A connection whose two ends send and receive. Threads of one direction wait for each other.
+
+    After a PipeError it can only be closed: what follows in the stream is unknown.
+    """
 
     def __init__(self, carrier: Carrier, deadline_s: float, max_bytes: int) -> None:
         self._carrier = carrier
@@ -183,18 +52,25 @@ class CarriedPipe:
         self._max_bytes = max_bytes
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._failure: str | None = None
-        self._is_closed = False
+        self._is_closed = self._is_released = False
 
     def send_tensor(self, tensor: Tensor | None, header: bytes = b"") -> None:
-        metadata = _encode(Metadata.of(tensor, header))
-        if tensor is not None and tensor.numel() * tensor.element_size() > self._max_bytes:
-            raise ValueError(f"a tensor of {tensor.nbytes} bytes, at most {self._max_bytes} are sent")
-        body = memoryview(b"") if tensor is None else _bytes_of(tensor.detach().cpu().contiguous())
+        """Send a tensor of any layout, or None, with a header. Waits while the other end does not read.
+
+        Raises PipeClosed, or PipeError when the deadline of the pipe is over; ValueError for what is not sent.
+        """
+        metadata = _encode(Metadata.of(tensor, header, self._max_bytes))
+        body = memoryview(b"") if tensor is None else bytes_of(tensor.detach().cpu().contiguous())
         with self._one_at_a_time(self._sending):
             deadline = time.monotonic() + self._deadline_s
             self._carrier.send(_LENGTH.pack(len(metadata)) + metadata, body, deadline)
 
     def recv_tensor(self, wait_s: float | None = None) -> tuple[Tensor | None, bytes]:
+        """Return the next tensor, contiguous and in the memory of the processor, and its header.
+
+        wait_s: how long to wait for the message to begin; None without limit. Raises PipeClosed when the other end
+        has closed the pipe between two messages, PipeError when a message is late, cut, or not what a pipe carries.
+        """
         with self._one_at_a_time(self._receiving):
             length = memoryview(bytearray(_LENGTH.size))
             self._carrier.receive_head(length[:1], None if wait_s is None else time.monotonic() + wait_s)
@@ -202,25 +78,28 @@ class CarriedPipe:
             metadata = self._metadata(length, deadline)
             tensor = metadata.empty(self._max_bytes)
             if tensor is not None:
-                body = _bytes_of(tensor)
+                body = bytes_of(tensor)
                 self._carrier.receive_body(body, deadline)
                 if tensor.dtype == torch.bool and body.tobytes().strip(b"\0\1"):
                     raise PipeError("a tensor of bool has bytes that are neither 0 nor 1")
             return tensor, metadata.header
 
     def close(self) -> None:
+        """End what waits in other threads with PipeClosed, and release the connection. Idempotent; any thread."""
         self._is_closed = True
         self._carrier.interrupt()
         with self._sending, self._receiving:
-            self._carrier.close()
+            if not self._is_released:
+                self._is_released = True
+                self._carrier.close()
 
     def _metadata(self, length: memoryview, deadline: float) -> Metadata:
         """Return the metadata of a message of whose length the first byte has come."""
         try:
             self._carrier.receive_head(length[1:], deadline)
             (size,) = _LENGTH.unpack(length)
-            if size > _MAX_METADATA_BYTES:
-                raise PipeError(f"{size} bytes of metadata are announced, at most {_MAX_METADATA_BYTES} are received")
+            if size > MAX_METADATA_BYTES:
+                raise PipeError(f"{size} bytes of metadata are announced, at most {MAX_METADATA_BYTES} are received")
             text = bytearray(size)
             self._carrier.receive_head(memoryview(text), deadline)
             return _decode(text)
@@ -248,6 +127,206 @@ class CarriedPipe:
                 raise
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor."""
-    return tensor.view(-1).view(torch.uint8).numpy().data
+def listen(
+    address: str, secret: bytes | None, deadline_s: float = DEADLINE_S, max_bytes: int = MAX_TENSOR_BYTES
+) -> Listener:
+    """Listen on an `Address`. secret: what both ends prove that they know; None, for Unix sockets only, relies on the
+    permissions of the socket's file. deadline_s, max_bytes: limits of a message of the pipes.
+
+    Raises ConfigError for an address that cannot be used.
+    """
+    return Listener(Address.parse(address, secret), secret, lambda carrier: Pipe(carrier, deadline_s, max_bytes))
+
+
+def connect(
+    address: str, secret: bytes | None, deadline_s: float = DEADLINE_S, max_bytes: int = MAX_TENSOR_BYTES
+) -> Pipe:
+    """Return a pipe to a listener, whose address and secret are as in `listen`.
+
+    deadline_s: how long connecting may take, and each message. Raises PipeError when there is no listener, or one
+    with another secret; ConfigError for an address that is none.
+    """
+    return Pipe(open_carrier(address, secret, deadline_s), deadline_s, max_bytes)
+
+
+def open_carrier(address: str, secret: bytes | None, deadline_s: float) -> Carrier:
+    """Return the carrier of a pipe to a listener. Raises as `connect`."""
+    parsed = Address.parse(address, secret)
+    connection = socket.socket(parsed.family)
+    try:
+        connection.settimeout(deadline_s)
+        connection.connect(parsed.place)
+        return _greeted(connection, parsed, secret, is_listener=False)
+    except OSError as error:
+        connection.close()
+        raise PipeError(f"{address} cannot be reached: {error}") from error
+
+
+class Address(NamedTuple):
+    """Is "tcp://host:port", "nixl://host:port", "unix:///path", or "shm:///path", a socket that memory is passed over.
+
+    place: the path of a Unix socket, or host and port.
+    """
+
+    scheme: str
+    family: socket.AddressFamily
+    place: str | tuple[str, int]
+
+    @classmethod
+    def parse(cls, text: str, secret: bytes | None) -> Address:
+        """Raises ConfigError, also where any process could connect without a secret."""
+        try:
+            parts = urlsplit(text)
+            if parts.scheme in ("tcp", "nixl") and parts.hostname and parts.port is not None:
+                if not secret:
+                    raise ConfigError(f"{text} needs a secret, since any process can connect; set cluster_secret_file")
+                family = socket.AF_INET6 if ":" in parts.hostname else socket.AF_INET
+                return cls(parts.scheme, family, (parts.hostname, parts.port))
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(f"{text!r} is no address of a pipe: {error}") from error
+        if parts.scheme in ("unix", "shm") and not parts.netloc and parts.path.startswith("/"):
+            return cls(parts.scheme, socket.AF_UNIX, parts.path)
+        raise ConfigError(f"{text!r} is no address of a pipe; expected tcp://host:port, unix:///path or shm:///path")
+
+    def __str__(self) -> str:
+        if isinstance(self.place, str):
+            return f"{self.scheme}://{self.place}"
+        host, port = self.place
+        return f"{self.scheme}://[{host}]:{port}" if ":" in host else f"{self.scheme}://{host}:{port}"
+
+
+class Listener:
+    """Where other processes connect. They prove the secret in threads of their own, so that none can hold up others."""
+
+    address: str
+    """Where `connect` reaches it; a port 0 is replaced by the port that was chosen."""
+
+    def __init__(self, address: Address, secret: bytes | None, make_pipe: Callable[[Carrier], Pipe]) -> None:
+        self._secret, self._make_pipe = secret, make_pipe
+        self._listener = _bound(address)
+        if not isinstance(address.place, str):
+            address = address._replace(place=self._listener.getsockname()[:2])
+        self._parsed, self.address = address, str(address)
+        self._greetings = threading.BoundedSemaphore(_MOST_GREETINGS)
+        self._pipes: SimpleQueue[Pipe | None] = SimpleQueue()
+        self._is_closed = False
+        threading.Thread(target=self._run, name="octavo-pipes", daemon=True).start()
+
+    def accept(self, wait_s: float | None = None) -> Pipe:
+        """Return a pipe to the next process that has proved the secret.
+
+        Raises PipeClosed when the listener is closed, PipeError when none has come for `wait_s` seconds.
+        """
+        try:
+            pipe = self._pipes.get(timeout=wait_s)
+        except Empty:
+            raise PipeError(f"no process has connected to {self.address} within {wait_s:g} s") from None
+        if pipe is None:
+            self._pipes.put(None)  # for other threads, and later calls
+            raise PipeClosed(f"{self.address} is closed")
+        return pipe
+
+    def close(self) -> None:
+        """Stop listening, and end `accept` in other threads with PipeClosed. Idempotent; accepted pipes stay open."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        cut(self._listener)  # wakes the thread that accepts
+        self._listener.close()
+        if isinstance(self._parsed.place, str):
+            with suppress(FileNotFoundError):
+                os.unlink(self._parsed.place)
+        with suppress(Empty):
+            while pipe := self._pipes.get_nowait():
+                pipe.close()
+        self._pipes.put(None)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if self._is_closed:
+                    return
+                time.sleep(0.1)  # no descriptors are left, or the connection has gone
+                continue
+            if not self._greetings.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._greet, args=(connection,), name="octavo-greeting", daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        try:
+            pipe = self._make_pipe(_greeted(connection, self._parsed, self._secret, is_listener=True))
+            if self._is_closed:
+                pipe.close()
+            self._pipes.put(pipe)
+        except (OSError, OctavoError, msgspec.MsgspecError) as error:
+            _log.warning("a connection to %s was refused: %s", self.address, error)
+        finally:
+            self._greetings.release()
+
+
+def _greeted(connection: socket.socket, address: Address, secret: bytes | None, *, is_listener: bool) -> Carrier:
+    """Return the carrier of a connection whose other end has proved the secret; else close it, and raise PipeError or
+    OSError."""
+    expiry = threading.Timer(GREETING_S, cut, (connection,))
+    expiry.daemon = True
+    try:
+        connection.settimeout(GREETING_S)
+        expiry.start()  # however slowly the bytes come
+        if secret is not None and not authenticate(connection, secret, is_listener=is_listener):
+            raise PipeError(f"the other end of {address} does not know the secret")
+        keep_alive(connection)
+        return _carrier(address.scheme, connection, is_listener=is_listener)
+    except BaseException:
+        connection.close()
+        raise
+    finally:
+        expiry.cancel()
+
+
+def _carrier(scheme: str, connection: socket.socket, *, is_listener: bool) -> Carrier:
+    if scheme == "shm":
+        from octavo.pipes.shared_memory_pipe import open_shared_memory
+
+        return open_shared_memory(connection, is_listener=is_listener)
+    if scheme == "nixl":
+        from octavo.pipes.nixl_pipe import open_nixl
+
+        return open_nixl(connection, is_listener=is_listener)
+    return SocketCarrier(connection)
+
+
+def _bound(address: Address) -> socket.socket:
+    """Return a listening socket. A Unix socket may be used by this user alone, and replaces one without a listener."""
+    listener = None
+    try:
+        if not isinstance(address.place, str):
+            return socket.create_server(address.place, family=address.family)
+        _remove_stale(address.place)
+        listener = socket.socket(socket.AF_UNIX)
+        os.fchmod(listener.fileno(), 0o600)  # before `bind` makes the file
+        listener.bind(address.place)
+        listener.listen()
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        raise ConfigError(f"{address} cannot be listened on: {error}") from error
+    return listener
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket of a process that has died. Raises OSError when a process listens on it."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return  # `bind` will refuse it
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)
+            else:
+                raise OSError("another process listens on it")

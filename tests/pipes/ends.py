@@ -6,21 +6,23 @@ import itertools
 import tempfile
 import threading
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from octavo.pipes.pipe import Listener, Pipe, connect, listen
 
 SECRET = b"a secret of these tests"
-SCHEMES = ("tcp", "unix", "shm")
+HAS_NIXL = find_spec("nixl") is not None
+SCHEMES = ("tcp", "unix", "shm", *(("nixl",) if HAS_NIXL else ()))
 
 _numbers = itertools.count()
 
 
 def fresh_address(scheme: str) -> str:
     """Return an address that nothing listens on; the path of a Unix socket has to be short."""
-    if scheme == "tcp":
-        return "tcp://127.0.0.1:0"
+    if scheme in ("tcp", "nixl"):
+        return f"{scheme}://127.0.0.1:0"
     return f"{scheme}://{tempfile.gettempdir()}/octavo-pipe-{Path('/proc/self').resolve().name}-{next(_numbers)}"
 
 

@@ -14,8 +14,8 @@ import torch
 
 from octavo.core.authentication import authenticate
 from octavo.errors import ConfigError, PipeClosed, PipeError
-from octavo.pipes import socket_pipe
-from octavo.pipes.pipe import DTYPES, MAX_HEADER_BYTES, Pipe, connect, listen
+from octavo.pipes.metadata import DTYPES, MAX_HEADER_BYTES
+from octavo.pipes.pipe import Address, Pipe, connect, listen, open_carrier
 from tests.pipes.ends import SCHEMES, SECRET, Ends, Running, fresh_address
 
 MB = 1 << 20
@@ -52,7 +52,7 @@ class Liar:
 
     def __init__(self, scheme: str, **limits: Any) -> None:
         self._listener = listen(fresh_address(scheme), SECRET, **limits)
-        self._carrier = socket_pipe.connect(self._listener.address, SECRET, 10)
+        self._carrier = open_carrier(self._listener.address, SECRET, 10)
         self.pipe = self._listener.accept(wait_s=10)
 
     def send(self, head: bytes, body: bytes = b"") -> None:
@@ -294,7 +294,7 @@ def test_a_sender_gives_up_when_the_other_end_does_not_read(hurried: Ends) -> No
         hurried.near.send_tensor(torch.zeros(8 * MB))
     with pytest.raises(PipeError, match="has failed"):
         hurried.near.send_tensor(None)
-    with pytest.raises(PipeError, match="cut"):
+    with pytest.raises(PipeError):
         hurried.far.recv_tensor()
 
 
@@ -321,7 +321,8 @@ def test_a_cut_in_the_metadata_is_no_end(liar: Liar, num_bytes: int) -> None:
 
 @pytest.mark.parametrize("num_bytes", [0, 100, 100_000])
 def test_half_a_tensor_is_no_tensor(liar: Liar, num_bytes: int) -> None:
-    liar.send(head("uint8", [5_000_000]), bytes(num_bytes))
+    send = Running(lambda: liar.send(head("uint8", [5_000_000]), bytes(num_bytes)))
+    send.is_done(0.2)  # or waits until it is read
     liar.cut()
     with pytest.raises(PipeError, match="cut|no mark of a filled slot") as raised:
         liar.pipe.recv_tensor()
@@ -377,7 +378,7 @@ def test_a_peer_without_the_secret_is_refused(scheme: str) -> None:
 
 def test_a_connection_that_proves_nothing_delays_no_other(scheme: str) -> None:
     listener = listen(fresh_address(scheme), SECRET)
-    parsed = socket_pipe.Address.parse(listener.address)
+    parsed = Address.parse(listener.address, SECRET)
     silent = [socket.socket(parsed.family) for _ in range(3)]
     for each in silent:
         each.connect(parsed.place)
@@ -450,7 +451,7 @@ def test_what_is_no_address_is_named(address: str) -> None:
 def test_a_secret_of_the_cluster_is_proved_first() -> None:
     """The proof is that of all connections of a cluster."""
     listener = listen("tcp://127.0.0.1:0", SECRET)
-    with socket.create_connection(socket_pipe.Address.parse(listener.address).place, timeout=5) as raw:
+    with socket.create_connection(Address.parse(listener.address, SECRET).place, timeout=5) as raw:
         assert authenticate(raw, SECRET, is_listener=False)
         listener.accept(wait_s=5).close()
     listener.close()

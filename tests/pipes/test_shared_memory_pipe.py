@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from octavo.errors import PipeClosed, PipeError
-from octavo.pipes.shared_memory_pipe import _RING_BYTES, _SEALS, SharedMemoryCarrier
+from octavo.pipes.ring import RING_BYTES
+from octavo.pipes.shared_memory_pipe import SEALS, open_shared_memory
 from tests.pipes.ends import Ends, Running
 
 
@@ -25,7 +26,7 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
         each.close()
 
 
-def memory(size: int = _RING_BYTES, seals: int = _SEALS) -> int:
+def memory(size: int = RING_BYTES, seals: int = SEALS) -> int:
     descriptor = os.memfd_create("passed", os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
@@ -37,7 +38,7 @@ def num_descriptors() -> int:
 
 
 @pytest.mark.parametrize(
-    ("size", "seals"), [(4096, _SEALS), (_RING_BYTES, fcntl.F_SEAL_GROW), (_RING_BYTES, _SEALS & ~fcntl.F_SEAL_SHRINK)]
+    ("size", "seals"), [(4096, SEALS), (RING_BYTES, fcntl.F_SEAL_GROW), (RING_BYTES, SEALS & ~fcntl.F_SEAL_SHRINK)]
 )
 def test_memory_that_could_vanish_is_refused(
     sockets: tuple[socket.socket, socket.socket], size: int, seals: int
@@ -48,7 +49,7 @@ def test_memory_that_could_vanish_is_refused(
     socket.send_fds(far, [b"m"], [passed, far.fileno()])
     os.close(passed)
     with pytest.raises(PipeError, match=f"{size} bytes with seals {seals}"):
-        SharedMemoryCarrier(near)
+        open_shared_memory(near, is_listener=True)
     far.recv(1)  # and with it the descriptors that `near` has passed
     assert num_descriptors() == before
 
@@ -63,7 +64,7 @@ def test_what_is_no_memory_or_no_socket_is_refused(sockets: tuple[socket.socket,
         else:
             far.send(b"m")
         with pytest.raises((PipeError, OSError)):
-            SharedMemoryCarrier(near)
+            open_shared_memory(near, is_listener=True)
         far.recv(1)
     os.close(ring)
     assert num_descriptors() == before
