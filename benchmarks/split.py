@@ -9,7 +9,8 @@ seconds. Three servers take turns, repetition by repetition:
 
 Gaps are those between tokens of the requests that decode; first tokens are those of the long prompts. Goodput is the
 number of requests per second, of both kinds, whose first token comes within --first-token-limit seconds and 99 % of
-whose gaps are within --gap-limit. Ratios are those of medians over the repetitions to `chunked`.
+whose gaps are within --gap-limit. Ratios are those of medians over the repetitions to `chunked`. `--picture FILE.svg`
+draws the last repetition.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.drawing.chart import Panel, Series, render
 from benchmarks.gaps import Asked, Server, Streamed, run, served
 from octavo.cli.report import report
 from octavo.simulate.report import Spread
@@ -62,6 +64,29 @@ def figures(
     }
 
 
+def picture(load: Sequence[Asked], streamed: dict[str, list[Streamed]]) -> str:
+    """Return an SVG: the longest gap in each second over all that decode, and the first tokens of long prompts."""
+    gaps, first = [], []
+    for name, found in streamed.items():
+        began = min(each.sent_s for each in found)
+        longest: dict[int, float] = {}
+        times: list[tuple[float, float]] = []
+        for asked, each in zip(load, found, strict=True):
+            if asked.input_len != _SHORT_PROMPT:
+                times.append((asked.at_s, each.events_s[0] - each.sent_s))
+                continue
+            for before, after in zip(each.events_s, each.events_s[1:], strict=False):
+                second = int(after - began)
+                longest[second] = max(longest.get(second, 0.0), 1e3 * (after - before))
+        gaps.append(Series(name, sorted(longest.items())))
+        first.append(Series(name, sorted(times)))
+    panels = [
+        Panel("Longest gap between tokens", "seconds", "milliseconds", gaps, is_wide=True),
+        Panel("First token of long prompts", "sent at second", "seconds", first, has_marks=True),
+    ]
+    return render("Long prompts among requests that decode", panels)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
@@ -74,6 +99,7 @@ def main() -> None:
     parser.add_argument("--first-token-limit", type=float, default=6.0)
     parser.add_argument("--gap-limit", type=float, default=0.3)
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--picture", type=Path)
     args = parser.parse_args()
     common = f"--model {args.model} {args.serve}"
     arrangements = {
@@ -83,6 +109,7 @@ def main() -> None:
     }
     load = mixture(args.num_decodes, args.output_len, args.num_prompts, args.prompt_len, args.period)
     runs: dict[str, list[dict[str, float]]] = {}
+    last: dict[str, list[Streamed]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="octavo-split-")))
         servers = [
@@ -94,11 +121,13 @@ def main() -> None:
         for repetition in range(args.repetitions):
             # there and back again: a machine that slows down slows down all of them
             for server in servers if repetition % 2 == 0 else reversed(servers):
-                streamed = run(server, load, seed=repetition)
-                found = figures(load, streamed, args.first_token_limit, args.gap_limit)
+                last[server.name] = run(server, load, seed=repetition)
+                found = figures(load, last[server.name], args.first_token_limit, args.gap_limit)
                 runs.setdefault(server.name, []).append(found)
                 shown = ", ".join(f"{name} {value:,.4g}" for name, value in found.items())
                 print(f"{server.name}: {shown}", file=sys.stderr)
+    if args.picture is not None:
+        args.picture.write_text(picture(load, last), encoding="utf-8")
     medians = {
         name: {key: statistics.median(each[key] for each in found) for key in found[0]} for name, found in runs.items()
     }
@@ -106,7 +135,7 @@ def main() -> None:
     ratios = {
         name: {key: value / base[key] for key, value in found.items() if base[key]} for name, found in medians.items()
     }
-    report("split", {"arguments": vars(args)}, {"servers": medians, "ratios": ratios, "runs": runs})
+    report("split", {"arguments": vars(args) | {"picture": None}}, {"servers": medians, "ratios": ratios, "runs": runs})
 
 
 if __name__ == "__main__":

@@ -239,7 +239,7 @@ class MultiprocessExecutor:
             raise self._fail(EngineDeadError(rank.how_it_ended())) from None
 
     def _read(self) -> None:
-        """Process the messages of all ranks until their connections have ended. Whatever is raised is a failure."""
+        """Process the messages of all ranks until their connections have ended. An exception is a failure."""
         decoder = msgspec.msgpack.Decoder(FromRank)
         with selectors.DefaultSelector() as selector:
             for rank in self._ranks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.gaps import Asked, Streamed
-from benchmarks.split import figures, mixture
+from benchmarks.split import figures, mixture, picture
 
 
 def test_long_prompts_arrive_among_requests_that_decode() -> None:
@@ -24,3 +24,11 @@ def test_gaps_are_those_of_short_prompts_and_first_tokens_those_of_long_ones() -
     assert shown["first_token_median_s"] == shown["first_token_worst_s"] == 3.0
     assert (shown["good_share"], shown["goodput_per_s"]) == (pytest.approx(1 / 3), pytest.approx(0.1))
     assert shown["output_tokens_per_s"] == pytest.approx(2.2)
+
+
+def test_the_picture_has_a_line_for_each_server() -> None:
+    load = mixture(1, 3, 1, 1500, 1.0)
+    found = [Streamed(0.0, [0.5, 0.6, 1.7]), Streamed(1.0, [4.0, 9.0])]
+    svg = picture(load, {"chunked": found, "split": found})
+    assert svg.startswith("<svg")
+    assert svg.count(">split<") == svg.count(">chunked<") > 0

@@ -1,4 +1,4 @@
-"""How ranks of several machines come together: who is let in, and what is said of those who do not come."""
+"""How ranks of several machines come together: which are admitted, and which error names those that do not come."""
 
 from __future__ import annotations
 

@@ -41,8 +41,7 @@ Edit = Callable[[bytes], bytes]
 class Relay:
     """Passes connections on to `target`, with faults on the way to the target or back. It listens at `address`.
 
-    A fault applies to the first `num_faulty` connections; later ones are passed on unchanged. num_hits: faults that
-    have happened.
+    num_hits: faults that have happened. num_faulty: how many connections have the faults; later ones have none.
     """
 
     def __init__(
@@ -51,14 +50,13 @@ class Relay:
         outward: Sequence[Fault] = (),
         inward: Sequence[Fault] = (),
         *,
-        num_faulty: int = 1 << 30,
         edit: Callable[[], Edit] | None = None,
     ) -> None:
         """outward: towards the target. edit: makes the editor of what one connection sends back."""
         self.num_hits = self.num_bytes = self.num_connections = 0
         self.outward, self.inward = outward, inward
         self._target = target
-        self._num_faulty = num_faulty
+        self.num_faulty = 1 << 30
         self._edit = edit
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
@@ -98,7 +96,8 @@ class Relay:
                 far.settimeout(None)
                 self._open += [near, far]
                 self.num_connections += 1
-                is_faulty = self.num_connections <= self._num_faulty
+                is_faulty = self.num_faulty > 0
+                self.num_faulty -= 1
                 edit = None if self._edit is None else self._edit()
                 for source, target, faults, change in (
                     (near, far, self.outward, None),
@@ -160,16 +159,11 @@ class PeerRelay:
     `ranks` has the faults of the latter. The relay of the cores changes the addresses that the prefill core sends.
     """
 
-    def __init__(
-        self,
-        target: tuple[str, int],
-        outward: Sequence[Fault] = (),
-        inward: Sequence[Fault] = (),
-        num_faulty: int = 1 << 30,
-    ) -> None:
+    def __init__(self, target: tuple[str, int], outward: Sequence[Fault] = (), inward: Sequence[Fault] = ()) -> None:
         """outward, inward: faults of the connections of ranks, towards the prefill core and back."""
         self.ranks: dict[tuple[str, int], Relay] = {}
-        self._script = outward, inward, num_faulty
+        self._script: tuple[Sequence[Fault], Sequence[Fault]] = outward, inward
+        self._is_for_one = False
         self.cores = Relay(target, edit=self._editor)
 
     @property
@@ -180,6 +174,14 @@ class PeerRelay:
     def num_bytes(self) -> int:
         """Bytes between ranks."""
         return sum(each.num_bytes for each in self.ranks.values())
+
+    def damage_next(self, outward: Sequence[Fault], inward: Sequence[Fault]) -> None:
+        """Cut the connections of ranks, damage the next one of each, and count hits anew."""
+        self._script, self._is_for_one, self.cores.num_hits = (outward, inward), True, 0
+        for each in self.ranks.values():
+            each.outward, each.inward = self._script
+            each.num_hits, each.num_faulty = 0, 1
+            each.cut_all()
 
     def close(self) -> None:
         for each in (self.cores, *self.ranks.values()):
@@ -216,12 +218,13 @@ class PeerRelay:
         return bytes(seen[before:_PROOF_BYTES])
 
     def _relayed(self, hello: Hello) -> Hello:
-        outward, inward, num_faulty = self._script
         ranks = []
         for rank in hello.ranks:
             place = (rank.host, rank.port)
             if place not in self.ranks:
-                self.ranks[place] = Relay(place, outward, inward, num_faulty=num_faulty)
+                self.ranks[place] = Relay(place, *self._script)
+                if self._is_for_one:
+                    self.ranks[place].num_faulty = 1
             host, port = self.ranks[place].address
             ranks.append(msgspec.structs.replace(rank, host=host, port=port))
         return msgspec.structs.replace(hello, ranks=ranks)
