@@ -30,6 +30,11 @@ def transfer_config(args: EngineArgs) -> TransferConfig:
             not args.enable_prefix_caching,
             "enable_prefix_caching is off, which names the KV blocks; switch it on",
         ),
+        (
+            blocks,
+            args.record_trace is not None,
+            "record_trace is set, which does not record KV from elsewhere; leave it out",
+        ),
         (engines, replicas > 1, f"data_parallel_size is {replicas}: it is for engines without roles; leave it out"),
         (("role",), args.prefill, f"prefill is {args.prefill}: a role is of one engine; leave out one of them"),
         (("role",), args.cluster_secret_file is None, "cluster_secret_file is not set; give all engines the same"),

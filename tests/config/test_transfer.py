@@ -25,6 +25,7 @@ def test_section_has_what_was_given() -> None:
         ({"decode": 2}, "decode is 2, but prefill is 0"),
         ({"prefill": 1, "decode": 1, "enable_prefix_caching": False}, "prefill is 1, but enable_prefix_caching is off"),
         ({"kv_disk": "/tmp/kv", "enable_prefix_caching": False}, "kv_disk is /tmp/kv, but enable_prefix_caching"),
+        ({"kv_host_size": 1, "record_trace": "/tmp/x"}, "kv_host_size is 1, but record_trace is set"),
         ({"prefill": 1, "decode": 1, "data_parallel_size": 2}, "prefill is 1, but data_parallel_size is 2"),
         ({"role": "decode", "data_parallel_size": 2}, "role is decode, but data_parallel_size is 2"),
         ({"role": "decode", "prefill": 1, "decode": 1}, "role is decode, but prefill is 1"),
