@@ -39,6 +39,8 @@ def serve_role(args: EngineArgs, host: str, port: int) -> int:
 
         def serve(core: EngineCore, inbox: Inbox) -> None:
             _log.info("%s", core.ready.plan)
+            # also of what is accepted: then the port can be used again as soon as the process has ended
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.listen()
             _announce(args, listener)
             link.serve(core, inbox, listener, config.scheduler.max_num_batched_tokens)

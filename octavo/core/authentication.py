@@ -66,12 +66,15 @@ def private_secret(directory: Path) -> Path:
 
 
 def authenticate(connection: socket.socket, secret: bytes, *, is_listener: bool) -> bool:
-    """Return whether the other end knows the secret, after this end has proved it. A listener proves it second."""
+    """Return whether the other end knows the secret, after this end has proved it. A listener proves it second.
+
+    Raises OSError when the other end closes the connection before it has begun.
+    """
     ours = secrets.token_bytes(_NONCE_BYTES)
     connection.sendall(ours)
     theirs = frames.read_exactly(connection, _NONCE_BYTES)
     if theirs is None:
-        return False
+        raise ConnectionError("it was closed")
     nonces = (ours, theirs) if is_listener else (theirs, ours)
 
     def proof(by_listener: bool) -> bytes:

@@ -239,7 +239,7 @@ class _Absent:
         self.ready = ready
 
     async def receive(self) -> None:
-        raise EngineDeadError("there is no connection yet")
+        raise EngineDeadError("it is not connected yet")
 
     async def shutdown(self, timeout_s: float = 0.0) -> None:
         """Do nothing: there is no connection to close."""

@@ -275,7 +275,9 @@ class Replicas:
                 while True:
                     await self._take(replica, await replica.client.receive())
             except EngineDeadError as error:
-                replica.is_draining |= replica.client.was_ended
+                if replica.client.was_ended:
+                    replica.is_draining = True
+                    _log.info("replica %d: %s", replica.number, error)
                 await self._resume_requests(replica, error)
                 try:
                     await replica.replace(error)
