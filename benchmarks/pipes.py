@@ -23,7 +23,7 @@ import torch
 from octavo.cli.report import report
 from octavo.pipes.pipe import connect, listen
 
-AGAINST = {"shm": "memcpy", "tcp": "sendall", "unix": "sendall"}
+AGAINST = {"shm": "memcpy", "tcp": "sendall", "unix": "sendall", "nixl": "sendall"}
 """What each pipe is compared with."""
 
 
@@ -63,7 +63,12 @@ class Ways:
         secret = secrets.token_bytes(32)
         plain = socket.create_server(("127.0.0.1", 0))
         path = f"{tempfile.gettempdir()}/octavo-pipes-{os.getpid()}"
-        places = {"tcp": "tcp://127.0.0.1:0", "unix": f"unix://{path}.unix", "shm": f"shm://{path}.shm"}
+        places = {
+            "tcp": "tcp://127.0.0.1:0",
+            "nixl": "nixl://127.0.0.1:0",
+            "unix": f"unix://{path}.unix",
+            "shm": f"shm://{path}.shm",
+        }
         listeners = {kind: listen(places[kind], secret) for kind in kinds}
         addresses = {"sendall": f"127.0.0.1:{plain.getsockname()[1]}"}
         addresses |= {kind: listener.address for kind, listener in listeners.items()}
@@ -132,8 +137,9 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=8 << 20, help="of a tensor")
     parser.add_argument("--count", type=int, default=32, help="tensors in a round")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--kinds", nargs="+", default=["shm", "tcp", "unix"], choices=list(AGAINST))
     options = parser.parse_args()
-    found = measure(list(AGAINST), options.bytes, options.count, options.rounds)
+    found = measure(options.kinds, options.bytes, options.count, options.rounds)
     report("pipes", vars(options), found)
 
 

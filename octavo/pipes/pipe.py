@@ -13,7 +13,7 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from octavo.core.authentication import GREETING_S, authenticate, keep_alive
-from octavo.errors import ConfigError, OctavoError, PipeClosed, PipeError
+from octavo.errors import ConfigError, PipeClosed, PipeError
 from octavo.pipes.metadata import MAX_METADATA_BYTES, Metadata, bytes_of
 from octavo.pipes.socket_pipe import Carrier, SocketCarrier, cut
 
@@ -135,7 +135,7 @@ def listen(
 
     Raises ConfigError for an address that cannot be used.
     """
-    return Listener(Address.parse(address, secret), secret, lambda carrier: Pipe(carrier, deadline_s, max_bytes))
+    return Listener(Address.parse(address, secret), secret, deadline_s, max_bytes)
 
 
 def connect(
@@ -146,26 +146,21 @@ def connect(
     deadline_s: how long connecting may take, and each message. Raises PipeError when there is no listener, or one
     with another secret; ConfigError for an address that is none.
     """
-    return Pipe(open_carrier(address, secret, deadline_s), deadline_s, max_bytes)
-
-
-def open_carrier(address: str, secret: bytes | None, deadline_s: float) -> Carrier:
-    """Return the carrier of a pipe to a listener. Raises as `connect`."""
     parsed = Address.parse(address, secret)
     connection = socket.socket(parsed.family)
     try:
         connection.settimeout(deadline_s)
         connection.connect(parsed.place)
-        return _greeted(connection, parsed, secret, is_listener=False)
+        return Pipe(_greeted(connection, parsed, secret, is_listener=False), deadline_s, max_bytes)
     except OSError as error:
         connection.close()
         raise PipeError(f"{address} cannot be reached: {error}") from error
 
 
 class Address(NamedTuple):
-    """Is "tcp://host:port", "nixl://host:port", "unix:///path", or "shm:///path", a socket that memory is passed over.
+    """A parsed address: "tcp://host:port", "nixl://host:port", "unix:///path" or "shm:///path".
 
-    place: the path of a Unix socket, or host and port.
+    place: the path of a Unix socket (over which `shm` passes memory), or host and port.
     """
 
     scheme: str
@@ -198,13 +193,14 @@ class Address(NamedTuple):
 
 
 class Listener:
-    """Where other processes connect. They prove the secret in threads of their own, so that none can hold up others."""
+    """Where other processes connect. Each proves the secret in a thread of its own, so that no other waits for it."""
 
     address: str
     """Where `connect` reaches it; a port 0 is replaced by the port that was chosen."""
 
-    def __init__(self, address: Address, secret: bytes | None, make_pipe: Callable[[Carrier], Pipe]) -> None:
-        self._secret, self._make_pipe = secret, make_pipe
+    def __init__(self, address: Address, secret: bytes | None, deadline_s: float, max_bytes: int) -> None:
+        """As `listen`."""
+        self._secret, self._limits = secret, (deadline_s, max_bytes)
         self._listener = _bound(address)
         if not isinstance(address.place, str):
             address = address._replace(place=self._listener.getsockname()[:2])
@@ -259,11 +255,11 @@ class Listener:
 
     def _greet(self, connection: socket.socket) -> None:
         try:
-            pipe = self._make_pipe(_greeted(connection, self._parsed, self._secret, is_listener=True))
+            pipe = Pipe(_greeted(connection, self._parsed, self._secret, is_listener=True), *self._limits)
             if self._is_closed:
                 pipe.close()
             self._pipes.put(pipe)
-        except (OSError, OctavoError, msgspec.MsgspecError) as error:
+        except Exception as error:  # of libraries, too, about what the other end has sent
             _log.warning("a connection to %s was refused: %s", self.address, error)
         finally:
             self._greetings.release()

@@ -82,7 +82,7 @@ class RingCarrier:
             self._next_read = (self._next_read + 1) % NUM_SLOTS
             num_emptied += 1
             if num_emptied == _RETURN_SLOTS or start + SLOT_BYTES >= len(into):
-                # the other end may have gone after its last message, or may not read credits: it only harms itself
+                # the other end may have closed after its last message; without credits its sends meet their deadline
                 with suppress(OSError):
                     self._credits.send(b"e" * num_emptied, socket.MSG_NOSIGNAL)
                 num_emptied = 0

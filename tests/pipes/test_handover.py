@@ -28,7 +28,7 @@ PARAMS = SamplingParams(temperature=0.8, seed=11, logprobs=2, presence_penalty=0
 NUM_TOKENS = 12
 
 
-class Heard:
+class KeepsHidden:
     """A model whose last hidden states are kept."""
 
     def __init__(self, model: LanguageModel) -> None:
@@ -43,7 +43,7 @@ class Heard:
         return self._model.compute_logits(hidden)
 
 
-class Told(Heard):
+class GivenHidden(KeepsHidden):
     """A model that computes nothing but logits, of a hidden state that it was given."""
 
     def __init__(self, model: LanguageModel, hidden: Tensor) -> None:
@@ -77,7 +77,7 @@ def blocks_of(worker: Worker) -> BlockIO:
 
 def prefill(worker: Worker, block_ids: list[int]) -> tuple[TokenLogprobs, Tensor]:
     """The first token, and the hidden state that it was drawn from."""
-    model = worker._runner.model = Heard(worker._runner.model)
+    model = worker._runner.model = KeepsHidden(worker._runner.model)
     new = new_sequence(1, PROMPT, block_ids, params=PARAMS)
     output = worker.submit(step([new], [row(1, 0, len(PROMPT))])).result()
     return output.rows[0].tokens[0], model.hidden
@@ -113,7 +113,7 @@ def test_the_decode_engine_draws_what_the_prefill_engine_would(engines: tuple[Wo
     for layer in blocks.layers:
         blocks.write(layer, [3, 7, 11], blocks.heads, contents[layer])
     runner = consumer._runner
-    computing, runner.model = runner.model, Told(runner.model, found.hidden)
+    computing, runner.model = runner.model, GivenHidden(runner.model, found.hidden)
     new = new_sequence(5, PROMPT, [3, 7, 11], params=PARAMS)
     drawn = consumer.submit(step([new], [row(5, len(PROMPT) - 1, 1)])).result().rows[0].tokens
     runner.model = computing

@@ -15,7 +15,7 @@ import torch
 from octavo.core.authentication import authenticate
 from octavo.errors import ConfigError, PipeClosed, PipeError
 from octavo.pipes.metadata import DTYPES, MAX_HEADER_BYTES
-from octavo.pipes.pipe import Address, Pipe, connect, listen, open_carrier
+from octavo.pipes.pipe import Address, Pipe, connect, listen
 from tests.pipes.ends import SCHEMES, SECRET, Ends, Running, fresh_address
 
 MB = 1 << 20
@@ -52,7 +52,7 @@ class Liar:
 
     def __init__(self, scheme: str, **limits: Any) -> None:
         self._listener = listen(fresh_address(scheme), SECRET, **limits)
-        self._carrier = open_carrier(self._listener.address, SECRET, 10)
+        self._carrier = connect(self._listener.address, SECRET, 10)._carrier
         self.pipe = self._listener.accept(wait_s=10)
 
     def send(self, head: bytes, body: bytes = b"") -> None:
