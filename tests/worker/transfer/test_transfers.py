@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -346,3 +347,26 @@ def test_large_blocks_come_in_several_pieces(open_ranks: Open, monkeypatch: pyte
     taker.step(fetches=[fetch_of([giver], TARGETS)])
     assert not taker.note().fetched[0].error
     assert same(taker.caches[0][:, TARGETS[0]], source[0][:, SOURCES[0]])
+
+
+def test_transfers_leave_no_descriptor_and_no_thread(open_ranks: Open) -> None:
+    (giver,), (taker,) = open_ranks(1, 1), open_ranks(1, 1)
+    fill([giver])
+
+    def transfer() -> None:
+        giver.step(sends=[SendBlocks(TRANSFER, 0, SOURCES, is_fresh=True)])
+        for epoch in (EPOCH, b"x" * 16):
+            taker.step(fetches=[fetch_of([giver], TARGETS, epoch=epoch)])
+            assert bool(taker.note().fetched[0].error) == (epoch != EPOCH)
+
+    def used() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    transfer()
+    most = used()
+    for _ in range(10):
+        transfer()
+    deadline = time.monotonic() + 30
+    while any(now > before for now, before in zip(used(), most, strict=True)):
+        assert time.monotonic() < deadline, used()
+        time.sleep(0.01)  # connections end on the other side
