@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from octavo.core.authentication import read_secret
-from octavo.errors import ConfigError
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.file_store import open_store
 from octavo.kv_transfer.messages import Hello, TierFolder
@@ -37,14 +36,7 @@ def make_connector(
     call: makes a control call on every rank. wake: lets a core that waits or is idle plan a step; from any thread.
     prefill_tokens_per_s: returns how fast prompts are computed; None where that is not known yet. Raises ConfigError.
     """
-    transfer, device, recording = config.transfer, config.device, config.observability.record_trace
-    if not config.cache.enable_prefix_caching:
-        raise ConfigError("enable_prefix_caching is off, and KV blocks go through the prefix cache; leave it on")
-    if recording is not None:
-        raise ConfigError(
-            f"record_trace is {recording!r}, and what other engines or tiers supply is not recorded; record an engine "
-            "without role, kv_disk and kv_host_size"
-        )
+    transfer, device = config.transfer, config.device
     sources: list[Source] = []
     address = None
     if transfer.role is not None:
@@ -52,8 +44,11 @@ def make_connector(
         gives = transfer.role == "prefill"
         ranks = call("open_transfer", transfer.kv_host if gives else "", secret.hex(), epoch.hex())
         choices = {name: value for name, value, _ in call("op_choices")[0] if name in ("device", "attention")}
+        # sums depend on the number of their terms, and nothing else does on the number of ranks
+        num_summed = device.tensor_parallel_size if device.tensor_parallel_reduce == "sum" else 1
+        reduce = {"tensor_parallel_reduce": "exact" if num_summed == 1 else f"sum of {num_summed} ranks"}
         hello = Hello(
-            identity=msgspec.structs.asdict(Identity.of(config)) | config.numerics | choices,
+            identity=msgspec.structs.asdict(Identity.of(config)) | config.numerics | choices | reduce,
             layout=f"{choices['attention']}, {config.cache.dtype}",
             block_size=block_manager.block_size,
             epoch=epoch,

@@ -24,7 +24,6 @@ from octavo.core import frames, processes
 from octavo.core.messages import AddRequests, CoreReady, EngineCoreRequest, FromCore, StepOutputs
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.engine.engine_core import EngineCore
-from octavo.errors import ConfigError
 from tests.fakes.engine import Collected
 from tests.fakes.engine import make_request as make_fake_request
 
@@ -219,18 +218,3 @@ print(sorted(names), threading.active_count() - before, llm.engine.core.schedule
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "['octavo.kv_transfer.connector', 'octavo.kv_transfer.messages'] 0 None\n", done.stderr
-
-
-@pytest.mark.parametrize(
-    ("args", "reason"),
-    [
-        ({"enable_prefix_caching": False}, "enable_prefix_caching is off"),
-        ({"record_trace": "run"}, "record_trace is 'run'"),
-    ],
-)
-def test_options_that_go_with_no_transfer_are_refused(
-    args: dict[str, Any], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=reason):
-        EngineCore.build(config_of("decode", **args))
