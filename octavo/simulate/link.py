@@ -22,8 +22,8 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True):
     """The number of replicas that compute prompts, and how keys and values get from them to the others.
 
     A replica sends one block after the other at `bytes_per_s`; each arrives `latency_s` later. keep_s: how long it
-    keeps those of a prompt that it has computed. min_tokens: the shortest prompt that is computed there, None for what
-    pays by measured times.
+    keeps those of a prompt that it has computed, until they have arrived. min_tokens: the shortest prompt that is
+    computed there, None for what pays by measured times.
     """
 
     num_prefill: int
@@ -57,6 +57,8 @@ class Link:
         self._rates = rates
         self._block_s = block_bytes / rates.bytes_per_s
         self._num_layers = num_layers
+        self.release: Callable[[Sequence[bytes]], None] = lambda digests: None
+        """Set by the replica: keeps the blocks of a prompt no longer."""
         self._free_at = 0.0
         self._stored: dict[bytes, _Step] = {}
         self._planned: list[bytes] = []
@@ -124,19 +126,22 @@ class LinkedConnector:
         self._links = links
         self._clock = clock
         self._wake = wake
-        self._sources: dict[str, Link] = {}
+        self._sources: dict[str, tuple[Link, Sequence[bytes]]] = {}
         self._planned: list[Fetch] = []
-        self._arrivals: list[tuple[float, int, str]] = []
+        self._arrivals: list[tuple[float, int, str, str]] = []
 
     def added(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> None:
         if request.prefill is not None:
-            self._sources[request.request_id] = self._links[request.prefill]
+            self._sources[request.request_id] = self._links[request.prefill], digests
 
     def ended(self, request_id: str) -> None:
-        self._sources.pop(request_id, None)
+        """Let the prompt's blocks be kept no longer."""
+        link, digests = self._sources.pop(request_id, (None, ()))
+        if link is not None:
+            link.release(digests)
 
     def find(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> int:
-        link = self._sources.get(request.request_id)
+        link, _ = self._sources.get(request.request_id, (None, ()))
         return 0 if link is None else link.num_promised(request.request_id, digests)
 
     def fetch(self, fetch: Fetch) -> None:
@@ -146,13 +151,15 @@ class LinkedConnector:
         now = self._clock()
         there = sorted(each for each in self._arrivals if each[0] <= now)
         self._arrivals = [each for each in self._arrivals if each[0] > now]
-        return [(fetch_id, error) for _, fetch_id, error in there]
+        for _, _, _, request_id in there:
+            self.ended(request_id)
+        return [(fetch_id, error) for _, fetch_id, error, _ in there]
 
     def payload(self, step_id: int, *, has_rows: bool) -> bytes | None:
         """Begin the fetches that were planned before this step."""
         planned, self._planned = self._planned, []
         for fetch in planned:
-            link = self._sources.get(fetch.request_id)
+            link, _ = self._sources.get(fetch.request_id, (None, ()))
             if link is None:
                 self._note_arrival(fetch, self._clock(), "the request has ended")
             else:
@@ -160,7 +167,7 @@ class LinkedConnector:
         return None
 
     def _note_arrival(self, fetch: Fetch, at: float, error: str) -> None:
-        self._arrivals.append((at, fetch.fetch_id, error))
+        self._arrivals.append((at, fetch.fetch_id, error, fetch.request_id))
         self._wake(at)
 
     def end_reads(self) -> None:

@@ -59,8 +59,9 @@ class Replica:
         self.core = EngineCore(self.executor, self.scheduler, self.ready, max_steps_in_flight=depth, clock=self.clock)
         self._began: list[str] = []
         if link is not None:
-            self.executor.link = link
-            self.scheduler.block_manager.listeners.add(link)
+            self.executor.link, manager = link, self.scheduler.block_manager
+            manager.listeners.add(link)
+            link.release = manager.pins.end_keep
             self.core.executor = AnnouncedExecutor.around(self.core, lambda step: self._began.extend(step.began))
         self.num_open = 0
         self.is_stepping = False

@@ -86,7 +86,7 @@ class LinkedExecutor:
     def _send(self, send: SendBlocks) -> None:
         self.num_fresh += send.is_fresh
         there, size = self.sent.setdefault(send.transfer, {}), self.executor.block_size
-        assert send.first == len(there)
+        assert send.first not in there, "a block is sent twice"
         for index, blocks in enumerate(zip(*send.block_ids, strict=True)):
             there[send.first + index] = [
                 {i: self.executor.slots.get((group, block, i), -1) for i in range(size)} if block else {}
