@@ -1,4 +1,4 @@
-"""Prefill and decode in different cores: which prompts go to a prefill core, and one answer made of what both send.
+"""Prefill and decode in different cores: which prompts go to a prefill core, and one stream of what both send.
 
 A prefill core gets a request with a single token to generate, and sends it to the client at once. When it begins, a
 decode core gets the whole request with the address at which the prefill core gives KV away; it draws the first token
@@ -101,10 +101,10 @@ def with_meeting_place(config: EngineConfig, directory: str) -> EngineConfig:
 class _Handover:
     """A request that a prefill core and a decode core compute.
 
-    digests: the full blocks of its prompt. decode: where it is sent when it begins, unless that core is not ready
-    then. is_prefilling: the prefill core
-    has it. is_kept: that core holds its KV. firsts: the first token of each sequence, from the core that was first.
-    decoded: sequences of which the decode core has sent a token. held: sequences to stop there, once it has.
+    digests: of the full blocks of its prompt. decode: the core that it is sent to when the prompt is begun, unless that
+    core is not ready then. is_prefilling: the prefill core has the request. is_kept: that core may hold its KV.
+    firsts: what began each sequence, from the core that was first. decoded: the sequences of which the decode core has
+    sent a token. held: those to stop there once it has.
     """
 
     sent: Sent
@@ -201,7 +201,8 @@ class Split:
                 handover.source.client.send(AbortRequests([request_id]))
 
     def holds(self, stop: StopSequence) -> bool:
-        """Return whether the end of a sequence waits until the decode core has drawn its first token, and so has it."""
+        """Keep a message until the decode core has drawn the first token of its sequence, and so has the sequence.
+        Returns False, without effect, when it has."""
         handover = self._handovers.get(stop.request_id)
         if handover is None or stop.index in handover.decoded:
             return False
@@ -213,8 +214,8 @@ class Split:
         self._known.clear()
 
     def lose(self, replica: Replica) -> list[Sent]:
-        """Take its requests from a prefill core that has gone; return those that it had not begun. The others are on
-        decode cores, which compute what they have not got."""
+        """Take its requests from a prefill core that has gone; return those that it had not begun. Decode cores have
+        the others, and compute what they could not fetch."""
         lost = [each for each in self._handovers.values() if each.source is replica]
         not_begun = []
         for handover in lost:
@@ -233,7 +234,7 @@ class Split:
     # ---- outputs ----
 
     def take(self, replica: Replica, step: StepOutputs) -> None:
-        """Make the outputs of a step, of a core of either kind, those of requests that one core computes."""
+        """Change the outputs of a step of either kind of core into what one core would have sent."""
         if replica.role == "prefill":
             self._take_begun(replica, step.began)
             step.began = []
@@ -302,7 +303,6 @@ class Split:
         is_over = len(deltas) == params.width and all(delta.finish_reason is not None for delta in deltas)
         if is_over:
             self._abort_decode(handover)
-        if is_over:
             output.deltas = deltas
             return [output]
         return [EngineCoreOutput(request_id=output.request_id, deltas=deltas, finished=False)]
@@ -331,9 +331,7 @@ class Split:
                     replica.client.send(stop)
             first = handover.firsts.get(delta.index)
             if first is None:
-                handover.firsts[delta.index] = msgspec.structs.replace(
-                    delta, token_ids=delta.token_ids[:1], logprobs=delta.logprobs[:1]
-                )
+                handover.firsts[delta.index] = delta
                 deltas.append(delta)
                 continue
             if self._differ(handover, first, delta):
@@ -358,6 +356,7 @@ class Split:
     def _failure(self, handover: _Handover, replica: Replica) -> RequestError:
         """End a request of which the client has a token that may be wrong; return the error of its last output."""
         replica.count(num_handover_mismatches=1)
+        self.forget()  # what the decode core has may be wrong: its next use is compared, too
         self._abort_decode(handover)
         return RequestError(
             f"request {handover.sent.request_id}: prefill and decode cores drew different first tokens, and the client "

@@ -31,6 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "stop strings": {"stop": [" ", "e"], "n": 4, "seed": 8, "temperature": 1.2},
     "one token": {"max_tokens": 1, "logprobs": 2, "n": 2, "seed": 9},
     "least tokens": {"min_tokens": 9, "seed": 10},
+    "form": {"structured_outputs": {"regex": "(yes|no)[0-9]{4}"}, "seed": 12, "n": 2},
     "of the prompt": {"prompt_logprobs": 1, "seed": 11},
 }
 

@@ -226,6 +226,8 @@ def test_first_tokens_that_differ_end_the_request(first: int, differs: str, capl
     assert "token 7" in caplog.text
     assert front.got(1) == ["r"]
     assert front.is_idle
+    front.add(a_request("same"))
+    assert [each.request_id for each in front.got(0)][-1] == "same", "the next one is compared, too"
     replica = front.replicas[outputs[1][0]]
     replica.note(StepOutputs(outputs=[], stats=SchedulerStats()))
     assert replica.stats.num_handover_mismatches == 1
