@@ -11,7 +11,7 @@ from octavo.errors import InvalidRequest
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
-_MOST_SPACE: Final = r"\r?\n[ \t]{0,64}|[ \t]{1,8}"
+_MOST_SPACE: Final = r"\r?\n[ \t]{0,32}|[ \t]{1,4}"
 """White space between the parts of JSON, at most one line end: models that get lost in it fill the text with it."""
 
 _MOST_MESSAGE: Final = 400
