@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from octavo.core.messages import EngineCoreRequest
 from octavo.kv_cache.block_manager import BlockManager
@@ -15,9 +16,9 @@ from octavo.kv_transfer.file_store import FileStore
 from octavo.kv_transfer.messages import Fetched, LoadBlocks, RankCommands, SaveBlocks
 from octavo.kv_transfer.sources import Source
 
-_HELD_SHARE = 16
-"""Blocks that are being saved are at most one of so many of a pool."""
-_SAVED_AT_ONCE = 32
+_HELD_SHARE: Final = 16
+"""Blocks that are being saved are at most one of so many of a pool, or so few as one command has."""
+_SAVED_AT_ONCE: Final = 32
 """Blocks of a command at most: they are released together."""
 
 
@@ -47,7 +48,8 @@ class Tier(Source):
         block_bytes = sum(group.block_bytes for group in limits.groups)
         self.rates = FetchRates(Measured.read(store.path), limits.block_size, block_bytes, clock())
         self._prefill_tokens_per_s = prefill_tokens_per_s
-        self._most_held = max(1, min(group.num_blocks for group in limits.groups) // _HELD_SHARE)
+        num_blocks = min(group.num_blocks for group in limits.groups)
+        self._most_held = max(num_blocks // _HELD_SHARE, min(_SAVED_AT_ONCE, num_blocks // 2))
         self._waiting: dict[bytes, list[int]] = {}
         self._saving: dict[int, list[bytes]] = {}
         self._removed: set[bytes] = set()

@@ -83,15 +83,16 @@ def test_full_blocks_are_saved_once_and_held_until_all_ranks_have_them(desk: Des
     assert len(desk.manager.holds) == 0
 
 
-def test_few_blocks_are_held_at_once_and_the_others_follow(desk: Desk) -> None:
-    digests = [bytes([number]) for number in range(10)]
+def test_few_blocks_are_held_at_once_and_the_others_follow(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, num_blocks=40)
+    digests = [bytes([number]) for number in range(30)]
     for digest in digests:
         desk.publish(digest)
     (first,) = desk.save().saves
-    assert first.digests == digests[:4]  # a sixteenth of the pool
+    assert first.digests == digests[:20]
     assert not desk.save()
     desk.tier.saved(first.save_id)
-    assert desk.save().saves[0].digests == digests[4:8]
+    assert desk.save().saves[0].digests == digests[20:]
 
 
 def test_what_is_evicted_before_it_is_saved_is_not_saved(tmp_path: Path) -> None:
