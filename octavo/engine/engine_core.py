@@ -7,8 +7,9 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -24,7 +25,7 @@ from octavo.engine.beam_texts import BeamTexts
 from octavo.engine.recorder import RecordedScheduler, Recorder
 from octavo.engine.timed_scheduler import TimedScheduler
 from octavo.engine.tokenizer import Tokenizer
-from octavo.errors import CheckpointError, ConfigError, InvalidRequest
+from octavo.errors import CheckpointError, ConfigError, EngineDeadError, InvalidRequest
 from octavo.executor.executor import Executor, make_executor
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.events import EventLog
@@ -34,6 +35,10 @@ from octavo.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig, ModelConfig
+
+
+_LAST_SAVES_S: Final = 5.0
+"""How long the end of an engine may wait for blocks that are being saved."""
 
 
 class EngineCore:
@@ -279,12 +284,25 @@ class EngineCore:
             self._timed = TimedScheduler(self.scheduler)
             self.scheduler = cast("Scheduler", self._timed)
 
+    def _finish_saves(self, connector: Connector) -> None:
+        deadline = time.monotonic() + _LAST_SAVES_S
+        while connector.is_saving and time.monotonic() < deadline:
+            step = self.scheduler.schedule(self.clock())
+            if step is None:
+                time.sleep(0.002)  # until a rank has noted the end of a save
+            else:
+                self.scheduler.update(self.executor.submit(step).result(), self.clock())
+
     def shutdown(self) -> None:
-        """Release the executor. Idempotent."""
+        """Release the executor, after what waits to be kept elsewhere has been saved, for a few seconds. Idempotent."""
         self._in_flight.clear()
-        self.executor.shutdown()
+        connector = self.scheduler.connector
+        if connector is not None and connector.is_saving and not self.scheduler.groups:
+            with suppress(EngineDeadError):
+                self._finish_saves(connector)
         if self._on_shutdown is not None:
             self._on_shutdown()
+        self.executor.shutdown()
 
 
 def agreed(plans: list[MemoryPlan]) -> list[MemoryPlan]:

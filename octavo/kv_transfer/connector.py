@@ -69,6 +69,11 @@ class Connector(Protocol):
         """Note what has ended on a rank (`RankNotes`). Called from any thread."""
         ...
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether blocks of the local pools wait to be kept elsewhere, or are being written there."""
+        ...
+
     def close(self) -> None:
         """End all threads and connections. Idempotent."""
         ...

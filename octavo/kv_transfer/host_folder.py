@@ -43,7 +43,7 @@ class HostFolder:
         if self._users >= 0:
             os.close(self._users)
             self._users = -1
-            with suppress(OSError):
+            with suppress(OSError):  # another process uses it, or removes it
                 _remove_unused(self.path)
 
 

@@ -59,6 +59,11 @@ class Source:
     def end_reads(self) -> None:
         """End what others read of the local pools (`Connector.end_reads`)."""
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether blocks wait to be saved, or are being saved."""
+        return False
+
     def close(self) -> None:
         """End all threads and connections. Idempotent."""
 
@@ -152,6 +157,10 @@ class Sources:
     def note(self, rank: int, payload: bytes) -> None:
         self._notes.put(msgspec.msgpack.decode(payload, type=RankNotes))
         self._wake()
+
+    @property
+    def is_saving(self) -> bool:
+        return any(source.is_saving for source in self._sources)
 
     def end_reads(self) -> None:
         for source in self._sources:

@@ -105,6 +105,10 @@ class Tier(Source):
             self._manager.holds.end(("save", save_id))
             self._missing.difference_update(self._saving.pop(save_id))
 
+    @property
+    def is_saving(self) -> bool:
+        return self._store.is_saving and bool(self._waiting or self._saving)
+
     # ---- fetches ----
 
     def find(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> int:

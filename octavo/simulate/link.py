@@ -176,5 +176,9 @@ class LinkedConnector:
     def note(self, rank: int, payload: bytes) -> None:
         """There are no ranks."""
 
+    @property
+    def is_saving(self) -> bool:
+        return False
+
     def close(self) -> None:
         """There is nothing to end."""

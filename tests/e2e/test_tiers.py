@@ -22,11 +22,13 @@ PARAMS = SamplingParams(max_tokens=12, temperature=0.9, seed=3, logprobs=2)
 SIZES: dict[str, Any] = {"num_gpu_blocks_override": 128, "threads": 1}
 
 
-def generate(prompt: Any = PROMPT, salt: str | None = None, **args: Any) -> RequestOutput:
+def generate(
+    prompt: Any = PROMPT, salt: str | None = None, params: SamplingParams = PARAMS, **args: Any
+) -> RequestOutput:
     """Return the output of an engine that starts and ends."""
     llm = LLM(**(SIZES | args))
     try:
-        return llm.generate([prompt], PARAMS, cache_salt=salt)[0]
+        return llm.generate([prompt], params, cache_salt=salt)[0]
     finally:
         llm.close()
 
@@ -58,6 +60,14 @@ def test_a_later_engine_fetches_the_prompt_and_gives_the_same_bits(tmp_path: Pat
     assert bits(second) == bits(first)
     folders = [path for path in tmp_path.iterdir() if path.is_dir()]
     assert len(folders) == args.get("tensor_parallel_size", 1)
+
+
+def test_an_engine_that_ends_at_once_has_saved_all(tmp_path: Path) -> None:
+    prompt = {"prompt_token_ids": [7 * position % 101 + 300 for position in range(1000)]}
+    one = SamplingParams(max_tokens=1, temperature=0.0, logprobs=1)
+    first, second = (generate(prompt, params=one, kv_disk=str(tmp_path)) for _ in range(2))
+    assert second.num_fetched_tokens == most_fetched(first) == 992
+    assert bits(first) == bits(second)
 
 
 def test_a_later_engine_with_other_numbers_fetches_nothing(tmp_path: Path) -> None:

@@ -100,6 +100,10 @@ class ToySource:
     def note(self, rank: int, payload: bytes) -> None:
         raise NotImplementedError
 
+    @property
+    def is_saving(self) -> bool:
+        return False
+
     def close(self) -> None:
         """Nothing is open."""
 
