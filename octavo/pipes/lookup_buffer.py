@@ -357,8 +357,12 @@ def _reply(pipe: Pipe, *, is_done: bool, error: str = "") -> None:
 
 
 def _send_entry(pipe: Pipe, entry: Entry) -> None:
-    for tensor in entry:
-        pipe.send_tensor(tensor)
+    try:
+        for tensor in entry:
+            pipe.send_tensor(tensor)
+    except ValueError:  # of a tensor that no pipe carries: the other end waits for the rest of the entry
+        pipe.close()
+        raise
 
 
 def _receive_entry(pipe: Pipe) -> Entry:

@@ -234,6 +234,15 @@ def test_an_entry_of_another_size_than_announced_is_refused(served: Served) -> N
     pipe.close()
 
 
+def test_an_entry_that_no_pipe_carries_closes_the_pipe_and_takes_no_room(served: Served) -> None:
+    client = served.client()
+    with pytest.raises(ValueError, match="complex64"):
+        client.insert(tokens(1), None, torch.zeros(2, dtype=torch.complex64), None, None)
+    with pytest.raises(PipeClosed):
+        client.drop_select(None, None)
+    assert served.buffer.insert(tokens(2), None, torch.zeros((1 << 20) - 8, dtype=torch.uint8), None, None, wait_s=10)
+
+
 @pytest.mark.parametrize("header", [b"", b"no message", msgspec.msgpack.encode(_Insert(-5, 0))])
 def test_a_client_that_sends_no_request_is_disconnected(served: Served, header: bytes) -> None:
     pipe, other = served.pipe(), served.client()
