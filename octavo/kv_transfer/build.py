@@ -46,7 +46,7 @@ def make_connector(
         choices = {name: value for name, value, _ in call("op_choices")[0] if name in ("device", "attention")}
         # sums depend on the number of their terms, and nothing else does on the number of ranks
         num_summed = device.tensor_parallel_size if device.tensor_parallel_reduce == "sum" else 1
-        reduce = {"tensor_parallel_reduce": "exact" if num_summed == 1 else f"sum of {num_summed} ranks"}
+        reduce = {"tensor_parallel_reduce": "gather" if num_summed == 1 else f"sum of {num_summed} ranks"}
         hello = Hello(
             identity=msgspec.structs.asdict(Identity.of(config)) | config.numerics | choices | reduce,
             layout=f"{choices['attention']}, {config.cache.dtype}",

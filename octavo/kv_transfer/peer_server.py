@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -219,8 +220,10 @@ class PeerServer(Source):
     def close(self) -> None:
         """Stop listening and end all connections. Idempotent."""
         self._blocks.listeners.remove(self)
-        with suppress(OSError):  # wakes the thread that accepts
-            self._listener.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # it is closed already
+            if isinstance(path := self._listener.getsockname(), str):
+                Path(path).unlink(missing_ok=True)
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
         for connection in list(self._connections):
             connection.close()

@@ -98,6 +98,7 @@ class PeerSource(Source):
         self._fetches: dict[int, _Transfer] = {}
         self._failed: list[tuple[int, str]] = []
         self._commands = RankCommands()
+        self._is_closed = False
 
     # ---- connections ----
 
@@ -112,6 +113,9 @@ class PeerSource(Source):
                 raise
         except (OSError, ValueError, msgspec.MsgspecError, OctavoError) as error:
             self._receive(engine, str(error))
+            return
+        if self._is_closed:
+            connection.close()
             return
         link = PeerLink(connection, self._lease_s)
         self._receive(engine, (link, hello))
@@ -255,6 +259,8 @@ class PeerSource(Source):
 
     def close(self) -> None:
         """End all connections. Idempotent."""
+        self._is_closed = True
+        self.poll()  # a connection may have been made meanwhile
         for engine in self._engines.values():
             if engine.link is not None:
                 engine.link.close()

@@ -110,6 +110,7 @@ def test_engines_of_one_machine_meet_at_a_unix_socket(tmp_path: Path) -> None:
     check(pair, request)
     assert pair.decode.collected.finals["a"].num_fetched_tokens == 29
     pair.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_the_decode_engine_has_is_not_fetched_again(pair: Pair) -> None:
