@@ -1,7 +1,7 @@
 """How keys and values get from replicas that compute prompts to those that decode, in simulated time.
 
-The same seam as in an engine: the prefix index of the one calls a listener, and the scheduler of the other uses a
-`Connector`. Between them is a link with a rate and a latency instead of ranks that move bytes.
+As in an engine, the prefix index of the one calls a listener, and the scheduler of the other uses a `Connector`.
+Between them is a link with a rate and a latency instead of ranks that move bytes.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Step(NamedTuple):
+    """When a step ends, and when its first layer is computed."""
+
     ends_at: float
     first_layer_at: float
 
