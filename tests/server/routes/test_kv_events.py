@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +20,7 @@ from octavo.server.key_file import read_callers
 from octavo.server.routes import kv_events
 from octavo.server.routes.kv_events import Reader
 from tests.server.conftest import Served
-from tests.server.raw import ask
+from tests.server.raw import ask, eventually
 from tests.server.test_isolation import ServedEngine, entries
 from tests.server.test_isolation import start as start
 
@@ -130,6 +132,29 @@ def test_a_router_with_the_keys_computes_digests_as_the_documentation_says(start
     assert names["names"](PROMPT, 4) == chain(None)
 
 
+def test_a_router_follows_the_stream_as_the_recipe_says(start: Any) -> None:
+    text = Path("docs/recipes/operations.md").read_text().partition("### Route by what is cached")[2]
+    names: dict[str, Any] = {}
+    exec(text.partition("```python")[2].partition("```")[0], names)
+    server = start(KEYS)
+    server.complete("a", PROMPT)
+    cached: dict[int, set[str]] = {}
+
+    def follow() -> None:
+        with suppress(OSError):  # the server has ended
+            names["follow"](server.url, "r-key", cached)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    eventually(lambda: len(cached.get(0, ())) == 2)
+    server.complete("b", PROMPT)
+    eventually(lambda: len(cached[0]) == 4)
+    assert server.ask("s", "/reset_prefix_cache", b"", method="POST").status == 200
+    eventually(lambda: cached[0] == set())
+    server.stop()
+    thread.join(10)
+
+
 def test_without_keys_only_a_salt_hides_a_prompt(start: Any, read: Any) -> None:
     server = start("")
     server.complete("", PROMPT)
@@ -167,6 +192,8 @@ def test_readers_beyond_the_limit_are_refused_and_the_stream_ends_with_the_serve
     for reader in readers:
         assert reader.next()["kind"] == "cleared"
     assert server.ask("", "/kv/events").status == 429
+    readers.pop().close()
+    eventually(lambda: read(server).response.status == 200)  # the place of one that has gone is free
     assert server.stop() == 0
     assert not any(line.startswith(b"data: ") for line in readers[0].response)
 
