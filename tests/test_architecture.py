@@ -89,7 +89,6 @@ MAY_SEE_WHOLE_CONFIG = {
     "octavo.async_llm.AsyncLLM.__init__",
     "octavo.engine.replicas.Replicas.start",
     "octavo.engine.remote_replicas.RemoteReplicas._replicas_of",
-    "octavo.cli.link.hello_of_core",
     "octavo.engine.split.make_split",
 }
 """Where parts are put together: the two halves of the core, what is begun before them, what ranks compare, and the two

@@ -7,16 +7,14 @@ import ipaddress
 from collections.abc import Iterable
 from pathlib import Path
 
-import msgspec
-
 from octavo import __version__
 from octavo.config.args import EngineArgs
-from octavo.config.schema import EngineConfig
+from octavo.config.schema import ModelConfig
 from octavo.config.sources import cache_directory
 from octavo.core.authentication import private_secret
 from octavo.engine.core_link import Hello
 from octavo.errors import ConfigError
-from octavo.worker.identity import Identity, model_digest
+from octavo.worker.identity import model_digest
 
 
 def with_secret(args: EngineArgs, hosts: Iterable[str]) -> EngineArgs:
@@ -27,9 +25,9 @@ def with_secret(args: EngineArgs, hosts: Iterable[str]) -> EngineArgs:
     elsewhere = next((host for host in hosts if not is_loopback(host)), None)
     directory = cache_directory()
     if elsewhere is not None or directory is None:
+        because = "the user has no home" if elsewhere is None else f"{elsewhere} is not on this machine alone"
         raise ConfigError(
-            f"cluster_secret_file is not set, and {elsewhere or 'the user without a home'} is not on this machine "
-            "alone; give the engines and `octavo proxy` the same secret"
+            f"cluster_secret_file is not set, and {because}; give the engines and `octavo proxy` the same secret"
         )
     return dataclasses.replace(args, cluster_secret_file=str(private_secret(directory)))
 
@@ -42,13 +40,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def hello_of_front(config: EngineConfig) -> Hello:
-    """Return what a front is."""
-    digest = model_digest(Path(config.model.path), with_weights=False)
-    return Hello(octavo=__version__, model=config.model.served_model_names[0], config=digest)
-
-
-def hello_of_core(config: EngineConfig) -> Hello:
-    """Return what a core is, with what decides its bits."""
-    build = msgspec.to_builtins(Identity.of(config)) | config.numerics
-    return msgspec.structs.replace(hello_of_front(config), build=build, role=config.transfer.role)
+def hello_of(model: ModelConfig, role: str | None = None) -> Hello:
+    """Return what a front is, or a core with a role."""
+    digest = model_digest(Path(model.path), with_weights=False)
+    return Hello(octavo=__version__, model=model.served_model_names[0], config=digest, role=role)

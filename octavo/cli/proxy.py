@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from octavo.cli.link import hello_of_front, with_secret
+from octavo.cli.link import hello_of, with_secret
 from octavo.cli.options import Given, Options, with_options
 from octavo.cli.start import mention_demonstration_model
 from octavo.config.args import EngineArgs
@@ -77,7 +77,7 @@ def proxy(*, given: Given) -> int:
     mention_demonstration_model(args)
 
     async def start(config: EngineConfig) -> Replicas:
-        secret, hello = read_secret(args.cluster_secret_file), hello_of_front(config)
+        secret, hello = read_secret(args.cluster_secret_file), hello_of(config.model)
         engines = RemoteReplicas(named, file, secret, hello, timeout_s=args.distributed_timeout_seconds)
         return await engines.start(config)
 

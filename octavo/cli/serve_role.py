@@ -8,7 +8,7 @@ import signal
 import socket
 from functools import partial
 
-from octavo.cli.link import hello_of_core, is_loopback, with_secret
+from octavo.cli.link import hello_of, is_loopback, with_secret
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
 from octavo.core.authentication import read_secret
@@ -33,7 +33,8 @@ def serve_role(args: EngineArgs, host: str, port: int) -> int:
         args = dataclasses.replace(args, kv_host=host)
     with bind(host, port) as listener:
         listener.setblocking(True)
-        link = CoreLink(read_secret(args.cluster_secret_file), hello_of_core(config := configure(args)))
+        config = configure(args)
+        link = CoreLink(read_secret(args.cluster_secret_file), hello_of(config.model, args.role))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, link.stop)
 
@@ -43,7 +44,8 @@ def serve_role(args: EngineArgs, host: str, port: int) -> int:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.listen()
             _announce(args, listener)
-            link.serve(core, inbox, listener, config.scheduler.max_num_batched_tokens)
+            (identity, *_) = core.executor.call("identity")
+            link.serve(core, inbox, listener, config.scheduler.max_num_batched_tokens, identity)
 
         return build_and_serve(partial(build_core, config), serve, link.report)
 

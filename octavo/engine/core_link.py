@@ -89,8 +89,20 @@ class CoreLink:
         self._front: str | None = None
         """Who has the core, from its admission until its requests have ended."""
 
-    def serve(self, core: EngineCore, inbox: Inbox, listener: socket.socket, max_tokens_per_step: int = 0) -> None:
-        """Serve the fronts that come to a listener until `stop`. Raises what the core raises."""
+    def serve(
+        self,
+        core: EngineCore,
+        inbox: Inbox,
+        listener: socket.socket,
+        max_tokens_per_step: int = 0,
+        build: dict[str, str] | None = None,
+    ) -> None:
+        """Serve the fronts that come to a listener until `stop`. Raises what the core raises.
+
+        build: what decides the bits of the core's results.
+        """
+        if build is not None:
+            self._hello = msgspec.structs.replace(self._hello, build=build)
         server = CoreServer(core, self.send, max_tokens_per_step, inbox)
         core.executor = AnnouncedExecutor.around(core, self.send)
         self._inbox, self._listener = inbox, listener

@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from octavo.core.authentication import read_secret
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.file_store import open_store
@@ -18,7 +16,6 @@ from octavo.kv_transfer.peer_server import PeerServer
 from octavo.kv_transfer.peer_source import PeerSource
 from octavo.kv_transfer.sources import Source, Sources
 from octavo.kv_transfer.tier import Tier
-from octavo.worker.identity import Identity
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
@@ -43,13 +40,10 @@ def make_connector(
         secret, epoch = bytes.fromhex(transfer.secret) or read_secret(device.cluster_secret_file), os.urandom(16)
         gives = transfer.role == "prefill"
         ranks = call("open_transfer", transfer.kv_host if gives else "", secret.hex(), epoch.hex())
-        choices = {name: value for name, value, _ in call("op_choices")[0] if name in ("device", "attention")}
-        # sums depend on the number of their terms, and nothing else does on the number of ranks
-        num_summed = device.tensor_parallel_size if device.tensor_parallel_reduce == "sum" else 1
-        reduce = {"tensor_parallel_reduce": "gather" if num_summed == 1 else f"sum of {num_summed} ranks"}
+        attention = next(value for name, value, _ in call("op_choices")[0] if name == "attention")
         hello = Hello(
-            identity=msgspec.structs.asdict(Identity.of(config)) | config.numerics | choices | reduce,
-            layout=f"{choices['attention']}, {config.cache.dtype}",
+            identity=call("identity")[0],
+            layout=f"{attention}, {config.cache.dtype}",
             block_size=block_manager.block_size,
             epoch=epoch,
             ranks=ranks if gives else [],

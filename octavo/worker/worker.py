@@ -53,6 +53,7 @@ CALLS: Final[dict[str, Any]] = {
     "prepare": MemoryPlan,
     "allocate": None,
     "op_choices": list[tuple[str, str, str]],
+    "identity": dict[str, str],
     "open_tiers": list[TierFolder],
     "time_steps": None,
     "open_transfer": PeerRank | None,
@@ -174,11 +175,11 @@ class Worker:
             blocks,
             model.layers.values(),
             self._notify,
-            lambda: FileTiers(transfer, blocks, self._kv_identity(), block_size),
+            lambda: FileTiers(transfer, blocks, self.identity(), block_size),
         )
 
-    def _kv_identity(self) -> dict[str, str]:
-        """Return what decides the bits of KV blocks, besides their tokens. Raises CheckpointError."""
+    def identity(self) -> dict[str, str]:
+        """Return what decides the bits of results and KV blocks, besides the tokens. Raises CheckpointError."""
         config, model = self._config, self._config.model
         is_summed = self._mesh.tensor.size > 1 and self._mesh.reduce == "sum"
         return {

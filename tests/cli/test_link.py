@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.cli.link import hello_of_core, hello_of_front, with_secret
+from octavo.cli.link import hello_of, with_secret
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
 from octavo.core.authentication import read_secret
@@ -37,8 +37,7 @@ def test_other_machines_need_a_secret_that_was_given(tmp_path: Path, monkeypatch
         with_secret(EngineArgs(), ["127.0.0.1"])
 
 
-def test_a_front_and_a_core_of_one_model_fit_and_what_decides_the_bits_is_named() -> None:
-    front, core = hello_of_front(configure(EngineArgs(load_format="dummy"))), hello_of_core(configure(EngineArgs()))
+def test_a_front_without_weights_and_a_core_of_one_model_fit() -> None:
+    front = hello_of(configure(EngineArgs(load_format="dummy")).model)
+    core = hello_of(configure(EngineArgs()).model, "decode")
     assert front.difference(core, "here", "there") is None
-    assert {"octavo", "torch", "native_module", "kernels", "files", "dtype", "kv_cache_dtype"} <= set(core.build)
-    assert core.build["quantization"] == "None"
