@@ -292,10 +292,15 @@ class Worker:
     def open_transfer(self, host: str, secret: str, epoch: str) -> PeerRank | None:
         """Be ready to fetch KV blocks from ranks of other engines, and, unless `host` is empty, to give blocks away.
 
-        host: an address of this machine, or a directory for a Unix socket. secret, epoch: in hexadecimal digits; what
-        both ends must know, and what names this start of the engine. Returns where the blocks are given away. Raises
-        ConfigError.
+        host: an address of the first machine, or a directory for a Unix socket. secret, epoch: in hexadecimal digits;
+        what both ends must know, and what names this start of the engine. Returns where the blocks are given away; a
+        rank on another machine chooses its address towards the first one. Raises ConfigError.
         """
+        from octavo.worker.transfer.rank_transfer import own_address
+
+        device = self._config.device
+        if host and self._mesh.rank >= self._mesh.size // device.nnodes:
+            host = own_address(device.master_addr)
         return self._transfer.open(host, bytes.fromhex(secret), bytes.fromhex(epoch))
 
     def time_steps(self, is_on: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ import msgspec
 from torch import nn
 
 from octavo.core import frames
+from octavo.errors import ConfigError
 from octavo.kv_transfer.messages import (
     FetchBlocks,
     Fetched,
@@ -59,6 +61,18 @@ class Tiers(Protocol):
     def close(self) -> None:
         """Release files and memory; neither `load` nor `save` is running."""
         ...
+
+
+def own_address(toward: str) -> str:
+    """Return the address from which this machine reaches another one, to which nothing is sent. Raises ConfigError."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(toward, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)
+            address: str = probe.getsockname()[0]
+            return address
+    except OSError as error:
+        raise ConfigError(f"master_addr {toward} cannot be reached: {error}") from error
 
 
 class RankTransfer:
