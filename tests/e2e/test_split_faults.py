@@ -161,9 +161,10 @@ def process_of(replica: Replica) -> subprocess.Popen[bytes]:
 async def started(
     inward: Sequence[Fault] = (),
     apart: Namespaces | None = None,
+    host: str | None = None,
     **args: Any,
 ) -> AsyncIterator[Split]:
-    """Run both cores, with a relay between them or each in a namespace of its own."""
+    """Run both cores, with a relay between them, each in a namespace of its own, or reached at a host."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(split_module, "with_meeting_place", over_tcp)
         places = count()  # the prefill core starts first
@@ -171,7 +172,7 @@ async def started(
         values = ENGINE | {"prefill": 1, "decode": 1, "split_min_tokens": 1, "kv_lease_s": LEASE_S} | args
         llm = await AsyncLLM.start(EngineArgs(**values))
         try:
-            split = Split(llm, inward, apart and apart.addresses[0])
+            split = Split(llm, inward, apart.addresses[0] if apart is not None else host)
             yield split
         finally:
             await llm.shutdown()
@@ -255,11 +256,11 @@ async def test_ten_thousand_handovers_take_no_memory(
 ) -> None:
     """Figures of each fifth are printed: resident MiB of the front, the prefill and the decode core.
 
-    What the front remembers of prompts is bounded by 131,072 blocks; here by so few that they come in the first fifth.
+    What the front remembers of prompts is bounded by 131,072 blocks, here by so few that they come in the first fifth.
     """
     monkeypatch.setattr(router_module.SentPrefixes.__init__, "__defaults__", (1024,))
     monkeypatch.setattr(router_module.PrefixAware.__init__, "__defaults__", (1.5, 4, 1024))
-    async with started(num_gpu_blocks_override=256) as split:
+    async with started(host="127.0.0.1", num_gpu_blocks_override=256) as split:
         numbers = iter(range(NUM_SHORT))
         params = SamplingParams(max_tokens=2, seed=1, ignore_eos=True, output_kind=OutputKind.FINAL_ONLY)
         pids = [os.getpid(), *(process_of(each).pid for each in (split.prefill, split.decode))]
