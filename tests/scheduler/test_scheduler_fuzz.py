@@ -326,7 +326,7 @@ class Schedules(RuleBasedStateMachine):
         if self.source is not None:
             self.source.release()
         while self.source is not None and (self.source.is_busy or self.source.holders):
-            scheduler.schedule(self.clock())
+            self._step()
         scheduler.check()
         assert not block_manager.tables
         assert block_manager.num_used_blocks == block_manager.num_used_host_blocks == 0
