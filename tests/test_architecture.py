@@ -44,6 +44,7 @@ ARROWS: dict[str, set[str]] = {
         "ops",
         "quantization",
         "distributed",
+        "kv_transfer.fetch_rates",
         "kv_transfer.file_store",
         "kv_transfer.host_folder",
         "kv_transfer.messages",

@@ -28,19 +28,21 @@ def explain(*, given: Given) -> int:
 
     config = configure(_without_weights(args))
     num_replicas = config.replicas.data_parallel_size
-    plans, operators = prepared(replica_config(config, 0))
+    plans, operators, disk = prepared(replica_config(config, 0))
     say(render_facts("model", model_facts(config, Checkpoint.open(Path(config.model.path)))), end="\n\n")
     say(render_facts("machine", platform_facts(Platform.detect())), end="\n\n")
     if num_replicas > 1:
         say(f"each of {num_replicas} replicas has the following", end="\n\n")
     for plan in plans:
         say(plan, end="\n\n")
+    if disk is not None:
+        say(render_facts("kept KV", [("kv_disk", disk)]), end="\n\n")
     say(render_operators(operators))
     return 0
 
 
-def prepared(config: EngineConfig) -> tuple[list[str], list[tuple[str, str, str]]]:
-    """Return the memory plan of each rank, as text, and the choices of operators.
+def prepared(config: EngineConfig) -> tuple[list[str], list[tuple[str, str, str]], str | None]:
+    """Return the memory plan of each rank, as text, the choices of operators, and what is fetched from kv_disk.
 
     Ranks are asked one after the other, in this process and without the others. Raises ConfigError.
     """
@@ -50,7 +52,7 @@ def prepared(config: EngineConfig) -> tuple[list[str], list[tuple[str, str, str]
     num_ranks = config.device.tensor_parallel_size * config.device.pipeline_parallel_size
     workers = [Worker(config, rank=rank) for rank in range(num_ranks)]
     plans = agreed([worker.prepare() for worker in workers])
-    return [plan.render() for plan in plans], workers[0].op_choices()
+    return [plan.render() for plan in plans], workers[0].op_choices(), workers[0].explain_disk()
 
 
 def _without_weights(args: EngineArgs) -> EngineArgs:

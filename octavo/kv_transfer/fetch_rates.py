@@ -47,6 +47,17 @@ class Measured(msgspec.Struct, kw_only=True):
         gain_s = block_size / self.prefill_tokens_per_s - block_bytes / self.bytes_per_s
         return max(1, math.ceil(self.latency_s / gain_s)) if gain_s > 0 else math.inf
 
+    def render(self, block_size: int, block_bytes: int) -> str:
+        """Return the break-even length in one line, and what it follows from."""
+        if self.bytes_per_s is None or self.prefill_tokens_per_s is None:
+            return "not measured yet: an engine with this folder measures it, and fetches whatever it finds until then"
+        fewest = self.break_even_blocks(block_size, block_bytes)
+        length = "no length" if fewest == math.inf else f"{fewest * block_size:,.0f} tokens or more"
+        return (
+            f"fetched are {length}: an engine measured {self.bytes_per_s / 1e6:,.1f} MB/s after "
+            f"{self.latency_s * 1e3:.1f} ms of its loads, and computed {self.prefill_tokens_per_s:,.0f} tokens/s"
+        )
+
 
 class FetchRates:
     """The rates of one tier: what the last engine has measured, until this one has."""

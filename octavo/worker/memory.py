@@ -70,14 +70,19 @@ def divide_memory(
     scheduler: SchedulerConfig,
     device: str,
     user_set_max_model_len: bool = False,
+    kept_bytes: int = 0,
 ) -> MemoryPlan:
     """Divide what `memory`, the share of one rank, has available.
 
+    kept_bytes: this rank's share of the host's memory that keeps KV blocks outside the cache, and has not got it yet.
     Raises ConfigError, with a remedy, when it is too little.
     """
     shape, layer_block_bytes = sizes.shape, sizes.layer_block_bytes
     limit = int(memory.available * cache.gpu_memory_utilization)
     limit_because = f"gpu_memory_utilization {cache.gpu_memory_utilization:g} of what the {memory.source} has available"
+    if memory.is_host and kept_bytes:
+        limit = max(0, limit - kept_bytes)
+        limit_because += f", less {render_bytes(kept_bytes)} of kv_host_size"
     division = CacheDivision(shape.cache_groups, layer_block_bytes, cache, scheduler)
     fitting = division.most_tokens(limit - sizes.weights_bytes, memory.most_kv_bytes)
     if not user_set_max_model_len and fitting is not None and fitting < scheduler.max_model_len:

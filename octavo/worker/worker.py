@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import torch
+from torch import Tensor
 
 from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.config.checkpoint import Checkpoint
@@ -23,6 +25,7 @@ from octavo.devices.device import LanguageModel, open_device
 from octavo.distributed.groups import Allocate, open_groups
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError, EngineDeadError
+from octavo.kv_transfer.host_folder import size_of
 from octavo.kv_transfer.messages import PeerRank, TierFolder
 from octavo.models.loader import DTYPES, LoadedModel
 from octavo.ops.pages import trim_heap
@@ -42,6 +45,7 @@ from octavo.worker.step_watch import StepWatch, TimedModel
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
+    from octavo.worker.transfer.block_io import BlockIO
     from octavo.worker.transfer.rank_transfer import RankTransfer
 
 _log = logging.getLogger(__name__)
@@ -162,14 +166,10 @@ class Worker:
     @cached_property
     def _transfer(self) -> RankTransfer:
         """The rank's half of a connector, made when it is first used."""
-        from octavo.worker.transfer.block_io import BlockIO
         from octavo.worker.transfer.file_tier import FileTiers
         from octavo.worker.transfer.rank_transfer import RankTransfer
 
-        model, shape = self._opened.model, self._opened.shape
-        first_head = model.config.heads.kv_share(self._mesh)[0] // shape.head_dim
-        first = model.layer_range.start, first_head
-        blocks = BlockIO(self._cache.caches, shape.cache_groups, shape.num_kv_heads, first)
+        model, blocks = self._opened.model, self._blocks(self._cache.caches)
         transfer, block_size = self._config.transfer, self.plan.cache.block_size
         return RankTransfer(
             blocks,
@@ -177,6 +177,28 @@ class Worker:
             self._notify,
             lambda: FileTiers(transfer, blocks, self.identity(), block_size),
         )
+
+    def _blocks(self, caches: Sequence[Tensor]) -> BlockIO:
+        from octavo.worker.transfer.block_io import BlockIO
+
+        model, shape = self._opened.model, self._opened.shape
+        first_head = model.config.heads.kv_share(self._mesh)[0] // shape.head_dim
+        return BlockIO(caches, shape.cache_groups, shape.num_kv_heads, (model.layer_range.start, first_head))
+
+    def explain_disk(self) -> str | None:
+        """Return from which length on a prefix is fetched from kv_disk, and why; after `prepare`. None without it."""
+        if (folder := self._config.transfer.kv_disk) is None:
+            return None
+        from octavo.kv_transfer.fetch_rates import Measured
+        from octavo.worker.transfer.file_tier import key_of
+
+        shape, backend, limits = self._opened.shape, self._attention.backend, self.plan.cache
+        block = backend.cache_shape(1, limits.block_size, shape.num_kv_heads, shape.head_dim)
+        empty = torch.empty(block, dtype=backend.element_type)
+        blocks = self._blocks([empty] * len(self._opened.model.layer_range))
+        key = key_of(blocks, self.identity(), limits.block_size)
+        measured = Measured.read(Path(folder) / key.hex()[:32])
+        return measured.render(limits.block_size, sum(group.block_bytes for group in limits.groups))
 
     def identity(self) -> dict[str, str]:
         """Return what decides the bits of results and KV blocks, besides the tokens. Raises CheckpointError."""
@@ -215,9 +237,17 @@ class Worker:
             scheduler=scheduler,
             device=self._device.name,
             user_set_max_model_len=self._config.model.user_set_max_model_len,
+            kept_bytes=self._kept_bytes(),
         )
         self.plan = msgspec.structs.replace(plan, share=self._opened.share())
         return self.plan
+
+    def _kept_bytes(self) -> int:
+        transfer, num_ranks = self._config.transfer, self._config.device.ranks_per_machine
+        if transfer.kv_host_size is None:
+            return 0
+        missing = max(0, transfer.kv_host_size - size_of(Path(transfer.host_folder)))
+        return missing // (self._config.num_engines * num_ranks)
 
     def allocate(self, num_blocks: list[int], num_host_blocks: list[int]) -> None:
         """Load the weights and allocate the KV caches, and room to swap, with so many blocks for each cache group.

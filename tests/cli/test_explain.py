@@ -77,10 +77,10 @@ def test_a_checkpoint_without_weights_can_be_explained(
 
 def test_each_rank_has_a_plan_with_the_blocks_that_every_rank_has_room_for(tiny_model: str) -> None:
     config = configure(EngineArgs(model=tiny_model, kv_cache_memory="8MiB"))
-    (alone,), operators = prepared(config)
+    (alone,), operators, _ = prepared(config)
     assert alone.startswith("memory plan (")
     device = dataclasses.replace(config.device, tensor_parallel_size=2, pipeline_parallel_size=2)
-    plans, _ = prepared(msgspec.structs.replace(config, device=device))
+    plans, _, _ = prepared(msgspec.structs.replace(config, device=device))
     assert [re.findall(r"\b[0-3] of 4\b.*", plan) != [] for plan in plans] == [True] * 4
     assert len({re.findall(r"([\d,]+) blocks of 16", plan)[0] for plan in plans}) == 1
     assert ["available to this rank, its share" in plan for plan in (alone, *plans)] == [False] + [True] * 4
@@ -92,3 +92,9 @@ def test_each_rank_has_a_plan_with_the_blocks_that_every_rank_has_room_for(tiny_
 def test_ranks_that_share_layers_are_explained_by_a_flag(tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", tiny_model, "--tensor-parallel-size", "2"]) == 0
     assert re.findall(r"rank (\d) of 2", capsys.readouterr().out) == ["0", "1"]
+
+
+def test_what_is_kept_on_disk_is_explained(tiny_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", tiny_model, "--kv-disk", str(tmp_path / "kv")]) == 0
+    assert re.search(r"kept KV\n  kv_disk  not measured yet", capsys.readouterr().out)
+    assert not (tmp_path / "kv").exists()

@@ -189,6 +189,16 @@ def test_the_next_engine_begins_with_what_was_measured(tmp_path: Path) -> None:
     assert Desk(tmp_path).find(b"1") == 1
 
 
+def test_the_break_even_length_says_from_what_it_follows() -> None:
+    assert "not measured yet" in Measured().render(16, 1000)
+    measured = Measured(bytes_per_s=1e6, latency_s=0.045, prefill_tokens_per_s=1000.0)
+    assert measured.render(16, 1000) == (
+        "fetched are 48 tokens or more: an engine measured 1.0 MB/s after 45.0 ms of its loads, and computed 1,000 "
+        "tokens/s"
+    )
+    assert "no length" in measured.render(16, 100_000)
+
+
 def test_nothing_is_commanded_when_the_store_no_longer_saves(desk: Desk) -> None:
     desk.store.is_saving = False
     desk.publish(b"1")

@@ -37,6 +37,7 @@ def make_plan(
     max_num_batched_tokens: int = 2048,
     weights_bytes: int = 1_192_000_000,
     windows: list[int | None] | None = None,
+    kept_bytes: int = 0,
     **cache: Any,
 ) -> MemoryPlan:
     return divide_memory(
@@ -56,7 +57,14 @@ def make_plan(
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
         ),
         user_set_max_model_len=user_set_max_model_len,
+        kept_bytes=kept_bytes,
     )
+
+
+def test_memory_that_keeps_blocks_outside_the_cache_is_not_planned_twice() -> None:
+    plan, less = make_plan(), make_plan(kept_bytes=3 * GIB)
+    assert plan.limit - less.limit == 3 * GIB
+    assert "less 3.00 GiB of kv_host_size" in less.limit_because
 
 
 def test_a_cpu_gets_at_most_four_gib_of_cache() -> None:

@@ -25,10 +25,7 @@ class FileTiers:
         by_group = [[layer for layer in blocks.layers if blocks.group_of(layer) == g] for g in range(blocks.num_groups)]
         self._layers = by_group
         self._ends = [list(accumulate([self._layer_bytes(layer) for layer in each], initial=0)) for each in by_group]
-        shard = {"layers": (blocks.layers.start, blocks.layers.stop), "heads": (blocks.heads.start, blocks.heads.stop)}
-        planes, *_, num_bytes = blocks.shape(blocks.layers.start, 1, blocks.heads)
-        layout = f"{planes} x {num_bytes}"  # the attention backend is among the operators of the identity
-        key = folder_key(identity, layout=layout, block_size=block_size, **shard)
+        key = key_of(blocks, identity, block_size)
         self._host: HostFolder | None = None
         self.folders: list[TierFolder] = []
         if config.kv_host_size is not None:
@@ -88,6 +85,14 @@ class FileTiers:
     def _layer_bytes(self, layer: int) -> int:
         planes, _, heads, num_bytes = self._blocks.shape(layer, 1, self._blocks.heads)
         return planes * heads * num_bytes
+
+
+def key_of(blocks: BlockIO, identity: Mapping[str, str], block_size: int) -> bytes:
+    """Return the key of a rank's blocks (`folder_key`)."""
+    shard = {"layers": (blocks.layers.start, blocks.layers.stop), "heads": (blocks.heads.start, blocks.heads.stop)}
+    planes, *_, num_bytes = blocks.shape(blocks.layers.start, 1, blocks.heads)
+    layout = f"{planes} x {num_bytes}"  # the attention backend is among the operators of the identity
+    return folder_key(identity, layout=layout, block_size=block_size, **shard)
 
 
 def _bytes(content: Tensor) -> memoryview:
