@@ -75,13 +75,13 @@ def verified(drafts: Sequence[int], drawn: Sequence[RowSamples]) -> RowSamples:
     """Return the tokens up to and with the first that differs from the draft in its place, as one result.
 
     `drawn` are the results after the last known token and after each draft. An error behind the first token is left to
-    a later row, which draws at that position as its first.
+    a later row, which draws at that position as its first; so is a position from which is drawn later.
     """
-    if not drafts or drawn[0].error is not None:
+    if not drafts or not drawn[0].tokens:
         return drawn[0]
     tokens: list[TokenLogprobs] = []
     for result, draft in zip(drawn, (*drafts, None), strict=True):
-        if result.error is not None:
+        if not result.tokens:
             break
         tokens += result.tokens
         if result.tokens[0].token_id != draft:

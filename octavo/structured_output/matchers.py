@@ -41,13 +41,26 @@ class Matchers:
         with self._lock:
             found = self._compiled.get(params)
             if found is None:
-                if self._pool is None:
-                    self._pool = ThreadPoolExecutor(1, "octavo-grammars")
-                found = self._compiled[params] = self._pool.submit(self._compile, params)
+                found = self._compiled[params] = self._submit(params)
                 while len(self._compiled) > MAX_COMPILED and next(iter(self._compiled.values())).done():
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(params)
             return found
+
+    def compile_anew(self, params: StructuredOutputsParams, failed: Future[LLMatcher]) -> Future[LLMatcher]:
+        """Return a matcher that no other sequence shares, and forget `failed`.
+
+        Copies of a matcher share the tables that they build, and the limits of these: one text can use them up for all.
+        """
+        with self._lock:
+            if self._compiled.get(params) is failed:
+                del self._compiled[params]
+            return self._submit(params)
+
+    def _submit(self, params: StructuredOutputsParams) -> Future[LLMatcher]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "octavo-grammars")
+        return self._pool.submit(self._compile, params)
 
     def close(self) -> None:
         """End the thread. Idempotent."""

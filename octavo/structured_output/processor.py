@@ -29,11 +29,17 @@ _NO_TOKENS = np.empty(0, dtype=np.int32)
 
 @dataclass(slots=True)
 class _State:
-    """The matcher of a sequence and the output tokens that it has taken."""
+    """The matcher of a sequence and the output tokens that it has taken.
+
+    is_first: no mask was computed by the matcher yet, and no other sequence has it.
+    failed_at: the position of the first row whose mask could not be computed.
+    """
 
     compiled: Future[LLMatcher]
+    is_first: bool = False
     matcher: LLMatcher | None = None
     taken: NDArray[np.int32] = field(default_factory=lambda: _NO_TOKENS)
+    failed_at: int | None = None
 
 
 class GrammarProcessor:
@@ -61,24 +67,42 @@ class GrammarProcessor:
         return self._state(sequence).compiled.done()
 
     def failure(self, sequence: SampledSequence) -> RequestError | None:
-        """Return why the compiled grammar cannot be used, or not any further; None when it can."""
-        state = self._state(sequence)
-        error = state.compiled.exception()
+        """Return why the sequence's grammar, which is compiled, cannot be used; None when it can."""
+        error = self._state(sequence).compiled.exception()
         if isinstance(error, InvalidRequest):
             return RequestError(str(error), field=error.field, code=error.code, is_client_error=True)
         if error is not None:
             return RequestError(f"the grammar could not be compiled: {error}", field="structured_outputs")
-        if state.matcher is not None and state.matcher.is_error():
+        return None
+
+    def failed_at(self, sequence: SampledSequence) -> int | None:
+        """Return the first position of the sequence whose mask could not be computed; None when all could."""
+        return self._state(sequence).failed_at
+
+    def recover(self, sequence: SampledSequence) -> RequestError | None:
+        """Begin to compile the grammar once more after a mask of a sequence has failed.
+
+        Returns the error instead where a new matcher fails at the known tokens, too. So whether a request fails
+        depends on its tokens, and not on what others have done to the tables that they share.
+        """
+        state = self._states.pop(sequence)
+        matcher, wanted = state.matcher, sequence.params.structured_outputs
+        assert matcher is not None
+        assert wanted is not None
+        if state.is_first:
+            reason = matcher.get_error() or "its tokens are not of the form"
             return RequestError(
-                f"the grammar takes too much work here: {state.matcher.get_error():.200}; simplify it",
+                f"the grammar takes too much work here: {reason:.200}; simplify it",
                 field="structured_outputs",
                 code="invalid_grammar",
                 is_client_error=True,
             )
+        self._states[sequence] = _State(self._matchers.compile_anew(wanted, state.compiled), is_first=True)
         return None
 
     def mask(self, row: SamplingRow) -> NDArray[np.uint32] | None:
-        """Return the tokens that may be drawn, a bit for each; None for all, behind a draft that may not be there."""
+        """Return the tokens that may be drawn, a bit for each; None for all, behind a draft that may not be there, and
+        where the mask has failed."""
         state = self._state(row.sequence)
         matcher = state.matcher
         if matcher is None:
@@ -89,9 +113,13 @@ class GrammarProcessor:
             matcher.rollback(len(state.taken) - same)
         num_taken = same + matcher.try_consume_tokens(output[same:].tolist())
         state.taken = output[:num_taken].copy()
-        if num_taken < len(output):
+        mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint32) if num_taken == len(output) else None
+        if matcher.is_error() or num_taken < len(output) - row.num_drafts:
+            if state.failed_at is None:
+                state.failed_at = row.position
             return None
-        return np.frombuffer(matcher.compute_bitmask(), dtype=np.uint32)
+        state.is_first = False
+        return mask
 
     def update(self, rows: Sequence[ProcessedRow]) -> None:
         self._rows = rows

@@ -41,21 +41,25 @@ class GuidedSampler:
         """Return the results of `sample` for the places of rows from which can be drawn, and those of the others."""
         if not self._processor.is_used:
             return sample(range(len(rows)))
-        guided = [place for place, row in enumerate(rows) if self._processor.needs(row.sequence.params)]
         results: dict[int, RowSamples] = {}
-        for place in guided:
-            sequence = rows[place].sequence
+        for place, row in enumerate(rows):
+            sequence = row.sequence
+            if not self._processor.needs(sequence.params):
+                continue
             if not self._processor.begin(sequence):
                 results[place] = RowSamples([])
             elif (error := self._processor.failure(sequence)) is not None:
                 results[place] = RowSamples([], error)
         ready = [place for place in range(len(rows)) if place not in results]
         results.update(zip(ready, sample(ready) if ready else (), strict=True))
-        for place in guided:
-            # a mask may have failed: then what was drawn is not of the form
-            result = results[place]
-            if result.tokens and (error := self._processor.failure(rows[place].sequence)) is not None:
-                results[place] = RowSamples([], error)
+        masked = [place for place in ready if self._processor.needs(rows[place].sequence.params)]
+        for sequence in {rows[place].sequence for place in masked}:
+            first = self._processor.failed_at(sequence)
+            if first is not None:
+                # what was drawn without a mask is not of the form
+                error = self._processor.recover(sequence)
+                behind = (place for place in masked if rows[place].sequence is sequence)
+                results.update((place, RowSamples([], error)) for place in behind if rows[place].position >= first)
         return [results[place] for place in range(len(rows))]
 
 

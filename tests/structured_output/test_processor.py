@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from llguidance import LLParserLimits
 from torch import Tensor
 
 from octavo.builtin import model_directory
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import TokenLogprobs
 from octavo.devices.cpu.sampler import NativeSampler
 from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
-from octavo.sampling.metadata import SamplingRow
+from octavo.sampling.metadata import RowSamples, SamplingRow, verified
 from octavo.sampling.processors import default_processors
 from octavo.structured_output.matchers import MAX_COMPILED, Matchers
 from octavo.structured_output.processor import GrammarProcessor
@@ -166,17 +168,90 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(
     assert len(second.tokens) == 1
 
 
-def test_a_mask_that_fails_is_an_error_and_no_token(matchers: Matchers) -> None:
-    sampler, processor = sampler_of(matchers)
-    sequence = guided()
-    ready(processor, sequence)
-    sampler.sample(torch.randn(1, VOCABULARY), rows_of([sequence]))
+def break_matcher(processor: GrammarProcessor, sequence: FakeSequence) -> None:
     matcher = processor._state(sequence).matcher
     assert matcher is not None
     assert not matcher.consume_tokens([VOCABULARY - 1] * 3)  # the matcher is in error from now on
-    [result] = sampler.sample(torch.randn(1, VOCABULARY), rows_of([sequence]))
-    assert result.error is not None
-    assert "takes too much work" in result.error.message
+
+
+def test_a_mask_that_fails_is_computed_again_by_a_matcher_of_its_own(matchers: Matchers, tokenizer: Tokenizer) -> None:
+    sampler, processor = sampler_of(matchers)
+    sequence, other = guided(), guided()
+    ready(processor, sequence)
+    shared = matchers.compile(sequence.params.structured_outputs)  # type: ignore[arg-type]
+    [expected] = sampler.sample(logits_of(1), rows_of([sequence]))
+    break_matcher(processor, sequence)
+    [result] = sampler.sample(logits_of(1), rows_of([sequence]))
+    assert (result.tokens, result.error) == ([], None)
+    ready(processor, sequence)
+    assert sampler.sample(logits_of(1), rows_of([sequence])) == [expected]
+    assert matchers.compile(other.params.structured_outputs) is not shared  # type: ignore[arg-type]
+
+
+def test_one_text_that_uses_up_the_tables_does_not_fail_the_others(
+    matchers: Matchers, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = LLParserLimits(max_lexer_states=100, verbose_errors=False)
+    monkeypatch.setattr("octavo.structured_output.matchers.parser_limits", lambda: limits)
+    words = {"json": {"type": "string", "pattern": r"^(\S+ ){0,40}\S+$"}}
+    sampler, processor = sampler_of(matchers)
+    text = tokenizer.encode('"' + "a " * 40, add_special_tokens=False)
+    for _ in range(2):
+        errors: list[int] = []
+        sequence = guided(structured_outputs=words)
+        while len(sequence.output) < 20 and not errors:
+            ready(processor, sequence)
+            [result] = sampler.sample(logits_of(1), rows_of([sequence]))
+            if result.error is not None:
+                errors.append(len(sequence.output))
+            elif result.tokens:
+                sequence.output.append(text[len(sequence.output)])
+        assert not errors
+
+
+def test_a_mask_that_a_new_matcher_cannot_compute_either_is_an_error(matchers: Matchers) -> None:
+    sampler, processor = sampler_of(matchers)
+    for rank in (False, True):
+        sequence = guided(use_beam_search=True, n=2, temperature=0) if rank else guided()
+        sequence.output = [VOCABULARY - 1] * 3  # which are not of the form
+        results = []
+        while not results or results[-1].error is None:
+            ready(processor, sequence)
+            rows, logits = rows_of([sequence]), logits_of(1)
+            results += sampler.rank(logits, rows, [4]) if rank else sampler.sample(logits, rows)
+            assert results[-1].tokens == []
+            assert results[-1].candidates is None
+            assert len(results) < 3
+        assert "takes too much work" in results[-1].error.message
+
+
+def test_drafts_behind_a_mask_that_fails_are_dropped_and_what_is_before_is_drawn(
+    matchers: Matchers, tokenizer: Tokenizer
+) -> None:
+    sampler, processor = sampler_of(matchers)
+    sequence = guided()
+    ready(processor, sequence)
+    sequence.drafts = tokenizer.encode('{"animal"', add_special_tokens=False)
+    rows = sequence.rows()
+    expected = sampler.sample(logits_of(len(rows)), rows)
+    mask, failing = processor.mask, rows[1]
+
+    def failing_mask(row: SamplingRow) -> Any:
+        if row is failing:
+            break_matcher(processor, sequence)
+        return mask(row)
+
+    processor.mask = failing_mask  # type: ignore[method-assign]
+    first, *behind = sampler.sample(logits_of(len(rows)), rows)
+    assert first == expected[0]
+    assert all((each.tokens, each.error) == ([], None) for each in behind)
+    assert verified(sequence.drafts, [first, *behind]).tokens == first.tokens
+
+
+def test_drafts_of_a_row_from_which_is_drawn_later_are_dropped() -> None:
+    token = TokenLogprobs(token_id=4)
+    assert verified([4], [RowSamples([]), RowSamples([token])]).tokens == []
+    assert verified([4], [RowSamples([token]), RowSamples([])]).tokens == [token]
 
 
 def logits_of(count: int, seed: int = 0) -> Tensor:
