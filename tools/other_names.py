@@ -95,6 +95,8 @@ VLLM_NOTES: Final = {
     "prompt_logprobs": "at least 0; not in streams",
     "logit_bias": "refused beyond -100 and 100, where vLLM cuts it off",
     "output_kind": "`OutputKind` instead of `RequestOutputKind`",
+    "kv_events_config": "a stream of events, `GET /kv/events`",
+    "kv_offloading_size": "of blocks by digest, shared by all engines of a server; `kv_disk` keeps them over restarts",
 }
 """What differs in arguments and sampling parameters where the name is the same, or where octavo has another name."""
 
@@ -116,6 +118,11 @@ class Row(NamedTuple):
 
 VLLM_INTERFACES: Final = (
     Row("vllm serve MODEL", "octavo serve MODEL", "listens on this machine only, unless `--host` says otherwise"),
+    Row(
+        "vllm serve --kv-transfer-config …, and a proxy before them",
+        "octavo serve --prefill 1 --decode 1, octavo serve --role …, octavo proxy",
+        "on one machine, on several ([recipe](split.md))",
+    ),
     Row("vllm bench", "octavo bench", "`throughput`, `latency` and `startup`"),
     Row("LLM", "LLM", "arguments by name; a refused prompt has an output with `error`, the others go on"),
     Row("LLM.generate, LLM.chat", "LLM.generate, LLM.chat"),

@@ -53,11 +53,11 @@ class ProxyOptions(Options):
     ] = None
 
     def named(self) -> list[Engine]:
-        """Return the engines that are named. Raises ConfigError for a wrong address, or when there are none."""
+        """Return the engines that are named. Raises ConfigError for a wrong address, or when none can decode."""
         roles = {"prefill": self.prefill, "decode": self.decode}
         found = [Engine(role, Address.read(text)) for role, texts in roles.items() for text in texts]
-        if not found and self.engines is None:
-            raise ConfigError("no engines are given; name one with --decode host:port, or a file with --engines")
+        if not self.decode and self.engines is None:
+            raise ConfigError("no engine decodes; name one with --decode host:port, or a file with --engines")
         return found
 
 

@@ -55,4 +55,4 @@ def _announce(args: EngineArgs, listener: socket.socket) -> None:
     host, port, *_ = listener.getsockname()
     print(f"octavo serves {args.model} to fronts at {Address(host, port)} (role {args.role})", flush=True)
     reached = "<this machine>" if host in ("0.0.0.0", "::") else host
-    _log.info("`octavo proxy %s --%s %s` finds it", args.model, args.role, Address(reached, port))
+    _log.info("`octavo proxy %s --%s %s` connects to it", args.model, args.role, Address(reached, port))

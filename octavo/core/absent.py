@@ -23,17 +23,13 @@ _NOT_YET: Final = {
     "input of images, audio and video is": "limit_mm_per_prompt mm_processor_kwargs mm_processor_cache_gb "
     "mm_processor_cache_type mm_encoder_tp_mode mm_encoder_attn_backend media_io_kwargs interleave_mm_strings "
     "allowed_local_media_path allowed_media_domains skip_mm_profiling enable_mm_embeds video_pruning_rate "
-    "disable_chunked_mm_input image_input_type",
+    "disable_chunked_mm_input image_input_type ec_transfer_config",
     "input of embeddings is": "enable_prompt_embeds",
     "pooling and embedding of text is": "runner convert task pooler_config override_pooler_config",
-    "setting this about replicas, ranks or experts is": "data_parallel_rank data_parallel_start_rank "
-    "data_parallel_size_local data_parallel_address data_parallel_rpc_port data_parallel_backend "
-    "data_parallel_hybrid_lb data_parallel_external_lb decode_context_parallel_size "
+    "setting this about ranks, experts or front processes is": "decode_context_parallel_size "
     "prefill_context_parallel_size enable_expert_parallel all2all_backend enable_eplb eplb_config enable_dbo "
     "expert_placement_strategy disable_custom_all_reduce max_parallel_loading_workers ray_workers_use_nsight "
     "api_server_count",
-    "transfer of KV caches between engines is": "kv_transfer_config kv_events_config ec_transfer_config "
-    "kv_offloading_size kv_offloading_backend",
     "CUDA, whose kernels and graphs this sets up, is": "compilation_config cuda_graph_sizes max_seq_len_to_capture "
     "disable_cascade_attn attention_config attention_backend optimization_level calculate_kv_scales "
     "quantization_param_path disable_async_output_proc num_scheduler_steps cpu_offload_gb",
@@ -61,6 +57,8 @@ _RENAMED: Final = {
     "guided_decoding": "structured_outputs",
     "h11_max_incomplete_event_size": "max_header_size",
     "kv_cache_memory_bytes": "kv_cache_memory",
+    "kv_events_config": "enable_kv_events",
+    "kv_offloading_size": "kv_host_size",
     "mem_fraction_static": "gpu_memory_utilization",
     "model_path": "model",
     "num_gpu_blocks": "num_gpu_blocks_override",
@@ -76,6 +74,11 @@ _WITHOUT: Final = {
     "grammars are read by llguidance alone": "structured_outputs_config guided_decoding_backend",
     "give structured_outputs": "guided_json guided_regex guided_choice guided_grammar",
     "octavo rank runs the ranks of machines that serve nothing": "headless",
+    "give prefill and decode, or role on each machine and octavo proxy": "kv_transfer_config",
+    "kv_host_size keeps KV blocks in host memory, kv_disk on a disk": "kv_offloading_backend",
+    "engines of other machines are started with role, and octavo proxy routes to them": "data_parallel_rank "
+    "data_parallel_start_rank data_parallel_size_local data_parallel_address data_parallel_rpc_port "
+    "data_parallel_backend data_parallel_hybrid_lb data_parallel_external_lb",
     "octavo speaks plain HTTP; put a proxy before it for TLS": "ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs "
     "ssl_ciphers enable_ssl_refresh",
     "octavo logs no prompts, and requests only with log_requests": "disable_log_requests max_log_len "

@@ -218,7 +218,7 @@ class CoreLink:
 
     def begin(self, core: EngineCore, connection: socket.socket) -> None:
         """Let a front have the core."""
-        _log.info("front %s has come", self._front)
+        _log.info("front %s has connected", self._front)
         with self._lock:
             self._connection = connection
         self.send(core.ready)
@@ -241,7 +241,7 @@ class Address(msgspec.Struct, frozen=True):
     def read(cls, text: str) -> Address:
         """Return the address that `host:port` means; the host of one of IPv6 is in brackets. Raises ConfigError."""
         host, _, port = text.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
             raise ConfigError(f"{text!r} is not the address of an engine; give host:port, such as 10.0.0.2:9000")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 

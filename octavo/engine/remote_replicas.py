@@ -91,7 +91,7 @@ class RemoteReplicas:
 
         Raises ConfigError for an engine that cannot be used as it is, and EngineDeadError when there is none in time.
         """
-        deadline = time.monotonic() + self._timeout_s
+        deadline, logged = time.monotonic() + self._timeout_s, ""
         found: dict[Engine, ProcessClient] = {}
         try:
             while True:
@@ -106,9 +106,12 @@ class RemoteReplicas:
                         raise failure
                 if any(engine.role == "decode" for engine in found):
                     break
+                reasons = "; ".join(map(str, failures)) or "none is named"
                 if time.monotonic() > deadline:
-                    reasons = "; ".join(map(str, failures)) or "none is named"
                     raise EngineDeadError(f"no engine that decodes for {self._timeout_s:g} s: {reasons}")
+                if reasons != logged:
+                    logged = reasons
+                    _log.warning("waiting up to %g s for an engine that decodes: %s", self._timeout_s, reasons)
                 await asyncio.sleep(MOST_RETRY_S / 5)
         except BaseException:
             await asyncio.gather(*(client.shutdown() for client in found.values()))

@@ -171,8 +171,9 @@ class Replica:
         wait_s = min(_MOST_BACK_OFF_S, BACK_OFF_S * 2 ** (len(restarted_at) - 1)) if restarted_at else 0.0
         restarted_at.append(now)
         _log.warning(
-            "replica %d: starting it again%s (%d%s in %g minutes)",
+            "replica %d: %s it again%s (%d%s in %g minutes)",
             self.number,
+            "connecting to" if most is None else "starting",
             f" in {wait_s:g} s" if wait_s else "",
             len(restarted_at),
             "" if most is None else f" of {most}",

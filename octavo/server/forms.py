@@ -50,8 +50,8 @@ class FormFields(RequestBody, kw_only=True):
             try:
                 check_grammar(form)
             except InvalidRequest as error:
-                error.field = self._form_field()
-                raise
+                name = self._form_field()
+                raise InvalidRequest(f"{name}: {error}", field=name, code=error.code) from error
 
     def _form_field(self) -> str | None:
         names = ("response_format", "structured_outputs", *_GUIDED)

@@ -105,7 +105,7 @@ class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=Tru
     truncate_prompt_tokens: Annotated[Any, Refused("shorten the prompt before sending it")] = None
     return_tokens_as_token_ids: Annotated[Any, Refused("ask for return_token_ids", harmless=(False,))] = None
     mm_processor_kwargs: Annotated[Any, _MEDIA] = None
-    kv_transfer_params: Annotated[Any, Refused("moving KV between engines is not there yet")] = None
+    kv_transfer_params: Annotated[Any, Refused("the server chooses where KV goes; leave it out")] = None
     vllm_xargs: Annotated[Any, Refused("octavo has no such extensions", harmless=({},))] = None
 
     # SGLang's fields, which its router and vLLM's write into every request

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from octavo.cli.link import hello_of, with_secret
+from octavo.cli.proxy import ProxyOptions
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
 from octavo.core.authentication import read_secret
@@ -41,3 +42,9 @@ def test_a_front_without_weights_and_a_core_of_one_model_fit() -> None:
     front = hello_of(configure(EngineArgs(load_format="dummy")).model)
     core = hello_of(configure(EngineArgs()).model, "decode")
     assert front.difference(core, "here", "there") is None
+
+
+def test_a_proxy_without_an_engine_that_decodes_is_refused_unless_a_file_may_name_one() -> None:
+    with pytest.raises(ConfigError, match="no engine decodes; name one with --decode"):
+        ProxyOptions(prefill=("127.0.0.1:9000",)).named()
+    assert len(ProxyOptions(prefill=("127.0.0.1:9000",), engines="engines").named()) == 1

@@ -18,7 +18,14 @@ def test_what_is_there_is_not_said_to_be_absent() -> None:
 
 
 def test_other_names_lead_to_arguments() -> None:
-    assert set(renamed_options().values()) <= set(known_arguments())
+    assert set(renamed_options().values()) <= {*known_arguments(), *SamplingParams.__struct_fields__}
+
+
+def test_options_about_kv_between_engines_lead_to_the_roles_and_tiers_that_octavo_has() -> None:
+    assert remark("kv_transfer_config", ()) == ": give prefill and decode, or role on each machine and octavo proxy"
+    assert remark("kv_events_config", ()) == ": octavo calls it enable_kv_events"
+    assert remark("kv_offloading_size", ()) == ": octavo calls it kv_host_size"
+    assert "octavo proxy" in remark("data_parallel_address", ())
 
 
 def test_a_feature_that_is_not_there_yet_is_named_and_no_other_option_suggested() -> None:

@@ -177,6 +177,15 @@ async def test_an_engine_that_is_not_like_the_first_is_refused_by_name() -> None
             await client.shutdown()
 
 
+async def test_a_start_logs_once_which_engine_it_waits_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    absent = Engine("decode", Address("127.0.0.1", 1))
+    remote = RemoteReplicas([absent], None, SECRET, FRONT, timeout_s=0.1)
+    with caplog.at_level("WARNING"), pytest.raises(EngineDeadError):
+        await remote.start(engine_config(str(tmp_path)))
+    said = "waiting up to 0.1 s for an engine that decodes: no engine is at 127.0.0.1:1"
+    assert [said in record.getMessage() for record in caplog.records] == [True]
+
+
 async def test_a_start_without_an_engine_that_decodes_says_why(tmp_path: Path) -> None:
     prefill = msgspec.structs.replace(DECODE, role="prefill")
     async with linked(hello=prefill) as only:
