@@ -100,7 +100,7 @@ def make_core(
     *, depth: int = 1, fail_token: int | None = None, swap_block_s: float = 0.0, record_to: Path | None = None,
     clock: Clock | None = None, sliding_window: int | tuple[int | None, ...] | None = None, keeps_unseen: bool = False,
     open_tokenizer: Callable[[], Tokenizer] | None = None, proposer: Proposer | None = None,
-    sends_tokens: bool = False, source: Connector | None = None,
+    sends_tokens: bool = False, compile_steps: int = 0, source: Connector | None = None,
     connect: Callable[[BlockManager], Connector] | None = None, **settings: Any,
 ) -> EngineCore:  # fmt: skip
     """A core over the hash executor; `settings` are those of `make_settings`. `keeps_unseen`: blocks that left the
@@ -114,6 +114,7 @@ def make_core(
         fail_token=fail_token,
         num_lookahead_slots=chosen.scheduler.num_lookahead_slots,
         swap_block_s=swap_block_s,
+        compile_steps=compile_steps,
         windows=_each(sliding_window),
         max_num_batched_tokens=chosen.scheduler.max_num_batched_tokens,
     )

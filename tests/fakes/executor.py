@@ -43,6 +43,7 @@ class State:
     params: SamplingParams
     epoch: int
     hashes: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+    waits_until: int = 0
 
     def chain(self, position: int, window: int) -> int:
         """What the slot of a token holds: with a window of one, a hash of the token; else one of all tokens so far."""
@@ -69,6 +70,7 @@ class HashExecutor:
     swap_block_s: what moving a block to or from the host is said to take.
     draws: without it nothing is drawn: what a stage without a head does, which needs tokens to be sent.
     follower: another executor, which gets the same steps and must come to hold the same.
+    compile_steps: rows of sequences with a form draw nothing until the worker has had the sequence for so many steps.
     """
 
     block_size: int
@@ -80,6 +82,7 @@ class HashExecutor:
     swap_block_s: float = 0.0
     draws: bool = True
     follower: HashExecutor | None = None
+    compile_steps: int = 0
     slots: Slots = field(default_factory=dict)
     host_slots: Slots = field(default_factory=dict)
     states: dict[int, State] = field(default_factory=dict)
@@ -145,7 +148,9 @@ class HashExecutor:
             assert len(parent.token_ids) >= new.num_shared_tokens
             shared = parent.token_ids[: new.num_shared_tokens]
         tables = [list(table) for table in new.block_tables]
-        self.states[new.seq_id] = State(new.index, shared + new.token_ids, tables, new.params, new.epoch)
+        state = self.states[new.seq_id] = State(new.index, shared + new.token_ids, tables, new.params, new.epoch)
+        if new.params.structured_outputs is not None:
+            state.waits_until = len(self.steps) + self.compile_steps
 
     def _slot(self, state: State, group: int, position: int) -> Slot:
         return group, state.tables[group][position // self.block_size], position % self.block_size
@@ -206,6 +211,8 @@ class HashExecutor:
             state.drop_tokens(end)
         if not self.draws:
             return RowOutput(row.seq_id, row.epoch, [])
+        if state.waits_until > len(self.steps) and (row.num_samples or row.num_candidates):
+            return RowOutput(row.seq_id, row.epoch, [], self._prompt_logprobs(state, row))
         if self._fails(state, row.start, end):
             state.token_ids += [0] * bool(row.num_samples)  # steps that are on their way go on after it
             return RowOutput(seq_id=row.seq_id, epoch=row.epoch, tokens=[], error=RequestError("the logits hold NaN"))
@@ -222,16 +229,19 @@ class HashExecutor:
             tokens.append(self._draw(self._seen(state, position - 1), state.params, state.index, position))
             state.token_ids.append(tokens[-1].token_id)
         candidates = self._candidates(read, row.num_candidates, state.params) if row.num_candidates else None
-        prompt = None
-        if row.num_prompt_logprobs:
-            described = [
-                self._describe(self._seen(state, p), state.token_ids[p + 1])
-                for p in range(row.start, row.start + row.num_prompt_logprobs)
-            ]
-            prompt = PromptLogprobs(first_position=row.start + 1, tokens=described)
+        prompt = self._prompt_logprobs(state, row)
         return RowOutput(
             seq_id=row.seq_id, epoch=row.epoch, tokens=tokens, prompt_logprobs=prompt, candidates=candidates
         )
+
+    def _prompt_logprobs(self, state: State, row: ScheduledSequence) -> PromptLogprobs | None:
+        if not row.num_prompt_logprobs:
+            return None
+        described = [
+            self._describe(self._seen(state, p), state.token_ids[p + 1])
+            for p in range(row.start, row.start + row.num_prompt_logprobs)
+        ]
+        return PromptLogprobs(first_position=row.start + 1, tokens=described)
 
     def _fails(self, state: State, start: int, end: int) -> bool:
         return self.fail_token is not None and self.fail_token in state.token_ids[start:end]

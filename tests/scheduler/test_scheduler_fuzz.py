@@ -24,6 +24,7 @@ from tests.fakes.listener import Mirror
 from tests.fakes.prefix_source import ToySource
 from tests.fakes.proposer import ToyProposer
 
+FORM = {"json_object": True}
 KINDS: list[dict[str, object]] = [
     {}, {}, {"n": 2}, {"n": 3}, {"n": 1, "best_of": 3}, {"n": 2, "best_of": 2, "use_beam_search": True},
     {"n": 1, "best_of": 3, "use_beam_search": True, "early_stopping": True, "length_penalty": 0.0},
@@ -31,6 +32,8 @@ KINDS: list[dict[str, object]] = [
     {"n": 2, "use_beam_search": True, "early_stopping": "never", "length_penalty": -1.0},
     {"n": 3, "use_beam_search": True, "allowed_token_ids": (1, 2)},
     {"n": 2, "best_of": 3, "use_beam_search": True, "allowed_token_ids": (1, 2, 3, 5), "bad_words": ("some",)},
+    {"structured_outputs": FORM}, {"structured_outputs": FORM, "n": 2},
+    {"structured_outputs": FORM, "n": 2, "use_beam_search": True},
 ]  # fmt: skip
 PREFIXES = [[7] * 9, [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9], list(range(10, 30))]
 FAIL_TOKEN = 11
@@ -122,6 +125,7 @@ class Schedules(RuleBasedStateMachine):
         may_fail=st.sampled_from([False, False, False, True]),
         rightness=st.sampled_from([None, None, None, 0.0, 0.6, 1.0]),
         sends_tokens=st.sampled_from([False, False, True]),
+        compile_steps=st.sampled_from([0, 1, 2, 5]),
         is_recorded=st.sampled_from([False, False, True]),
     )
     def build(
