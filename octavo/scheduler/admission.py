@@ -46,7 +46,8 @@ class Admission:
     `config.max_bypasses`: how many later groups may be admitted before a waiting one that does not fit, while it is
     first; then all behind it wait until it fits, which bounds starvation. 0 is strict order. A swapped group is never
     passed. Where prompts are computed whole (no chunked prefill), the order is strict, a prompt needs tokens for all
-    that is not cached, and only groups that lack a slot for their adapter are passed, without a bound.
+    that is not cached, and only groups that lack a slot for their adapter, or blocks that another one fetches, are
+    passed, without a bound.
     """
 
     def __init__(
@@ -122,6 +123,8 @@ class Admission:
         hit = self.find_prefix(group)
         if hit.missing in computing:
             return _Attempt(_Outcome.DEFERRED)  # this step computes what it needs: in the next one it is a hit
+        if self._fetching is not None and self._fetching.comes(group, hit):
+            return _Attempt(_Outcome.DEFERRED)
         shortage = self._without_pins(group, lambda: self._shortage(group, hit))
         if refused is None and shortage is not None:
             refused = _Attempt(_Outcome.BLOCKED, shortage.because)

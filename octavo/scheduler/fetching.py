@@ -24,6 +24,14 @@ class Fetching:
         self._num_fetches = 0
         self._failed: set[str] = set()
         self._planned: list[Fetch] = []
+        self._coming: dict[int, set[tuple[str, bytes]]] = {}
+        """By fetch: its blocks, each with the engine that sends it."""
+
+    def comes(self, group: SequenceGroup, hit: PrefixHit) -> bool:
+        """Return whether another request fetches the full block that a group lacks next, from the same engine: the
+        block is not sent twice."""
+        coming = (group.request.prefill, hit.missing)
+        return hit.missing is not None and any(coming in blocks for blocks in self._coming.values())
 
     def num_blocks(self, group: SequenceGroup, hit: PrefixHit, num_tokens: int) -> int:
         """Return how many blocks behind a hit are fetched for a request of `num_tokens` tokens that is admitted."""
@@ -47,6 +55,8 @@ class Fetching:
         blocks = self._block_manager.begin_fetch(fetch_id, sequence, first, num_blocks)
         digests = self._digests(group)[first : first + num_blocks]
         self._registry.begin_fetch(group, fetch_id)
+        engine = group.request.prefill
+        self._coming[fetch_id] = set() if engine is None else {(engine, digest) for digest in digests}
         self._planned.append(Fetch(fetch_id, group.request_id, digests, blocks))
         self._log.note("fetching", group.request, f"{num_blocks} blocks")
 
@@ -69,6 +79,7 @@ class Fetching:
     def collect(self, now: float) -> None:
         """Move requests whose fetch has succeeded to the running ones, and queue those whose fetch failed."""
         for fetch_id, error in self._connector.take_fetched():
+            del self._coming[fetch_id]
             group = self._registry.end_fetch(fetch_id, now, is_complete=not error)
             num_tokens = self._block_manager.end_fetch(fetch_id)
             if group is None:

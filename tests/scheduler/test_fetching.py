@@ -138,3 +138,44 @@ def test_a_request_with_several_sequences_fetches_before_it_forks_and_not_after(
     assert seen.finals["a"].num_fetched_tokens == 29
     assert executor.num_computed_tokens == 1 + 3 * 4
     assert source.num_fetched == 1
+
+
+@pytest.mark.parametrize("num_tokens", [5, 29, 32])
+@pytest.mark.parametrize("chunked", [True, False])
+def test_what_another_request_fetches_is_not_sent_twice(num_tokens: int, chunked: bool) -> None:
+    core, _, source = make(most_steps=9, enable_chunked_prefill=chunked, max_num_batched_tokens=64)
+    requests = [make_request(name, range(num_tokens), max_tokens=5) for name in "abc"]
+    requests.append(make_request("longer", range(num_tokens + 9), max_tokens=5))
+    for request in requests:
+        request.prefill = "somewhere:1"
+    source.learn(requests[0])
+    other = make_request("other", [40, 41], max_tokens=2)  # is not delayed
+    seen = run(core, [*requests, other])
+    for request in requests:
+        assert seen.token_ids[request.request_id] == run_alone(request).token_ids[request.request_id]
+        num_cached = 0 if request is requests[0] else min(num_tokens, len(request.prompt_token_ids) - 1) // 4 * 4
+        assert seen.finals[request.request_id].num_cached_tokens == num_cached
+    assert next(iter(seen.finals)) == "other"
+
+
+@pytest.mark.parametrize("engine", [None, "elsewhere:2"])
+def test_a_request_waits_for_no_fetch_from_another_engine(engine: str | None) -> None:
+    core, _, source = make(most_steps=50)
+    first, second = (make_request(name, range(30), max_tokens=1) for name in "ab")
+    first.prefill, second.prefill = "somewhere:1", engine
+    source.learn(first)
+    run(core, [first, second])
+    assert source.num_fetched == 2
+
+
+def test_the_next_one_fetches_when_the_fetch_of_a_request_ends_with_it() -> None:
+    core, _, source = make(most_steps=50)
+    first, second = (make_request(name, range(30), max_tokens=5) for name in "ab")
+    first.prefill = second.prefill = "somewhere:1"
+    source.learn(first)
+    for request in (first, second):
+        core.add_request(request)
+    core.step()
+    core.abort_requests(["a"])
+    assert run(core).token_ids["b"] == run_alone(second).token_ids["b"]
+    assert source.num_fetched == 2
