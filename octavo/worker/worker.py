@@ -25,7 +25,6 @@ from octavo.devices.device import LanguageModel, open_device
 from octavo.distributed.groups import Allocate, open_groups
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError, EngineDeadError
-from octavo.kv_transfer.host_folder import size_of
 from octavo.kv_transfer.messages import PeerRank, TierFolder
 from octavo.models.loader import DTYPES, LoadedModel
 from octavo.ops.pages import trim_heap
@@ -246,6 +245,8 @@ class Worker:
         transfer, num_ranks = self._config.transfer, self._config.device.ranks_per_machine
         if transfer.kv_host_size is None:
             return 0
+        from octavo.kv_transfer.host_folder import size_of
+
         missing = max(0, transfer.kv_host_size - size_of(Path(transfer.host_folder)))
         return missing // (self._config.num_engines * num_ranks)
 
