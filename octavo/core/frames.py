@@ -28,17 +28,17 @@ def head(num_bytes: int) -> bytes:
     return _LENGTH.pack(num_bytes)
 
 
-def read(connection: socket.socket) -> bytes | None:
+def read(connection: socket.socket, max_bytes: int = MAX_BYTES) -> bytes | None:
     """Wait for the next frame and return its body; None when the connection is closed at either end.
 
-    Raises ValueError for a body of more than `MAX_BYTES`.
+    Raises ValueError for a body of more than `max_bytes`.
     """
     head = read_exactly(connection, _LENGTH.size)
     if head is None:
         return None
     (size,) = _LENGTH.unpack(head)
-    if size > MAX_BYTES:
-        raise ValueError(f"a frame of {size} bytes, at most {MAX_BYTES} are expected")
+    if size > max_bytes:
+        raise ValueError(f"a frame of {size} bytes, at most {max_bytes} are expected")
     return read_exactly(connection, size)
 
 

@@ -20,6 +20,7 @@ import msgspec
 
 from octavo.core import frames
 from octavo.core.authentication import GREETING_S, authenticate, keep_alive
+from octavo.core.listening import Greetings, in_time
 from octavo.core.messages import CoreFailed, FromCore, Shutdown
 from octavo.core.processes import report_failure
 from octavo.engine.announced_executor import AnnouncedExecutor
@@ -38,9 +39,6 @@ SEND_S: Final = 10.0
 
 READY_S: Final = 60.0
 """How long a core that has admitted a front may take to begin with it: it may be in a step of the front before."""
-
-_MOST_GREETINGS: Final = 16
-"""Connections that prove themselves at the same time; others wait in the system's queue."""
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +80,7 @@ class CoreLink:
     def __init__(self, secret: bytes, hello: Hello) -> None:
         self._secret = secret
         self._hello = hello
+        self._greetings = Greetings()
         self._inbox: Inbox | None = None
         self._listener: socket.socket
         self._lock = threading.Lock()
@@ -106,7 +105,8 @@ class CoreLink:
         server = CoreServer(core, self.send, max_tokens_per_step, inbox)
         core.executor = AnnouncedExecutor.around(core, self.send)
         self._inbox, self._listener = inbox, listener
-        threading.Thread(target=self._accept, args=[server, core, listener], daemon=True).start()
+        accepted = (listener, partial(self._serve_front, server, core), "octavo-front")
+        threading.Thread(target=self._greetings.accept, args=accepted, daemon=True).start()
         server.run()
 
     def stop(self, *_: object) -> None:
@@ -144,29 +144,18 @@ class CoreLink:
             elif not failure.is_on_request:
                 _log.error("%s", failure.message)
 
-    def _accept(self, server: CoreServer, core: EngineCore, listener: socket.socket) -> None:
-        places = threading.BoundedSemaphore(_MOST_GREETINGS)
-        while True:
-            places.acquire()
+    def _serve_front(self, server: CoreServer, core: EngineCore, connection: socket.socket) -> None:
+        where = "a connection that has ended"
+        with connection:
             try:
-                connection, (host, port, *_) = listener.accept()
-            except OSError:
-                return  # the core ends
-            where = str(Address(host, port))
-
-            def serve_front(connection: socket.socket = connection, where: str = where) -> None:
-                with connection:
-                    try:
-                        is_admitted = self._admit(connection, where)
-                    except (OSError, ValueError, msgspec.MsgspecError) as error:
-                        _log.warning("%s has connected and is no front: %s", where, error)
-                        return
-                    finally:
-                        places.release()
-                    if is_admitted:
-                        self._read(server, core, connection)
-
-            threading.Thread(target=serve_front, name="octavo-front", daemon=True).start()
+                where = str(Address(*connection.getpeername()[:2]))
+                with self._greetings.limited(connection):
+                    is_admitted = self._admit(connection, where)
+            except (OSError, ValueError, RuntimeError, msgspec.MsgspecError) as error:
+                _log.warning("%s has connected and is no front: %s", where, error)
+                return
+            if is_admitted:
+                self._read(server, core, connection)
 
     def _read(self, server: CoreServer, core: EngineCore, connection: socket.socket) -> None:
         """Let the core process the messages of a front that has it."""
@@ -275,21 +264,28 @@ def _greet(address: Address, secret: bytes, front: Hello) -> tuple[socket.socket
         ) from error
     with ExitStack() as on_failure:
         on_failure.enter_context(connection)
-        if not authenticate(connection, secret, is_listener=False):
-            raise ConfigError(
-                f"{address} does not know the secret of cluster_secret_file; give all machines the same, and check "
-                "that no other program listens there"
-            )
-        connection.sendall(frames.pack(front))
-        body = frames.read(connection)
-        if body is None:
-            raise EngineDeadError(f"the engine at {address} has closed the connection")
-        reply = msgspec.msgpack.decode(body, type=Hello | CoreFailed)
-        if isinstance(reply, CoreFailed):
-            raise reply.error(f"the engine at {address}: ")
-        if (difference := front.difference(reply, "the front", str(address))) is not None:
-            raise ConfigError(difference)
+        with in_time(connection):
+            reply = _exchange(connection, address, secret, front)
         keep_alive(connection)
         connection.settimeout(None)
         on_failure.pop_all()
     return connection, reply
+
+
+def _exchange(connection: socket.socket, address: Address, secret: bytes, front: Hello) -> Hello:
+    """Return what the core at the other end of a connection is."""
+    if not authenticate(connection, secret, is_listener=False):
+        raise ConfigError(
+            f"{address} does not know the secret of cluster_secret_file; give all machines the same, and check that no "
+            "other program listens there"
+        )
+    connection.sendall(frames.pack(front))
+    body = frames.read(connection)
+    if body is None:
+        raise EngineDeadError(f"the engine at {address} has closed the connection")
+    reply = msgspec.msgpack.decode(body, type=Hello | CoreFailed)
+    if isinstance(reply, CoreFailed):
+        raise reply.error(f"the engine at {address}: ")
+    if (difference := front.difference(reply, "the front", str(address))) is not None:
+        raise ConfigError(difference)
+    return reply

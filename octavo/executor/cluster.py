@@ -14,6 +14,7 @@ import msgspec
 
 from octavo.core import frames
 from octavo.core.authentication import GREETING_S, authenticate, keep_alive
+from octavo.core.listening import Greetings
 from octavo.core.messages import CoreFailed
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.executor.multiprocess import Rank
@@ -56,7 +57,9 @@ class Gathering:
             raise ConfigError(
                 f"master_addr and master_port are {self._where}, which cannot be used: {error}"
             ) from error
-        threading.Thread(target=self._accept, name="octavo-gathering", daemon=True).start()
+        self._greetings = Greetings()
+        accepted = (self._listener, self._admit, "octavo-gathering")
+        threading.Thread(target=self._greetings.accept, args=accepted, name="octavo-gathering", daemon=True).start()
 
     def wait(self, timeout_s: float) -> list[Rank]:
         """Return the ranks in their order. Raises EngineDeadError that lists those that have not come in time."""
@@ -85,18 +88,11 @@ class Gathering:
             f"`octavo rank` there, and check that {self._where} can be reached from it"
         )
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, peer = self._listener.accept()
-            except OSError:
-                return  # all have come, or the time is over
-            threading.Thread(target=self._admit, args=[connection, peer[0]], daemon=True).start()
-
-    def _admit(self, connection: socket.socket, host: str) -> None:
+    def _admit(self, connection: socket.socket) -> None:
         """Let a rank join that knows the secret."""
         connection.settimeout(GREETING_S)
-        with suppress(OSError, ValueError, msgspec.MsgspecError):
+        with suppress(OSError, ValueError, RuntimeError, msgspec.MsgspecError), self._greetings.limited(connection):
+            host = connection.getpeername()[0]
             if not authenticate(connection, self._secret, is_listener=True):
                 _log.warning("%s has connected without the secret", host)
                 self._refused.add(host)

@@ -13,10 +13,15 @@ import msgspec
 
 from octavo.core import frames
 from octavo.core.authentication import GREETING_S, authenticate, keep_alive
+from octavo.core.listening import cut, listen_privately
 from octavo.errors import ConfigError, OctavoError
 from octavo.kv_transfer.messages import Heartbeat, Hello, PeerMessage
 
 _HEARTBEATS_PER_LEASE: Final = 6
+_MOST_BYTES: Final = 1 << 24
+"""Bytes of a message: that of a prompt of a million tokens has a quarter of them."""
+_MOST_UNSENT: Final = 4096
+"""Messages that wait for an engine that does not read; then its connection ends."""
 
 
 class PeerRefused(OctavoError):
@@ -30,11 +35,7 @@ def listen(host: str, port: int, name: str) -> tuple[socket.socket, str]:
     """
     try:
         if host.startswith("/"):
-            address = f"{host.rstrip('/')}/{name}"
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(address)
-            listener.listen()
-            return listener, address
+            return listen_privately(address := f"{host.rstrip('/')}/{name}"), address
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
@@ -67,7 +68,7 @@ def greet(connection: socket.socket, secret: bytes, ours: Hello, *, is_listener:
         raise PeerRefused("it does not know the secret; give both the same cluster_secret_file")
     keep_alive(connection)
     connection.sendall(frames.pack(ours))
-    body = frames.read(connection)
+    body = frames.read(connection, _MOST_BYTES)
     if body is None:
         raise PeerRefused("it has closed the connection")
     theirs = msgspec.msgpack.decode(body, type=Hello)
@@ -109,6 +110,8 @@ class PeerLink:
     def send(self, message: PeerMessage) -> None:
         """Send a message later, in order. Nothing is raised: the end of the connection is received."""
         self._outbox.put(message)
+        if self._outbox.qsize() > _MOST_UNSENT:
+            cut(self._connection)
 
     def close(self) -> None:
         """End the connection behind what is to be sent. Idempotent; any thread."""
@@ -123,21 +126,17 @@ class PeerLink:
                     message = self._outbox.get(timeout=self._heartbeat_s)
                 except Empty:
                     message = Heartbeat()
-        self._shut_down()
+        cut(self._connection)
         reader.join()
         self._connection.close()
 
     def _read(self, receive: Callable[[PeerLink, PeerMessage | None], None]) -> None:
         decoder = msgspec.msgpack.Decoder(PeerMessage)
         with suppress(ValueError, msgspec.MsgspecError):
-            while (body := frames.read(self._connection)) is not None:
+            while (body := frames.read(self._connection, _MOST_BYTES)) is not None:
                 message = decoder.decode(body)
                 if not isinstance(message, Heartbeat):
                     receive(self, message)
-        self._shut_down()
+        cut(self._connection)
         self.close()
         receive(self, None)
-
-    def _shut_down(self) -> None:
-        with suppress(OSError):  # it has ended already
-            self._connection.shutdown(socket.SHUT_RDWR)

@@ -10,17 +10,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Final
 
 import msgspec
 
+from octavo.core.listening import Greetings
 from octavo.core.messages import EngineCoreRequest
 from octavo.errors import OctavoError
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.block_pool import Content
 from octavo.kv_transfer.messages import Done, Gone, Hello, PeerMessage, RankCommands, Refused, SendBlocks, Want
-from octavo.kv_transfer.peer_link import PeerLink, greet
+from octavo.kv_transfer.peer_link import PeerLink, PeerRefused, greet
 from octavo.kv_transfer.sources import Source
 
 NAME_BYTES: Final = 16
@@ -29,6 +30,8 @@ MOST_CONNECTIONS: Final = 64
 """Engines that may be connected at once."""
 MOST_TRANSFERS: Final = 256
 """Transfers of one engine at once."""
+MOST_EVENTS: Final = 256
+"""Messages that wait for the next step, and that are processed before one; more are not read yet."""
 SHARE: Final = 0.5
 """Share of the blocks of each cache group that transfers of all engines may hold at once."""
 
@@ -69,8 +72,9 @@ class PeerServer(Source):
         self._blocks = block_manager
         self._lease_s = lease_s
         self._wake = wake
-        self._connections: set[socket.socket | PeerLink] = set()
-        self._events = SimpleQueue[tuple[PeerLink, PeerMessage | None]]()
+        self._greetings = Greetings()
+        self._links: set[PeerLink] = set()
+        self._events = Queue[tuple[PeerLink, PeerMessage | None]](MOST_EVENTS)
         self._transfers: dict[bytes, _Transfer] = {}
         self._incomplete: dict[bytes, _Transfer] = {}
         self._ending: dict[bytes, int] = {}
@@ -80,36 +84,27 @@ class PeerServer(Source):
         self._requests: dict[str, bytes] = {}
         self._most_blocks = int(SHARE * min(cache.pool.num_blocks for cache in block_manager.groups))
         block_manager.listeners.add(self)
-        threading.Thread(target=self._accept, name="octavo-kv-listener", daemon=True).start()
+        accepted = (listener, self._greet, "octavo-kv-peer")
+        threading.Thread(target=self._greetings.accept, args=accepted, name="octavo-kv-listener", daemon=True).start()
 
     # ---- threads of connections ----
 
-    def _accept(self) -> None:
-        with suppress(OSError):  # the listener is closed
-            while True:
-                connection, _ = self._listener.accept()
-                if len(self._connections) >= MOST_CONNECTIONS:
-                    connection.close()
-                    continue
-                self._connections.add(connection)
-                threading.Thread(target=self._greet, args=[connection], name="octavo-kv-peer", daemon=True).start()
-
     def _greet(self, connection: socket.socket) -> None:
         try:
-            greet(connection, self._secret, self._hello, is_listener=True)
-        except (OSError, ValueError, msgspec.MsgspecError, OctavoError) as error:
+            with self._greetings.limited(connection):
+                greet(connection, self._secret, self._hello, is_listener=True)
+            if len(self._links) >= MOST_CONNECTIONS:
+                raise PeerRefused(f"{MOST_CONNECTIONS} engines are connected")
+            link = PeerLink(connection, self._lease_s)
+            self._links.add(link)
+            link.start(self._receive)
+        except (OSError, ValueError, RuntimeError, msgspec.MsgspecError, OctavoError) as error:
             _log.warning("an engine that wanted KV blocks is refused: %s", error)
             connection.close()
-        else:
-            link = PeerLink(connection, self._lease_s)
-            self._connections.add(link)
-            link.start(self._receive)
-        finally:
-            self._connections.discard(connection)
 
     def _receive(self, link: PeerLink, message: PeerMessage | None) -> None:
         if message is None:
-            self._connections.discard(link)
+            self._links.discard(link)
         self._events.put((link, message))
         self._wake()
 
@@ -139,7 +134,7 @@ class PeerServer(Source):
 
     def poll(self) -> list[tuple[int, str]]:
         with suppress(Empty):
-            while True:
+            for _ in range(MOST_EVENTS):
                 link, message = self._events.get(block=False)
                 match message:
                     case Want(name, digests):
@@ -225,5 +220,5 @@ class PeerServer(Source):
                 Path(path).unlink(missing_ok=True)
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
-        for connection in list(self._connections):
-            connection.close()
+        for link in list(self._links):
+            link.close()

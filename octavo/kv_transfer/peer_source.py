@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Final
 
 import msgspec
 
+from octavo.core.listening import in_time
 from octavo.core.messages import EngineCoreRequest
 from octavo.errors import OctavoError
 from octavo.kv_transfer.connector import Fetch
@@ -29,7 +30,7 @@ from octavo.kv_transfer.messages import (
     Want,
 )
 from octavo.kv_transfer.peer_link import PeerLink, greet, open_socket
-from octavo.kv_transfer.peer_server import NAME_BYTES
+from octavo.kv_transfer.peer_server import MOST_EVENTS, NAME_BYTES
 from octavo.kv_transfer.sources import Source
 
 CONNECT_S: Final = 5.0
@@ -42,13 +43,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Engine:
-    """Another engine. retry_at: no connection is tried before. reported: the last reason that was logged."""
+    """Another engine. retry_at: no connection is tried before. retry_s: the wait after the next failure. reported: the
+    last reason that was logged."""
 
     address: str
     link: PeerLink | None = None
     hello: Hello | None = None
     is_connecting: bool = False
-    num_failures: int = 0
+    retry_s: float = _FIRST_RETRY_S
     retry_at: float = 0.0
     reported: str = ""
 
@@ -92,7 +94,7 @@ class PeerSource(Source):
         self._lease_s = lease_s
         self._wake = wake
         self._clock = clock
-        self._events = SimpleQueue[tuple[_Engine, _Event]]()
+        self._events = Queue[tuple[_Engine, _Event]](MOST_EVENTS)
         self._engines: dict[str, _Engine] = {}
         self._transfers: dict[str, _Transfer] = {}
         self._fetches: dict[int, _Transfer] = {}
@@ -107,7 +109,8 @@ class PeerSource(Source):
         try:
             connection = open_socket(engine.address, CONNECT_S)
             try:
-                hello = greet(connection, self._secret, self._hello, is_listener=False)
+                with in_time(connection):
+                    hello = greet(connection, self._secret, self._hello, is_listener=False)
             except BaseException:
                 connection.close()
                 raise
@@ -127,7 +130,7 @@ class PeerSource(Source):
 
     def poll(self) -> list[tuple[int, str]]:
         with suppress(Empty):
-            while True:
+            for _ in range(MOST_EVENTS):
                 self._process(*self._events.get(block=False))
         failed, self._failed = self._failed, []
         return failed
@@ -139,7 +142,7 @@ class PeerSource(Source):
             return
         link, message = event
         if isinstance(message, Hello) and engine.link is None:
-            engine.is_connecting, engine.num_failures = False, 0
+            engine.is_connecting, engine.retry_s = False, _FIRST_RETRY_S
             engine.link, engine.hello = link, _reachable(message, engine.address)
             for transfer in self._of(engine):
                 self._want(transfer)
@@ -157,8 +160,8 @@ class PeerSource(Source):
     def _lose(self, engine: _Engine, because: str) -> None:
         """Fail what an engine was to supply, and wait before it is tried again."""
         engine.link = engine.hello = None
-        engine.retry_at = self._clock() + min(_LAST_RETRY_S, _FIRST_RETRY_S * 2**engine.num_failures)
-        engine.num_failures += 1
+        engine.retry_at = self._clock() + engine.retry_s
+        engine.retry_s = min(_LAST_RETRY_S, 2 * engine.retry_s)
         for transfer in self._of(engine):
             self._fail(transfer, because)
         self._report(engine, because)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import stat
 import struct
 import threading
 import time
@@ -24,15 +23,14 @@ import torch
 from torch import Tensor
 
 from octavo.core.authentication import GREETING_S, authenticate, keep_alive
+from octavo.core.listening import Greetings, cut, in_time, listen_privately
 from octavo.errors import ConfigError, PipeClosed, PipeError
 from octavo.pipes.metadata import MAX_METADATA_BYTES, Metadata, bytes_of
-from octavo.pipes.socket_pipe import Carrier, SocketCarrier, cut
+from octavo.pipes.socket_pipe import Carrier, SocketCarrier
 
 DEADLINE_S: Final = 30.0
 """How long a message that has begun may take, unless the pipe is made with another deadline."""
 MAX_TENSOR_BYTES: Final = 1 << 30
-_MOST_GREETINGS: Final = 64
-"""Connections that are proving themselves at a time; more are closed at once."""
 _LENGTH: Final = struct.Struct("<I")
 
 _log = logging.getLogger(__name__)
@@ -151,7 +149,8 @@ def connect(
     try:
         connection.settimeout(deadline_s)
         connection.connect(parsed.place)
-        return Pipe(_greeted(connection, parsed, secret, is_listener=False), deadline_s, max_bytes)
+        with in_time(connection):
+            return Pipe(_greeted(connection, parsed, secret, is_listener=False), deadline_s, max_bytes)
     except OSError as error:
         connection.close()
         raise PipeError(f"{address} cannot be reached: {error}") from error
@@ -205,10 +204,11 @@ class Listener:
         if not isinstance(address.place, str):
             address = address._replace(place=self._listener.getsockname()[:2])
         self._parsed, self.address = address, str(address)
-        self._greetings = threading.BoundedSemaphore(_MOST_GREETINGS)
+        self._greetings = Greetings()
         self._pipes: SimpleQueue[Pipe | None] = SimpleQueue()
         self._is_closed = False
-        threading.Thread(target=self._run, name="octavo-pipes", daemon=True).start()
+        accepted = (self._listener, self._greet, "octavo-greeting")
+        threading.Thread(target=self._greetings.accept, args=accepted, name="octavo-pipes", daemon=True).start()
 
     def accept(self, wait_s: float | None = None) -> Pipe:
         """Return a pipe to the next process that has proved the secret.
@@ -239,40 +239,23 @@ class Listener:
                 pipe.close()
         self._pipes.put(None)
 
-    def _run(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                if self._is_closed:
-                    return
-                time.sleep(0.1)  # no descriptors are left, or the connection has gone
-                continue
-            if not self._greetings.acquire(blocking=False):
-                connection.close()
-                continue
-            threading.Thread(target=self._greet, args=(connection,), name="octavo-greeting", daemon=True).start()
-
     def _greet(self, connection: socket.socket) -> None:
         try:
-            pipe = Pipe(_greeted(connection, self._parsed, self._secret, is_listener=True), *self._limits)
+            with self._greetings.limited(connection):
+                carrier = _greeted(connection, self._parsed, self._secret, is_listener=True)
+            pipe = Pipe(carrier, *self._limits)
             if self._is_closed:
                 pipe.close()
             self._pipes.put(pipe)
         except Exception as error:  # of libraries, too, about what the other end has sent
             _log.warning("a connection to %s was refused: %s", self.address, error)
-        finally:
-            self._greetings.release()
 
 
 def _greeted(connection: socket.socket, address: Address, secret: bytes | None, *, is_listener: bool) -> Carrier:
     """Return the carrier of a connection whose other end has proved the secret; else close it, and raise PipeError or
     OSError."""
-    expiry = threading.Timer(GREETING_S, cut, (connection,))
-    expiry.daemon = True
     try:
         connection.settimeout(GREETING_S)
-        expiry.start()  # however slowly the bytes come
         if secret is not None and not authenticate(connection, secret, is_listener=is_listener):
             raise PipeError(f"the other end of {address} does not know the secret")
         keep_alive(connection)
@@ -280,8 +263,6 @@ def _greeted(connection: socket.socket, address: Address, secret: bytes | None, 
     except BaseException:
         connection.close()
         raise
-    finally:
-        expiry.cancel()
 
 
 def _carrier(scheme: str, connection: socket.socket, *, is_listener: bool) -> Carrier:
@@ -297,32 +278,9 @@ def _carrier(scheme: str, connection: socket.socket, *, is_listener: bool) -> Ca
 
 
 def _bound(address: Address) -> socket.socket:
-    """Return a listening socket. A Unix socket may be used by this user alone, and replaces one without a listener."""
-    listener = None
     try:
-        if not isinstance(address.place, str):
-            return socket.create_server(address.place, family=address.family)
-        _remove_stale(address.place)
-        listener = socket.socket(socket.AF_UNIX)
-        os.fchmod(listener.fileno(), 0o600)  # before `bind` makes the file
-        listener.bind(address.place)
-        listener.listen()
+        if isinstance(address.place, str):
+            return listen_privately(address.place)
+        return socket.create_server(address.place, family=address.family)
     except OSError as error:
-        if listener is not None:
-            listener.close()
         raise ConfigError(f"{address} cannot be listened on: {error}") from error
-    return listener
-
-
-def _remove_stale(path: str) -> None:
-    """Remove the socket of a process that has died. Raises OSError when a process listens on it."""
-    with suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(os.stat(path).st_mode):
-            return  # `bind` will refuse it
-        with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(path)
-            except ConnectionRefusedError:
-                os.unlink(path)
-            else:
-                raise OSError("another process listens on it")

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from octavo.core.listening import cut
 from octavo.errors import PipeClosed, PipeError
-from octavo.pipes.socket_pipe import SocketCarrier, cut, wait_for
+from octavo.pipes.socket_pipe import SocketCarrier, wait_for
 
 SLOT_BYTES: Final = 1 << 20
 NUM_SLOTS: Final = 4

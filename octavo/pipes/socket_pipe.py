@@ -5,9 +5,9 @@ from __future__ import annotations
 import select
 import socket
 import time
-from contextlib import suppress
 from typing import Protocol
 
+from octavo.core.listening import cut
 from octavo.errors import PipeClosed, PipeError
 
 
@@ -88,12 +88,6 @@ class SocketCarrier:
 
     def close(self) -> None:
         self._connection.close()
-
-
-def cut(connection: socket.socket) -> None:
-    """End what waits for the connection, in all threads and at both ends."""
-    with suppress(OSError):  # the other end has gone, or the socket is closed
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 def wait_for(connection: socket.socket, event: int, deadline: float | None, what: str) -> None:

@@ -21,7 +21,7 @@ from octavo.core.sequence import SequenceStatus
 from octavo.kv_cache.block_hash import extend_chain
 from octavo.kv_transfer import peer_server, peer_source
 from octavo.kv_transfer.messages import Done, Heartbeat, Hello, PeerMessage, Refused, Want
-from octavo.kv_transfer.peer_link import greet, open_socket
+from octavo.kv_transfer.peer_link import PeerLink, greet, open_socket
 from tests.fakes.engine import make_request, run_alone
 from tests.fakes.linked_engines import SECRET, Engine, LinkedExecutor, finish, step_until
 
@@ -240,6 +240,43 @@ def test_requests_that_are_preempted_while_others_fetch_go_on(pair: Pair) -> Non
 
 
 # ---- engines that are broken or hostile ----
+
+
+def test_an_engine_may_be_lost_any_number_of_times(pair: Pair) -> None:
+    assert isinstance(pair.decode.source, peer_source.PeerSource)
+    engine = peer_source._Engine("127.0.0.1:1")
+    for _ in range(1100):
+        pair.decode.source._lose(engine, "it refuses")
+    assert engine.retry_at - time.monotonic() < 31
+
+
+def test_an_engine_that_does_not_read_is_disconnected() -> None:
+    near, far = socket.socketpair()
+    received: SimpleQueue[PeerMessage | None] = SimpleQueue()
+    link = PeerLink(near, 100.0)
+    link.start(lambda link, message: received.put(message))
+    for _ in range(10_000):
+        link.send(Refused(b"", "x" * 1000))
+    assert received.get(timeout=10) is None
+    far.close()
+
+
+def test_messages_of_an_engine_wait_in_its_connection(pair: Pair) -> None:
+    other = Other(pair.prefill)
+    source = pair.prefill.source
+    assert isinstance(source, peer_server.PeerServer)
+    other.send(*(Want(b"%016d" % i, [b"x"]) for i in range(1000)))
+    step_until(lambda: source._events.qsize() == peer_server.MOST_EVENTS)
+    step_until(lambda: other.messages.qsize() == 1000, pair.prefill)
+    other.close()
+
+
+def test_a_message_of_any_size_is_not_read(pair: Pair) -> None:
+    other = Other(pair.prefill)
+    other.connection.sendall((1 << 27).to_bytes(4, "little"))
+    other.reader.join(10)
+    assert not other.reader.is_alive()
+    other.connection.close()
 
 
 class Other:

@@ -1,0 +1,108 @@
+"""Listeners for processes that have yet to prove that they know a secret."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from octavo.core.authentication import GREETING_S
+
+MOST_GREETINGS: Final = 64
+"""Connections of a listener that prove themselves at the same time."""
+
+_PAUSE_S: Final = 0.1
+
+
+@contextmanager
+def in_time(connection: socket.socket) -> Iterator[None]:
+    """Enclose a greeting, which ends after `GREETING_S` however slowly its bytes come."""
+    expiry = threading.Timer(GREETING_S, cut, [connection])
+    expiry.daemon = True
+    expiry.start()
+    try:
+        yield
+    finally:
+        expiry.cancel()
+
+
+class Greetings:
+    """Accepts the connections of a listener. Of more than `MOST_GREETINGS` that have proved nothing yet the oldest is
+    ended: one that knows the secret proves it at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: list[socket.socket] = []
+
+    def accept(self, listener: socket.socket, serve: Callable[[socket.socket], None], name: str) -> None:
+        """Serve each connection in a thread of this name until the listener is shut down.
+
+        serve: ends its greeting, which it encloses in `limited`, and closes the connection.
+        """
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EBADF, errno.EINVAL):
+                    return
+                time.sleep(_PAUSE_S)  # no descriptors are left, or the connection has gone
+                continue
+            try:
+                threading.Thread(target=serve, args=[connection], name=name, daemon=True).start()
+            except RuntimeError:  # there can be no more threads
+                connection.close()
+                time.sleep(_PAUSE_S)
+
+    @contextmanager
+    def limited(self, connection: socket.socket) -> Iterator[None]:
+        """Enclose the greeting of a connection."""
+        with self._lock:
+            if len(self._open) == MOST_GREETINGS:
+                cut(self._open.pop(0))
+            self._open.append(connection)
+        try:
+            with in_time(connection):
+                yield
+        finally:
+            with self._lock, suppress(ValueError):  # it was ended for another one
+                self._open.remove(connection)
+
+
+def cut(connection: socket.socket) -> None:
+    """End what waits for the connection, in all threads and at both ends."""
+    with suppress(OSError):  # the other end has gone, or the socket is closed
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def listen_privately(path: str) -> socket.socket:
+    """Return a listening Unix socket for this user alone, in place of one without a listener. Raises OSError."""
+    _remove_stale(path)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        os.fchmod(listener.fileno(), 0o600)  # before `bind` makes the file
+        listener.bind(path)
+        listener.listen()
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket of a process that has died. Raises OSError when a process listens on it."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return  # `bind` will refuse it
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)
+            else:
+                raise OSError("another process listens on it")
