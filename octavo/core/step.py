@@ -143,6 +143,7 @@ class RowOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     tokens: what was drawn: one token, or several after drafts. Of a row with several samples, token i is the first one
     of the child with index i.
     candidates: of a row with `num_candidates`: the likeliest tokens; its own `token_id` is the first.
+    is_undrawn: the row was to draw, and has to be computed again: its grammar is not compiled yet.
     """
 
     seq_id: int
@@ -151,6 +152,7 @@ class RowOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     prompt_logprobs: PromptLogprobs | None = None
     error: RequestError | None = None
     candidates: TokenLogprobs | None = None
+    is_undrawn: bool = False
 
 
 class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True):

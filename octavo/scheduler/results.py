@@ -5,7 +5,7 @@ from __future__ import annotations
 from octavo.core.messages import EngineCoreOutput, SequenceDelta
 from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from octavo.core.step import ModelRunnerOutput, PromptLogprobs, RowOutput, TokenLogprobs
+from octavo.core.step import ModelRunnerOutput, PromptLogprobs, TokenLogprobs
 from octavo.scheduler.beams import extend_beams, nothing_found, take_candidates
 from octavo.scheduler.registry import Registry
 
@@ -30,8 +30,8 @@ class Results:
             prompt_logprobs = row.prompt_logprobs and _owed_prompt_logprobs(group, row.prompt_logprobs)
             # preempted in the meantime: what it drew is drawn again, but what it computed of the prompt may be kept
             is_late = sequence.epoch != row.epoch
-            if not is_late and sequence.num_pending and _is_undrawn(group, row):
-                sequence.num_pending = 0
+            if row.is_undrawn and not is_late:
+                sequence.num_pending -= 1
                 sequence.num_computed_tokens -= 1  # its logits are needed once more
             if prompt_logprobs is None and (is_late or (not row.tokens and row.candidates is None)):
                 continue
@@ -155,12 +155,6 @@ def _status_after(group: SequenceGroup, sequence: Sequence, token_id: int) -> Se
     if len(sequence.token_ids) - sequence.num_prompt_tokens >= group.max_tokens:
         return SequenceStatus.FINISHED_LENGTH_CAPPED
     return None
-
-
-def _is_undrawn(group: SequenceGroup, row: RowOutput) -> bool:
-    """Return whether a row, which was to draw, waits for its grammar."""
-    has_form = group.request.params.structured_outputs is not None
-    return has_form and not row.tokens and row.candidates is None
 
 
 def _owed_prompt_logprobs(group: SequenceGroup, got: PromptLogprobs) -> PromptLogprobs | None:

@@ -139,4 +139,5 @@ def _output(row: BatchRow, sampled: RowSamples | None, prompt: _PromptResult | N
         sampled.tokens if sampled is not None else [],
         prompt.logprobs if prompt is not None else None,
         candidates=sampled.candidates if sampled is not None else None,
+        is_undrawn=sampled is not None and not sampled.tokens and sampled.candidates is None,
     )

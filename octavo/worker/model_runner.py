@@ -72,8 +72,8 @@ class ModelRunner:
         """Store what was drawn. Of several samples the first is the sequence's own; the others come back as forks."""
         lines, positions, token_ids = [], [], []
         for row, output in zip(rows, outputs, strict=True):
-            if not row.scheduled.num_samples or (not output.tokens and output.error is None):
-                continue  # without an error it is drawn later
+            if not row.scheduled.num_samples or output.is_undrawn:
+                continue
             state = row.state
             # drafts that were right are stored already
             num_right = len(output.tokens) - 1 if row.scheduled.drafts and output.tokens else 0

@@ -212,7 +212,7 @@ class HashExecutor:
         if not self.draws:
             return RowOutput(row.seq_id, row.epoch, [])
         if state.waits_until > len(self.steps) and (row.num_samples or row.num_candidates):
-            return RowOutput(row.seq_id, row.epoch, [], self._prompt_logprobs(state, row))
+            return RowOutput(row.seq_id, row.epoch, [], self._prompt_logprobs(state, row), is_undrawn=True)
         if self._fails(state, row.start, end):
             state.token_ids += [0] * bool(row.num_samples)  # steps that are on their way go on after it
             return RowOutput(seq_id=row.seq_id, epoch=row.epoch, tokens=[], error=RequestError("the logits hold NaN"))
