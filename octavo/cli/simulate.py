@@ -237,8 +237,9 @@ def _print_header(simulation: Simulation, args: EngineArgs, recorded: Recorded |
             f"warning: half of the measured steps are off by more than {model.fit_error:.0%}, as on a busy machine: "
             "times below are rough; measure on an idle one, or give another cost_model"
         )
-    num_blocks = simulation.settings.limits.num_blocks
-    print(f"{num_blocks:,} KV blocks of {args.block_size} tokens each, router {simulation.router}\n")
+    num_blocks, split = simulation.settings.limits.num_blocks, simulation.disaggregation
+    apart = "" if split is None else f", {split.num_prefill} of {simulation.num_replicas} replicas compute long prompts"
+    print(f"{num_blocks:,} KV blocks of {args.block_size} tokens each, router {simulation.router}{apart}\n")
 
 
 def _limits(args: EngineArgs, recorded: Recorded) -> str:

@@ -50,12 +50,16 @@ class Measured(msgspec.Struct, kw_only=True):
     def render(self, block_size: int, block_bytes: int) -> str:
         """Return the break-even length in one line, and what it follows from."""
         if self.bytes_per_s is None or self.prefill_tokens_per_s is None:
-            return "not measured yet: an engine with this folder measures it, and fetches whatever it finds until then"
+            return (
+                "not measured yet: an engine with this directory measures it, and until then fetches all that it finds"
+            )
         fewest = self.break_even_blocks(block_size, block_bytes)
-        length = "no length" if fewest == math.inf else f"{fewest * block_size:,.0f} tokens or more"
+        length = (
+            "prefixes of no length" if fewest == math.inf else f"prefixes of {fewest * block_size:,.0f} tokens or more"
+        )
         return (
-            f"fetched are {length}: an engine measured {self.bytes_per_s / 1e6:,.1f} MB/s after "
-            f"{self.latency_s * 1e3:.1f} ms of its loads, and computed {self.prefill_tokens_per_s:,.0f} tokens/s"
+            f"{length} are fetched: the last engine loaded {self.bytes_per_s / 1e6:,.1f} MB/s with a latency of "
+            f"{self.latency_s * 1e3:.1f} ms, and computed {self.prefill_tokens_per_s:,.0f} tokens/s"
         )
 
 

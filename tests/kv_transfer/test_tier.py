@@ -193,8 +193,8 @@ def test_the_break_even_length_says_from_what_it_follows() -> None:
     assert "not measured yet" in Measured().render(16, 1000)
     measured = Measured(bytes_per_s=1e6, latency_s=0.045, prefill_tokens_per_s=1000.0)
     assert measured.render(16, 1000) == (
-        "fetched are 48 tokens or more: an engine measured 1.0 MB/s after 45.0 ms of its loads, and computed 1,000 "
-        "tokens/s"
+        "prefixes of 48 tokens or more are fetched: the last engine loaded 1.0 MB/s with a latency of 45.0 ms, and "
+        "computed 1,000 tokens/s"
     )
     assert "no length" in measured.render(16, 100_000)
 

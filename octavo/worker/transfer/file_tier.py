@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.config.schema import TransferConfig
+from octavo.errors import ConfigError
 from octavo.kv_transfer.file_store import folder_key, open_store
 from octavo.kv_transfer.host_folder import HostFolder
 from octavo.kv_transfer.messages import LoadBlocks, SaveBlocks, TierFolder
@@ -20,12 +21,18 @@ class FileTiers:
     """A file for each block and cache group: the heads of this rank in its layers, one layer after the other."""
 
     def __init__(self, config: TransferConfig, blocks: BlockIO, identity: Mapping[str, str], block_size: int) -> None:
-        """identity: what decides the bits of a block. Raises ConfigError for a folder that cannot be used."""
+        """identity: what decides the bits of a block. Raises ConfigError for a folder that cannot be used and for a
+        size below that of a block."""
         self._blocks = blocks
         by_group = [[layer for layer in blocks.layers if blocks.group_of(layer) == g] for g in range(blocks.num_groups)]
         self._layers = by_group
         self._ends = [list(accumulate([self._layer_bytes(layer) for layer in each], initial=0)) for each in by_group]
         key = key_of(blocks, identity, block_size)
+        block_bytes, sizes = sum(ends[-1] for ends in self._ends), {"kv_host_size": config.kv_host_size}
+        sizes |= {} if config.kv_disk is None else {"kv_disk_size": config.kv_disk_size}
+        for name, size in sizes.items():
+            if size is not None and size < block_bytes:
+                raise ConfigError(f"{name} is {size:,} bytes, and a KV block has {block_bytes:,}; raise it")
         self._host: HostFolder | None = None
         self.folders: list[TierFolder] = []
         if config.kv_host_size is not None:

@@ -10,6 +10,7 @@ import torch
 
 from octavo.config.schema import TransferConfig
 from octavo.core.model_shape import CacheGroup
+from octavo.errors import ConfigError
 from octavo.kv_transfer.messages import LoadBlocks, SaveBlocks
 from octavo.worker.transfer.block_io import BlockIO
 from octavo.worker.transfer.file_tier import FileTiers
@@ -50,6 +51,15 @@ def test_blocks_come_back_into_other_blocks(
     for layer in range(2):
         assert torch.equal(blocks.read(layer, [5, 3], range(HEADS)), before[layer])
     tiers.close()
+
+
+@pytest.mark.parametrize("name", ["kv_disk_size", "kv_host_size"])
+def test_a_tier_with_less_room_than_a_block_is_refused(tmp_path: Path, name: str) -> None:
+    blocks = BlockIO(make_caches("cpu", torch.float32), groups_of(), HEADS)
+    config = TransferConfig(kv_disk=str(tmp_path / "disk"), host_folder=str(tmp_path / "octavo-kv-1"), **{name: 100})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"{name} is 100 bytes, and a KV block has [\d,]+; raise it"):
+        FileTiers(config, blocks, {}, BLOCK_SIZE)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_block_that_is_not_there_or_was_dropped_fails_the_load(open_tiers: Callable[..., FileTiers]) -> None:
