@@ -38,7 +38,8 @@ _KEPT_SHARE: Final = 0.9
 """Share of the size to which old files are removed, so that looking at all files is rare."""
 _FOLDER: Final = re.compile(r"[0-9a-f]{32}")
 _PARTIAL: Final = ".partial"
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+"""O_NONBLOCK: opening what is no file, such as a pipe, does not wait."""
 
 
 def folder_key(identity: Mapping[str, str], *, layout: str, block_size: int, **share: Sequence[int]) -> bytes:
@@ -181,7 +182,8 @@ class FileStore:
     def _reserve(self, size: int) -> tuple[str, int]:
         """Return the name and the descriptor of a temporary file that counts with this size from now on."""
         with self._locked():
-            used = _USAGE.unpack(os.pread(self._usage, _USAGE.size, 0))[0]
+            usage = os.pread(self._usage, _USAGE.size, 0)
+            used = _USAGE.unpack(usage)[0] if len(usage) == _USAGE.size else self._max_bytes
             if used + size > self._max_bytes:
                 used = self._recount(keep_bytes=int(self._max_bytes * _KEPT_SHARE) - size)
             self._num_partial += 1

@@ -70,8 +70,10 @@ def _use(path: Path) -> int:
 
 def _remove_unused(path: Path) -> None:
     """Remove a folder of this user that no process uses. Raises OSError for any other one."""
+    if not path.exists():
+        return
     os.close(open_private(path))
-    users = os.open(path / _USERS, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    users = os.open(path / _USERS, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(path)

@@ -64,7 +64,8 @@ def parser_limits() -> LLParserLimits:
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
-        step_max_items=50_000,
+        step_max_items=3_000,  # the time of these two grows faster than they do
+        max_items_in_row=1_000,
         max_lexer_states=50_000,
         max_grammar_size=200_000,
         verbose_errors=False,

@@ -127,6 +127,28 @@ def test_a_link_under_a_blocks_name_is_not_followed(tmp_path: Path) -> None:
     assert elsewhere.exists()
 
 
+def test_a_pipe_under_a_blocks_name_is_not_waited_for(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "kv", KEY, 1 << 20)
+    write(store, 1)
+    path = only_file(store)
+    path.unlink()
+    os.mkfifo(path)
+    assert read(store, 1) is None
+    assert not path.exists()
+    store.close()
+
+
+def test_a_damaged_count_is_made_again(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "kv", KEY, 4 * FILE)
+    os.truncate(tmp_path / "kv" / "usage", 3)
+    for number in range(9):
+        write(store, number)
+    assert store.is_saving
+    assert read(store, 8) == content_of(8)
+    assert total(tmp_path / "kv") <= 4 * FILE
+    store.close()
+
+
 def test_only_this_user_reads(tmp_path: Path) -> None:
     previous = os.umask(0)
     try:

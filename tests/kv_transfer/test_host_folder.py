@@ -39,6 +39,7 @@ time.sleep(600)
 """
     killed, other = tmp_path / "octavo-kv-killed", tmp_path / "another-kv-folder"
     other.mkdir()
+    (tmp_path / "octavo-kv-killed-early").mkdir(mode=0o700)
     with subprocess.Popen([sys.executable, "-c", code, killed], stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         server.stdout.readline()

@@ -17,6 +17,7 @@ from torch import Tensor
 from octavo.builtin import model_directory
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
+from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.devices.cpu.sampler import NativeSampler
 from octavo.devices.reference.sampler import ReferenceSampler
 from octavo.engine.tokenizer import Tokenizer
@@ -207,6 +208,16 @@ def test_one_text_that_uses_up_the_tables_does_not_fail_the_others(
             elif result.tokens:
                 sequence.output.append(text[len(sequence.output)])
         assert not errors
+
+
+def test_a_grammar_of_which_a_token_takes_more_work_each_time_ends_as_an_error(
+    matchers: Matchers, tokenizer: Tokenizer
+) -> None:
+    grammar = StructuredOutputsParams(grammar='start: s\ns: s s s | s s | "a" | ""')
+    matcher = matchers.compile(grammar).result().deep_copy()
+    [a] = tokenizer.encode("a")
+    matcher.try_consume_tokens([a] * 300)
+    assert "max is 1000" in matcher.get_error()
 
 
 def test_a_mask_that_a_new_matcher_cannot_compute_either_is_an_error(matchers: Matchers) -> None:
