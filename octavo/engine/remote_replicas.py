@@ -136,7 +136,7 @@ class RemoteReplicas:
         )
 
     def _replica(self, number: int, engine: Engine, client: ProcessClient) -> Replica:
-        _log.info("replica %d is %s", number, engine)
+        _log.info("%s %d is the engine at %s", engine.role, number, engine.address)
 
         async def start_again(*_: object) -> ProcessClient:
             return await self._connect_until(engine, lambda: replica.is_stopped)

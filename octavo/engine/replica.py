@@ -84,6 +84,11 @@ class Replica:
         return SchedulerStats(num_blocks=cache.num_blocks, num_host_blocks=cache.num_host_blocks)
 
     @property
+    def name(self) -> str:
+        """The replica in log lines: its role, where it has one, and its number."""
+        return f"{self.role or 'replica'} {self.number}"
+
+    @property
     def state(self) -> ReplicaState:
         is_over = self.is_stopped or self.has_given_up
         return ReplicaState(
@@ -123,7 +128,7 @@ class Replica:
         """Note that the core has gone, and that so many of its requests go on elsewhere or later."""
         self.is_ready = False
         if self.can_restart and not self.is_draining:
-            _log.error("replica %d: %s", self.number, error)
+            _log.error("%s: %s", self.name, error)
         totals = self.stats.totals()
         totals.num_resumed += num_resumed
         self.stats = self._before = totals
@@ -146,7 +151,7 @@ class Replica:
                 error, self.is_draining = EngineDeadError(str(failure)), False
                 if self.is_stopped:
                     raise error from None
-                _log.error("replica %d: %s", self.number, error)
+                _log.error("%s: %s", self.name, error)
                 continue
             assert self._before is not None, "the core before has ended"
             # a new object: others may hold the old one, to count from it
@@ -171,8 +176,8 @@ class Replica:
         wait_s = min(_MOST_BACK_OFF_S, BACK_OFF_S * 2 ** (len(restarted_at) - 1)) if restarted_at else 0.0
         restarted_at.append(now)
         _log.warning(
-            "replica %d: %s it again%s (%d%s in %g minutes)",
-            self.number,
+            "%s: %s it again%s (%d%s in %g minutes)",
+            self.name,
             "connecting to" if most is None else "starting",
             f" in {wait_s:g} s" if wait_s else "",
             len(restarted_at),

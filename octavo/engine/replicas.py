@@ -277,7 +277,7 @@ class Replicas:
             except EngineDeadError as error:
                 if replica.client.was_ended:
                     replica.is_draining = True
-                    _log.info("replica %d: %s", replica.number, error)
+                    _log.info("%s: %s", replica.name, error)
                 await self._resume_requests(replica, error)
                 try:
                     await replica.replace(error)
@@ -287,7 +287,7 @@ class Replicas:
                     else:
                         self._give_up(replica, last)
                     return
-            _log.info("replica %d is ready again", replica.number)
+            _log.info("%s is ready again", replica.name)
             await self._process(replica.number, StepOutputs(outputs=[], stats=replica.stats))
             for pin in self._pins.calls():
                 replica.client.send(pin)
@@ -311,8 +311,8 @@ class Replicas:
         replica.end(len(left.suspects) + len(left.others), error)
         if any(left) and (replica.can_restart or self._dispatch.is_any_ready):
             _log.warning(
-                "replica %d: %d running requests go on one by one, %d others are sent again, %d end",
-                replica.number,
+                "%s: %d running requests go on one by one, %d others are sent again, %d end",
+                replica.name,
                 *map(len, left),
             )
         self._dispatch.send_waiting()
@@ -326,7 +326,7 @@ class Replicas:
         if not left:
             self._error = error
             raise error
-        _log.error("replica %d is not started again: %s; %d are left", replica.number, error, left)
+        _log.error("%s is not started again: %s; replicas that are left: %d", replica.name, error, left)
 
     # ---- control calls ----
 
@@ -372,7 +372,7 @@ class Replicas:
     async def _drain(self, replica: Replica, *, stops: bool) -> int:
         num_open = replica.num_open
         replica.is_ready, replica.is_draining, replica.is_stopped = False, True, stops
-        _log.info("replica %d is drained: its %d open requests move", replica.number, num_open)
+        _log.info("%s is drained: its %d open requests move", replica.name, num_open)
         await replica.client.shutdown()
         return num_open
 

@@ -87,7 +87,9 @@ def test_engines_are_read_of_a_file(tmp_path: Path) -> None:
         read_engines(tmp_path / "nothing")
 
 
-async def test_requests_go_on_elsewhere_when_their_engine_vanishes_or_is_ended(tmp_path: Path) -> None:
+async def test_requests_go_on_elsewhere_when_their_engine_vanishes_or_is_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with (
         linked(make_slow_core, hello=DECODE) as first,
         linked(make_slow_core, hello=DECODE) as second,
@@ -100,6 +102,7 @@ async def test_requests_go_on_elsewhere_when_their_engine_vanishes_or_is_ended(t
         assert await asyncio.gather(*running) == [expected] * 4
         assert llm.stats.num_resumed > 0
         await until(lambda: states(llm) == [(0, "ready"), (1, "ready")])
+        assert "decode 0: connecting to it again (1 in 10 minutes)" in caplog.text
         running = [asyncio.create_task(tokens(llm)) for _ in range(4)]
         await until(lambda: llm.stats.num_running == 4)
         await first.end()
