@@ -215,7 +215,7 @@ class CoreLink:
     def end(self, core: EngineCore) -> None:
         """End the requests of a front that has gone."""
         num_requests = core.drop_requests()
-        _log.info("front %s has gone, and %d open requests with it", self._front, num_requests)
+        _log.info("front %s has disconnected; its %d open requests are ended", self._front, num_requests)
         with self._lock:
             self._connection = self._front = None
 

@@ -59,7 +59,7 @@ def read_engines(path: Path) -> list[Engine]:
         if not words:
             continue
         if len(words) != 2 or words[0] not in ("prefill", "decode"):
-            raise ConfigError(f"{path}, line {number}: expected `prefill host:port` or `decode host:port`")
+            raise ConfigError(f"{path}, line {number}: {line!r:.80} is not `prefill host:port` or `decode host:port`")
         try:
             found.append(Engine(words[0], Address.read(words[1])))
         except ConfigError as error:
