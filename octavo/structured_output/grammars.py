@@ -29,6 +29,7 @@ def grammar_of(params: StructuredOutputsParams) -> str:
     try:
         match params.form:
             case "json":
+                _refuse_counts(json.loads(params.json or ""))
                 return LLMatcher.grammar_from_json_schema(params.json or "", overrides=options)
             case "json_object":
                 return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=options)
@@ -63,13 +64,27 @@ def parser_limits() -> LLParserLimits:
 
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=200_000,
+        step_lexer_fuel=50_000,
         step_max_items=3_000,  # the time of these two grows faster than they do
         max_items_in_row=1_000,
         max_lexer_states=50_000,
         max_grammar_size=200_000,
         verbose_errors=False,
     )
+
+
+def _refuse_counts(schema: Any) -> None:
+    """Refuse minProperties that free keys have to reach: keys that are the same would count as several."""
+    left = [schema]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            least, required = value.get("minProperties"), value.get("required")
+            num_required = len(required) if isinstance(required, list) else 0
+            if isinstance(least, int) and least > num_required + 1:
+                raise ValueError(f"minProperties of {least} needs as many required keys, or one less")
+        if isinstance(value, dict | list):
+            left += value.values() if isinstance(value, dict) else value
 
 
 def _tags(text: str) -> list[dict[str, Any]]:

@@ -200,8 +200,10 @@ class HashExecutor:
                 slot = self._slot(state, group, position)
                 assert slot[1] != 0, "the null block is written"
                 assert slot not in written, "two rows write one slot"
-                self.slots[slot] = digest(before, state.token_ids[position])
-                written[slot] = row.seq_id
+                value = digest(before, state.token_ids[position])
+                if self.slots.get(slot) != value:  # a token that is computed again changes nothing for readers
+                    self.slots[slot] = value
+                    written[slot] = row.seq_id
 
     def _read(self, row: ScheduledSequence, written: dict[Slot, int]) -> RowOutput:
         state = self.states[row.seq_id]
@@ -211,11 +213,11 @@ class HashExecutor:
             state.drop_tokens(end)
         if not self.draws:
             return RowOutput(row.seq_id, row.epoch, [])
-        if state.waits_until > len(self.steps) and (row.num_samples or row.num_candidates):
-            return RowOutput(row.seq_id, row.epoch, [], self._prompt_logprobs(state, row), is_undrawn=True)
         if self._fails(state, row.start, end):
             state.token_ids += [0] * bool(row.num_samples)  # steps that are on their way go on after it
             return RowOutput(seq_id=row.seq_id, epoch=row.epoch, tokens=[], error=RequestError("the logits hold NaN"))
+        if state.waits_until > len(self.steps) and (row.num_samples or row.num_candidates):
+            return RowOutput(row.seq_id, row.epoch, [], self._prompt_logprobs(state, row), is_undrawn=True)
         read = self._seen(state, end - 1)
         tokens = []
         for i in range(row.num_samples):

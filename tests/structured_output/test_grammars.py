@@ -21,6 +21,7 @@ def form(**fields: Any) -> StructuredOutputsParams:
     [
         form(json={"type": "object", "properties": {"a": {"type": "string", "maxLength": 4}}}),
         form(json={"$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}, "$ref": "#/$defs/n"}),
+        form(json={"minProperties": 2, "required": ["a"], "properties": {"a": {}}}),
         form(json_object=True),
         form(regex=r"\d{3}-[a-z]+"),
         form(choice=["yes", 'no "thanks"', "\\", "ü"]),
@@ -44,6 +45,7 @@ def test_grammars_of_every_form_are_accepted(good: StructuredOutputsParams) -> N
         (form(json={"type": "array", "uniqueItems": True, "not": {}}), 'json cannot be used.*"not", "uniqueItems"'),
         (form(json={"x-guidance": {"lenient": True}, "not": {}}), '"not"'),
         (form(json={"$ref": "https://example.org/schema.json"}), "json cannot be used"),
+        (form(json={"items": [{"minProperties": 3, "required": ["a"]}]}), "minProperties of 3 needs"),
         (form(json="{"), "json cannot be used"),
         (form(regex=r"a(?=b)"), "regex cannot be used.*look-around"),
         (form(regex="("), "regex cannot be used"),
