@@ -104,8 +104,16 @@ class PeerLink:
     def start(self, receive: Callable[[PeerLink, PeerMessage | None], None]) -> None:
         """Begin to send and to read. receive: called by the thread that reads; None, the end, comes last."""
         reader = threading.Thread(target=self._read, args=[receive], name="octavo-kv-peer", daemon=True)
-        reader.start()
-        threading.Thread(target=self._write, args=[reader], name="octavo-kv-peer", daemon=True).start()
+        try:
+            reader.start()
+            threading.Thread(target=self._write, args=[reader], name="octavo-kv-peer", daemon=True).start()
+        except RuntimeError:  # there can be no more threads
+            cut(self._connection)
+            if reader.ident is None:
+                receive(self, None)
+            else:
+                reader.join()
+            self._connection.close()
 
     def send(self, message: PeerMessage) -> None:
         """Send a message later, in order. Nothing is raised: the end of the connection is received."""

@@ -97,6 +97,8 @@ class PeerServer(Source):
                 raise PeerRefused(f"{MOST_CONNECTIONS} engines are connected")
             link = PeerLink(connection, self._lease_s)
             self._links.add(link)
+            if self._listener.fileno() < 0:  # `close` has not seen it
+                link.close()
             link.start(self._receive)
         except (OSError, ValueError, RuntimeError, msgspec.MsgspecError, OctavoError) as error:
             _log.warning("an engine that wanted KV blocks is refused: %s", error)

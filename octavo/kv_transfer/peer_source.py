@@ -184,8 +184,12 @@ class PeerSource(Source):
         if engine.link is None and not engine.is_connecting:
             if self._clock() < engine.retry_at:
                 return
+            try:
+                threading.Thread(target=self._connect, args=[engine], name="octavo-kv-connect", daemon=True).start()
+            except RuntimeError as error:  # there can be no more threads
+                self._lose(engine, str(error))
+                return
             engine.is_connecting = True
-            threading.Thread(target=self._connect, args=[engine], name="octavo-kv-connect", daemon=True).start()
         transfer = _Transfer(os.urandom(NAME_BYTES), engine, request.request_id, list(digests))
         self._transfers[request.request_id] = transfer
         if engine.link is not None:

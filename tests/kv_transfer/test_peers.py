@@ -261,6 +261,29 @@ def test_an_engine_that_does_not_read_is_disconnected() -> None:
     far.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "num_good"),
+    [("octavo-kv-connect", 0), *(("octavo-kv-peer", num_good) for num_good in range(5))],
+)
+def test_an_engine_that_can_have_no_more_threads_computes(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, name: str, num_good: int
+) -> None:
+    start, left = threading.Thread.start, [None] * num_good
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == name:
+            if not left:
+                raise RuntimeError("can't start new thread")
+            left.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    request = make_request("a", range(30))
+    pair.decode.add(msgspec.structs.replace(request, prefill=pair.prefill.address))
+    finish(pair.prefill, pair.decode)
+    check(pair, request)
+
+
 def test_messages_of_an_engine_wait_in_its_connection(pair: Pair) -> None:
     other = Other(pair.prefill)
     source = pair.prefill.source

@@ -69,18 +69,16 @@ class Fetch:
 
     def _run(self) -> None:
         began = perf_counter()
+        threads: list[threading.Thread] = []
         try:
-            parts = divide(self.command.peers, self._blocks.layers, self._blocks.heads)
-            threads = [
-                threading.Thread(target=self._receive, args=(part,), name="octavo-kv-receive", daemon=True)
-                for part in parts
-            ]
-            for thread in threads:
+            for part in divide(self.command.peers, self._blocks.layers, self._blocks.heads):
+                thread = threading.Thread(target=self._receive, args=(part,), name="octavo-kv-receive", daemon=True)
                 thread.start()
-            for thread in threads:
-                thread.join()
+                threads.append(thread)
         except Exception as error:
             self.cancel(f"{type(error).__name__}: {error}")
+        for thread in threads:
+            thread.join()
         fetched = Fetched(self.command.fetch_id, self._error, self._num_bytes, perf_counter() - began)
         self._on_end(self, fetched)
 

@@ -107,7 +107,12 @@ class Sender:
                 thread = threading.Thread(target=self._serve, args=(pipe,), name="octavo-kv-serve", daemon=True)
                 with self._changed:
                     self._pipes[pipe] = thread
-                thread.start()
+                    try:
+                        thread.start()
+                    except RuntimeError as error:  # there can be no more threads
+                        _log.warning("a connection of a KV transfer is refused: %s", error)
+                        del self._pipes[pipe]
+                        pipe.close()
 
     def _serve(self, pipe: Pipe) -> None:
         """Send what the connection subscribes to until it ends."""
@@ -128,7 +133,7 @@ class Sender:
                 del self._pipes[pipe]
                 self._changed.notify_all()
             pipe.close()
-            if sending is not None:
+            if sending is not None and sending.ident is not None:  # it was started
                 sending.join()
 
     def _checked(self, message: Message) -> Subscribe:

@@ -119,6 +119,32 @@ SOURCES = [[1, 2, 3, 4, 5], [0, 0, 8, 9, 10]]
 TARGETS = [[11, 3, 6, 1, 9], [0, 0, 4, 2, 8]]
 
 
+@pytest.mark.parametrize(
+    ("name", "num_good"), [("octavo-kv-serve", 0), ("octavo-kv-send", 0), ("octavo-kv-receive", 1)]
+)
+def test_ranks_that_can_have_no_more_threads_for_a_moment_go_on(
+    open_ranks: Open, monkeypatch: pytest.MonkeyPatch, name: str, num_good: int
+) -> None:
+    start, results = threading.Thread.start, [True] * num_good + [False]
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == name and results and not results.pop(0):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    givers, (taker,) = open_ranks(2, 1), open_ranks(1, 1)
+    source = fill(givers)
+    for rank in givers:
+        rank.step(sends=[SendBlocks(TRANSFER, 0, SOURCES, is_fresh=False)])
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    taker.step(fetches=[fetch_of(givers, TARGETS)])
+    assert taker.note().fetched[0].error
+    assert "octavo-kv-receive" not in [thread.name for thread in threading.enumerate()]
+    taker.step(fetches=[fetch_of(givers, TARGETS)])
+    assert not taker.note().fetched[0].error
+    assert same(gathered([taker])[0][:, TARGETS[0]], source[0][:, SOURCES[0]])
+
+
 @pytest.mark.parametrize("fetching", [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)], ids=str)
 @pytest.mark.parametrize("giving", [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4)], ids=str)
 def test_any_number_of_ranks_fetches_from_any_number(
