@@ -218,7 +218,7 @@ class Replica:
                 continue
             frozen_since = time.monotonic() if frozen_since is None else frozen_since
             if time.monotonic() - frozen_since >= FROZEN_AFTER_S:
-                self.client.kill(f"{frozen}; after {FROZEN_AFTER_S:g} s it was killed")
+                self.client.kill(f"{frozen}; it was given up after {FROZEN_AFTER_S:g} s")
 
     async def _frozen(self) -> EngineUnresponsiveError | None:
         """Return how the core is stopped or hung; None for one that works, or has died and is replaced."""
