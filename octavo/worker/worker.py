@@ -277,7 +277,7 @@ class Worker:
             for group, each in zip(shape.cache_groups, limits.groups, strict=True)
         ]
         model_of_rank: LanguageModel = loaded
-        if self._mesh.tensor_group.is_recordable:
+        if self._mesh.tensor.size == 1 or self._mesh.tensor_group.is_recordable:
             model_of_rank = device.recorded(loaded, scheduler.max_num_batched_tokens)
         elif self._mesh.rank == 0:
             _log.info("the ranks that share a layer are on several machines: steps run without recordings, more slowly")

@@ -9,7 +9,7 @@ import secrets
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from itertools import count
@@ -29,6 +29,7 @@ from octavo.engine import replica as replica_module
 from octavo.engine import router as router_module
 from octavo.engine import split as split_module
 from octavo.engine.replica import Replica
+from octavo.errors import OctavoError
 from tests.fakes.checked_core import spawn_checked
 from tests.fakes.namespaces import Namespaces, is_permitted, namespaces
 from tests.fakes.relay import Fault, PeerRelay
@@ -202,6 +203,7 @@ async def test_damaged_transfers_are_computed_instead() -> None:
         await split.fetches_again()
 
 
+@pytest.mark.long
 async def test_killed_stopped_and_restarted_cores_change_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_module, "WATCH_S", 0.2)
     monkeypatch.setattr(replica_module, "FROZEN_AFTER_S", 0.5)
@@ -210,6 +212,8 @@ async def test_killed_stopped_and_restarted_cores_change_no_stream(monkeypatch: 
         for replica, signum in victims:
             pid = process_of(replica).pid
             assert await split.streams(lambda pid=pid, signum=signum: os.kill(pid, signum)) == undisturbed()
+            with suppress(OctavoError):  # a core that stopped after its requests is found when its health is asked for
+                await split.llm.check_health()
             await split.until(lambda replica=replica, pid=pid: process_of(replica).pid != pid)
             await split.forget()
         await split.fetches_again()
@@ -231,6 +235,7 @@ async def test_clients_that_go_in_mid_transfer_leave_no_block_behind() -> None:
         assert await split.streams() == undisturbed()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not is_permitted(), reason="needs the right to make network namespaces")
 async def test_cores_whose_network_drops_packets_silently_compute_alone_until_it_is_whole() -> None:
     with namespaces() as apart:

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -121,9 +122,12 @@ def join_elsewhere(folder: Path, module: str = "tests.fakes.rank") -> dict[str, 
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    """A free port before another one: the ranks' groups listen on the next."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as server, suppress(OSError):
+            port: int = server.getsockname()[1]
+            with socket.create_server(("127.0.0.1", port + 1)):
+                return port
 
 
 def simulated() -> SimulatedExecutor:
