@@ -107,7 +107,7 @@ async def test_split_engines_give_what_one_gives(caplog: pytest.LogCaptureFixtur
         async with started(prefill=1, decode=1, split_min_tokens=8) as llm:
             assert await read_all(llm) == expected
             assert llm.stats.num_handovers > 10
-            assert llm.stats.num_fetched_tokens > 500
+            assert llm.stats.num_fetched_tokens > 200  # what prompts have in common is fetched once
             others = asyncio.gather(*(leave(llm, count) for count in (0, 0, 1, 2, 5)))
             assert await read_all(llm) == expected
             await others
