@@ -64,9 +64,9 @@ def parser_limits() -> LLParserLimits:
 
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=50_000,
-        step_max_items=3_000,  # the time of these two grows faster than they do
-        max_items_in_row=1_000,
+        step_lexer_fuel=100_000,
+        step_max_items=50_000,  # ordinary schemas of objects need more than 3,000
+        max_items_in_row=600,  # the time of a token grows with its square
         max_lexer_states=50_000,
         max_grammar_size=200_000,
         verbose_errors=False,

@@ -217,7 +217,7 @@ def test_a_grammar_of_which_a_token_takes_more_work_each_time_ends_as_an_error(
     matcher = matchers.compile(grammar).result().deep_copy()
     [a] = tokenizer.encode("a")
     matcher.try_consume_tokens([a] * 300)
-    assert "max is 1000" in matcher.get_error()
+    assert "max is 600" in matcher.get_error()
 
 
 def test_a_mask_that_a_new_matcher_cannot_compute_either_is_an_error(matchers: Matchers) -> None:
