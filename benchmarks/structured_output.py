@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -200,7 +200,7 @@ def measure(engine: Engine, draws: Draws, schema: Path, seed: str, figures: Figu
             if drawn is None:
                 figures.outcomes["cut"] += 1
                 return
-            outcome, why = _checked(drawn, json.loads(text, parse_float=Decimal))
+            outcome, why = _checked(drawn, json.loads(text, parse_float=_number))
     except (InvalidRequest, TimeoutError) as error:
         outcome, why = "stopped", str(error)
     finally:
@@ -220,7 +220,7 @@ def _checked(drawn: str, schema: Any) -> tuple[str, str]:
     """
     jsonschema = import_module("jsonschema")
     try:
-        value = json.loads(drawn, parse_float=Decimal)
+        value = json.loads(drawn, parse_float=_number)
     except (ValueError, RecursionError) as error:
         return "invalid", f"{error}: {drawn!r:.300}"
     checker = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
@@ -233,6 +233,14 @@ def _checked(drawn: str, schema: Any) -> tuple[str, str]:
     except Exception as error:  # of the schema, of whatever type
         return "unchecked", str(error)
     return ("valid", "") if found is None else ("invalid", f"{found.message:.150} in {drawn!r:.150}")
+
+
+def _number(text: str) -> Decimal | float:
+    """Return a number of JSON; infinity for one whose exponent no decimal has."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return float(text)
 
 
 def _reason(message: str) -> str:
