@@ -75,8 +75,14 @@ class Matchers:
                 raise InvalidRequest(
                     "structured_outputs need a model that has an end-of-sequence token", field="structured_outputs"
                 )
-            text = self._tokenizer_file.read_text(encoding="utf-8")
-            self._vocabulary = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._end_token_ids)
+            try:
+                text = self._tokenizer_file.read_text(encoding="utf-8")
+                self._vocabulary = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._end_token_ids)
+            except (OSError, ValueError) as error:
+                raise InvalidRequest(
+                    f"structured_outputs need a tokenizer.json of the model's vocabulary: {error}",
+                    field="structured_outputs",
+                ) from error
         matcher = LLMatcher(self._vocabulary, grammar_of(params), log_level=0, limits=parser_limits())
         if not matcher.is_error():
             matcher.deep_copy().compute_bitmask()  # the first one builds tables that later ones share

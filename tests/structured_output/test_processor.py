@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -340,3 +341,20 @@ def test_text_under_random_choices_is_of_the_form(matchers: Matchers, tokenizer:
         found = json.loads(tokenizer.decode(sequence.output[:-1]))
         assert found["animal"] in ("cat", "dog")
         assert set(found) == {"animal", "names"}
+
+
+@pytest.mark.parametrize(
+    ("path", "vocab_size", "ends", "message"),
+    [
+        (Path("/nonexistent/tokenizer.json"), VOCABULARY, [END], "need a tokenizer.json"),
+        (model_directory(), 100, [END], "need a tokenizer.json of the model's vocabulary"),
+        (model_directory(), VOCABULARY, [], "an end-of-sequence token"),
+    ],
+)
+def test_a_model_that_cannot_have_forms_is_named(path: Path, vocab_size: int, ends: list[int], message: str) -> None:
+    matchers = Matchers(path, vocab_size, ends)
+    form = guided().params.structured_outputs
+    assert form is not None
+    with pytest.raises(InvalidRequest, match=message):
+        matchers.compile(form).result()
+    matchers.close()
