@@ -15,7 +15,7 @@ test *arguments:
 
 # Thousands of random schedules, for minutes.
 fuzz *arguments:
-    python -m pytest -m long tests/scheduler tests/e2e {{arguments}}
+    python -m pytest -m long tests/scheduler tests/e2e tests/kv_transfer {{arguments}}
 
 # Measure the scheduler and the engine on the model that ships with octavo.
 bench:

@@ -175,6 +175,7 @@ class OtherProcess:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_prefill_process_is_killed_stopped_and_started_again(alone: Collected, tmp_path: Path) -> None:
     first, second, third, *_ = requests = requests_of()
     config = config_of("prefill", tmp_path)
