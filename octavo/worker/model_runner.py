@@ -33,10 +33,9 @@ class ModelRunner:
         max_num_tokens: int,
         sampler: Sampler | None,
         tokens: TokenStore,
-        grammars: GrammarProcessor | None = None,
     ) -> None:
-        """grammars: the sampler's; those of new sequences begin to be compiled."""
-        self._grammars = grammars
+        self.grammars: GrammarProcessor | None = None
+        """The sampler's, where it draws: those of new sequences begin to be compiled."""
         self.sequences = Sequences(tokens, cache.num_groups)
         self.model = model
         self._cache = cache
@@ -92,8 +91,8 @@ class ModelRunner:
     def _update_sequences(self, step: SchedulerOutput) -> None:
         for new in step.new_sequences:
             self.sequences.add(new)
-            if new.params.structured_outputs is not None and self._grammars is not None:
-                self._grammars.begin(self.sequences[new.seq_id])
+            if new.params.structured_outputs is not None and self.grammars is not None:
+                self.grammars.begin(self.sequences[new.seq_id])
             for group, block_ids in enumerate(new.block_tables):
                 self._cache.note_used(group, block_ids)
         if step.finished_ids:

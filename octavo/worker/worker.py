@@ -296,8 +296,8 @@ class Worker:
             max_num_tokens=scheduler.max_num_batched_tokens,
             sampler=shared(sampler, self._mesh, shape.vocab_size) if loaded.is_last else None,
             tokens=device.token_store(),
-            grammars=grammars,
         )
+        self._runner.grammars = grammars
 
     def _matchers(self) -> Matchers:
         model = self._config.model
