@@ -143,9 +143,11 @@ class Split:
                 await asyncio.sleep(0.2)
 
     async def forget(self) -> None:
-        """Drop what both cores have cached."""
+        """Drop what both cores have cached, as soon as no transfer reads it: what it reads may be pinned as well."""
         await self.is_whole()
-        assert await self.llm.call("reset_prefix_cache")
+        async with asyncio.timeout(30):
+            while not await self.llm.call("reset_prefix_cache"):
+                await asyncio.sleep(0.05)
 
 
 async def stats_of(replica: Replica, name: str) -> int:
