@@ -21,7 +21,7 @@ from octavo.core.messages import AddRequests, EngineCoreOutput, EngineCoreReques
 from octavo.core.outputs import RequestError
 from octavo.engine.replica import Replica
 from octavo.engine.router import Router
-from octavo.errors import EngineDeadError
+from octavo.errors import EngineDeadError, EngineRestartingError
 
 if TYPE_CHECKING:
     from octavo.engine.split import Split
@@ -225,6 +225,16 @@ class Dispatch:
     def wait_first(self, requests: Sequence[Sent]) -> None:
         """Put requests before those that wait."""
         self._waiting.extendleft([sent] for sent in reversed(requests))
+
+    def refuse_waiting(self, because: EngineRestartingError, *, begun: bool) -> list[EngineCoreOutput]:
+        """Forget requests that wait, with `begun` also those that a core has begun; return their last outputs."""
+        error = RequestError(str(because), code="engine_restarting", retry_after_s=because.retry_after_s)
+        outputs = []
+        for sent in [each for each in self.sent.values() if each.replica is None]:
+            if begun or not (sent.was_sent or (self.split is not None and self.split.has(sent.request_id))):
+                self.end(sent.request_id)
+                outputs.append(EngineCoreOutput(request_id=sent.request_id, deltas=[], finished=True, error=error))
+        return outputs
 
     def quarantine(self, sent: Sent, error: EngineDeadError) -> EngineCoreOutput:
         """Forget a request that is not run again; return its last output."""

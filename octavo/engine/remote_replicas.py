@@ -73,7 +73,8 @@ class RemoteReplicas:
     def __init__(
         self, named: Sequence[Engine], file: Path | None, secret: bytes, hello: Hello, *, timeout_s: float = 120.0
     ) -> None:
-        """timeout_s: how long a start waits for the first engine that decodes."""
+        """timeout_s: how long a start waits for the first engine that decodes, and requests that have begun for the
+        next one when all have gone."""
         self._named = list(named)
         self._file = file
         self._secret = secret
@@ -133,6 +134,7 @@ class RemoteReplicas:
             max_waiting=config.scheduler.max_queued_requests or MAX_WAITING,
             make_split=partial(make_split, config),
             tend=self.tend,
+            most_wait_s=self._timeout_s,
         )
 
     def _replica(self, number: int, engine: Engine, client: ProcessClient) -> Replica:

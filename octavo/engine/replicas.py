@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial, reduce
@@ -20,6 +21,7 @@ from octavo.core.messages import (
     AbortRequests,
     AddRequests,
     CoreReady,
+    EngineCoreOutput,
     EngineCoreRequest,
     SchedulerStats,
     StepOutputs,
@@ -29,6 +31,7 @@ from octavo.engine.control_calls import Pins, merged
 from octavo.engine.core_client import ProcessClient
 from octavo.engine.core_spawn import SpawnedCore
 from octavo.engine.dispatch import Dispatch, ToResume
+from octavo.engine.patience import Patience
 from octavo.engine.replica import Replica, ReplicaState
 from octavo.engine.router import RoundRobin, Router, make_router
 from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest
@@ -69,15 +72,18 @@ class Replicas:
         max_waiting: int = MAX_WAITING,
         make_split: MakeSplit | None = None,
         tend: Tend | None = None,
+        most_wait_s: float = math.inf,
     ) -> None:
         """depth: steps that a core plans ahead. make_split: for replicas of which some only compute prompts.
 
         tend: runs beside the replicas, and adds and removes some; without it their number is fixed.
+        most_wait_s: how long requests wait while no core is ready (`Patience`).
         """
         self._replicas: list[Replica] = []
         self._whole: list[Replica] = []
         self._prefills: list[Replica] = []
         self._dispatch = Dispatch(self._whole, router or RoundRobin(), depth=depth)
+        self._patience = Patience(self._dispatch, self._whole, most_wait_s)
         self._make_split = make_split
         self._split: Split | None = None
         self._tend = tend
@@ -200,9 +206,7 @@ class Replicas:
         """Return those that can be used. Raises EngineDeadError or EngineRestartingError when there are none."""
         ready = [each for each in replicas if each.is_ready]
         if not ready:
-            raise self._error or EngineRestartingError(
-                "the engine core is being started again; try again in a few seconds"
-            )
+            raise self._error or self._patience.absence
         return ready
 
     # ---- messages to the cores ----
@@ -240,12 +244,16 @@ class Replicas:
             replica.client.send(AbortRequests([request_id]))
 
     def _add(self, requests: list[EngineCoreRequest]) -> None:
-        if not self._dispatch.is_any_ready and self._dispatch.num_waiting() >= self._max_waiting:
-            raise EngineRestartingError(
-                f"{self._max_waiting} requests wait for an engine core that is being started again; try again in "
-                "a few seconds"
-            )
+        self._patience.check(self._max_waiting)
         self._dispatch.add(requests)
+
+    def _update_patience(self, replica: Replica) -> None:
+        async def refuse(outputs: list[EngineCoreOutput]) -> None:
+            stats = replica.stats if replica in self._replicas else SchedulerStats(num_ready=0)
+            await self._process(replica.number, StepOutputs(outputs=outputs, stats=stats))
+
+        assert self._tasks is not None, "the cores are served"
+        self._patience.update(self._tasks, refuse)
 
     # ---- messages from the cores ----
 
@@ -288,6 +296,7 @@ class Replicas:
                         self._give_up(replica, last)
                     return
             _log.info("%s is ready again", replica.name)
+            self._update_patience(replica)
             await self._process(replica.number, StepOutputs(outputs=[], stats=replica.stats))
             for pin in self._pins.calls():
                 replica.client.send(pin)
@@ -316,6 +325,7 @@ class Replicas:
                 *map(len, left),
             )
         self._dispatch.send_waiting()
+        self._update_patience(replica)
         outputs = [self._dispatch.quarantine(sent, error) for sent in left.quarantined]
         await self._process(replica.number, StepOutputs(outputs=outputs, stats=replica.stats))
 

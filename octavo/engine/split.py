@@ -192,6 +192,10 @@ class Split:
         transfer = handover.source.client.ready.transfer if handover.is_kept else None
         return msgspec.structs.replace(request, prefill=transfer, metrics=metrics)
 
+    def has(self, request_id: str) -> bool:
+        """Return whether a request was sent to a prefill core, and has not ended."""
+        return request_id in self._handovers
+
     def end(self, request_id: str) -> None:
         """Forget a request; a prefill core that has it ends it."""
         handover = self._handovers.pop(request_id, None)

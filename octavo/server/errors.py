@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
-STATUS_OF_REFUSALS = {"queue_full": 429, "deadline_unreachable": 503}
+STATUS_OF_REFUSALS = {"queue_full": 429, "deadline_unreachable": 503, "engine_restarting": 503}
 """The status of refusals after which the client may try again, by code."""
 
 

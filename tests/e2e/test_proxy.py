@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -91,11 +92,18 @@ def engine(run: Run, role: str, port: str = "0") -> Running:
 
 
 def completion(url: str, number: int) -> Any:
-    """Texts and log-probabilities of both sequences of a request."""
+    """Texts and log-probabilities of both sequences of a request, which is sent again while there is no engine."""
     body = {"prompt": PROMPTS[number], "max_tokens": MAX_TOKENS, "seed": number, **SETTINGS}
     request = Request(f"{url}/v1/completions", json.dumps(body).encode(), headers={"Content-Type": "application/json"})
-    with urlopen(request, timeout=40) as response:
-        answer = json.load(response)
+    try:
+        with urlopen(request, timeout=120) as response:
+            answer = json.load(response)
+    except HTTPError as error:
+        error.close()
+        if error.code != 503 or "Retry-After" not in error.headers:
+            raise
+        time.sleep(0.1)
+        return completion(url, number)
     return [(choice["text"], choice["logprobs"]["token_logprobs"]) for choice in answer["choices"]]
 
 
@@ -153,6 +161,7 @@ def test_answers_are_those_of_one_engine_whatever_dies_or_comes_back(run: Run, t
     assert metric(url, "handover_mismatches_total") == 0
     assert disturbed(restart) == expected  # the only one that decodes: requests wait for the next
     assert metric(url, "core_restarts_total") == 1
+    assert metric(url, "requests_resumed_total") > 0
     assert disturbed(lambda: prefill.end(signal.SIGKILL)) == expected
 
     assert proxy.end(signal.SIGKILL) == -signal.SIGKILL

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,10 +14,10 @@ import pytest
 
 from octavo.async_llm import AsyncLLM
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine import remote_replicas
+from octavo.engine import patience, remote_replicas
 from octavo.engine.core_link import Address
 from octavo.engine.remote_replicas import Engine, RemoteReplicas, read_engines
-from octavo.errors import ConfigError, EngineDeadError
+from octavo.errors import ConfigError, EngineDeadError, EngineRestartingError
 from tests.fakes.byte_tokenizer import byte_tokenizer
 from tests.fakes.core import core_ready, engine_config
 from tests.fakes.engine import make_core
@@ -48,7 +49,7 @@ def engine_of(served: Served, role: str = "decode") -> Engine:
 @asynccontextmanager
 async def front(directory: Path, *named: Engine, file: Path | None = None, **settings: Any) -> AsyncIterator[AsyncLLM]:
     config = engine_config(str(directory))
-    remote = RemoteReplicas(named, file, settings.pop("secret", SECRET), FRONT, **{"timeout_s": 0.0} | settings)
+    remote = RemoteReplicas(named, file, settings.pop("secret", SECRET), FRONT, **{"timeout_s": 20.0} | settings)
     llm = AsyncLLM(config, await remote.start(config), byte_tokenizer(directory))
     try:
         yield llm
@@ -147,12 +148,49 @@ async def test_the_file_adds_and_removes_engines_without_losing_a_request(
             file.write_text(f"decode {first.address}\ndecode {second.address}\n")
             await until(lambda: states(llm) == [(0, "ready"), (1, "ready")])  # under the number that it had
             assert await tokens(llm) == expected
+            running = asyncio.create_task(tokens(llm))
+            await until(lambda: llm.stats.num_running == 1)
             file.write_text("")
             await until(lambda: not states(llm))
-            waiting = asyncio.create_task(tokens(llm))
-            await asyncio.sleep(0.05)
+            with pytest.raises(EngineRestartingError, match="the server has no engine: it has none to use"):
+                await tokens(llm)
             file.write_text(f"decode {first.address}\n")
-            assert await waiting == expected
+            assert await running == expected
+
+
+async def test_requests_wait_for_an_engine_for_a_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, turns = [], [asyncio.Event(), asyncio.Event()]
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        await turns[len(waits) - 1].wait()
+
+    monkeypatch.setattr(patience, "asyncio", SimpleNamespace(sleep=sleep))
+
+    async def error(llm: AsyncLLM) -> Any:
+        [last] = [each async for each in llm.generate([1, 2, 3, 4], PARAMS) if each.finished]
+        return last.error
+
+    async with linked(make_slow_core, hello=DECODE) as only, front(tmp_path, engine_of(only)) as llm:
+        running = asyncio.create_task(error(llm))
+        await until(lambda: llm.stats.num_running == 1)
+        await only.end()
+        await until(lambda: waits == [patience.PATIENCE_S])
+        waiting = asyncio.create_task(error(llm))
+        await until(lambda: len(llm._client._dispatch.sent) == 2)
+        turns[0].set()
+        refused = await waiting
+        assert (refused.code, refused.retry_after_s) == ("engine_restarting", 5)
+        assert "the server has no engine: none of the 1 that it uses is connected" in refused.message
+        with pytest.raises(EngineRestartingError, match="the server has no engine"):
+            await tokens(llm)
+        assert not running.done()
+        assert waits == [patience.PATIENCE_S, 20.0 - patience.PATIENCE_S]
+        turns[1].set()
+        assert await running == refused
+        async with linked(make_slow_core, hello=DECODE, port=only.address.port):
+            await until(lambda: states(llm) == [(0, "ready")])
+            assert await tokens(llm)
 
 
 async def test_an_engine_that_is_not_like_the_first_is_refused_by_name() -> None:
@@ -194,7 +232,7 @@ async def test_a_start_without_an_engine_that_decodes_says_why(tmp_path: Path) -
     async with linked(hello=prefill) as only:
         nobody = Engine("decode", Address("127.0.0.1", 1))
         with pytest.raises(EngineDeadError, match="no engine that decodes for 0 s: no engine is at 127.0.0.1:1"):
-            async with front(tmp_path, engine_of(only, "prefill"), nobody):
+            async with front(tmp_path, engine_of(only, "prefill"), nobody, timeout_s=0.0):
                 raise AssertionError("it has started")
         with pytest.raises(ConfigError, match="does not know the secret"):
             async with front(tmp_path, engine_of(only, "prefill"), secret=b"another secret 16"):

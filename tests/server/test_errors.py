@@ -50,6 +50,8 @@ def test_queue_that_is_full_says_when_to_come_back(server: Served) -> None:
     assert (answer.status, answer.headers["retry-after"], answer.error["code"]) == (429, "7", "queue_full")
     late = ended_with_error(RequestError("late", code="deadline_unreachable", retry_after_s=1))
     assert (late.status, late.headers) == (503, {"Retry-After": "1"})
+    gone = ended_with_error(RequestError("gone", code="engine_restarting", retry_after_s=5), shows_others=True)
+    assert (gone.status, gone.headers) == (503, {"Retry-After": "5"})
 
 
 def test_unknown_path_and_method_are_told(server: Served) -> None:
