@@ -10,7 +10,8 @@ from octavo.cli.llama_cpp_flags import llama_cpp_flags
 from octavo.config.sources import known_arguments
 from octavo.core.sampling_params import documented_fields
 from octavo.server.endpoints import ENDPOINTS
-from octavo.server.schema import ChatCompletionRequest, CompletionRequest
+from octavo.server.schema.chat import ChatCompletionRequest
+from octavo.server.schema.completions import CompletionRequest
 from tools import other_names
 from tools.other_engines import main, pages
 

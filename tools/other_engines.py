@@ -16,7 +16,8 @@ from octavo.config.sources import known_arguments
 from octavo.core.absent import absent_options, renamed_options
 from octavo.core.sampling_params import documented_fields
 from octavo.server.decode import refused_fields
-from octavo.server.schema import ChatCompletionRequest, CompletionRequest
+from octavo.server.schema.chat import ChatCompletionRequest
+from octavo.server.schema.completions import CompletionRequest
 from tools.other_names import (
     LLAMA_CPP_ENDPOINTS,
     LLAMA_CPP_FIELDS,

@@ -17,35 +17,20 @@ from octavo.server.decode import refused_fields
 from octavo.server.errors import ErrorBody
 from octavo.server.generation import json_response
 from octavo.server.keys import Right
-from octavo.server.responses import (
-    CacheReset,
-    ChatCompletionResponse,
-    CompletionResponse,
-    DecisionList,
-    DetokenizeResponse,
-    Drained,
-    Health,
-    Index,
-    KvEvent,
-    Model,
-    ModelList,
-    PinPrefixResponse,
-    TimelineList,
-    TokenizeResponse,
-    UnpinPrefixResponse,
-    Version,
-)
+from octavo.server.responses.chat import ChatCompletionResponse
+from octavo.server.responses.completions import CompletionResponse
+from octavo.server.responses.health import Drained, Health, Index, Version
+from octavo.server.responses.kv_events import KvEvent
+from octavo.server.responses.models import Model, ModelList
+from octavo.server.responses.prefix_cache import CacheReset, PinPrefixResponse, UnpinPrefixResponse
+from octavo.server.responses.scheduler import DecisionList, TimelineList
+from octavo.server.responses.tokens import DetokenizeResponse, TokenizeResponse
 from octavo.server.routes import chat, completions, health, kv_events, models, prefix_cache, scheduler, tokens
-from octavo.server.schema import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    DrainRequest,
-    Message,
-    PinPrefixRequest,
-    PrefixRequest,
-    TokenizeRequest,
-)
+from octavo.server.schema.chat import ChatCompletionRequest, Message
+from octavo.server.schema.completions import CompletionRequest
+from octavo.server.schema.health import DrainRequest
+from octavo.server.schema.prefix_cache import PinPrefixRequest, PrefixRequest
+from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
 
 Handler = Callable[[ServerContext, Request], Awaitable[ASGIApp]]
 """Returns the response, which is itself an ASGI application. Raises InvalidRequest or ApiError."""

@@ -25,8 +25,8 @@ from octavo.errors import EngineDeadError, InvalidRequest
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError, ended_with_error
 from octavo.server.keys import Caller, Right, caller_of
-from octavo.server.responses import CacheInfo, PromptTokensDetails, Usage
-from octavo.server.schema import GenerationRequest
+from octavo.server.responses.common import CacheInfo, PromptTokensDetails, Usage
+from octavo.server.schema.common import GenerationRequest
 from octavo.server.sending import DONE, SLICE, EventStream, encode, event
 
 _UNIQUE_DIGITS: Final = 12

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from octavo.core.outputs import Logprob
-from octavo.server.responses import ChatLogprobs, CompletionLogprobs, ContentLogprob, TokenLogprob
+from octavo.server.responses.chat import ChatLogprobs, ContentLogprob, TokenLogprob
+from octavo.server.responses.completions import CompletionLogprobs
 
 Position = dict[int, Logprob]
 """The likeliest tokens at one position, and the drawn one."""

@@ -27,7 +27,7 @@ from octavo.engine.input_processor import InputProcessor, open_tokenizer
 from octavo.errors import OctavoError
 from octavo.server.decode import decode
 from octavo.server.errors import as_api_error
-from octavo.server.schema import DetokenizeRequest, TokenizeRequest
+from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
 from octavo.server.texts import REQUESTS, Preparer, TextSetup, prepared
 
 JOB_CPU_S: Final = 30.0

@@ -23,21 +23,16 @@ from octavo.engine.input_processor import InputSetup
 from octavo.engine.template_budget import RenderLimits
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
-from octavo.server import schema
 from octavo.server.decode import RequestBody, decode, read_body
 from octavo.server.errors import ApiError
 from octavo.server.forms import FormFields
 from octavo.server.keys import sender_of
 from octavo.server.open_requests import OpenRequests
-from octavo.server.responses import DetokenizeResponse, TokenizeResponse
-from octavo.server.schema import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    Message,
-    PrefixRequest,
-    TokenizeRequest,
-)
+from octavo.server.responses.tokens import DetokenizeResponse, TokenizeResponse
+from octavo.server.schema.chat import ChatCompletionRequest, Message
+from octavo.server.schema.completions import CompletionRequest
+from octavo.server.schema.prefix_cache import PinPrefixRequest, PrefixRequest
+from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -54,10 +49,16 @@ R = TypeVar("R")
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
-REQUESTS: Mapping[str, type[RequestBody]] = {
-    name: kind for name, kind in vars(schema).items() if isinstance(kind, type) and issubclass(kind, RequestBody)
-}
-"""The bodies that `octavo.server.schema` has, by name: a process for text reads any of them."""
+_KINDS: tuple[type[RequestBody], ...] = (
+    CompletionRequest,
+    ChatCompletionRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    PrefixRequest,
+    PinPrefixRequest,
+)
+REQUESTS: Mapping[str, type[RequestBody]] = {kind.__name__: kind for kind in _KINDS}
+"""The bodies with text or tokens by name: a process for text reads any of them."""
 
 
 class TextPolicy(msgspec.Struct, frozen=True):

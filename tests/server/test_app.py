@@ -14,7 +14,9 @@ from starlette.routing import Mount
 from octavo.async_llm import AsyncLLM
 from octavo.config.server_args import ServerArgs
 from octavo.server.app import build_app
-from octavo.server.schema import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from octavo.server.schema.chat import ChatCompletionRequest
+from octavo.server.schema.completions import CompletionRequest
+from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
 from tests.server.conftest import Served
 from tests.server.fake_llm import FakeAsyncLLM
 from tests.server.raw import Answer, ask

@@ -8,7 +8,8 @@ import pytest
 
 from octavo.errors import InvalidRequest
 from octavo.server.decode import decode
-from octavo.server.schema import ChatCompletionRequest, CompletionRequest
+from octavo.server.schema.chat import ChatCompletionRequest
+from octavo.server.schema.completions import CompletionRequest
 from tests.server.conftest import Served
 from tests.server.raw import ask
 

@@ -8,7 +8,7 @@ import pytest
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import InvalidRequest
 from octavo.server.decode import decode
-from octavo.server.schema import CompletionRequest
+from octavo.server.schema.completions import CompletionRequest
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 

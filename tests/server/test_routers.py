@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from octavo.server.decode import refused_fields
-from octavo.server.schema import ChatCompletionRequest
+from octavo.server.schema.chat import ChatCompletionRequest
 from tests.server.conftest import Served
 from tests.server.raw import ask
 

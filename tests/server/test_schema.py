@@ -11,15 +11,10 @@ from msgspec import inspect
 from octavo.core.request_limits import REQUEST_LIMITS
 from octavo.errors import InvalidRequest
 from octavo.server.decode import decode, refused_fields
-from octavo.server.schema import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    Message,
-    PinPrefixRequest,
-    PrefixRequest,
-    TokenizeRequest,
-)
+from octavo.server.schema.chat import ChatCompletionRequest, Message
+from octavo.server.schema.completions import CompletionRequest
+from octavo.server.schema.prefix_cache import PinPrefixRequest, PrefixRequest
+from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
 
 REQUESTS = [
     ChatCompletionRequest,

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from octavo.core.outputs import Logprob
-from octavo.server.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, PromptTokensDetails, Usage
+from octavo.server.responses.common import PromptTokensDetails, Usage
+from octavo.server.responses.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
 from octavo.server.sending import SLICE, LargeAnswers, encode
 
 

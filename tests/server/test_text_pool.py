@@ -18,7 +18,7 @@ import pytest
 
 from octavo.engine.input_processor import InputSetup
 from octavo.server.errors import ApiError
-from octavo.server.schema import ChatCompletionRequest
+from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.text_pool import TextPool
 from octavo.server.texts import Prepared, TextPolicy, TextSetup
 from tests.fakes.byte_tokenizer import BOS, EOS, byte_tokenizer

@@ -14,7 +14,7 @@ from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
 from octavo.server.generation import Generation, named_by_the_client
 from octavo.server.logprobs import chat_logprobs
-from octavo.server.responses import (
+from octavo.server.responses.chat import (
     ChatChoice,
     ChatChunkChoice,
     ChatCompletionChunk,
@@ -23,7 +23,7 @@ from octavo.server.responses import (
     ChatMessage,
     Delta,
 )
-from octavo.server.schema import ChatCompletionRequest
+from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.sending import EventStream
 
 

@@ -14,8 +14,9 @@ from octavo.engine.detokenizer import text_offsets
 from octavo.server.context import ServerContext
 from octavo.server.generation import Generation
 from octavo.server.logprobs import Position, completion_logprobs, token_text
-from octavo.server.responses import CompletionChoice, CompletionLogprobs, CompletionResponse, Usage
-from octavo.server.schema import CompletionRequest
+from octavo.server.responses.common import Usage
+from octavo.server.responses.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
+from octavo.server.schema.completions import CompletionRequest
 from octavo.server.sending import EventStream
 
 

@@ -12,8 +12,8 @@ from octavo.engine.metrics import CONTENT_TYPE
 from octavo.server.context import ServerContext
 from octavo.server.decode import decode, read_body
 from octavo.server.generation import json_response
-from octavo.server.responses import Drained, EngineState, Health, Version
-from octavo.server.schema import DrainRequest
+from octavo.server.responses.health import Drained, EngineState, Health, Version
+from octavo.server.schema.health import DrainRequest
 
 
 async def health(context: ServerContext, request: Request) -> Response:

@@ -19,7 +19,7 @@ from octavo.core.block_events import BlockEvent, BlockEvents
 from octavo.errors import EngineRestartingError, InvalidRequest
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
-from octavo.server.responses import KvEvent
+from octavo.server.responses.kv_events import KvEvent
 from octavo.server.sending import EventStream
 
 POLL_S: Final = 0.1

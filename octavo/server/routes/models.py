@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from octavo.server.context import ServerContext
 from octavo.server.generation import json_response
-from octavo.server.responses import Model, ModelList
+from octavo.server.responses.models import Model, ModelList
 
 
 async def list_models(context: ServerContext, request: Request) -> Response:

@@ -9,8 +9,8 @@ from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError
 from octavo.server.generation import in_namespace_of, json_response, named_by_the_client
 from octavo.server.keys import caller_of
-from octavo.server.responses import CacheReset, PinPrefixResponse, UnpinPrefixResponse
-from octavo.server.schema import PinPrefixRequest, PrefixRequest
+from octavo.server.responses.prefix_cache import CacheReset, PinPrefixResponse, UnpinPrefixResponse
+from octavo.server.schema.prefix_cache import PinPrefixRequest, PrefixRequest
 
 
 async def pin(context: ServerContext, request: Request) -> Response:

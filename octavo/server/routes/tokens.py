@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.context import ServerContext
-from octavo.server.schema import DetokenizeRequest, TokenizeRequest
+from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
 
 
 async def tokenize(context: ServerContext, request: Request) -> Response:

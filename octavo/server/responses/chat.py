@@ -1,0 +1,89 @@
+"""The responses of `POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from octavo.server.responses.common import Generated, PromptLogprobsField, Usage
+
+
+class TokenLogprob(Struct, frozen=True, gc=False):
+    """A token of a chat response. `bytes` is None for a token whose bytes are not a character by themselves.
+
+    A response may have hundreds of thousands: the garbage collector visits neither them nor tuples of numbers.
+    """
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None
+
+
+class ContentLogprob(TokenLogprob, frozen=True, gc=False):
+    """A token that was drawn, and the likeliest ones at its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    """Log-probabilities of a chat choice."""
+
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class ChatMessage(Struct, kw_only=True):
+    """What the model said."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(Struct, kw_only=True):
+    """One of the responses of the model."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionResponse(Generated, kw_only=True):
+    """Response of `POST /v1/chat/completions`."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobsField = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Delta(Struct, kw_only=True):
+    """What is new in a chunk: the role, or text, or nothing."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct, kw_only=True):
+    """What is new of one of the responses of the model."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionChunk(Generated, kw_only=True):
+    """A chunk of the stream of `POST /v1/chat/completions`."""
+
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET

@@ -1,0 +1,164 @@
+"""The body of `POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
+
+from msgspec import Meta, Struct, defstruct
+
+from octavo.core.request_limits import REQUEST_LIMITS, check_entries, check_field
+from octavo.errors import InvalidRequest
+from octavo.server.decode import Refused, refuse_unsupported
+from octavo.server.schema.common import MEDIA, GenerationRequest, Int
+
+_TOOLS = Refused("tool calls are not there yet", harmless=([],))
+_NO_TOOLS = Refused("tool calls are not there yet", harmless=("none",))
+# as in SGLang without a parser of reasoning: there is none to separate
+_REASONING = Refused("reasoning is not separated from the text yet", harmless=(True, False))
+
+
+class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """A piece of text in a message."""
+
+    text: str
+
+
+class RefusalPart(Struct, tag_field="type", tag="refusal", forbid_unknown_fields=True):
+    """An assistant's refusal in an earlier turn; it is text like any other."""
+
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+class _MediaPart(Struct, tag_field="type"):
+    """Something that is not text."""
+
+    text: ClassVar[str] = ""
+
+
+if TYPE_CHECKING:
+    ContentPart = TextPart | RefusalPart | _MediaPart
+else:
+    _MEDIA_PARTS = {
+        "ImagePart": "image_url",
+        "AudioPart": "input_audio",
+        "AudioUrlPart": "audio_url",
+        "VideoPart": "video_url",
+        "FilePart": "file",
+    }
+    _media_parts = [defstruct(name, [], bases=(_MediaPart,), tag=tag) for name, tag in _MEDIA_PARTS.items()]
+    ContentPart = Union[(TextPart, RefusalPart, *_media_parts)]
+
+
+class Message(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One turn of a conversation: a role and its text."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+
+    tool_calls: Annotated[Any, _TOOLS] = None
+    function_call: Annotated[Any, _TOOLS] = None
+    audio: Annotated[Any, MEDIA] = None
+
+    def check(self, field: str) -> int:
+        """Return the number of its characters. Raises InvalidRequest, which names `field`, when a part is too long."""
+        parts = self.content if isinstance(self.content, list) else []
+        check_entries(f"{field}.content", len(parts), REQUEST_LIMITS["messages[].content"].entries)
+        if self.annotations is not None:
+            check_field("messages[].annotations", self.annotations, f"{field}.annotations")
+        num_chars = sum(len(part.text) for part in parts)
+        for name in ("content", "refusal", "reasoning_content", "name", "tool_call_id"):
+            text = getattr(self, name)
+            if isinstance(text, str):
+                check_field(f"messages[].{name}", text, f"{field}.{name}")
+                num_chars += len(text)
+        return num_chars
+
+    def as_dict(self, field: str) -> dict[str, Any]:
+        """Return the message as a chat template reads it. Raises InvalidRequest, which names `field`."""
+        refuse_unsupported(self, f"{field}.")
+        # developer is the newer word for system; templates know the older one
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
+        message["content"] = self._text(f"{field}.content")
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        return message
+
+    def _text(self, field: str) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        if self.content is None:
+            if self.refusal is not None:
+                return self.refusal
+            raise InvalidRequest(f"{field} is missing; give text", field=field, code="missing_required_parameter")
+        texts = []
+        for index, part in enumerate(self.content):
+            if isinstance(part, _MediaPart):
+                kind = part.__struct_config__.tag
+                raise InvalidRequest(
+                    f"{field}[{index}] is of type {kind}: {MEDIA.because}",
+                    field=f"{field}[{index}]",
+                    code="unsupported_content_type",
+                )
+            texts.append(part.text)
+        return "\n".join(texts)
+
+
+class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    parallel_tool_calls: bool | None = None
+
+    tools: Annotated[Any, _TOOLS] = None
+    tool_choice: Annotated[Any, _NO_TOOLS] = None
+    functions: Annotated[Any, _TOOLS] = None
+    function_call: Annotated[Any, _NO_TOOLS] = None
+    audio: Annotated[Any, MEDIA] = None
+    modalities: Annotated[Any, Refused(MEDIA.because, harmless=(["text"],))] = None
+    store: Annotated[Any, Refused("nothing is stored", harmless=(False,))] = None
+    prediction: Annotated[Any, Refused("predicted output is not there yet")] = None
+    reasoning_effort: Annotated[Any, Refused("use chat_template_kwargs, where the model's template knows it")] = None
+    verbosity: Annotated[Any, Refused("the models served here do not know it")] = None
+    web_search_options: Annotated[Any, Refused("the server does not search the web")] = None
+    documents: Annotated[Any, Refused("put the text of documents into a message", harmless=([],))] = None
+    include_reasoning: Annotated[Any, Refused("reasoning is not separated from the text yet", harmless=(True,))] = None
+    separate_reasoning: Annotated[Any, _REASONING] = None
+    stream_reasoning: Annotated[Any, _REASONING] = None
+    echo: Annotated[Any, Refused("completions have it; a chat answer has no prompt text", harmless=(False,))] = None
+
+    def check(self) -> None:
+        GenerationRequest.check(self)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise InvalidRequest(
+                f"max_tokens is {self.max_tokens} and max_completion_tokens is {self.max_completion_tokens}; give one",
+                field="max_tokens",
+            )
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

@@ -1,0 +1,117 @@
+"""What the bodies of requests for text have in common: the sampling parameters and the fields of every such request."""
+
+from __future__ import annotations
+
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Union, get_args, get_type_hints
+
+from msgspec import Meta, Struct, defstruct
+
+from octavo.core.sampling_params import OutputKind, SamplingParams, documented_fields
+from octavo.errors import InvalidRequest
+from octavo.server.decode import Refused, RequestBody
+from octavo.server.forms import FormFields
+
+Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+RequestId = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$")]
+"""1 to 128 visible ASCII characters: it travels in a header too."""
+
+MEDIA = Refused("the server reads and writes text only")
+
+_SAMPLING_PARAMETERS: Final = {
+    name: param
+    for name, param in documented_fields().items()
+    # what requests do not have, or each API in a way of its own
+    if name not in ("logprobs", "max_tokens", "detokenize", "output_kind", "structured_outputs")
+}
+
+
+def _json_type(name: str, annotation: Any, description: str) -> Any:
+    """Return the type that a sampling parameter has in a request, where null stands for its default.
+
+    Limits of numbers are left to SamplingParams, whose messages are better.
+    """
+    members = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    kinds = {tuple[str, ...]: list[str], tuple[int, ...]: list[TokenId], dict[int, float]: dict[TokenId, float]}
+    given = [kinds.get(member, member) for member in members if member is not NoneType]
+    if name == "stop":
+        given.append(str)
+    bounds: dict[str, Any] = {"ge": -(2**63), "le": 2**63 - 1} if given == [int] else {}
+    return Annotated[Union[tuple(given)], Meta(description=description, **bounds)] | None  # noqa: UP007
+
+
+if TYPE_CHECKING:
+    _SamplingFields = FormFields
+else:
+    _HINTS = get_type_hints(SamplingParams)
+    _SamplingFields = defstruct(
+        "_SamplingFields",
+        [(name, _json_type(name, _HINTS[name], param.doc), None) for name, param in _SAMPLING_PARAMETERS.items()],
+        bases=(FormFields,),
+        kw_only=True,
+    )
+
+
+class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    """include_usage: a last chunk with the token counts. continuous_usage_stats: counts in every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """What completions and chat have in common: the sampling parameters, and the fields below."""
+
+    if TYPE_CHECKING:
+        n: int | None
+        best_of: int | None
+        prompt_logprobs: int | None
+
+    model: str | None = None
+    max_tokens: Int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+    return_cache_info: bool | None = None
+    cache_salt: str | None = None
+    priority: Int | None = None
+    first_token_deadline_s: float | None = None
+    request_id: RequestId | None = None
+    user: str | None = None
+
+    logits_processors: Annotated[Any, Refused("code from requests is never run")] = None
+    truncate_prompt_tokens: Annotated[Any, Refused("shorten the prompt before sending it")] = None
+    return_tokens_as_token_ids: Annotated[Any, Refused("ask for return_token_ids", harmless=(False,))] = None
+    mm_processor_kwargs: Annotated[Any, MEDIA] = None
+    kv_transfer_params: Annotated[Any, Refused("the server chooses where KV goes; leave it out")] = None
+    vllm_xargs: Annotated[Any, Refused("octavo has no such extensions", harmless=({},))] = None
+
+    # SGLang's fields, which its router and vLLM's write into every request
+    no_stop_trim: Annotated[Any, Refused("ask for include_stop_str_in_output", harmless=(False,))] = None
+    return_hidden_states: Annotated[Any, Refused("no endpoint returns hidden states", harmless=(False,))] = None
+
+    def given_sampling(self, **others: Any) -> dict[str, Any]:
+        """Return the sampling parameters that the request sets, and `others`: what goes over the model's defaults."""
+        given = {name: value for name in _SAMPLING_PARAMETERS if (value := getattr(self, name)) is not None}
+        if (form := self.form()) is not None:
+            given["structured_outputs"] = form
+        return {**given, **others, "output_kind": OutputKind.DELTA if self.stream else OutputKind.FINAL_ONLY}
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_usage_always(self) -> bool:
+        return self.wants_usage_chunk and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def check(self) -> None:
+        """Raise InvalidRequest for fields that are too long or contradict each other."""
+        RequestBody.check(self)
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options needs stream to be true", field="stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequest("prompt_logprobs come only when stream is false", field="prompt_logprobs")

@@ -1,0 +1,38 @@
+"""The bodies of `POST /tokenize` and `POST /detokenize`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from octavo.server.decode import RequestBody
+from octavo.server.schema.chat import Message
+from octavo.server.schema.common import TokenId
+
+
+class TextRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
+    """What requests about a text or a conversation have in common."""
+
+    model: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /tokenize`: text, or a conversation."""
+
+    prompt: str | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(RequestBody, kw_only=True, forbid_unknown_fields=True):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+    skip_special_tokens: bool = False
