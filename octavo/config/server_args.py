@@ -41,6 +41,9 @@ class ServerArgs:
         Arg("YAML file with further keys, their names, rights, and groups that share cached prefixes."),
     ] = None
     public_metrics: Annotated[bool, Arg("Answer /metrics without a key, where there are keys.")] = False
+    vllm_metrics: Annotated[
+        bool, Arg("Show the metrics that vLLM has under its names, too (vllm:...), for dashboards made for it.")
+    ] = False
     max_body_size: Annotated[
         int,
         Arg(

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from octavo.core.messages import SchedulerStats
 from octavo.core.outputs import RequestMetrics
+from octavo.engine.vllm_metrics import VllmMetrics
 
 _Collector = TypeVar("_Collector", Gauge, Counter)
 
@@ -144,6 +145,15 @@ class Metrics:
         self._queue_time = self._histogram(
             "request_queue_time_seconds", "From the arrival of a request to its first step.", _LONG_S
         )
+        self._prefill_time = self._histogram(
+            "request_prefill_time_seconds", "From the first step of a request to its first token.", _LONG_S
+        )
+        self._decode_time = self._histogram(
+            "request_decode_time_seconds", "From the first token of a request to its last.", _LONG_S
+        )
+        self._inference_time = self._histogram(
+            "request_inference_time_seconds", "From the first step of a request to its last token.", _LONG_S
+        )
         self._prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
         self._output_length = self._histogram("request_generation_tokens", "Tokens of a generated sequence.", _TOKENS)
 
@@ -186,13 +196,22 @@ class Metrics:
             self._queue_time.observe(metrics.time_in_queue)
         if metrics.finished_time is not None:
             self._latency.observe(metrics.finished_time - metrics.arrival_time)
-        longest = max(num_generated_tokens, default=0)
-        if longest > 1 and metrics.first_token_time is not None and metrics.last_token_time is not None:
-            self._time_per_output_token.observe((metrics.last_token_time - metrics.first_token_time) / (longest - 1))
+        self._observe_parts(metrics, longest=max(num_generated_tokens, default=0))
 
-    def render(self) -> bytes:
-        """Return all metrics in Prometheus' text format (`CONTENT_TYPE`)."""
-        return generate_latest(self.registry)
+    def _observe_parts(self, metrics: RequestMetrics, longest: int) -> None:
+        """Add the times between the first step, the first and the last token. longest: tokens of a sequence."""
+        began, first, last = metrics.first_scheduled_time, metrics.first_token_time, metrics.last_token_time
+        if began is None or first is None or last is None:
+            return
+        self._prefill_time.observe(first - began)
+        self._decode_time.observe(last - first)
+        self._inference_time.observe(last - began)
+        if longest > 1:
+            self._time_per_output_token.observe((last - first) / (longest - 1))
+
+    def render(self, *, vllm_names: bool = False) -> bytes:
+        """Return all metrics in Prometheus' text format (`CONTENT_TYPE`). vllm_names: those that vLLM has once more."""
+        return generate_latest(self.registry) + (generate_latest(VllmMetrics(self.registry)) if vllm_names else b"")
 
     def _collectors(self, kind: type[_Collector], families: Mapping[str, _Family]) -> list[tuple[_Collector, _Family]]:
         names: list[str] = [*self._labels, *["engine"] * self._has_engines, *["role"] * self._has_roles]

@@ -103,3 +103,43 @@ def test_engines_do_not_share_a_registry() -> None:
     first.observe_stats(SchedulerStats(num_steps=4))
     assert (values(first)["octavo:engine_steps_total"], values(second)["octavo:engine_steps_total"]) == (4, 0)
     assert not any(name.startswith("octavo") for name in REGISTRY._names_to_collectors)
+
+
+def test_dashboards_of_vllm_find_its_names_and_labels_and_the_same_values() -> None:
+    metrics = Metrics("m", {0: None, 1: None})
+    for number in (0, 1):
+        metrics.observe_stats(
+            SchedulerStats(
+                num_steps=1,
+                num_generated_tokens=5,
+                num_prompt_tokens=7 + number,
+                num_blocks=8,
+                num_used_blocks=2,
+                num_host_blocks=10,
+                num_used_host_blocks=9,
+                num_preemptions=5,
+                num_preemptions_by_swap=2,
+                num_fetched_tokens=3,
+            ),
+            number,
+        )
+    times = RequestMetrics(arrival_time=1, first_scheduled_time=2, first_token_time=4, last_token_time=7)
+    metrics.observe_request(times, num_prompt_tokens=3, num_generated_tokens=[4], finish_reasons=["stop"])
+    assert b"vllm:" not in metrics.render()
+    lines = metrics.render(vllm_names=True).decode().splitlines()
+    found = dict(line.rsplit(" ", 1) for line in lines if line.startswith("vllm:"))
+    assert {name.partition("{")[2].partition("le=")[0].count("engine=") for name in found} == {1}
+    for name, value in (
+        ('kv_cache_usage_perc{engine="1",model_name="m"}', "0.25"),
+        ('gpu_cache_usage_perc{engine="1",model_name="m"}', "0.25"),
+        ('num_preemptions_total{engine="0",model_name="m"}', "5.0"),
+        ('external_prefix_cache_hits_total{engine="0",model_name="m"}', "3.0"),
+        ('prompt_tokens_total{engine="1",model_name="m"}', "8.0"),
+        ('request_success_total{engine="0",finished_reason="stop",model_name="m"}', "1.0"),
+        ('request_prefill_time_seconds_sum{engine="0",model_name="m"}', "2.0"),
+        ('request_decode_time_seconds_sum{engine="0",model_name="m"}', "3.0"),
+        ('request_inference_time_seconds_sum{engine="0",model_name="m"}', "5.0"),
+        ('request_time_per_output_token_seconds_bucket{engine="0",le="1.0",model_name="m"}', "1.0"),
+        ('time_to_first_token_seconds_bucket{engine="0",le="2.5",model_name="m"}', "0.0"),
+    ):
+        assert found[f"vllm:{name}"] == value, name

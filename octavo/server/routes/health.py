@@ -40,5 +40,5 @@ async def version(context: ServerContext, request: Request) -> Response:
 async def metrics(context: ServerContext, request: Request) -> Response:
     """Return the metrics as Prometheus reads them."""
     # takes milliseconds, during which no stream would be sent
-    text = await asyncio.to_thread(context.llm.metrics.render)
+    text = await asyncio.to_thread(context.llm.metrics.render, vllm_names=context.args.vllm_metrics)
     return Response(text, headers={"Content-Type": CONTENT_TYPE})

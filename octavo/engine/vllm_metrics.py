@@ -1,0 +1,55 @@
+"""The metrics under vLLM's names and labels, for dashboards that were made for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+_SAME: Final = (
+    *("num_requests_running", "num_requests_waiting", "num_requests_swapped", "prompt_tokens", "generation_tokens"),
+    *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "request_success"),
+    *("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"),
+    *("request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds"),
+    *("request_inference_time_seconds", "request_prompt_tokens", "request_generation_tokens"),
+)
+_NAMES: Final = {name: (name,) for name in _SAME} | {
+    "kv_cache_usage_perc": ("kv_cache_usage_perc", "gpu_cache_usage_perc"),  # the second is that of older versions
+    "time_per_output_token_seconds": ("request_time_per_output_token_seconds",),
+    "fetched_tokens": ("external_prefix_cache_hits",),
+}
+"""vLLM's names of octavo's metrics. The others are octavo's own, or vLLM counts something else under their names."""
+
+
+class VllmMetrics(Collector):
+    """A second view of a registry: nothing is counted twice."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics that vLLM has too."""
+        for metric in self._registry.collect():
+            own = metric.name.removeprefix("octavo:")
+            for name in _NAMES.get(own, ()):
+                renamed = Metric(f"vllm:{name}", metric.documentation, metric.type)
+                renamed.samples = _as_vllm(metric.samples, metric.name, renamed.name)
+                yield renamed
+
+
+def _as_vllm(samples: list[Sample], name: str, new_name: str) -> list[Sample]:
+    """Return samples with vLLM's labels: each has an engine, and those of ours that it lacks are summed up, but for
+    the share of the host's blocks, which is not part of the device's."""
+    sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for sample in samples:
+        if sample.name.endswith("_created") or sample.labels.get("tier") == "host":
+            continue
+        labels = {"engine": "0"} | sample.labels
+        kept = tuple((label, value) for label, value in labels.items() if label not in ("tier", "mode", "role"))
+        key = (new_name + sample.name.removeprefix(name), kept)
+        sums[key] = sums.get(key, 0.0) + sample.value
+    return [Sample(sample_name, dict(labels), value) for (sample_name, labels), value in sums.items()]
