@@ -49,7 +49,7 @@ class App:
         for endpoint in ENDPOINTS:
             self._methods.setdefault(endpoint.path.partition("{")[0], {})[endpoint.method] = endpoint
         self._prefixes = [endpoint.path.partition("{")[0] for endpoint in ENDPOINTS if "{" in endpoint.path]
-        self._open_paths = {each.path for each in ENDPOINTS if each.is_open}
+        self._open_paths = {path for each in ENDPOINTS if each.is_open for path in each.paths}
         if args.public_metrics:
             self._open_paths.add("/metrics")
         self._headers = HeaderChecks(args.allow_hosts or own_hosts(args.host), self._open_paths, args.allow_origins)

@@ -25,7 +25,7 @@ from octavo.server.responses.models import Model, ModelList
 from octavo.server.responses.prefix_cache import CacheReset, PinPrefixResponse, UnpinPrefixResponse
 from octavo.server.responses.scheduler import DecisionList, TimelineList
 from octavo.server.responses.tokens import DetokenizeResponse, TokenizeResponse
-from octavo.server.routes import chat, completions, health, kv_events, models, prefix_cache, scheduler, tokens
+from octavo.server.routes import chat, completions, health, kv_events, models, page, prefix_cache, scheduler, tokens
 from octavo.server.schema.chat import ChatCompletionRequest, Message
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.health import DrainRequest
@@ -39,7 +39,8 @@ Handler = Callable[[ServerContext, Request], Awaitable[ASGIApp]]
 class Endpoint(msgspec.Struct, frozen=True):
     """A method and a path, their handler, and the structs of its request and its response (None: no JSON).
 
-    is_open: no API key is needed, where there are keys. right: the right that a key needs.
+    is_open: no API key is needed, where there are keys. right: the right that a key needs. values: all that the
+    parameter of the path can be, where that is known.
     """
 
     method: str
@@ -49,6 +50,12 @@ class Endpoint(msgspec.Struct, frozen=True):
     response: type[msgspec.Struct] | None = None
     is_open: bool = False
     right: Right | None = None
+    values: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> list[str]:
+        """Return the path, for each of the values of its parameter where these are known."""
+        return [f"{self.path.partition('{')[0]}{value}" for value in self.values] or [self.path]
 
     @property
     def summary(self) -> str:
@@ -69,7 +76,9 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 async def index(context: ServerContext, request: Request) -> Response:
-    """Return the list of endpoints."""
+    """Return the list of endpoints, or to a browser the page."""
+    if page.is_for_a_browser(request):
+        return page.front(request)
     endpoints = {f"{endpoint.method} {endpoint.path}": endpoint.description for endpoint in ENDPOINTS}
     return json_response(Index("octavo", __version__, context.model_names[0], endpoints))
 
@@ -97,6 +106,7 @@ ENDPOINTS = (
     Endpoint("GET", "/kv/events", kv_events.stream, None, KvEvent, right=Right.KV_EVENTS),
     Endpoint("GET", "/version", health.version, None, Version, is_open=True),
     Endpoint("GET", "/", index, None, Index, is_open=True),
+    Endpoint("GET", "/page/{name}", page.file, is_open=True, values=page.FILES),
     Endpoint("GET", "/openapi.json", openapi, is_open=True),
 )
 
@@ -138,8 +148,9 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         operation["description"] = endpoint.description
     if endpoint.request is not None:
         operation["requestBody"] = {"required": True, "content": _json(endpoint.request)}
-    if "{model_id}" in endpoint.path:
-        operation["parameters"] = [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    for name in endpoint.parameters(endpoint.path):
+        schema = {"type": "string", **({"enum": endpoint.values} if endpoint.values else {})}
+        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schema}]
     return operation
 
 

@@ -57,7 +57,7 @@ def test_front_page_lists_endpoints_that_exist(server: Served) -> None:
     listed = ask(server.url, "/").json["endpoints"]
     assert "POST /v1/chat/completions" in listed
     for endpoint in ENDPOINTS:
-        path = endpoint.path.replace("{model_id}", "letters")
+        path = endpoint.path.replace("{model_id}", "letters").replace("{name}", "app.js")
         body = {} if endpoint.method == "POST" else None
         answer = ask(server.url, path, body)
         assert answer.status in (200, 400) or answer.error["code"] == "kv_events_off", endpoint.path

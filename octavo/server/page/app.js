@@ -1,0 +1,73 @@
+// The frame of the page: views, colours, the key, the model.
+import { askJson, keepKey, keyOf, onMissingKey } from "./api.js";
+import { byId, el } from "./dom.js";
+import { startPlayground } from "./playground.js";
+import { makeSettings } from "./settings.js";
+
+const THEMES = ["auto", "light", "dark"];
+
+function setTheme(theme) {
+  localStorage.setItem("octavo-theme", theme);
+  document.documentElement.dataset.theme = theme;
+  const names = { auto: "Auto", light: "Light", dark: "Dark" };
+  byId("theme").textContent = names[theme];
+  byId("theme").setAttribute("aria-label", `Colours: ${theme === "auto" ? "as the system has them" : theme}`);
+}
+
+async function askForKey(failure) {
+  const dialog = byId("key-dialog");
+  if (failure) byId("key-reason").textContent = failure.message;
+  byId("key").value = "";
+  if (!dialog.open) dialog.showModal();
+  dialog.returnValue = "";
+  await new Promise((resolve) => dialog.addEventListener("close", resolve, { once: true }));
+  const key = byId("key").value.trim();
+  if (dialog.returnValue === "forget") keepKey("");
+  else if (key) keepKey(key);
+  byId("key-button").classList.toggle("set", keyOf() !== "");
+  return key !== "" && dialog.returnValue !== "forget";
+}
+
+function showView(playground, settings) {
+  const view = ["chat", "completion", "engine"].find((name) => location.hash === `#${name}`) ?? "chat";
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.hash === `#${view}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  byId("playground").hidden = view === "engine";
+  byId("settings-toggle").hidden = view === "engine";
+  byId("engine").hidden = view !== "engine";
+  if (view !== "engine") {
+    playground.setMode(view);
+    settings.setMode(view);
+  }
+}
+
+async function start() {
+  setTheme(localStorage.getItem("octavo-theme") ?? "auto");
+  byId("theme").onclick = () =>
+    setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
+  byId("key-button").onclick = () => askForKey();
+  byId("key-button").classList.toggle("set", keyOf() !== "");
+  byId("key").onkeydown = (event) => {
+    if (event.key !== "Enter") return;
+    event.preventDefault();
+    byId("key-dialog").close("keep");
+  };
+  onMissingKey(askForKey);
+  byId("settings-toggle").onclick = () => {
+    const isOpen = byId("settings").classList.toggle("open");
+    byId("settings-toggle").setAttribute("aria-expanded", isOpen);
+  };
+  const { components } = await askJson("openapi.json");
+  const settings = makeSettings(byId("settings"), components.schemas);
+  const playground = startPlayground(settings, () => byId("model").value);
+  const show = () => showView(playground, settings);
+  addEventListener("hashchange", show);
+  show();
+  const { data } = await askJson("v1/models");
+  byId("model").append(...data.map(({ id }) => el("option", { value: id }, id)));
+  byId("model").hidden = false;
+}
+
+start().catch((error) => (byId("status").textContent = error.message));

@@ -1,0 +1,33 @@
+// Elements are made from text alone: nothing that a model or a user wrote is ever read as HTML.
+
+export const byId = (id) => document.getElementById(id);
+
+/** Return a new element. Properties are attributes, but for `on…` (listeners) and `value`, `checked`. */
+export function el(name, properties = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(properties)) {
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else if (key === "value" || key === "checked") node[key] = value;
+    else if (value === true) node.setAttribute(key, "");
+    else if (value !== false && value != null) node.setAttribute(key, value);
+  }
+  node.append(...children.flat().filter((child) => child != null && child !== false));
+  return node;
+}
+
+/** Return a small button with a text. */
+export const button = (text, onclick, properties = {}) =>
+  el("button", { type: "button", class: "quiet", onclick, ...properties }, text);
+
+/** Return a function that runs `act` in the next frame, once for all calls before it. */
+export function onceAFrame(act) {
+  let waits = false;
+  return () => {
+    if (waits) return;
+    waits = true;
+    requestAnimationFrame(() => {
+      waits = false;
+      act();
+    });
+  };
+}

@@ -1,0 +1,91 @@
+"""`GET /` for browsers and `GET /page/{name}`: the page, from files of the package in `server/page/`.
+
+The files have relative URLs only, so that they work below any path, and are open where there are API keys: what they
+show comes from the other endpoints, with the key that the page asks for.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.server.context import ServerContext
+from octavo.server.errors import ApiError
+
+FILES: Final = (
+    *("api.js", "app.js", "dom.js", "icon.svg", "playground.js", "protocol.js", "settings.js", "style.css"),
+    "tokens.js",
+)
+"""What `/page/` has: everything in the folder but `index.html`."""
+
+_FOLDER: Final = Path(__file__).parents[1] / "page"
+_MEDIA_TYPES: Final = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_HEADERS: Final = {
+    # a stored copy is used only once the server has confirmed it: an upgrade never mixes two versions
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+        "trusted-types 'none'"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class _File(NamedTuple):
+    """A file of the page with its headers."""
+
+    body: bytes
+    headers: dict[str, str]
+
+
+@functools.cache
+def _read(name: str) -> _File:
+    path = _FOLDER / name
+    body = path.read_bytes()
+    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    return _File(body, {**_HEADERS, "Content-Type": _MEDIA_TYPES[path.suffix], "ETag": tag})
+
+
+def is_for_a_browser(request: Request) -> bool:
+    """Return whether a request names HTML among what it accepts, as browsers do for a page and other clients do not."""
+    return "text/html" in request.headers.get("accept", "")
+
+
+def front(request: Request) -> Response:
+    """Return the page. Its relative URLs need a path that ends with a slash."""
+    path = request.scope["path"]
+    if not path.endswith("/"):
+        return Response(status_code=307, headers={"Location": f"{path.rpartition('/')[2]}/", "Vary": "Accept"})
+    response = _response("index.html", request)
+    response.headers["Vary"] = "Accept"
+    return response
+
+
+async def file(context: ServerContext, request: Request) -> Response:
+    """Return a file of the page. Raises ApiError 404."""
+    name = request.path_params["name"]
+    if name not in FILES:
+        raise ApiError(404, f"the page has no file {name}", code="unknown_url")
+    return _response(name, request)
+
+
+def _response(name: str, request: Request) -> Response:
+    body, headers = _read(name)
+    known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+    if headers["ETag"] in known:
+        return Response(status_code=304, headers=headers)
+    return Response(body, headers=headers)
