@@ -59,9 +59,23 @@ REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
     "messages[].content": FieldLimits(_TEMPLATE, entries=1024, chars=MAX_PROMPT_CHARS, total_chars=MAX_PROMPT_CHARS),
     "messages[].refusal": FieldLimits(_TEMPLATE, chars=MAX_PROMPT_CHARS),
     "messages[].reasoning_content": FieldLimits(_TEMPLATE, chars=MAX_PROMPT_CHARS),
+    "messages[].reasoning": FieldLimits(_TEMPLATE, chars=MAX_PROMPT_CHARS),
+    "messages[].tool_calls": FieldLimits(_TEMPLATE, entries=256),
+    "messages[].tool_calls[].function.arguments": FieldLimits(
+        _TEMPLATE, chars=MAX_PROMPT_CHARS, total_chars=MAX_PROMPT_CHARS, values=65_536, depth=64
+    ),
     "messages[].name": FieldLimits(_LABEL, chars=256),
     "messages[].tool_call_id": FieldLimits(_LABEL, chars=256),
     "messages[].annotations": FieldLimits(_IGNORED, chars=65_536, total_chars=65_536, values=1024),
+    "tools": FieldLimits(
+        "they are rendered, and their schemas are compiled",
+        entries=512,
+        chars=65_536,
+        total_chars=1 << 20,
+        values=65_536,
+        depth=64,
+    ),
+    "tools[].function.name": FieldLimits("it is part of a grammar", chars=128),
     "chat_template": FieldLimits("it is compiled", chars=65_536),
     "chat_template_kwargs": FieldLimits(_TEMPLATE, chars=65_536, total_chars=65_536, values=1024),
     "stop": FieldLimits(_WORDS, entries=64, chars=256, total_chars=4096),

@@ -42,6 +42,8 @@ class _ChatCompletion(Generation):
 
     def sampling_params(self) -> SamplingParams:
         asked, model = self.asked, self.context.llm.config.model
+        if asked.tools and asked.tool_choice != "none":
+            raise InvalidRequest("tools are not called yet", field="tools", code="unsupported_parameter")
         if (asked.top_logprobs or 0) > model.max_logprobs:
             raise InvalidRequest(
                 f"top_logprobs is {asked.top_logprobs}, must be at most {model.max_logprobs}", field="top_logprobs"

@@ -10,11 +10,9 @@ from octavo.core.request_limits import REQUEST_LIMITS, check_entries, check_fiel
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, refuse_unsupported
 from octavo.server.schema.common import MEDIA, GenerationRequest, Int
+from octavo.server.schema.tools import MessageToolCall, NamedTool, Tool, check_calls, check_tools
 
-_TOOLS = Refused("tool calls are not there yet", harmless=([],))
-_NO_TOOLS = Refused("tool calls are not there yet", harmless=("none",))
-# as in SGLang without a parser of reasoning: there is none to separate
-_REASONING = Refused("reasoning is not separated from the text yet", harmless=(True, False))
+_FUNCTIONS = Refused("it is the older form; send tools and tool_choice", harmless=([], "none"))
 
 
 class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -60,12 +58,13 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
 
-    tool_calls: Annotated[Any, _TOOLS] = None
-    function_call: Annotated[Any, _TOOLS] = None
+    function_call: Annotated[Any, _FUNCTIONS] = None
     audio: Annotated[Any, MEDIA] = None
 
     def check(self, field: str) -> int:
@@ -74,8 +73,8 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
         check_entries(f"{field}.content", len(parts), REQUEST_LIMITS["messages[].content"].entries)
         if self.annotations is not None:
             check_field("messages[].annotations", self.annotations, f"{field}.annotations")
-        num_chars = sum(len(part.text) for part in parts)
-        for name in ("content", "refusal", "reasoning_content", "name", "tool_call_id"):
+        num_chars = sum(len(part.text) for part in parts) + check_calls(self.tool_calls or [], field)
+        for name in ("content", "refusal", "reasoning_content", "reasoning", "name", "tool_call_id"):
             text = getattr(self, name)
             if isinstance(text, str):
                 check_field(f"messages[].{name}", text, f"{field}.{name}")
@@ -88,9 +87,11 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
         # developer is the newer word for system; templates know the older one
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
         message["content"] = self._text(f"{field}.content")
-        for name in ("name", "tool_call_id", "reasoning_content"):
-            if (value := getattr(self, name)) is not None:
-                message[name] = value
+        given = {"name": self.name, "tool_call_id": self.tool_call_id}
+        given["reasoning_content"] = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        message |= {name: value for name, value in given.items() if value is not None}
+        if self.tool_calls:
+            message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
         return message
 
     def _text(self, field: str) -> str:
@@ -99,6 +100,8 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
         if self.content is None:
             if self.refusal is not None:
                 return self.refusal
+            if self.tool_calls:
+                return ""
             raise InvalidRequest(f"{field} is missing; give text", field=field, code="missing_required_parameter")
         texts = []
         for index, part in enumerate(self.content):
@@ -130,12 +133,16 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    parallel_tool_calls: bool | None = None
 
-    tools: Annotated[Any, _TOOLS] = None
-    tool_choice: Annotated[Any, _NO_TOOLS] = None
-    functions: Annotated[Any, _TOOLS] = None
-    function_call: Annotated[Any, _NO_TOOLS] = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+
+    functions: Annotated[Any, _FUNCTIONS] = None
+    function_call: Annotated[Any, _FUNCTIONS] = None
     audio: Annotated[Any, MEDIA] = None
     modalities: Annotated[Any, Refused(MEDIA.because, harmless=(["text"],))] = None
     store: Annotated[Any, Refused("nothing is stored", harmless=(False,))] = None
@@ -144,9 +151,6 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     verbosity: Annotated[Any, Refused("the models served here do not know it")] = None
     web_search_options: Annotated[Any, Refused("the server does not search the web")] = None
     documents: Annotated[Any, Refused("put the text of documents into a message", harmless=([],))] = None
-    include_reasoning: Annotated[Any, Refused("reasoning is not separated from the text yet", harmless=(True,))] = None
-    separate_reasoning: Annotated[Any, _REASONING] = None
-    stream_reasoning: Annotated[Any, _REASONING] = None
     echo: Annotated[Any, Refused("completions have it; a chat answer has no prompt text", harmless=(False,))] = None
 
     def check(self) -> None:
@@ -158,6 +162,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
                 f"max_tokens is {self.max_tokens} and max_completion_tokens is {self.max_completion_tokens}; give one",
                 field="max_tokens",
             )
+        check_tools(self.tools, self.tool_choice)
 
     @property
     def token_limit(self) -> int | None:

@@ -223,8 +223,16 @@ def test_token_ids_come_on_request(server: Served) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-        ({"tool_choice": "auto"}, "tool_choice", "unsupported_parameter"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
+        ({"tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name", "invalid_value"),
+        ({"tools": [{"function": {"name": "a"}}] * 2}, "tools[1].function.name", "invalid_value"),
+        ({"tools": [{"function": {"name": "a"}}] * 513}, "tools", "invalid_value"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+        (
+            {"tools": [{"function": {"name": "a"}}], "tool_choice": {"function": {"name": "b"}}},
+            "tool_choice",
+            "invalid_value",
+        ),
         ({"response_format": {"type": "xml"}}, "response_format", "invalid_value"),
         ({"guided_json": {"uniqueItems": True}}, "guided_json", "invalid_grammar"),
         ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "invalid_value"),
@@ -259,8 +267,8 @@ def test_token_ids_come_on_request(server: Served) -> None:
         ({"messages": [{"role": "user", "contnt": "x"}]}, "messages[0].contnt", "unknown_parameter"),
         (
             {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
-            "messages[0].tool_calls",
-            "unsupported_parameter",
+            "messages[0].tool_calls[0].function",
+            "missing_required_parameter",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}, {"type": "image_url"}]}]},

@@ -1,0 +1,112 @@
+"""Splits the text of a model into text, reasoning and calls, while it is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from typing import Any
+
+from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta
+from octavo.server.formats.format import Format
+from octavo.server.formats.marks import Found, Mark, Marks
+from octavo.server.formats.readers import CallWriter, reader_of
+from octavo.server.formats.source import Malformed, Reading, Source
+from octavo.server.formats.trimmed import Trimmed
+
+
+class OutputParser:
+    """Reads the text of one choice. The time is linear in the text, and the joined events do not depend on the cuts.
+
+    White space beside a mark is left out. Text between marks of calls that is no call stays text.
+    """
+
+    def __init__(
+        self,
+        of: Format,
+        tools: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        begins_in_reasoning: bool = False,
+        reads_reasoning: bool = True,
+        drops: Iterable[str] = (),
+    ) -> None:
+        """tools: the schemas of parameters by name; None where calls stay text. begins_in_reasoning: the prompt ends
+        with an open mark of reasoning. drops: further texts that are left out, such as special tokens."""
+        self._source = Source()
+        self._format = of
+        self._writer = None if of.calls is None or tools is None else CallWriter(tools, of.calls.id_chars)
+        roles: dict[Mark, str] = {}
+        if of.reasoning is not None and reads_reasoning:
+            roles |= dict.fromkeys(of.reasoning.opens, "reasoning")
+            self._ends_of_reasoning = Marks(of.reasoning.closes)
+        if of.calls is not None and tools is not None:
+            roles |= dict.fromkeys(of.calls.closes, "close")
+            roles |= dict.fromkeys(of.calls.opens, "call")
+        roles = dict.fromkeys([*map(Mark.of, drops), *of.drops], "drop") | roles
+        self._roles = roles
+        self._marks = Marks(roles)
+        self._text = Trimmed(lambda piece: (TextDelta(piece),))
+        self._is_bare = self._writer is not None and of.calls is not None and of.calls.is_bare
+        self._reasons_again = of.reasoning is not None and of.reasoning.repeats
+        self._reading: Generator[OutputEvent | None, None, None] = self._run(begins_in_reasoning)
+
+    def feed(self, text: str, *, is_last: bool = False) -> list[OutputEvent]:
+        """Return the events of a further piece of text. is_last: it is the end of the text."""
+        self._source.push(text, is_last)
+        events: list[OutputEvent] = []
+        for event in self._reading:
+            if event is None:
+                break
+            events.append(event)
+        return events
+
+    def _run(self, begins_in_reasoning: bool) -> Reading[None]:
+        if begins_in_reasoning and "reasoning" in self._roles.values():
+            yield from self._reasoning()
+        while True:
+            if self._is_bare and not self._text.has_begun:
+                yield from self._bare_call()
+            found = yield from self._source.until(self._marks, self._text)
+            if found is None:
+                yield from self._text.rest()
+                return
+            role = self._roles[found.mark]
+            if role == "call":
+                yield from self._call(found)
+            elif role == "reasoning" and (self._reasons_again or not self._text.has_begun):
+                yield from self._reasoning()
+            elif role == "drop" or (role == "close" and self._writer is not None and self._writer.num_calls):
+                yield from self._text.cut()
+            else:
+                yield from self._text(self._source.text[found.start : found.end])
+
+    def _reasoning(self) -> Reading[None]:
+        yield from self._text.cut()
+        text = Trimmed(lambda piece: (ReasoningDelta(piece),), is_at_mark=True)
+        if (yield from self._source.until(self._ends_of_reasoning, text)) is None:
+            yield from text.rest()
+
+    def _bare_call(self) -> Reading[None]:
+        """Read calls that begin the text without a mark, where there are any."""
+        self._source.keep_from(self._source.at)
+        char = yield from self._source.peek()
+        if char and char in "[{":
+            yield from self._call(None)
+        else:
+            yield from self._text(self._source.kept())
+
+    def _call(self, found: Found | None) -> Reading[None]:
+        """Read the calls behind a mark; text that is no call stays text."""
+        assert self._writer is not None
+        assert self._format.calls is not None
+        if found is not None:
+            self._source.keep_from(found.start)
+        num_before = self._writer.num_calls
+        is_kept = True
+        try:
+            for event in reader_of(self._format.calls.content)(self._source, self._format.calls, self._writer, found):
+                if is_kept and self._writer.num_calls > num_before:
+                    is_kept = False
+                    self._source.drop_kept()
+                    yield from self._text.cut()
+                yield event
+        except Malformed:
+            yield from self._text(self._source.kept())

@@ -1,0 +1,295 @@
+"""Readers of calls: from the text between the marks to the name of a tool and arguments as JSON, as they come."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+from uuid import uuid4
+
+import msgspec
+
+from octavo.server.formats.events import OutputEvent, ToolCallBegin, ToolCallDelta, ToolCallEnd
+from octavo.server.formats.format import CallFormat, Content
+from octavo.server.formats.marks import MOST_NAME, Found, Marks
+from octavo.server.formats.source import Malformed, Reading, Source, nothing
+from octavo.server.formats.trimmed import Trimmed
+
+_MOST_KEY: Final = 1024
+_NAME: Final = re.compile(r"[\w.\-]*")
+_KEY: Final = re.compile(r"\w*")
+_OUTSIDE: Final = re.compile(r"""[^'"\[\](){},]*""")
+_PAIRS: Final = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
+
+
+class CallWriter:
+    """Makes the events of the calls of one choice. tools: the schemas of parameters by name."""
+
+    def __init__(self, tools: Mapping[str, Mapping[str, Any]], id_chars: int = 0) -> None:
+        self.tools = tools
+        self.num_calls = 0
+        self._id_chars = id_chars
+
+    def begin(self, name: str) -> ToolCallBegin:
+        """Begin a call, to which the next pieces belong."""
+        self.num_calls += 1
+        digits = uuid4().hex
+        call_id = digits[: self._id_chars] if self._id_chars else f"call_{digits[:24]}"
+        return ToolCallBegin(self.num_calls - 1, call_id, name)
+
+    def piece(self, arguments: str) -> Iterable[OutputEvent]:
+        """Return the event of a piece of arguments."""
+        return (ToolCallDelta(self.num_calls - 1, arguments),) if arguments else ()
+
+    def end(self) -> ToolCallEnd:
+        return ToolCallEnd(self.num_calls - 1)
+
+    def schema(self, name: str, key: str) -> Mapping[str, Any]:
+        """Return the schema of one argument of a tool; an empty one where it has none."""
+        properties = self.tools.get(name, {}).get("properties")
+        found = properties.get(key) if isinstance(properties, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
+
+
+Reader = Callable[[Source, CallFormat, CallWriter, Found | None], Reading[None]]
+"""Reads what follows an open mark, None for a bare call. Raises Malformed, before the begin of a call, for text that is
+no call; what follows the begin is an argument, whatever it is."""
+
+
+def reader_of(content: Content) -> Reader:
+    """Return the reader of a kind of content."""
+    return {"json": _read_arguments, "call": _read_calls, "tags": _read_tags, "pythonic": _read_pythonic}[content]
+
+
+def _read_arguments(source: Source, _: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
+    """Read arguments as JSON behind a mark that has the name."""
+    yield writer.begin(_name_in(found))
+    with suppress(Malformed):
+        if (yield from source.peek()) == "{":
+            yield from source.json(writer.piece)
+        else:
+            yield from writer.piece("{}")
+    yield writer.end()
+
+
+def _read_calls(source: Source, form: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
+    """Read objects with a name and arguments, alone or in a list."""
+    num_before = writer.num_calls
+    while True:
+        char = yield from source.peek()
+        if char == "{":
+            source.at += 1
+            yield from _read_call(source, form, writer)
+        elif char and char in "[],;":
+            source.at += 1
+        elif writer.num_calls == num_before:
+            raise Malformed
+        else:
+            return
+
+
+def _read_call(source: Source, form: CallFormat, writer: CallWriter) -> Reading[None]:
+    name = held = None
+    num_before = writer.num_calls
+    try:
+        while (char := (yield from source.peek())) != "}":
+            if char == ",":
+                source.at += 1
+                continue
+            key = _decoded((yield from _value(source)))
+            if (yield from source.peek()) != ":":
+                raise Malformed
+            source.at += 1
+            char = yield from source.peek()
+            if key == form.name_key and name is None:
+                name = _decoded((yield from _value(source)))
+                if len(name) > MOST_NAME or not name or (form.is_bare and name not in writer.tools):
+                    raise Malformed
+            elif key in (form.arguments_key, "arguments", "parameters") and held is None:
+                if name is not None and char == "{":
+                    held = ""
+                    yield writer.begin(name)
+                    yield from source.json(writer.piece)
+                else:
+                    held = _object_in((yield from _value(source)))
+            else:
+                yield from _value(source)
+        source.at += 1
+        if writer.num_calls == num_before:
+            if name is None or (form.is_bare and held is None):
+                raise Malformed
+            yield writer.begin(name)
+            yield from writer.piece(held or "{}")
+    except Malformed:
+        if writer.num_calls == num_before:
+            raise
+    yield writer.end()
+
+
+def _read_tags(source: Source, form: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
+    """Read arguments each of which stands between tags."""
+    assert form.tag is not None
+    name = _name_in(found)
+    marks, ends = Marks((form.tag.open, *form.closes, *form.opens)), Marks((form.tag.close,))
+    yield writer.begin(name)
+    joint = "{"
+    while (tag := (yield from source.until(marks, nothing))) is not None and tag.mark == form.tag.open:
+        key = tag.groups["key"].strip()
+        schema = writer.schema(name, key)
+        yield from writer.piece(f"{joint}{json.dumps(key, ensure_ascii=False)}: ")
+        joint = ", "
+        only_line = not (form.tag.open.is_spaced or form.tag.close.is_spaced)
+        if schema.get("type") == "string":
+            yield from writer.piece('"')
+            text = Trimmed(lambda piece: writer.piece(_escaped(piece)), only_line=only_line, is_at_mark=True)
+            end = yield from source.until(ends, text)
+            if end is None:  # the text was cut
+                break
+            yield from text.cut()
+            yield from writer.piece('"')
+        else:
+            pieces: list[str] = []
+            end = yield from source.until(ends, lambda piece, pieces=pieces: pieces.append(piece) or ())  # type: ignore[misc]
+            if end is None:
+                break
+            yield from writer.piece(_typed("".join(pieces), schema))
+    else:
+        if tag is not None and tag.mark in form.opens:
+            source.at -= tag.end - tag.start
+        yield from writer.piece("{}" if joint == "{" else "}")
+    yield writer.end()
+
+
+def _read_pythonic(source: Source, form: CallFormat, writer: CallWriter, found: Found | None) -> Reading[None]:
+    """Read a list of calls as Python writes them."""
+    if (yield from source.peek()) != "[":
+        raise Malformed
+    source.at += 1
+    num_before = writer.num_calls
+    while (char := (yield from source.peek())) != "]" or writer.num_calls == num_before:
+        if char == "," and writer.num_calls > num_before:
+            source.at += 1
+            continue
+        name = yield from source.word(_NAME, MOST_NAME)
+        if not name or (yield from source.peek()) != "(" or (form.is_bare and name not in writer.tools):
+            if writer.num_calls > num_before:
+                return
+            raise Malformed
+        source.at += 1
+        yield writer.begin(name)
+        try:
+            yield from _read_keywords(source, writer, name)
+        except Malformed:
+            yield writer.end()
+            return
+        yield writer.end()
+    source.at += 1
+
+
+def _read_keywords(source: Source, writer: CallWriter, name: str) -> Reading[None]:
+    joint = "{"
+    while (char := (yield from source.peek())) != ")":
+        if char == ",":
+            source.at += 1
+            continue
+        key = yield from source.word(_KEY, _MOST_KEY)
+        if not key or (yield from source.peek()) != "=":
+            raise Malformed
+        source.at += 1
+        yield from source.peek()
+        value = _typed((yield from _python_value(source)), writer.schema(name, key))
+        yield from writer.piece(f"{joint}{json.dumps(key)}: {value}")
+        joint = ", "
+    source.at += 1
+    yield from writer.piece("{}" if joint == "{" else "}")
+
+
+def _python_value(source: Source) -> Reading[str]:
+    """Return the text up to the comma or the bracket that ends a value."""
+    pieces: list[str] = []
+
+    def keep(piece: str) -> Iterable[OutputEvent]:
+        pieces.append(piece)
+        return ()
+
+    depth = 0
+    while True:
+        pieces.append(source.take(_OUTSIDE))
+        char = source.text[source.at : source.at + 1]
+        if not char:
+            if source.is_last:
+                raise Malformed
+            yield None
+            continue
+        if depth == 0 and char in ",)":
+            return "".join(pieces)
+        source.at += 1
+        pieces.append(char)
+        if char in "'\"":
+            yield from source.string(keep, char)
+        depth += _PAIRS.get(char, 0)
+
+
+def _value(source: Source) -> Reading[str]:
+    """Return the JSON value that begins here, as it is written."""
+    pieces: list[str] = []
+
+    def keep(piece: str) -> Iterable[OutputEvent]:
+        pieces.append(piece)
+        return ()
+
+    if source.at >= len(source.text):
+        raise Malformed
+    yield from source.json(keep)
+    return "".join(pieces)
+
+
+def _name_in(found: Found | None) -> str:
+    return "" if found is None else found.groups.get("name", "").strip()
+
+
+def _decoded(text: str) -> str:
+    """Return the text that a JSON string stands for. Raises Malformed for anything else."""
+    try:
+        return msgspec.json.decode(text, type=str)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        raise Malformed from None
+
+
+def _object_in(text: str) -> str:
+    """Return arguments as JSON where a model writes them as a text with JSON, or null."""
+    if text.startswith('"'):
+        return _decoded(text)
+    return "{}" if text == "null" else text
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _typed(text: str, schema: Mapping[str, Any]) -> str:
+    """Return the JSON of a value that is written as text: of the schema's type where it can be read so, else a text."""
+    text = text.strip()
+    words = schema.get("enum")
+    if isinstance(words, list) and text in words:
+        return json.dumps(text, ensure_ascii=False)
+    if _is_json(text):
+        return text
+    with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        found = json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+        if _is_json(found):
+            return found
+    if text.lower() in ("true", "false"):
+        return text.lower()
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,153 @@
+"""The text of a stream as far as it has come, for readers that are generators.
+
+A reader yields events, and None where it needs more text. So straight code reads a format, however the text is cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterable
+from typing import Final, TypeVar
+
+from octavo.server.formats.events import OutputEvent
+from octavo.server.formats.marks import Found, Marks
+
+T = TypeVar("T")
+Reading = Generator[OutputEvent | None, None, T]
+Emit = Callable[[str], Iterable[OutputEvent]]
+"""What becomes of a piece of text."""
+
+_SPACE: Final = re.compile(r"\s*")
+_IN_STRING: Final = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
+_OUTSIDE: Final = re.compile(r'[^"\[\]{}]*')
+_SCALAR: Final = re.compile(r"[-+.\w]*")
+
+
+class Malformed(Exception):
+    """The text is not of the format."""
+
+
+def nothing(_: str) -> Iterable[OutputEvent]:
+    """Return no events: the text is left out."""
+    return ()
+
+
+class Source:
+    """The text that has come; what lies before `at` has been read."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0
+        self.is_last = False
+        self._kept: list[str] | None = None
+        self._kept_from = 0
+
+    def push(self, text: str, is_last: bool) -> None:
+        """Append a piece; what has been read is forgotten."""
+        if self._kept is not None:
+            self._kept.append(self.text[self._kept_from : self.at])
+            self._kept_from = 0
+        self.text = self.text[self.at :] + text
+        self.at = 0
+        self.is_last = is_last
+
+    def keep_from(self, start: int) -> None:
+        """Keep what is read from `start` on until `kept` or `drop_kept` is called."""
+        self._kept, self._kept_from = [], start
+
+    def drop_kept(self) -> None:
+        self._kept = None
+
+    def kept(self) -> str:
+        """Return what was read since `keep_from`, and keep no more."""
+        assert self._kept is not None, "nothing is kept"
+        text = "".join(self._kept) + self.text[self._kept_from : self.at]
+        self._kept = None
+        return text
+
+    def take(self, pattern: re.Pattern[str]) -> str:
+        """Return what the pattern matches here of the text that has come, and go behind it."""
+        match = pattern.match(self.text, self.at)
+        if match is None:
+            return ""
+        self.at = match.end()
+        return match[0]
+
+    def peek(self) -> Reading[str]:
+        """Return the next character that is no white space, and go to it; "" at the end of the text."""
+        while True:
+            self.take(_SPACE)
+            if self.at < len(self.text):
+                return self.text[self.at]
+            if self.is_last:
+                return ""
+            yield None
+
+    def until(self, marks: Marks, emit: Emit) -> Reading[Found | None]:
+        """Emit the text before the next mark, go behind it, and return it; None at the end of the text."""
+        while True:
+            start, found = marks.search(self.text, self.at, self.is_last)
+            if start > self.at:
+                yield from emit(self.text[self.at : start])
+            self.at = start if found is None else found.end
+            if found is not None or self.is_last:
+                return found
+            yield None
+
+    def word(self, pattern: re.Pattern[str], most_chars: int) -> Reading[str]:
+        """Return the text of which `pattern` matches any piece. Raises Malformed when it has more than `most_chars`."""
+        pieces: list[str] = []
+        num_chars = 0
+        while True:
+            piece = self.take(pattern)
+            pieces.append(piece)
+            num_chars += len(piece)
+            if num_chars > most_chars:
+                raise Malformed
+            if self.at < len(self.text) or self.is_last:
+                return "".join(pieces)
+            yield None
+
+    def string(self, emit: Emit, quote: str = '"') -> Reading[None]:
+        """Emit the rest of a text in quotes, the closing one included. Raises Malformed at the end of the text."""
+        inside = _IN_STRING if quote == '"' else re.compile(_IN_STRING.pattern.replace('"', quote), re.DOTALL)
+        while True:
+            piece = self.take(inside)
+            char = self.text[self.at : self.at + 1]
+            # a backslash that ends the text stays for the character that it belongs to
+            if char == quote:
+                self.at += 1
+                yield from emit(piece + quote)
+                return
+            if piece:
+                yield from emit(piece)
+            if self.is_last:
+                raise Malformed
+            yield None
+
+    def json(self, emit: Emit) -> Reading[None]:
+        """Emit one JSON value, which begins here, as it is written. Brackets are counted, not paired. Raises Malformed
+        at the end of the text and where there is no value."""
+        first = self.text[self.at]
+        if first not in '{["':
+            word = yield from self.word(_SCALAR, 4096)
+            if not word:
+                raise Malformed
+            yield from emit(word)
+            return
+        depth = 0
+        while True:
+            piece = self.take(_OUTSIDE)
+            char = self.text[self.at : self.at + 1]
+            self.at += len(char)
+            if piece or char:
+                yield from emit(piece + char)
+            if char == '"':
+                yield from self.string(emit)
+            depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(char, 0)
+            if depth <= 0 and char:
+                return
+            if not char:
+                if self.is_last:
+                    raise Malformed
+                yield None

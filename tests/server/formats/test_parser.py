@@ -1,0 +1,58 @@
+"""The parser of what models write."""
+
+from __future__ import annotations
+
+import random
+
+from octavo.server.formats.events import ReadCall, ReadOutput, joined
+from octavo.server.formats.format import Format, format_of
+from octavo.server.formats.parser import OutputParser
+
+CHATML = format_of('<tool_call> "arguments" </think>')
+
+
+def read(form: Format | None, pieces: list[str], **options: bool) -> ReadOutput:
+    assert form is not None
+    parser = OutputParser(form, {}, **options)
+    last = len(pieces) - 1
+    output = joined(event for place, piece in enumerate(pieces) for event in parser.feed(piece, is_last=place == last))
+    for call in output.calls:
+        assert call.id.startswith("call_")
+        call.id = ""
+    return output
+
+
+def cuttings(text: str, count: int = 20) -> list[list[str]]:
+    draw = random.Random(0)
+    found = [list(text)]
+    for _ in range(count):
+        cuts = sorted(draw.sample(range(len(text)), min(len(text), 6)))
+        found.append([text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)])
+    return found
+
+
+def test_text_reasoning_and_calls_are_told_apart_however_the_text_is_cut() -> None:
+    text = (
+        "<think>\nhm hm\n</think>\n\nHello you \n\n"
+        '<tool_call>\n{"name": "f", "arguments": {"city": "S\\"</tool_call>F"}}\n</tool_call>\n'
+        '<tool_call>{"arguments": null, "name": "b"}</tool_call> tail <tool_call>oops</tool_call>'
+    )
+    whole = read(CHATML, [text])
+    assert whole == ReadOutput(
+        "Hello you \n\ntail <tool_call>oops",
+        "hm hm",
+        [ReadCall("", "f", '{"city": "S\\"</tool_call>F"}'), ReadCall("", "b", "{}")],
+    )
+    for pieces in cuttings(text):
+        assert read(CHATML, pieces) == whole
+
+
+def test_text_without_marks_is_left_as_it_is() -> None:
+    text = "  a <tool b\n\n < think>  \n"
+    for pieces in cuttings(text):
+        assert read(CHATML, pieces) == ReadOutput(text, None, [])
+
+
+def test_reasoning_that_the_prompt_has_opened_ends_at_its_mark() -> None:
+    assert read(CHATML, ["so\n</thi", "nk>\n\nyes"], begins_in_reasoning=True) == ReadOutput("yes", "so", [])
+    assert read(CHATML, ["so</think>yes"], reads_reasoning=False) == ReadOutput("so</think>yes", None, [])
