@@ -121,6 +121,12 @@ class AsyncLLM:
         """Return the state of each engine core."""
         return self._client.states
 
+    @property
+    def tokenizer_info(self) -> dict[str, Any]:
+        """Return the checkpoint's settings of its tokenizer, with the chat template in use."""
+        template = self._input.chat_template
+        return self.tokenizer.config | ({} if template is None else {"chat_template": template.source})
+
     async def check_health(self) -> None:
         """Raise EngineDeadError when no core is left, EngineRestartingError while none is ready, and
         EngineUnresponsiveError when all that are ready are stopped or hung.

@@ -6,6 +6,7 @@ in `accept`, so that a limit holds whichever way a value came.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -176,10 +177,20 @@ _NOUN = {bool: "true or false", int: "a whole number", float: "a number", str: "
 
 def _strings(argument: Argument, value: Any) -> tuple[str, ...]:
     items = (value,) if isinstance(value, str) else value
+    if isinstance(items, list | tuple) and len(items) == 1 and str(items[0]).startswith("["):
+        items = _json_list(items[0])
     if not isinstance(items, list | tuple) or not all(isinstance(item, str) and item for item in items):
         shown = "not what it should be" if argument.arg.is_secret else repr(value)
         raise ConfigError(f"{argument.name} is {shown}, expected text or a list of texts, none of them empty")
     return tuple(items)
+
+
+def _json_list(text: str) -> Any:
+    """Return the list that a text such as '["a", "b"]' is, as users of vLLM write it; else the text in a list."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return [text]
 
 
 def _pairs(argument: Argument, value: Any) -> dict[str, Any]:

@@ -20,6 +20,22 @@ class ServerArgs:
 
     host: Annotated[str, Arg("Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1"
     port: Annotated[int, Arg("Port to listen on; 0 takes a free one.", ge=0, le=65535)] = 8000
+    uds: Annotated[str | None, Arg("Path of a Unix socket to listen on, instead of host and port.")] = None
+    ssl_keyfile: Annotated[str | None, Arg("PEM file with the private key of --ssl-certfile, if it is not in it.")] = (
+        None
+    )
+    ssl_certfile: Annotated[
+        str | None,
+        Arg("PEM file with the server's certificate and those between it and its root; the server speaks HTTPS."),
+    ] = None
+    ssl_ca_certs: Annotated[
+        str | None, Arg("PEM file with the certificates that sign those of clients, for --ssl-cert-reqs.")
+    ] = None
+    ssl_cert_reqs: Annotated[
+        int,
+        Arg("Certificates of clients: 0 asks for none, 1 checks one that is sent, 2 needs one.", ge=0, le=2),
+    ] = 0
+    ssl_ciphers: Annotated[str | None, Arg("Ciphers of TLS up to 1.2, in OpenSSL's format.")] = None
     api_key: Annotated[
         tuple[str, ...],
         Arg(
@@ -87,12 +103,23 @@ class ServerArgs:
             "are, by the client's address in X-Forwarded-For. May be given several times.",
         ),
     ] = ()
-    allow_origins: Annotated[
+    allowed_origins: Annotated[
         tuple[str, ...],
         Arg(
             "Web origin whose pages may call the server from a browser, or *; may be given several times.",
         ),
     ] = ()
+    allowed_methods: Annotated[
+        tuple[str, ...],
+        Arg("HTTP method that pages of other origins may use, or *; may be given several times."),
+    ] = ("GET", "POST")
+    allowed_headers: Annotated[
+        tuple[str, ...],
+        Arg("Header that pages of other origins may send, or *; may be given several times."),
+    ] = ("*",)
+    allow_credentials: Annotated[
+        bool, Arg("Let pages of other origins send cookies and certificates; needs their origins by name.")
+    ] = False
     allow_hosts: Annotated[
         tuple[str, ...],
         Arg(
@@ -125,7 +152,19 @@ class ServerArgs:
             except ValueError as error:
                 message = f"trusted_proxies: {error}; give an address or a network, such as 10.0.0.0/8"
                 raise ConfigError(message) from error
+        self._check_what_belongs_together()
         if self.max_bodies_size is not None and self.max_bodies_size < self.max_body_size:
             raise ConfigError(
                 f"max_bodies_size is {self.max_bodies_size:,}, must be at least max_body_size ({self.max_body_size:,})"
             )
+
+    def _check_what_belongs_together(self) -> None:
+        if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
+            raise ConfigError("allow_credentials needs allowed_origins with the origins themselves, not *; name them")
+        for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers"):
+            if getattr(self, name) and self.ssl_certfile is None:
+                raise ConfigError(f"{name} needs ssl_certfile, the certificate of the server; give it, too")
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ConfigError("ssl_cert_reqs needs ssl_ca_certs, which sign the certificates of clients; give it, too")
+        if self.uds is not None and self.ssl_certfile is not None:
+            raise ConfigError("uds does not go with ssl_certfile: a Unix socket is of this machine alone; give one")

@@ -39,14 +39,13 @@ _NOT_YET: Final = {
     "tracing with OpenTelemetry is": "otlp_traces_endpoint collect_detailed_traces",
     "GGUF files are": "gguf_file",
     "log-probabilities of chosen tokens are": "logprob_token_ids",
-    "listening on a Unix socket is": "uds",
     "a limit of thinking or repeating is": "thinking_token_budget repetition_detection",
     "default arguments for chat templates are": "default_chat_template_kwargs",
 }
 """What is not there yet, with its verb, and the options that belong to it."""
 
 _RENAMED: Final = {
-    "allowed_origins": "allow_origins",
+    "allow_origins": "allowed_origins",
     "async_scheduling": "max_steps_in_flight",
     "chat_template_path": "chat_template",
     "ctx_size": "max_model_len",
@@ -79,8 +78,7 @@ _WITHOUT: Final = {
     "engines of other machines are started with role, and octavo proxy routes to them": "data_parallel_rank "
     "data_parallel_start_rank data_parallel_size_local data_parallel_address data_parallel_rpc_port "
     "data_parallel_backend data_parallel_hybrid_lb data_parallel_external_lb",
-    "octavo speaks plain HTTP; put a proxy before it for TLS": "ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs "
-    "ssl_ciphers enable_ssl_refresh",
+    "SIGHUP reads keys and certificates again": "enable_ssl_refresh",
     "octavo logs no prompts, and requests only with log_requests": "disable_log_requests max_log_len "
     "disable_uvicorn_access_log enable_log_outputs log_error_stack log_config_file",
     "octavo has one engine; there is nothing to choose": "use_v2_block_manager model_impl worker_cls scheduler_cls "
@@ -95,8 +93,6 @@ _WITHOUT: Final = {
     "/metrics has the load": "enable_server_load_tracking show_hidden_metrics_for_version",
     "templates get text, and the answer's role is assistant": "chat_template_content_format response_role",
     "the tokenizer is the checkpoint's; /tokenize and /detokenize use it": "enable_tokenizer_info_endpoint",
-    "pages of allow_origins may send GET and POST with any header, and no cookies": "allow_credentials allowed_methods "
-    "allowed_headers",
     "the limits of a request are max_header_size and header_timeout_s": "h11_max_header_count",
     "prefixes are known by SHA-256": "prefix_caching_hash_algo",
     "a slow reader gets several tokens in one event": "stream_interval",

@@ -21,8 +21,6 @@ from octavo.server.endpoints import ENDPOINTS, Endpoint
 from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error, http_date
 from octavo.server.key_file import describe, read_callers
 from octavo.server.keys import WITHOUT_KEY, Callers, caller_with, check_right, sender_of
-from octavo.server.open_requests import OpenRequests
-from octavo.server.texts import TextPolicy, Texts
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -41,7 +39,7 @@ class App:
 
     def __init__(self, context: ServerContext, callers: Callers) -> None:
         args = context.args
-        self._context = context
+        self.context = context
         self._callers = callers
         self._log_requests = args.log_requests
         self._root_path = args.root_path.rstrip("/")
@@ -52,16 +50,21 @@ class App:
         self._open_paths = {path for each in ENDPOINTS if each.is_open for path in each.paths}
         if args.public_metrics:
             self._open_paths.add("/metrics")
-        self._headers = HeaderChecks(args.allow_hosts or own_hosts(args.host), self._open_paths, args.allow_origins)
+        self._headers = HeaderChecks(
+            args.allow_hosts or (own_hosts(args.host) if args.uds is None else None),
+            self._open_paths,
+            args.allowed_origins,
+        )
         self._bodies = BodyLimits(args.max_body_size, args.max_bodies_size or 8 * args.max_body_size)
         self._app: ASGIApp = self._respond
-        if args.allow_origins:
+        if args.allowed_origins:
             # outside of the checks: preflights have no key, and pages see only those errors that have these headers
             self._app = CORSMiddleware(
                 self._respond,
-                allow_origins=args.allow_origins,
-                allow_methods=["GET", "POST"],
-                allow_headers=["*"],
+                allow_origins=args.allowed_origins,
+                allow_methods=args.allowed_methods,
+                allow_headers=args.allowed_headers,
+                allow_credentials=args.allow_credentials,
                 expose_headers=["X-Request-Id", "Retry-After"],
             )
 
@@ -112,7 +115,7 @@ class App:
             await as_api_error(error, state["request_id"]).response()(scope, receive, send)
 
     async def _handle(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await endpoint.handler(self._context, Request(scope, receive))
+        response = await endpoint.handler(self.context, Request(scope, receive))
         await response(scope, receive, send)
 
     def _endpoint(self, scope: Scope, fields: Fields) -> Endpoint:
@@ -120,9 +123,7 @@ class App:
         path, method = self._local_path(scope), scope["method"]
         is_open = path in self._open_paths
         if self._callers:
-            scope["state"]["caller"] = (
-                WITHOUT_KEY if is_open else caller_with(fields.get(b"authorization", b""), self._callers)
-            )
+            scope["state"]["caller"] = WITHOUT_KEY if is_open else caller_with(fields, self._callers)
         if (refusal := self._headers.refusal(method, scope["http_version"], path, fields)) is not None:
             raise refusal
         methods = self._methods_of(path)
@@ -169,16 +170,19 @@ async def _without_http(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": f"{message['type']}.complete"})
 
 
-def build_app(
-    llm: AsyncLLM, args: ServerArgs, open_requests: OpenRequests | None = None, *, callers: Callers | None = None
-) -> App:
-    """Return the application that serves `llm`. `open_requests` lets the caller see and end what is in progress.
+def loading_app(args: ServerArgs, callers: Callers | None = None) -> App:
+    """Return an application whose model loads: `context.attach` gives it the engine.
 
     callers: what `read_callers(args)` returned, if the keys were read before. Raises ConfigError for wrong keys.
     """
-    policy = TextPolicy(args.trust_request_chat_template, args.allow_special_tokens_in_content)
-    open_requests = OpenRequests() if open_requests is None else open_requests
     callers = read_callers(args) if callers is None else callers
     if callers:
         logger.info("%s", describe(callers))
-    return App(ServerContext(llm, args, Texts.of(llm, policy, open_requests), open_requests), callers)
+    return App(ServerContext(args), callers)
+
+
+def build_app(llm: AsyncLLM, args: ServerArgs) -> App:
+    """Return the application that serves `llm`. Raises ConfigError for wrong keys."""
+    app = loading_app(args)
+    app.context.attach(llm)
+    return app

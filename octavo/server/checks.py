@@ -81,7 +81,7 @@ class HeaderChecks:
         if origin is not None and not self._is_allowed(origin.decode("latin-1"), (host or b"").decode("latin-1")):
             message = (
                 f"pages of {origin.decode('latin-1')} may not send this; send it with Content-Type: application/json, "
-                "or start the server with --allow-origins and that origin"
+                "or start the server with --allowed-origins and that origin"
             )
             return ApiError(403, message, code="origin_not_allowed")
         return None

@@ -90,7 +90,9 @@ class Connections:
             del self._num_per_address[host]
 
     def is_proxy(self, address: str) -> bool:
-        """Return whether this is the address of a trusted proxy."""
+        """Return whether this is the address of a trusted proxy; what connects to a Unix socket, with none, is one."""
+        if not address:
+            return True
         parsed = _parse(address) if self._proxies else None
         return parsed is not None and any(parsed in network for network in self._proxies)
 

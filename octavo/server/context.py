@@ -8,35 +8,84 @@ from time import time
 from typing import TYPE_CHECKING, Final
 
 from octavo.config.server_args import ServerArgs
+from octavo.server.errors import ApiError
 from octavo.server.open_requests import OpenRequests
 from octavo.server.sending import LargeAnswers
-from octavo.server.texts import served_name
+from octavo.server.texts import TextPolicy, Texts, served_name
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
-    from octavo.server.texts import Texts
+    from octavo.config.schema import EngineConfig, ModelConfig
 
 MOST_KV_READERS: Final = 16
 
 
-@dataclass(frozen=True)
+@dataclass
 class ServerContext:
     """The engine, the arguments of the server, the readers of texts, and the requests in progress.
 
-    `created` is in Unix seconds. kv_readers: has a place for each reader of KV events.
+    While the model loads there is no engine: what needs it raises ApiError 503. `created` is in Unix seconds.
+    kv_readers: has a place for each reader of KV events.
     """
 
-    llm: AsyncLLM
     args: ServerArgs
-    texts: Texts
     open_requests: OpenRequests = field(default_factory=OpenRequests)
     large_answers: LargeAnswers = field(default_factory=LargeAnswers)
     kv_readers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_KV_READERS))
     created: int = field(default_factory=lambda: int(time()))
 
+    _model: ModelConfig | None = None
+    _llm: AsyncLLM | None = None
+    _texts: Texts | None = None
+
+    def load(self, config: EngineConfig) -> EngineConfig:
+        """Note which model is loaded, and return its settings."""
+        self._model = config.model
+        return config
+
+    def attach(self, llm: AsyncLLM) -> None:
+        """Serve requests with an engine that is ready."""
+        policy = TextPolicy(self.args.trust_request_chat_template, self.args.allow_special_tokens_in_content)
+        self.load(llm.config)
+        self._llm, self._texts = llm, Texts.of(llm, policy, self.open_requests)
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """Return the engine. Raises ApiError 503 while the model loads."""
+        if self._llm is None:
+            raise self._loading()
+        return self._llm
+
+    @property
+    def texts(self) -> Texts:
+        """Return the readers of texts. Raises ApiError 503 while the model loads."""
+        if self._texts is None:
+            raise self._loading()
+        return self._texts
+
+    @property
+    def model(self) -> ModelConfig:
+        """Return the model's settings. Raises ApiError 503 until they are read."""
+        if self._model is None:
+            raise self._loading()
+        return self._model
+
+    @property
+    def max_model_len(self) -> int:
+        return self.model.max_model_len if self._llm is None else self._llm.ready.max_model_len
+
+    def _loading(self) -> ApiError:
+        what = "the model" if self._model is None else f"the model {self._model.name}"
+        return ApiError(
+            503,
+            f"{what} is loading; ask GET /ready until it responds with 200, then send this again",
+            code="model_loading",
+            headers={"Retry-After": "5"},
+        )
+
     @property
     def model_names(self) -> tuple[str, ...]:
-        return self.llm.config.model.served_model_names
+        return self.model.served_model_names
 
     def served_model(self, asked: str | None) -> str:
         """Return the name of the model for a response; a request may leave it out. Raises ApiError 404."""

@@ -19,7 +19,7 @@ from octavo.server.generation import json_response
 from octavo.server.keys import Right
 from octavo.server.responses.chat import ChatCompletionResponse
 from octavo.server.responses.completions import CompletionResponse
-from octavo.server.responses.health import Drained, Health, Index, Version
+from octavo.server.responses.health import Drained, Health, Index, Load, Version
 from octavo.server.responses.kv_events import KvEvent
 from octavo.server.responses.models import Model, ModelList
 from octavo.server.responses.prefix_cache import CacheReset, PinPrefixResponse, UnpinPrefixResponse
@@ -100,6 +100,11 @@ ENDPOINTS = (
     Endpoint("POST", "/reset_prefix_cache", prefix_cache.reset, None, CacheReset, right=Right.CACHE),
     Endpoint("POST", "/drain", health.drain, DrainRequest, Drained, right=Right.OPERATE),
     Endpoint("GET", "/health", health.health, None, Health, is_open=True),
+    Endpoint("GET", "/ready", health.ready, None, Health, is_open=True),
+    Endpoint("GET", "/ping", health.health, None, Health, is_open=True),
+    Endpoint("POST", "/ping", health.health, None, Health, is_open=True),
+    Endpoint("GET", "/load", health.load, None, Load, right=Right.OBSERVE),
+    Endpoint("GET", "/tokenizer_info", health.tokenizer_info),
     Endpoint("GET", "/metrics", health.metrics, right=Right.OBSERVE),
     Endpoint("GET", "/scheduler/decisions", scheduler.decisions, None, DecisionList),
     Endpoint("GET", "/scheduler/timelines", scheduler.timelines, None, TimelineList),

@@ -100,6 +100,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._open.add(self)
         self._response_transport = _ClosesGently(self)
         self._address = self.client[0] if self.client else ""
+        self._is_encrypted = transport.get_extra_info("ssl_object") is not None
         drop_dead_peers(transport.get_extra_info("socket"))
         if not self._open.is_proxy(self._address):
             self._over_limit = self._open.refusal(self._address)
@@ -323,7 +324,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._phase = _Phase.DISCARD
         self._is_lingering = True
         self._arm(_LINGER_S)
-        if not self.transport.is_closing():
+        if self._is_encrypted:
+            self.transport.close()  # TLS itself reads on until the client has closed its side
+        elif not self.transport.is_closing():
             self.transport.write_eof()
             self.flow.resume_reading()
 
@@ -344,7 +347,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection while a response is due to a request that has arrived whole."""
-        if not self._is_responding or self.cycle.more_body or not CAN_SEE_RESETS:
+        if not self._is_responding or self.cycle.more_body or not CAN_SEE_RESETS or self._is_encrypted:
             return False
         if not self._is_half_closed:
             self._is_half_closed = True

@@ -73,13 +73,15 @@ def sender_of(scope: Scope) -> str:
     return caller.tenant or (scope.get("client") or ("",))[0]
 
 
-def caller_with(authorization: bytes, callers: Callers) -> Caller:
-    """Return who sends a request with this `Authorization`. Raises ApiError 401."""
-    scheme, _, key = authorization.partition(b" ")
+def caller_with(fields: Mapping[bytes, bytes], callers: Callers) -> Caller:
+    """Return who sends a request with the key in `Authorization`, or without it in `x-api-key`. Raises ApiError 401."""
+    scheme, _, key = fields.get(b"authorization", b"").partition(b" ")
+    if not scheme:
+        key = fields.get(b"x-api-key", b"")
     # how long the look-up takes depends on the digest, which no key can be made to bring near to another one
-    caller = callers.get(key_digest(key.strip())) if scheme.lower() == b"bearer" else None
+    caller = callers.get(key_digest(key.strip())) if scheme.lower() in (b"bearer", b"") else None
     if caller is None:
-        message = "the API key is missing or wrong; send Authorization: Bearer KEY"
+        message = "the API key is missing or wrong; send Authorization: Bearer KEY, or x-api-key: KEY"
         raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
     return caller
 

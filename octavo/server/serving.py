@@ -8,30 +8,29 @@ import logging
 import resource
 import signal
 import socket
+import ssl
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import uvicorn.server
 import uvloop
-from starlette.types import ASGIApp
 
 from octavo import logging as octavo_logging
 from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
 from octavo.engine.replicas import Replicas, StartReplicas
-from octavo.server.app import build_app
+from octavo.server.app import App, loading_app
 from octavo.server.connections import CLOSING_S, Connections
 from octavo.server.errors import shutting_down
 from octavo.server.http_protocol import HttpProtocol
 from octavo.server.key_file import check_tenant_weights, read_callers
-from octavo.server.keys import Callers
 from octavo.server.load_log import log_load
-from octavo.server.open_requests import OpenRequests
-from octavo.server.sockets import bind, stop_listening, url_of
+from octavo.server.sockets import listening, stop_listening, tls_context, url_of
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
+    from octavo.config.schema import EngineConfig
 
 logger = logging.getLogger(__name__)
 
@@ -68,30 +67,42 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs, start_replicas: Star
     """
     callers = read_callers(server_args)
     check_tenant_weights(engine_args.tenant_weights, callers)
-    with bind(server_args.host, server_args.port) as listener:
+    tls = tls_context(server_args)
+    with listening(server_args) as listener:
         octavo_logging.set_up(engine_args.log_level, role="server")
         _raise_open_files()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_start_and_serve(engine_args, server_args, callers, listener, start_replicas))
+            app = loading_app(server_args, callers)
+            return runner.run(_start_and_serve(engine_args, app, listener, tls, start_replicas))
 
 
 async def _start_and_serve(
     engine_args: EngineArgs,
-    server_args: ServerArgs,
-    callers: Callers,
+    app: App,
     listener: socket.socket,
+    tls: ssl.SSLContext | None,
     start_replicas: StartReplicas,
 ) -> int:
     from octavo.async_llm import AsyncLLM
 
+    async def start(config: EngineConfig) -> Replicas:
+        return await start_replicas(app.context.load(config))
+
     signals = StopSignals()
     signals.listen()
-    llm = await unless_stopped(asyncio.ensure_future(AsyncLLM.start_over(engine_args, start_replicas)), signals)
+    server = HttpServer(app, listener, tls)
+    await server.start()
+    try:
+        llm = await unless_stopped(asyncio.ensure_future(AsyncLLM.start_over(engine_args, start)), signals)
+    except BaseException:
+        await server.close(signals, grace_s=0)
+        raise
     if llm is None:
         logger.info("stopped before the engine was ready")
+        await server.close(signals, grace_s=0)
         return EXIT_STOPPED
     try:
-        return await serve_until_stopped(llm, server_args, listener, signals, callers)
+        return await serve_until_stopped(llm, server, signals)
     finally:
         await llm.shutdown()
 
@@ -111,17 +122,13 @@ async def unless_stopped(starting: asyncio.Future[AsyncLLM], signals: StopSignal
     return None
 
 
-async def serve_until_stopped(
-    llm: AsyncLLM, args: ServerArgs, listener: socket.socket, signals: StopSignals, callers: Callers | None = None
-) -> int:
+async def serve_until_stopped(llm: AsyncLLM, server: HttpServer, signals: StopSignals) -> int:
     """Serve requests until a signal (exit code 0) or until the engine has stopped (not 0)."""
-    open_requests = OpenRequests()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    server = HttpServer(build_app(llm, args, open_requests, callers=callers), args, listener)
-    await server.start()
+    server.context.attach(llm)
+    args, open_requests = server.context.args, server.context.open_requests
     model, names = llm.config.model, llm.config.model.served_model_names
     called = "" if names == (model.name,) else f" as {', '.join(names)}"
-    print(f"octavo serves {model.name}{called} at {url_of(listener)}/v1", flush=True)
+    print(f"octavo serves {model.name}{called} at {server.url}", flush=True)
     # objects that exist now are kept: the garbage collector need not visit them again
     gc.freeze()
 
@@ -134,7 +141,7 @@ async def serve_until_stopped(
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if dead.done():
             logger.error("the engine has stopped: %s", dead.result())
-            await server.close(open_requests, signals, grace_s=CLOSING_S)
+            await server.close(signals, grace_s=CLOSING_S)
             return EXIT_ENGINE_DEAD
         if num_open := len(open_requests):
             named = f"{num_open} open request{'' if num_open == 1 else 's'}"
@@ -143,7 +150,7 @@ async def serve_until_stopped(
                 named,
                 args.shutdown_timeout_s,
             )
-        await server.close(open_requests, signals, grace_s=args.shutdown_timeout_s)
+        await server.close(signals, grace_s=args.shutdown_timeout_s)
         return EXIT_STOPPED
     finally:
         for task in (stopped, dead, loads):
@@ -159,7 +166,7 @@ def _raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _http_config(app: ASGIApp, args: ServerArgs) -> uvicorn.Config:
+def _http_config(app: App, args: ServerArgs) -> uvicorn.Config:
     """Return the settings of uvicorn's connections. Its server is not used: its main loop would wake ten times a
     second."""
     config = uvicorn.Config(
@@ -178,26 +185,45 @@ def _http_config(app: ASGIApp, args: ServerArgs) -> uvicorn.Config:
 
 
 class HttpServer:
-    """Serves an application on the connections of a listener, from `start` to `close`."""
+    """Serves an application on the connections of a listener, from `start` to `close`. tls: None for plain HTTP."""
 
-    def __init__(self, app: ASGIApp, args: ServerArgs, listener: socket.socket) -> None:
+    def __init__(self, app: App, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        self.context = app.context
+        self._args = args = app.context.args
         self._config = _http_config(app, args)
         self._listener = listener
+        self._tls = tls
         self._state = uvicorn.server.ServerState()
         most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._connections = Connections(args, max(1, most_files - _RESERVED_FILES))
 
     async def start(self) -> None:
+        """Accept connections. Raises ConfigError."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: HttpProtocol(self._config, self._state, self._connections, loop),
-            sock=self._listener,
-            backlog=self._config.backlog,
-        )
 
-    async def close(self, open_requests: OpenRequests, signals: StopSignals, *, grace_s: float) -> None:
+        def connect() -> HttpProtocol:
+            return HttpProtocol(self._config, self._state, self._connections, loop)
+
+        backlog = self._config.backlog
+        if self._listener.family == socket.AF_UNIX:
+            self._server = await loop.create_unix_server(connect, sock=self._listener, backlog=backlog)
+            return
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        encryption: dict[str, Any] = {}
+        if self._tls is not None:
+            limits = {"ssl_handshake_timeout": self._args.header_timeout_s, "ssl_shutdown_timeout": CLOSING_S}
+            encryption = {"ssl": self._tls, **limits}
+        self._server = await loop.create_server(connect, sock=self._listener, backlog=backlog, **encryption)
+
+    @property
+    def url(self) -> str:
+        """Return the address below which the API is."""
+        address = url_of(self._listener, "http" if self._tls is None else "https")
+        return address if self._args.uds else f"{address}/v1"
+
+    async def close(self, signals: StopSignals, *, grace_s: float) -> None:
         """Accept nothing more, let open requests finish within `grace_s` or until a second signal, end the rest."""
-        connections = self._connections
+        connections, open_requests = self._connections, self.context.open_requests
         connections.is_draining = open_requests.is_closing = True
         await stop_listening(self._server, self._listener)
         connections.finish_all()

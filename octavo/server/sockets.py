@@ -8,12 +8,19 @@ import ctypes
 import errno
 import fcntl
 import os
+import select
 import socket
+import ssl
+import stat
 import struct
 import sys
 import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
+from octavo.config.server_args import ServerArgs
 from octavo.errors import ConfigError
 
 CAN_SEE_RESETS: Final = sys.platform == "linux"
@@ -42,6 +49,17 @@ _REFUSE_NEW: Final = (
 )
 
 
+@contextmanager
+def listening(args: ServerArgs) -> Iterator[socket.socket]:
+    """Yield a socket that holds the server's address; a path is removed at the end. Raises ConfigError."""
+    with bind(args.host, args.port) if args.uds is None else bind_path(args.uds) as listener:
+        try:
+            yield listener
+        finally:
+            if args.uds is not None:
+                Path(args.uds).unlink(missing_ok=True)
+
+
 def bind(host: str, port: int) -> socket.socket:
     """Return a socket that holds an address, which no other program gets while the model loads. Raises ConfigError."""
     try:
@@ -66,10 +84,65 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
-    """Return the address as a URL."""
+def bind_path(path: str) -> socket.socket:
+    """Return a Unix socket that holds a path, where one that no program listens on is replaced. Raises ConfigError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+            _remove_stale(path)
+        listener.bind(path)
+    except (OSError, ValueError) as error:
+        listener.close()
+        problem = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
+        raise ConfigError(f"cannot listen on uds {path}: {problem}; choose another path") from error
+    listener.setblocking(False)
+    return listener
+
+
+def _remove_stale(path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+
+
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
+    """Return the address as a URL, or the path of a Unix socket after `unix:`."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def tls_context(args: ServerArgs) -> ssl.SSLContext | None:
+    """Return the TLS settings of the server; None where it speaks plain HTTP. Raises ConfigError."""
+    if args.ssl_certfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    load_certificate(context, args)
+    context.verify_mode = ssl.VerifyMode(args.ssl_cert_reqs)
+    try:
+        if args.ssl_ca_certs is not None:
+            context.load_verify_locations(args.ssl_ca_certs)
+        if args.ssl_ciphers is not None:
+            context.set_ciphers(args.ssl_ciphers)
+    except OSError as error:
+        raise ConfigError(f"ssl_ca_certs {args.ssl_ca_certs} or ssl_ciphers cannot be used: {error}") from error
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, args: ServerArgs) -> None:
+    """Read the certificate for connections from now on. Raises ConfigError."""
+    assert args.ssl_certfile is not None
+    try:
+        # a key with a password would be asked for at the terminal
+        context.load_cert_chain(args.ssl_certfile, args.ssl_keyfile, password="")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"ssl_certfile {args.ssl_certfile} with ssl_keyfile {args.ssl_keyfile} cannot be used: {error}; give PEM "
+            "files of one pair, the key without a password"
+        ) from error
 
 
 async def stop_listening(server: asyncio.Server, listener: socket.socket) -> None:
@@ -86,7 +159,7 @@ async def stop_listening(server: asyncio.Server, listener: socket.socket) -> Non
 
 
 def _drop_beginnings(listener: socket.socket) -> None:
-    if sys.platform != "linux":
+    if sys.platform != "linux" or listener.family == socket.AF_UNIX:
         return  # there, a connection of the last moment may be reset
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in _REFUSE_NEW))
     filter_ = struct.pack("HP", len(_REFUSE_NEW), ctypes.addressof(program))
@@ -95,6 +168,8 @@ def _drop_beginnings(listener: socket.socket) -> None:
 
 def drop_dead_peers(connection: Any) -> None:
     """Let the system end a connection whose other machine no longer responds."""
+    if connection.family == socket.AF_UNIX:
+        return
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_PEER_S // 2)
@@ -105,6 +180,10 @@ def drop_dead_peers(connection: Any) -> None:
 
 def is_reset(connection: Any) -> bool:
     """Return whether the other end has refused what was sent, because it has closed the connection."""
+    if connection.family == socket.AF_UNIX:
+        poll = select.poll()
+        poll.register(connection.fileno(), 0)
+        return any(events & select.POLLHUP for _, events in poll.poll(0))
     state: bytes = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
     return state[0] == _TCP_CLOSE
 

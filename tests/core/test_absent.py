@@ -36,8 +36,8 @@ def test_a_feature_that_is_not_there_yet_is_named_and_no_other_option_suggested(
         read_environment({"OCTAVO_ENABLE_LORA": "1"})
     with pytest.raises(ConfigError, match=r"of EngineArgs: speculative decoding is not there yet$"):
         EngineArgs(speculative_config={})
-    with pytest.raises(ConfigError, match=r"of ServerArgs: octavo calls it allow_origins$"):
-        ServerArgs(allowed_origins=["*"])
+    with pytest.raises(ConfigError, match=r"of ServerArgs: octavo calls it allowed_origins$"):
+        ServerArgs(allow_origins=["*"])
     with pytest.raises(InvalidRequest, match="guided_json is not a sampling parameter: give structured_outputs"):
         SamplingParams(guided_json={})
 

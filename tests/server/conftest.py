@@ -15,8 +15,9 @@ import uvloop
 from octavo import logging as octavo_logging
 from octavo.async_llm import AsyncLLM
 from octavo.config.server_args import ServerArgs
-from octavo.server.serving import StopSignals, serve_until_stopped
-from octavo.server.sockets import bind, url_of
+from octavo.server.app import loading_app
+from octavo.server.serving import HttpServer, StopSignals, serve_until_stopped
+from octavo.server.sockets import listening, tls_context, url_of
 from tests.server.fake_llm import FakeAsyncLLM
 
 
@@ -33,7 +34,7 @@ class Served:
 
     def _run(self) -> None:
         with (
-            bind(self.args.host, self.args.port) as listener,
+            listening(self.args) as listener,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             self.url = url_of(listener)
@@ -44,7 +45,12 @@ class Served:
         self.llm = FakeAsyncLLM()
         self.signals = StopSignals()
         self.loop.call_soon(self._up.set)
-        return await serve_until_stopped(cast(AsyncLLM, self.llm), self.args, listener, self.signals)
+        return await self._serve_http(cast(AsyncLLM, self.llm), listener)
+
+    async def _serve_http(self, llm: AsyncLLM, listener: Any) -> int:
+        server = HttpServer(loading_app(self.args), listener, tls_context(self.args))
+        await server.start()
+        return await serve_until_stopped(llm, server, self.signals)
 
     def on_loop(self, act: Callable[..., object], *arguments: object) -> None:
         self.loop.call_soon_threadsafe(act, *arguments)

@@ -38,6 +38,7 @@ class LetterTokenizer:
     """Characters are tokens; 0 starts a text."""
 
     joins_bytes = True
+    config = {"tokenizer_class": "Letters"}
     special_ids = frozenset({BOS})
 
     def encode(self, text: str, add_special_tokens: bool = True, cuts: Sequence[int] = ()) -> list[int]:

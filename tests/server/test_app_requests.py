@@ -90,7 +90,7 @@ def test_bodies_of_all_open_requests_have_one_bound(start_server: Start) -> None
 def test_other_origins_are_let_in_only_when_named(server: Served, start_server: Start) -> None:
     headers = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
     assert "access-control-allow-origin" not in ask(server.url, "/v1/models", headers=headers).headers
-    open_server = start_server(allow_origins=("https://a.example",), api_key=("k",))
+    open_server = start_server(allowed_origins=("https://a.example",), api_key=("k",))
     preflight = ask(open_server.url, "/v1/completions", method="OPTIONS", headers=headers)
     assert (preflight.status, preflight.headers["access-control-allow-origin"]) == (200, "https://a.example")
     refused = ask(open_server.url, "/v1/models", headers={"Origin": "https://a.example"})
@@ -99,6 +99,24 @@ def test_other_origins_are_let_in_only_when_named(server: Served, start_server: 
     assert set(readable) == {"X-Request-Id", "Retry-After"}
     other = ask(open_server.url, "/v1/models", headers={"Origin": "https://b.example"})
     assert "access-control-allow-origin" not in other.headers
+
+
+def test_methods_headers_and_cookies_of_other_origins_are_those_that_were_allowed(start_server: Start) -> None:
+    server = start_server(
+        allowed_origins='["https://a.example"]',
+        allowed_methods=("POST",),
+        allowed_headers=("X-Trace",),
+        allow_credentials=True,
+    )
+    asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    for header, status in (("X-Trace", 200), ("X-Other", 400)):
+        preflight = ask(
+            server.url, "/v1/models", method="OPTIONS", headers={**asked, "Access-Control-Request-Headers": header}
+        )
+        assert preflight.status == status
+    assert preflight.headers["access-control-allow-credentials"] == "true"
+    asked["Access-Control-Request-Method"] = "GET"
+    assert ask(server.url, "/v1/models", method="OPTIONS", headers=asked).status == 400
 
 
 def test_requests_are_logged_only_on_demand_and_never_with_prompts_or_keys(

@@ -86,7 +86,7 @@ def test_commands_of_own_and_allowed_pages_and_of_programs_pass(server: Served, 
     # the browser has asked before it sent this type
     assert ask(server.url, "/reset_prefix_cache", {}, headers=headers).status == 200
     for allowed in ("http://evil.example", "*"):
-        open_server = start_server(allow_origins=(allowed,))
+        open_server = start_server(allowed_origins=(allowed,))
         assert ask(open_server.url, "/reset_prefix_cache", method="POST", headers=headers).status == 200
 
 

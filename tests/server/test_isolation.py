@@ -16,7 +16,7 @@ from octavo.config.server_args import ServerArgs
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.replica import Replica
 from octavo.engine.replicas import Replicas
-from octavo.server.serving import StopSignals, serve_until_stopped
+from octavo.server.serving import StopSignals
 from tests.fakes.byte_tokenizer import byte_tokenizer
 from tests.fakes.core import engine_config
 from tests.fakes.engine import make_core
@@ -52,7 +52,7 @@ class ServedEngine(Served):
             llm = AsyncLLM(config, Replicas([Replica(0, client)]), tokenizer, template)
             self.loop.call_soon(self._up.set)
             try:
-                return await serve_until_stopped(llm, self.args, listener, self.signals)
+                return await self._serve_http(llm, listener)
             finally:
                 await llm.shutdown()
 

@@ -7,19 +7,22 @@ import json
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import openai
 import pytest
 
+from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
 from octavo.errors import ConfigError
-from octavo.server.serving import StopSignals, serve, unless_stopped
+from octavo.server.app import loading_app
+from octavo.server.serving import HttpServer, StopSignals, serve, unless_stopped
 from octavo.server.sockets import bind, url_of
 from tests.server.conftest import Served
-from tests.server.raw import ask, connect, events, eventually
+from tests.server.fake_llm import MAX_MODEL_LEN, FakeAsyncLLM
+from tests.server.raw import Answer, ask, connect, events, eventually
 
 Start = Callable[..., Served]
 HEADERS = {"Content-Type": "application/json"}
@@ -76,6 +79,36 @@ async def test_signal_while_the_model_loads_gives_the_start_up() -> None:
     asyncio.get_running_loop().call_soon(signals.stop)
     assert await unless_stopped(starting, signals) is None
     assert starting.cancelled()
+
+
+@pytest.mark.anyio
+async def test_server_responds_while_its_model_loads_and_says_so() -> None:
+    llm = FakeAsyncLLM()
+    app = loading_app(ServerArgs(port=0))
+    with bind("127.0.0.1", 0) as listener:
+        server, url = HttpServer(app, listener), url_of(listener)
+        await server.start()
+
+        async def answer(path: str) -> Answer:
+            return await asyncio.to_thread(ask, url, path)
+
+        assert (await answer("/v1/models")).error["code"] == "model_loading"
+        app.context.load(llm.config)
+        [model, _] = (await answer("/v1/models")).json["data"]
+        assert (model["id"], model["max_model_len"]) == ("letters", MAX_MODEL_LEN)
+        for path in ("/health", "/ready", "/ping", "/tokenizer_info"):
+            refusal = await answer(path)
+            assert (refusal.status, refusal.error["code"]) == (503, "model_loading")
+            assert refusal.headers["retry-after"] == "5"
+            assert "the model letters is loading" in refusal.error["message"]
+        for path in ("/version", "/", "/load"):
+            assert (await answer(path)).status == 200
+        app.context.attach(cast(AsyncLLM, llm))
+        for path in ("/health", "/ready", "/ping", "/v1/models"):
+            assert (await answer(path)).status == 200
+        app.context.open_requests.is_closing = True
+        assert [(await answer(path)).status for path in ("/health", "/ready")] == [200, 503]
+        await server.close(StopSignals(), grace_s=0)
 
 
 @pytest.mark.anyio

@@ -28,6 +28,12 @@ class Health(Struct, frozen=True):
     engines: list[EngineState]
 
 
+class Load(Struct, frozen=True):
+    """Response of `GET /load`, in vLLM's words."""
+
+    server_load: int
+
+
 class Version(Struct):
     """Response of `GET /version`."""
 

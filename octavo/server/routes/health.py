@@ -1,9 +1,10 @@
-"""`GET /health`, `/version`, `/metrics` and `POST /drain`: the endpoints for operators."""
+"""The endpoints for operators: `GET /health`, `/ready`, `/load`, `/version`, `/metrics`, `POST /drain` and others."""
 
 from __future__ import annotations
 
 import asyncio
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,8 +12,9 @@ from octavo import __version__
 from octavo.engine.metrics import CONTENT_TYPE
 from octavo.server.context import ServerContext
 from octavo.server.decode import decode, read_body
+from octavo.server.errors import shutting_down
 from octavo.server.generation import json_response
-from octavo.server.responses.health import Drained, EngineState, Health, Version
+from octavo.server.responses.health import Drained, EngineState, Health, Load, Version
 from octavo.server.schema.health import DrainRequest
 
 
@@ -24,6 +26,26 @@ async def health(context: ServerContext, request: Request) -> Response:
     await context.llm.check_health()
     states = [EngineState(each.number, each.role, each.state) for each in context.llm.replicas]
     return json_response(Health(states))
+
+
+async def ready(context: ServerContext, request: Request) -> Response:
+    """Return whether requests are served: not while the model loads, while no core is ready, nor once the server stops.
+
+    Raises as `health` does, and ApiError.
+    """
+    if context.open_requests.is_closing:
+        raise shutting_down()
+    return await health(context, request)
+
+
+async def load(context: ServerContext, request: Request) -> Response:
+    """Return the number of open requests."""
+    return json_response(Load(len(context.open_requests)))
+
+
+async def tokenizer_info(context: ServerContext, request: Request) -> Response:
+    """Return the settings of the tokenizer, with the chat template in use."""
+    return Response(msgspec.json.encode(context.llm.tokenizer_info), media_type="application/json")
 
 
 async def drain(context: ServerContext, request: Request) -> Response:

@@ -24,6 +24,6 @@ def _model(context: ServerContext, name: str) -> Model:
     return Model(
         id=name,
         created=context.created,
-        root=context.llm.config.model.name,
-        max_model_len=context.llm.ready.max_model_len,
+        root=context.model.name,
+        max_model_len=context.max_model_len,
     )

@@ -1,0 +1,164 @@
+"""TLS, and a Unix socket in place of an address."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from octavo.config.server_args import ServerArgs
+from octavo.errors import ConfigError
+from octavo.server.sockets import listening, tls_context
+from tests.server.conftest import Served
+from tests.server.raw import events, eventually
+
+Start = Callable[..., Served]
+HEADERS = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A key and a certificate for localhost that it has signed itself."""
+    folder = tmp_path_factory.mktemp("tls")
+    key, certificate = folder / "key.pem", folder / "cert.pem"
+    made = [
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", "req", "-x509", *made, *names, *files], check=True, capture_output=True)
+    return {"ssl_keyfile": str(key), "ssl_certfile": str(certificate)}
+
+
+@contextmanager
+def connected(served: Served, context: ssl.SSLContext) -> Iterator[http.client.HTTPSConnection]:
+    address = socket.create_connection(("127.0.0.1", urlsplit(served.url).port or 0), timeout=10)
+    connection = http.client.HTTPSConnection("127.0.0.1", timeout=10)
+    with address, context.wrap_socket(address, server_hostname="127.0.0.1") as connection.sock:
+        yield connection
+
+
+def answer(connection: http.client.HTTPConnection, body: Any = None) -> tuple[int, bytes]:
+    method, path = ("GET", "/v1/models") if body is None else ("POST", "/v1/completions")
+    connection.request(method, path, None if body is None else json.dumps(body), HEADERS)
+    response = connection.getresponse()
+    return response.status, response.read()
+
+
+def test_requests_and_streams_go_through_tls(start_server: Start, pair: dict[str, str]) -> None:
+    served = start_server(**pair, max_body_size=1000)
+    context = ssl.create_default_context(cafile=pair["ssl_certfile"])
+    with connected(served, context) as connection:
+        assert answer(connection)[0] == 200
+        status, body = answer(connection, {"prompt": "a", "max_tokens": 3, "stream": True})
+        assert (status, events(body)[-1]) == (200, "[DONE]")
+        # the body is refused before it is read: its sender still reads the error
+        assert answer(connection, {"prompt": "a" * (1 << 20)})[0] == 413
+    with pytest.raises(ssl.SSLError), connected(served, ssl.create_default_context()):
+        pass
+
+
+def test_client_that_goes_away_ends_its_request(start_server: Start, pair: dict[str, str]) -> None:
+    served = start_server(**pair)
+    served.llm.hold_after = 1
+    with connected(served, ssl.create_default_context(cafile=pair["ssl_certfile"])) as connection:
+        connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "stream": True}), HEADERS)
+        with connection.getresponse() as response:
+            assert response.readline().startswith(b"data: ")
+    eventually(lambda: served.llm.aborted)
+    assert served.stop() == 0
+
+
+def test_certificates_of_clients_are_needed_where_that_is_said(start_server: Start, pair: dict[str, str]) -> None:
+    served = start_server(**pair, ssl_ca_certs=pair["ssl_certfile"], ssl_cert_reqs=2)
+    context = ssl.create_default_context(cafile=pair["ssl_certfile"])
+    with pytest.raises((ssl.SSLError, ConnectionError)), connected(served, context) as connection:
+        answer(connection)
+    context.load_cert_chain(pair["ssl_certfile"], pair["ssl_keyfile"])
+    with connected(served, context) as connection:
+        assert answer(connection)[0] == 200
+
+
+def test_files_that_are_no_pair_are_an_error_at_the_start(tmp_path: Path, pair: dict[str, str]) -> None:
+    (tmp_path / "other").write_text("no key")
+    for wrong in (str(tmp_path / "other"), str(tmp_path / "none")):
+        with pytest.raises(ConfigError, match=f"ssl_keyfile {wrong} cannot be used.*give PEM"):
+            tls_context(ServerArgs(**{**pair, "ssl_keyfile": wrong}))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="ssl_keyfile needs ssl_certfile"):
+        ServerArgs(ssl_keyfile=pair["ssl_keyfile"])
+    with pytest.raises(ConfigError, match="ssl_cert_reqs needs ssl_ca_certs"):
+        ServerArgs(ssl_certfile=pair["ssl_certfile"], ssl_cert_reqs=2)
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=10)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self._path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[str]:
+    """A path that is short enough for a socket: names in the working directory are."""
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    yield "octavo.sock"
+    os.chdir(before)
+
+
+def test_unix_socket_serves_and_is_removed(start_server: Start, path: str) -> None:
+    served = start_server(uds=path)
+    assert served.url == f"unix:{path}"
+    first = UnixConnection(path)
+    assert answer(first)[0] == 200
+    first.close()
+    served.llm.hold_after = 1
+    half = UnixConnection(path)
+    half.request("POST", "/v1/completions", json.dumps({"prompt": "a", "stream": True}), HEADERS)
+    half.sock.shutdown(socket.SHUT_WR)
+    sock = half.sock
+    with half.getresponse() as response:
+        assert response.readline().startswith(b"data: ")
+        assert not served.llm.aborted
+    sock.close()
+    half.close()
+    eventually(lambda: served.llm.aborted, timeout_s=10)
+    with (
+        pytest.raises(ConfigError, match=r"cannot listen on uds octavo\.sock: Address already in use"),
+        listening(served.args),
+    ):
+        pass
+    assert served.stop() == 0
+    assert not Path(path).exists()
+
+
+def test_socket_that_a_dead_server_left_is_replaced_and_nothing_else_is(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(path)
+    with listening(ServerArgs(uds=path)):
+        assert Path(path).is_socket()
+    Path(path).write_text("a file")
+    with pytest.raises(ConfigError, match="choose another path"), listening(ServerArgs(uds=path)):
+        pass
+    assert Path(path).read_text() == "a file"
