@@ -67,7 +67,7 @@ class CacheTier(NamedTuple):
     """The KV caches of some layers in one kind of memory."""
 
     caches: Sequence[Tensor]
-    """One per layer, blocks in dimension 1."""
+    """One per layer, blocks in dimension 1, all with the same strides; a block of a plane lies in one piece."""
     planes: Tensor
     """int64: the addresses at which block 0 of each cache, and of each of its planes in dimension 0, begins."""
 

@@ -29,11 +29,6 @@ def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | st
     return torch.frombuffer(pages.memory, dtype=dtype, count=prod(shape), offset=pages.start).view(shape)
 
 
-def is_large(tensor: Tensor) -> bool:
-    """Whether `zeroed` gave this tensor large pages."""
-    return tensor.device.type == "cpu" and tensor.nbytes >= _FROM_BYTES
-
-
 class WeightArena:
     """Places long-lived tensors side by side in large pages, so that small ones are read as fast as large ones.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor
 
 from octavo.core.step import BlockCopy, BlockOps
 from octavo.devices.device import CacheTier, Device
-from octavo.ops.memory import is_large, zeroed
-from octavo.worker.cache_pages import CachePages
+from octavo.ops.memory import zeroed
+from octavo.ops.pages import release
 
 
 class Arena(NamedTuple):
@@ -27,7 +28,8 @@ class Arena(NamedTuple):
 class CacheEngine:
     """One cache per layer on the device, and the swap space that mirrors it in host memory, made when first used.
 
-    Each cache group has blocks of its own. Block 0 is its null block, which is in no count of blocks.
+    Each cache group has blocks of its own, in each of which all its layers lie side by side: the first use of a block
+    takes memory for that block alone. Block 0 is the null block, which is in no count of blocks.
     """
 
     def __init__(self, arenas: Sequence[Arena], dtype: torch.dtype, device: Device) -> None:
@@ -36,7 +38,6 @@ class CacheEngine:
         self._arenas = arenas
         self._dtype = dtype
         self._device = [_tier(arena.shape, len(arena.layers), dtype, device.torch_device) for arena in arenas]
-        self._pages = [_pages(tier) for tier in self._device]
         self._host: list[CacheTier | None] = [None] * len(arenas)
         by_layer = {
             layer: cache
@@ -59,16 +60,15 @@ class CacheEngine:
             self._copy_blocks(self._device[group], self._device[group], copies)
         return swap_s
 
-    def note_used(self, group: int, block_ids: Sequence[int]) -> None:
-        """Note device blocks of a cache group that this step or a later one writes: their memory is fetched ahead."""
-        if (pages := self._pages[group]) is not None:
-            pages.note_used(block_ids)
-
     def release(self, blocks: Sequence[Sequence[int]]) -> None:
-        """Give back the memory of device blocks, for each cache group, as far as it is whole large pages."""
-        for pages, block_ids in zip(self._pages, blocks, strict=True):
-            if pages is not None:
-                pages.release(block_ids)
+        """Release the memory of device blocks, for each cache group, as far as it is whole large pages of the host."""
+        for tier, block_ids in zip(self._device, blocks, strict=True):
+            first = tier.caches[0] if tier.caches else None
+            if first is None or first.device.type != "cpu":
+                continue
+            size = first.stride(1) * first.element_size()
+            for start, count in _runs(sorted(block_ids)):
+                release(first.data_ptr() + start * size, count * size)
 
     def _swap(self, ops: BlockOps) -> float:
         outs, ins = self._by_group(ops.swap_outs), self._by_group(ops.swap_ins)
@@ -101,11 +101,14 @@ class CacheEngine:
 
 
 def _tier(shape: tuple[int, ...], num_layers: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> CacheTier:
-    caches = tuple(zeroed(shape, dtype, device) for _ in range(num_layers))
-    assert all(cache.is_contiguous() for cache in caches)
+    planes, num_blocks, *block = shape
+    memory = zeroed((num_blocks, num_layers, planes, *block), dtype, device)
+    caches = tuple(memory[:, layer].transpose(0, 1) for layer in range(num_layers))
     return CacheTier(caches, torch.tensor([plane.data_ptr() for cache in caches for plane in cache]))
 
 
-def _pages(tier: CacheTier) -> CachePages | None:
-    """Return what fetches the memory of a tier; None where it is the device's, or not large."""
-    return CachePages(tier) if tier.caches and is_large(tier.caches[0]) else None
+def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield (first block, how many) of each run of ascending numbers without a gap."""
+    for _, run in groupby(enumerate(blocks), lambda pair: pair[1] - pair[0]):
+        members = [block for _, block in run]
+        yield members[0], len(members)

@@ -93,8 +93,6 @@ class ModelRunner:
             self.sequences.add(new)
             if new.params.structured_outputs is not None and self.grammars is not None:
                 self.grammars.begin(self.sequences[new.seq_id])
-            for group, block_ids in enumerate(new.block_tables):
-                self._cache.note_used(group, block_ids)
         if step.finished_ids:
             stay = {new.seq_id for new in step.new_sequences}
             for seq_id in step.finished_ids:
@@ -115,6 +113,5 @@ class ModelRunner:
             assert end <= state.num_tokens, "a row computes unknown tokens"
             for change in scheduled.table_changes:
                 self.sequences.tables[change.group].write(state.line, change.first_index, change.block_ids)
-                self._cache.note_used(change.group, change.block_ids)
             rows.append(BatchRow(scheduled, state))
         return rows

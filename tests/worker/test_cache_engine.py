@@ -84,16 +84,28 @@ def test_each_cache_group_has_blocks_of_its_own(kernels: bool) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems keep memory until the process ends")
-def test_memory_of_blocks_that_nobody_needs_goes_back(kernels: bool) -> None:
-    block_bytes = LARGE_PAGE_BYTES // 4
-    engine = CacheEngine([Arena([0, 1], (1, 65, block_bytes))], torch.uint8, device(kernels))
+def test_memory_is_that_of_the_blocks_in_use(kernels: bool) -> None:
+    # a block of all layers is half a large page
+    engine = CacheEngine([Arena([0, 1], (2, 65, LARGE_PAGE_BYTES // 8))], torch.uint8, device(kernels))
+    first = engine.caches[0]
+
+    def num_pages() -> int:
+        memory = first.as_strided((len(engine.caches) * first.numel(),), (1,))
+        return resident_bytes(memory) // LARGE_PAGE_BYTES
+
+    def fill(*blocks: int) -> None:
+        for cache in engine.caches:
+            cache[:, list(blocks)] = 1
+
+    fill(*range(1, 33))
+    assert num_pages() == 17
+    fill(*range(33, 65))
+    assert num_pages() == 32, "and the half that block 64 takes"
+    engine.release([[*range(4, 13), *range(60, 64), 2]])
+    assert num_pages() == 32 - 4 - 2, "blocks 4 to 11 and 60 to 63 are whole large pages, the others share theirs"
     for cache in engine.caches:
-        cache.fill_(1)
-    engine.release([[*range(4, 13), *range(60, 65), 2]])
-    for cache in engine.caches:
-        # blocks 4 to 11 and 60 to 63 are three whole large pages, the others share theirs
-        assert resident_bytes(cache) <= cache.nbytes + LARGE_PAGE_BYTES - 3 * LARGE_PAGE_BYTES
-        assert cache[0, :4].all()
-        assert cache[0, 13:60].all()
-        assert not cache[0, 4:12].any()
+        assert cache[:, 1:4].all()
+        assert cache[:, 13:60].all()
+        assert cache[:, 64].all()
+        assert not cache[:, 4:12].any()
     engine.release([[]])

@@ -137,11 +137,12 @@ void attend_splits(Cpu& cpu, const Attention& a, const AttentionKernels& kernels
 }
 
 void run_attention(Cpu& cpu, const Attention& a, const AttentionKernels& kernels) {
-  cpu.pool.run_pieces(a.tokens * a.kv_heads, 32, [&](int begin, int end, int) {
-    while (begin < end) {
-      const int kv_head = begin / a.tokens, stop = std::min(end, (kv_head + 1) * a.tokens);
-      kernels.write(a, kv_head, begin - kv_head * a.tokens, stop - kv_head * a.tokens);
-      begin = stop;
+  // by tokens, then by heads: where blocks are fresh each thread waits for pages of its own
+  const int most = std::max(1, std::min(16, a.tokens)), parts = (a.tokens + most - 1) / most * a.kv_heads;
+  cpu.pool.run_pieces(parts, 32 / most, [&](int begin, int end, int) {
+    for (int i = begin; i < end; ++i) {
+      const int first_token = i / a.kv_heads * most;
+      kernels.write(a, i % a.kv_heads, first_token, std::min(first_token + most, a.tokens));
     }
   });
   const std::vector<AttentionItem> items = plan_items(a);
@@ -157,7 +158,7 @@ struct BlockCopies {
   const std::int64_t* targets;  // [planes]
   const std::int64_t* pairs;    // [count, 2] source and target block
   int planes, count;
-  std::int64_t block_bytes;
+  std::int64_t block_bytes, block_stride;
 };
 
 // Within a plane in the order of the list: a copy may read what an earlier one wrote.
@@ -166,7 +167,7 @@ void copy_blocks(Cpu& cpu, const BlockCopies& c) {
     const auto* source = pointer<std::uint8_t>(static_cast<Address>(c.sources[plane]));
     auto* target = pointer<std::uint8_t>(static_cast<Address>(c.targets[plane]));
     for (int i = 0; i < c.count; ++i)
-      std::memmove(target + c.pairs[2 * i + 1] * c.block_bytes, source + c.pairs[2 * i] * c.block_bytes, c.block_bytes);
+      std::memmove(target + c.pairs[2 * i + 1] * c.block_stride, source + c.pairs[2 * i] * c.block_stride, c.block_bytes);
   });
 }
 
@@ -196,12 +197,13 @@ void bind_attention(nb::class_<Cpu>& cpu) {
       "attention",
       [](Cpu& cpu, Address q, Address k, Address v, Address out, Address cache, Address query_starts,
          Address sequence_lengths, Address block_tables, Address slots, Address alibi, std::int64_t q_stride,
-         std::int64_t k_stride, std::int64_t v_stride, std::int64_t table_stride, int tokens, int rows, int heads,
-         int kv_heads, int dim, int block_size, int type, int cache_type, float scale, int window, float soft_cap) {
+         std::int64_t k_stride, std::int64_t v_stride, std::int64_t table_stride, std::int64_t block_stride, int tokens,
+         int rows, int heads, int kv_heads, int dim, int block_size, int type, int cache_type, float scale, int window,
+         float soft_cap) {
         Attention a{pointer(q), pointer(k), pointer(v), pointer(out), pointer<std::uint8_t>(cache),
                     pointer<std::int32_t>(query_starts), pointer<std::int32_t>(sequence_lengths),
                     pointer<std::int32_t>(block_tables), pointer<std::int64_t>(slots), pointer<float>(alibi),
-                    q_stride, k_stride, v_stride, table_stride, tokens, rows, heads, kv_heads, dim, block_size,
+                    q_stride, k_stride, v_stride, table_stride, block_stride, tokens, rows, heads, kv_heads, dim, block_size,
                     static_cast<Type>(type), static_cast<Type>(cache_type), scale, window, soft_cap,
                     layout_of(kv_heads, dim, block_size, static_cast<Type>(cache_type))};
         cpu.submit([&cpu, a, &kernels = attention_kernels(cpu.level)] { run_attention(cpu, a, kernels); });
@@ -210,9 +212,10 @@ void bind_attention(nb::class_<Cpu>& cpu) {
       "Write keys and values to their slots, then attend over the paged cache; see csrc/cpu/attention/attention.h.");
   cpu.def(
       "copy_blocks",
-      [](Cpu& cpu, Address sources, Address targets, Address pairs, int planes, int count, std::int64_t block_bytes) {
+      [](Cpu& cpu, Address sources, Address targets, Address pairs, int planes, int count, std::int64_t block_bytes,
+         std::int64_t block_stride) {
         copy_blocks(cpu, {pointer<std::int64_t>(sources), pointer<std::int64_t>(targets), pointer<std::int64_t>(pairs),
-                          planes, count, block_bytes});
+                          planes, count, block_bytes, block_stride});
       },
       nb::call_guard<nb::gil_scoped_release>(), "Copy whole blocks, in order, in every plane of every layer.");
 }

@@ -19,7 +19,7 @@ constexpr int kItemRows = 64;
 constexpr int kMostDim = 1024;
 constexpr float kNothing = -3.0e38f;  // the maximum of no scores; finite, for differences of it are taken
 
-// One layer's cache: [blocks][KV heads][tiles of a block], a tile being keys, values and, where they are stored in 8
+// One layer's cache: [blocks][KV heads][tiles of a block], blocks lying `block_stride` bytes apart, a tile being keys, values and, where they are stored in 8
 // bits, float32 scales of 16 keys and of 16 values. Keys lie transposed, values in rows; formats of less than 32 bits
 // interleave the two operands of a dot product: keys [dim / 2][16][2], values [8][dim][2]; float32 is [dim][16] and
 // [16][dim]. `dim` is padded with zeros to a multiple of 16.
@@ -42,7 +42,7 @@ struct Attention {
   const std::int32_t* block_tables;      // [rows, ...], `table_stride` apart
   const std::int64_t* slots;             // [tokens]
   const float* alibi;                    // [heads] slopes, or null
-  std::int64_t q_stride, k_stride, v_stride, table_stride;
+  std::int64_t q_stride, k_stride, v_stride, table_stride, block_stride;
   int tokens, rows, heads, kv_heads, dim, block_size;
   Type type, cache_type;
   float scale;     // positive

@@ -201,7 +201,7 @@ inline void load_row(const void* base, std::int64_t first, Type type, int dim, f
 }
 
 inline std::uint8_t* tile_at(const Attention& a, std::int64_t block, int kv_head, int offset) {
-  return a.cache + block * a.layout.block_bytes + static_cast<std::int64_t>(kv_head) * a.layout.head_bytes +
+  return a.cache + block * a.block_stride + static_cast<std::int64_t>(kv_head) * a.layout.head_bytes +
          offset / kTileKeys * a.layout.tile_bytes;
 }
 

@@ -91,6 +91,7 @@ class CpuBackend:
             _token_stride(k),
             _token_stride(v),
             tables.stride(0),
+            cache.stride(1) * cache.element_size(),
             tokens,
             tables.shape[0],
             heads,

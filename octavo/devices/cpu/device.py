@@ -120,11 +120,17 @@ class CpuDevice:
 
     def copy_blocks(self, sources: CacheTier, targets: CacheTier, copies: Sequence[BlockCopy]) -> None:
         first = sources.caches[0]
-        block_bytes = first.stride(1) * first.element_size()
+        block_bytes, block_stride = first[0, 0].nbytes, first.stride(1) * first.element_size()
         pairs = torch.tensor([(copy.source, copy.target) for copy in copies])
         from_planes, to_planes = sources.planes, targets.planes
         self.runtime.cpu.copy_blocks(
-            from_planes.data_ptr(), to_planes.data_ptr(), pairs.data_ptr(), len(from_planes), len(copies), block_bytes
+            from_planes.data_ptr(),
+            to_planes.data_ptr(),
+            pairs.data_ptr(),
+            len(from_planes),
+            len(copies),
+            block_bytes,
+            block_stride,
         )
 
     def release_idle(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -81,11 +82,11 @@ class ReferenceBackend:
         metadata: AttentionMetadata,
         scores: Scores,
     ) -> Tensor:
-        layout = cache.shape
-        flat = cache.view(-1, layout[-1])
+        dim, layout = cache.shape[-1], _Layout.of(cache)
+        flat = cache.as_strided((layout.num_rows, dim), (dim, 1))
         written = metadata.once(("written", layout), lambda: _cache_rows(metadata.slot_mapping, layout).view(-1))
         new = torch.stack((k, v)).permute(0, 2, 1, 3)  # [2, kv_heads, tokens, dim]
-        flat.index_copy_(0, written, self._stored(new, cache.dtype).reshape(-1, layout[-1]))
+        flat.index_copy_(0, written, self._stored(new, cache.dtype).reshape(-1, dim))
 
         window, has_alibi = scores.sliding_window, scores.alibi is not None
         pieces = metadata.once(
@@ -123,13 +124,30 @@ class ReferenceBackend:
         return dequantize(codes.view(self._quantized), scales.view(torch.float32), dtype)
 
 
-def _cache_rows(slots: Tensor, layout: torch.Size) -> Tensor:
+class _Layout(NamedTuple):
+    """How a layer's cache lies in memory, in rows of one head of one token."""
+
+    kv_heads: int
+    block_size: int
+    plane_stride: int
+    block_stride: int
+    num_rows: int
+    """From its first row to its last; those of other layers may lie between."""
+
+    @classmethod
+    def of(cls, cache: Tensor) -> _Layout:
+        _, num_blocks, kv_heads, block_size, dim = cache.shape
+        plane, block = cache.stride(0) // dim, cache.stride(1) // dim
+        return cls(kv_heads, block_size, plane, block, plane + (num_blocks - 1) * block + kv_heads * block_size)
+
+
+def _cache_rows(slots: Tensor, layout: _Layout) -> Tensor:
     """Return int64 [2, kv_heads, *slots.shape]: rows of keys and values of `slots` in the cache [rows, dim]."""
-    _, num_blocks, kv_heads, block_size, _ = layout
-    rows = slots // block_size * (kv_heads * block_size) + slots % block_size
-    planes = torch.arange(2, device=slots.device)[:, None] * (num_blocks * kv_heads * block_size)
-    heads = torch.arange(kv_heads, device=slots.device) * block_size
-    return (planes + heads).view(2, kv_heads, *(1,) * slots.dim()) + rows
+    size = layout.block_size
+    rows = slots // size * layout.block_stride + slots % size
+    planes = torch.arange(2, device=slots.device)[:, None] * layout.plane_stride
+    heads = torch.arange(layout.kv_heads, device=slots.device) * size
+    return (planes + heads).view(2, layout.kv_heads, *(1,) * slots.dim()) + rows
 
 
 def _pieces(
