@@ -41,7 +41,7 @@ class FetchBlocks(msgspec.Struct, frozen=True):
     """Write blocks `first`, … of a transfer, from the ranks of another engine, into these blocks.
 
     block_ids: for each cache group; 0 for a block that is not needed. epoch: the start of the other engine; pieces of
-    another one are not written.
+    another one are not written. patience_s: how long a rank may send nothing.
     """
 
     fetch_id: int
@@ -50,6 +50,7 @@ class FetchBlocks(msgspec.Struct, frozen=True):
     block_ids: list[list[int]]
     peers: list[PeerRank]
     epoch: bytes
+    patience_s: float = 120.0
 
 
 class LoadBlocks(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ NAME_BYTES: Final = 16
 MOST_CONNECTIONS: Final = 64
 """Engines that may be connected at once."""
 MOST_TRANSFERS: Final = 256
-"""Transfers of one engine at once."""
+"""Transfers of one engine at once, those that wait included."""
 MOST_EVENTS: Final = 256
 """Messages that wait for the next step, and that are processed before one; more are not read yet."""
 SHARE: Final = 0.5
@@ -52,8 +52,8 @@ class _Transfer:
 class PeerServer(Source):
     """Listens for other engines; a `BlockListener` of the pools from which they read.
 
-    Blocks of a transfer are held until the other engine needs them no longer, its lease is over, or nothing else could
-    run; then until no rank reads them.
+    Transfers wait, in their order, while others hold as many blocks as they may. The blocks of one are held until the
+    other engine needs them no longer, its lease is over, or nothing else could run; then until no rank reads them.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class PeerServer(Source):
         self._greetings = Greetings()
         self._links: set[PeerLink] = set()
         self._events = Queue[tuple[PeerLink, PeerMessage | None]](MOST_EVENTS)
+        self._waiting: deque[_Transfer] = deque()
         self._transfers: dict[bytes, _Transfer] = {}
         self._incomplete: dict[bytes, _Transfer] = {}
         self._ending: dict[bytes, int] = {}
@@ -140,39 +141,50 @@ class PeerServer(Source):
                 link, message = self._events.get(block=False)
                 match message:
                     case Want(name, digests):
-                        self._begin(link, name, digests)
-                    case Done(name) if name in self._transfers and self._transfers[name].link is link:
-                        self._blocks.pins.end_keep(self._transfers[name].digests)
-                        self._end(name)
+                        self._add(link, name, digests)
+                    case Done(name):
+                        for transfer in [each for each in self._of(link) if each.name == name]:
+                            self._blocks.pins.end_keep(transfer.digests)
+                            self._end(transfer)
                     case None:
-                        for name in [each.name for each in self._transfers.values() if each.link is link]:
-                            self._end(name)
+                        for transfer in self._of(link):
+                            self._end(transfer)
+        self._begin()
         return []
 
-    def _begin(self, link: PeerLink, name: bytes, digests: list[bytes]) -> None:
-        if because := self._refusal(link, name, len(digests)):
+    def _of(self, link: PeerLink) -> list[_Transfer]:
+        return [each for each in (*self._transfers.values(), *self._waiting) if each.link is link]
+
+    def _add(self, link: PeerLink, name: bytes, digests: list[bytes]) -> None:
+        others, used = self._of(link), {*self._transfers, *self._ending, *(each.name for each in self._waiting)}
+        if len(name) != NAME_BYTES or name in used or not digests:
+            link.send(Refused(name, "the name of the transfer is wrong or in use, or it has no blocks"))
+        elif len(others) >= MOST_TRANSFERS:
+            because = f"there are {len(others)} transfers of this engine, at most {MOST_TRANSFERS} are allowed"
             link.send(Refused(name, because))
-            return
-        last = (len(digests) - 1) * self._blocks.block_size
-        firsts = [cache.keeps.num_unseen_blocks(last) for cache in self._blocks.groups]
-        self._transfers[name] = self._incomplete[name] = _Transfer(name, link, digests, firsts)
+        else:
+            last = (len(digests) - 1) * self._blocks.block_size
+            firsts = [cache.keeps.num_unseen_blocks(last) for cache in self._blocks.groups]
+            self._waiting.append(_Transfer(name, link, digests, firsts))
 
-    def _refusal(self, link: PeerLink, name: bytes, num_blocks: int) -> str:
-        if len(name) != NAME_BYTES or name in self._transfers or name in self._ending or not num_blocks:
-            return "the name of the transfer is wrong or in use, or it has no blocks"
-        num_transfers = sum(each.link is link for each in self._transfers.values())
-        if num_transfers >= MOST_TRANSFERS:
-            return f"there are {num_transfers} transfers of this engine, at most {MOST_TRANSFERS} are allowed"
+    def _begin(self) -> None:
+        """Begin the transfers that wait, in their order, while all together hold no more blocks than they may; one that
+        wants more waits until there is no other."""
         num_held = sum(len(each.digests) for each in self._transfers.values()) + sum(self._ending.values())
-        if num_held + num_blocks > self._most_blocks:
-            return f"it wants {num_blocks} blocks, transfers hold {num_held} of the {self._most_blocks} that they may"
-        return ""
+        while self._waiting and (not num_held or num_held + len(self._waiting[0].digests) <= self._most_blocks):
+            transfer = self._waiting.popleft()
+            self._transfers[transfer.name] = self._incomplete[transfer.name] = transfer
+            num_held += len(transfer.digests)
 
-    def _end(self, name: bytes) -> None:
+    def _end(self, transfer: _Transfer) -> None:
         """Let the ranks forget a transfer; its blocks are free when they have."""
-        self._incomplete.pop(name, None)
-        self._ending[name] = len(self._transfers.pop(name).digests)
-        self._ends.append(name)
+        if transfer in self._waiting:
+            self._waiting.remove(transfer)
+            return
+        self._incomplete.pop(transfer.name, None)
+        del self._transfers[transfer.name]
+        self._ending[transfer.name] = len(transfer.digests)
+        self._ends.append(transfer.name)
 
     def released(self, transfer: bytes) -> None:
         if self._ending.pop(transfer, None) is not None:
@@ -181,7 +193,7 @@ class PeerServer(Source):
     def end_reads(self) -> None:
         for transfer in list(self._transfers.values()):
             transfer.link.send(Gone(transfer.name))
-            self._end(transfer.name)
+            self._end(transfer)
 
     def commands(self, *, has_rows: bool) -> RankCommands:
         sends: list[SendBlocks] = []
@@ -191,7 +203,7 @@ class PeerServer(Source):
                 del self._incomplete[transfer.name]
             elif not self._computing[transfer.digests[-1]]:
                 transfer.link.send(Refused(transfer.name, "the blocks are not cached, and no request computes them"))
-                self._end(transfer.name)
+                self._end(transfer)
         self._fresh.clear()
         ends, self._ends = self._ends, []
         return RankCommands(sends=sends, ends=ends)

@@ -35,6 +35,8 @@ from octavo.kv_transfer.sources import Source
 
 CONNECT_S: Final = 5.0
 """How long a connection to another engine may take; requests that want its blocks wait for it."""
+_PATIENCE: Final = 4
+"""Leases for which an engine that sends heartbeats may send nothing of a transfer, which may wait for others there."""
 _FIRST_RETRY_S: Final = 0.5
 _LAST_RETRY_S: Final = 30.0
 
@@ -223,9 +225,8 @@ class PeerSource(Source):
         if fetch is not None and hello is not None:
             transfer.is_sent = True
             first = transfer.digests.index(fetch.digests[0])
-            self._commands.fetches.append(
-                FetchBlocks(fetch.fetch_id, transfer.name, first, fetch.block_ids, hello.ranks, hello.epoch)
-            )
+            place, patience_s = (fetch.fetch_id, transfer.name, first, fetch.block_ids), _PATIENCE * self._lease_s
+            self._commands.fetches.append(FetchBlocks(*place, hello.ranks, hello.epoch, patience_s))
 
     def commands(self, *, has_rows: bool) -> RankCommands:
         commands, self._commands = self._commands, RankCommands()

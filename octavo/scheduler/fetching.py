@@ -26,12 +26,17 @@ class Fetching:
         self._planned: list[Fetch] = []
         self._coming: dict[int, set[tuple[str, bytes]]] = {}
         """By fetch: its blocks, each with the engine that sends it."""
+        self._ended: list[int] = []
+        """Fetches whose last blocks are published with the step being planned."""
 
     def comes(self, group: SequenceGroup, hit: PrefixHit) -> bool:
-        """Return whether another request fetches the full block that a group lacks next, from the same engine: the
-        block is not sent twice."""
-        coming = (group.request.prefill, hit.missing)
-        return hit.missing is not None and any(coming in blocks for blocks in self._coming.values())
+        """Return whether another request fetches the block that a group lacks next, from the same engine: the block,
+        which may be the tail, is not sent twice."""
+        engine, sequence = group.request.prefill, group.live[0]
+        if engine is None or not any(self._coming.values()) or hit.num_tokens >= len(sequence.token_ids) - 1:
+            return False
+        coming = set[tuple[str, bytes]]().union(*self._coming.values())
+        return any((engine, digest) in coming for digest in self._digests(group)[hit.num_blocks : hit.num_blocks + 1])
 
     def num_blocks(self, group: SequenceGroup, hit: PrefixHit, num_tokens: int) -> int:
         """Return how many blocks behind a hit are fetched for a request of `num_tokens` tokens that is admitted."""
@@ -78,9 +83,15 @@ class Fetching:
 
     def collect(self, now: float) -> None:
         """Move requests whose fetch has succeeded to the running ones, and queue those whose fetch failed."""
-        for fetch_id, error in self._connector.take_fetched():
+        for fetch_id in self._ended:
             del self._coming[fetch_id]
+        self._ended.clear()
+        for fetch_id, error in self._connector.take_fetched():
             group = self._registry.end_fetch(fetch_id, now, is_complete=not error)
+            if error or group is None:
+                del self._coming[fetch_id]
+            else:
+                self._ended.append(fetch_id)
             num_tokens = self._block_manager.end_fetch(fetch_id)
             if group is None:
                 continue  # it has ended in the meantime

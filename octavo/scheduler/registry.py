@@ -246,10 +246,10 @@ class Registry:
 
     def publish(self, group: SequenceGroup, sequence: Sequence) -> None:
         """Enter what a sequence has computed, or will have in the planned step, into the prefix index; of a prompt that
-        is kept also the last, partly filled block."""
+        is handed over also the last, partly filled block."""
         cache_key = group.request.cache_key
         self.block_manager.publish(sequence, cache_key)
-        if group.request.keep_s:
+        if group.request.keep_s or group.request.prefill:
             self.block_manager.publish_tail(sequence, cache_key)
 
     def drop_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:

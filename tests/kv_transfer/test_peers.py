@@ -356,23 +356,28 @@ def test_an_engine_cannot_take_the_pool(pair: Pair, monkeypatch: pytest.MonkeyPa
     pair.prefill.add(first_part(request))
     finish(pair.prefill)
     digests, other = extend_chain([], request.prompt_token_ids, 4, request.cache_key), Other(pair.prefill)
-    other.send(*(Want(name_of(i), digests) for i in range(3)))
-    step_until(lambda: pair.prefill.ranks.num_sent == 28, pair.prefill)
-    assert other.receive() == Refused(name_of(2), "it wants 14 blocks, transfers hold 28 of the 32 that they may")
-    other.send(Done(name_of(0)), Want(name_of(1), digests), Want(b"short", digests), Want(name_of(5), []))
-    step_until(lambda: name_of(0) not in pair.prefill.ranks.sent, pair.prefill)
-    for name in (name_of(1), b"short", name_of(5)):
+    other.send(*(Want(name_of(i), digests) for i in range(4)), Want(name_of(4), digests[:1]))
+    other.send(Want(name_of(1), digests), Want(name_of(2), digests), Want(b"short", digests), Want(name_of(5), []))
+    for name in (name_of(1), name_of(2), b"short", name_of(5)):
         assert other.receive() == Refused(name, "the name of the transfer is wrong or in use, or it has no blocks")
-    other.send(*(Want(name_of(100 + i), digests[:1]) for i in range(9)))
-    step_until(lambda: pair.prefill.ranks.num_sent == 28 + 7, pair.prefill)
+    assert pair.prefill.ranks.num_sent == 28  # the others wait in their order, also one that there is room for
+    other.send(Done(name_of(2)), Done(name_of(0)))
+    step_until(lambda: pair.prefill.ranks.num_sent == 28 + 14 + 1, pair.prefill)
+    assert list(pair.prefill.ranks.sent) == [name_of(1), name_of(3), name_of(4)]
+    other.send(*(Want(name_of(100 + i), digests[:1]) for i in range(6)))
     refused = other.receive()
     assert isinstance(refused, Refused)
     assert "8 transfers of this engine, at most 8" in refused.reason
+    other.send(*(Done(name_of(i)) for i in (1, 3)), Want(name_of(6), large := [*digests, *digests, *digests]))
+    step_until(lambda: name_of(3) not in pair.prefill.ranks.sent, pair.prefill)
+    assert name_of(6) not in pair.prefill.ranks.sent
+    other.send(Done(name_of(4)), *(Done(name_of(100 + i)) for i in range(6)))
+    step_until(lambda: sum(map(len, pair.prefill.ranks.sent.values())) == len(large), pair.prefill)  # alone it may
     # a request that has no room beside the transfers ends them
-    large = make_request("b", range(7, 7 + 60 * 4), max_tokens=2)
-    pair.prefill.add(large)
+    request = make_request("b", range(7, 7 + 60 * 4), max_tokens=2)
+    pair.prefill.add(request)
     step_until(lambda: "b" in pair.prefill.collected.finals, pair.prefill)
-    assert pair.prefill.collected.token_ids["b"] == run_alone(large).token_ids["b"]
+    assert pair.prefill.collected.token_ids["b"] == run_alone(request).token_ids["b"]
     other.close()
     finish(pair.prefill)
 

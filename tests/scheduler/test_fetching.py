@@ -153,8 +153,9 @@ def test_what_another_request_fetches_is_not_sent_twice(num_tokens: int, chunked
     seen = run(core, [*requests, other])
     for request in requests:
         assert seen.token_ids[request.request_id] == run_alone(request).token_ids[request.request_id]
-        num_cached = 0 if request is requests[0] else min(num_tokens, len(request.prompt_token_ids) - 1) // 4 * 4
-        assert seen.finals[request.request_id].num_cached_tokens == num_cached
+    assert [seen.finals[name].num_cached_tokens for name in "abc"] == [0, num_tokens - 1, num_tokens - 1]
+    assert seen.finals["longer"].num_cached_tokens == num_tokens // 4 * 4
+    assert source.num_fetched == 1
     assert next(iter(seen.finals)) == "other"
 
 

@@ -17,7 +17,7 @@ from octavo.worker.transfer.block_io import BlockIO
 from octavo.worker.transfer.pieces import Gone, Part, Piece, Subscribe, bounds, decode, divide
 
 _DEADLINE_S: Final = 10.0
-"""How long connecting may take, and each message that has begun. The first one may come at any time."""
+"""How long connecting may take, and each message that has begun."""
 
 Connect = Callable[[PeerRank], Pipe]
 
@@ -100,7 +100,7 @@ class Fetch:
                 subscribe = Subscribe(self.command.transfer, bounds(layers), bounds(heads), numbers)
                 pipe.send_tensor(None, msgspec.msgpack.encode(subscribe))
                 while missing:
-                    content, header = pipe.recv_tensor()
+                    content, header = pipe.recv_tensor(self.command.patience_s)
                     piece, content = self._verified(header, content, heads, missing)
                     block_ids = [missing[piece.layer].pop(number) for number in piece.blocks]
                     self._blocks.write(piece.layer, block_ids, heads, content)

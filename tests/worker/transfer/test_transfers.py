@@ -237,6 +237,12 @@ def test_a_transfer_that_ends_ends_its_fetch_now_and_later(open_ranks: Open) -> 
         assert "the transfer has ended" in taker.note().fetched[0].error
 
 
+def test_a_rank_that_sends_nothing_ends_the_fetch(open_ranks: Open) -> None:
+    (giver,), (taker,) = open_ranks(1, 1), open_ranks(1, 1)
+    taker.step(fetches=[fetch_of([giver], TARGETS, patience_s=0.05)])
+    assert "the other end of the pipe has sent nothing within the deadline" in taker.note().fetched[0].error
+
+
 def test_ended_follows_when_no_thread_reads(open_ranks: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     (giver,), (taker,) = open_ranks(1, 1), open_ranks(1, 1)
     is_reading, may_read = threading.Event(), threading.Event()
