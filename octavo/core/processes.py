@@ -34,7 +34,8 @@ Process = subprocess.Popen[bytes]
 
 
 class ProcessState(NamedTuple):
-    """code: one letter, as in /proc/PID/stat. cpu_s: processor time of all threads so far."""
+    """code: one letter, as in /proc/PID/stat: that of a thread which runs or waits for a processor or a device, where
+    there is one, else that of the first. cpu_s: processor time of all threads so far."""
 
     code: str
     cpu_s: float
@@ -43,10 +44,12 @@ class ProcessState(NamedTuple):
     def of(cls, pid: int) -> ProcessState | None:
         """Return None where the system has no such file, or when the process has ended."""
         try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
+            code, *fields = _stat_of(Path(f"/proc/{pid}"))
+            codes = [_stat_of(thread)[0] for thread in Path(f"/proc/{pid}/task").iterdir()] if code in "SI" else []
+        except (FileNotFoundError, ProcessLookupError):  # it has ended, or a thread has
             return None
-        return cls(fields[0], (int(fields[11]) + int(fields[12])) * _TICK_S)
+        code = next((each for each in codes if each in "RD"), code)
+        return cls(code, (int(fields[10]) + int(fields[11])) * _TICK_S)
 
     @property
     def is_stopped(self) -> bool:
@@ -56,6 +59,11 @@ class ProcessState(NamedTuple):
     def has_worked_since(self, before: ProcessState) -> bool:
         """Whether the process runs, waits for a device, or has used processor time."""
         return self.code in "RD" or self.cpu_s > before.cpu_s
+
+
+def _stat_of(path: Path) -> list[str]:
+    """Return the fields behind the name of a process or a thread; the first is the letter of its state."""
+    return (path / "stat").read_text().rpartition(")")[2].split()
 
 
 def spawn(module: str, arguments: Sequence[str] = (), pass_fds: Sequence[int] = ()) -> tuple[socket.socket, Process]:

@@ -26,7 +26,7 @@ def test_a_connection_that_proves_nothing_is_not_believed(reflects: bool) -> Non
         nonce = frames.read_exactly(ours, 32)
         assert nonce is not None
         ours.sendall(nonce + nonce if reflects else b"GET / HTTP/1.1\r\n" * 4)
-        listener.join(10)
+        listener.join(100)
         assert results == [False]
 
 

@@ -38,12 +38,12 @@ class Served:
             self.greeted.put(is_known)
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(self.listener.getsockname(), timeout=10)
+        return socket.create_connection(self.listener.getsockname(), timeout=100)
 
     def close(self) -> None:
         self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
-        self.thread.join(10)
+        self.thread.join(100)
         assert not self.thread.is_alive()
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
+import time
 
 import msgspec
 
 from octavo.core import frames
 from octavo.core.messages import CoreFailed
-from octavo.core.processes import report_failure
+from octavo.core.processes import ProcessState, report_failure
 
 
 def test_process_that_reports_its_failure_leaves_messages_to_the_thread_that_reads_them() -> None:
@@ -22,3 +25,16 @@ def test_process_that_reports_its_failure_leaves_messages_to_the_thread_that_rea
         assert body is not None
         assert msgspec.msgpack.decode(body, type=CoreFailed).message == "no memory is left"
         assert frames.read(theirs) == frames.encode("a message")
+
+
+def test_process_whose_first_thread_waits_for_one_that_computes_works() -> None:
+    """Where processors are scarce it may use none for long, and does not hang."""
+    code = "import threading\ndef spin():\n    while True: pass\nthreading.Thread(target=spin).start()"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        try:
+            while (before := ProcessState.of(process.pid)) is None or before.code != "R" or before.cpu_s < 0.2:
+                time.sleep(0.01)
+            states = [ProcessState.of(process.pid) for _ in range(20)]
+            assert all(state is not None and state.has_worked_since(state) for state in states)
+        finally:
+            process.kill()

@@ -72,7 +72,7 @@ async def all_streams(llm: AsyncLLM, disturb: Callable[[], Any] | None = None) -
     progress = [0] * NUM_REQUESTS
     reading = [asyncio.create_task(read(llm, number, progress)) for number in range(NUM_REQUESTS)]
     if disturb is not None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             while sum(count >= 4 for count in progress) < NUM_REQUESTS // 2:
                 await asyncio.sleep(0.001)
         disturb()
@@ -122,7 +122,7 @@ def test_no_core_or_rank_outlives_its_front() -> None:
         pids = [core, *children(core)]
         assert len(pids) == 2
         front.kill()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 200
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline, "a process has outlived its front"
         time.sleep(0.05)

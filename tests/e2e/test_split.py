@@ -95,7 +95,7 @@ async def leave(llm: AsyncLLM, count: int) -> None:
 
 
 async def restarted(llm: AsyncLLM, count: int) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         while (llm.stats.num_restarts, llm.stats.num_ready) != (count, 2):
             await asyncio.sleep(0.01)
 

@@ -37,8 +37,9 @@ from tests.fakes.relay import Fault, PeerRelay
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 NUM_REQUESTS = 8
+WAIT_S = 200.0
 ENGINE = {"num_gpu_blocks_override": 512, "threads": 1, "block_size": 16}
-LEASE_S = 1.0
+SHORT_LEASE_S = 2.0
 
 
 def prompt_of(number: int) -> list[int]:
@@ -115,11 +116,11 @@ class Split:
         if disturb is not None:
             await self.until(lambda: self.relay.num_bytes > 20_000)
             disturb()
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(WAIT_S):
             return list(await asyncio.gather(*reading))
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_S):
             while not condition():
                 await asyncio.sleep(0.001)
 
@@ -127,14 +128,14 @@ class Split:
         """Wait until no block of either core is used, but for those that stay pinned for a time, and check them."""
         for each in (self.prefill, self.decode):
             await self.until(lambda each=each: each.is_ready)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(WAIT_S):
                 while await stats_of(each, "num_used_blocks") > await stats_of(each, "num_pinned_blocks"):
                     await asyncio.sleep(0.05)
             assert await each.client.call("check") is None
 
     async def fetches_again(self) -> None:
         """Wait until a core that waits before it connects again fetches whole prompts."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_S):
             while True:
                 assert await self.streams() == undisturbed()
                 await self.forget()
@@ -145,7 +146,7 @@ class Split:
     async def forget(self) -> None:
         """Drop what both cores have cached, as soon as no transfer reads it: what it reads may be pinned as well."""
         await self.is_whole()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while not await self.llm.call("reset_prefix_cache"):
                 await asyncio.sleep(0.05)
 
@@ -172,7 +173,7 @@ async def started(
         patch.setattr(split_module, "with_meeting_place", over_tcp)
         places = count()  # the prefill core starts first
         spawn_checked(patch, list if apart is None else lambda words: apart.command(next(places), words))
-        values = ENGINE | {"prefill": 1, "decode": 1, "split_min_tokens": 1, "kv_lease_s": LEASE_S} | args
+        values = ENGINE | {"prefill": 1, "decode": 1, "split_min_tokens": 1} | args
         llm = await AsyncLLM.start(EngineArgs(**values))
         try:
             split = Split(llm, inward, apart.addresses[0] if apart is not None else host)
@@ -209,7 +210,7 @@ async def test_damaged_transfers_are_computed_instead() -> None:
 async def test_killed_stopped_and_restarted_cores_change_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_module, "WATCH_S", 0.2)
     monkeypatch.setattr(replica_module, "FROZEN_AFTER_S", 0.5)
-    async with started(inward=[Fault("delay", 0, 0.002)], max_core_restarts=9) as split:
+    async with started([Fault("delay", 0, 0.002)], max_core_restarts=9, kv_lease_s=SHORT_LEASE_S) as split:
         victims = (split.prefill, signal.SIGKILL), (split.prefill, signal.SIGSTOP), (split.decode, signal.SIGKILL)
         for replica, signum in victims:
             pid = process_of(replica).pid
@@ -241,7 +242,7 @@ async def test_clients_that_go_in_mid_transfer_leave_no_block_behind() -> None:
 @pytest.mark.skipif(not is_permitted(), reason="needs the right to make network namespaces")
 async def test_cores_whose_network_drops_packets_silently_compute_alone_until_it_is_whole() -> None:
     with namespaces() as apart:
-        async with started(apart=apart) as split:
+        async with started(apart=apart, kv_lease_s=SHORT_LEASE_S) as split:
             assert await split.streams() == undisturbed()
             assert split.num_computed == NUM_REQUESTS
             await split.forget()

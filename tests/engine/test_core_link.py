@@ -156,7 +156,7 @@ async def test_what_is_no_front_is_disconnected_and_the_core_goes_on() -> None:
     async with linked() as served:
         with socket.create_connection((served.address.host, served.address.port)) as other:
             other.sendall(b"GET / HTTP/1.1\r\nHost: engine.example.org:9000\r\n".ljust(62) + b"\r\n")
-            other.settimeout(10)
+            other.settimeout(100)
             while other.recv(100):
                 pass
         client = await client_of(served)

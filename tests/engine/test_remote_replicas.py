@@ -64,7 +64,7 @@ async def tokens(llm: AsyncLLM) -> tuple[list[int], Any]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(200):
         while not condition():
             await asyncio.sleep(0.01)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -78,13 +79,13 @@ async def undisturbed(directory: Path) -> list[Any]:
 async def steps(llm: AsyncLLM, count: int) -> None:
     """Wait for so many more steps."""
     wanted = llm.stats.num_steps + count
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(200):
         while llm.stats.num_steps < wanted:
             await asyncio.sleep(0)
 
 
 async def eventually(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(200):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -212,13 +213,13 @@ async def test_requests_wait_in_the_front_while_the_core_starts_up_to_a_limit(tm
         with pytest.raises(EngineRestartingError):
             await llm.call("stats")
         reading = [asyncio.create_task(whole(llm, number)) for number in range(3)]
-        await asyncio.sleep(0.01)
+        await eventually(lambda: llm._client._dispatch.num_waiting() == 3)
         with pytest.raises(EngineRestartingError, match="3 requests wait"):
             await whole(llm, 3)
         reading[1].cancel()
         await asyncio.wait([reading[1]])
         reading[1] = asyncio.create_task(whole(llm, 4))  # one that has ended waits no more
-        await asyncio.sleep(0.01)
+        await eventually(lambda: llm._client._dispatch.num_waiting() == 3)
         assert not reading[1].done()
         with pytest.raises(EngineRestartingError, match="3 requests wait"):
             await whole(llm, 3)
@@ -323,9 +324,11 @@ async def test_control_call_to_a_frozen_core_without_requests_ends(
 ) -> None:
     async with fleet(tmp_path, real_core()) as (llm, cores):
         soon_frozen(llm)
-        monkeypatch.setattr(cores.cores[0][0], "call", lambda *_: time.sleep(0.5))
+        may_end = threading.Event()
+        monkeypatch.setattr(cores.cores[0][0], "call", lambda *_: may_end.wait(200))
         with pytest.raises(EngineRestartingError, match="died during the call|being started again;"):
             await llm.call("stats")
+        may_end.set()
         await eventually(lambda: llm.stats.num_restarts == 1)
 
 

@@ -23,7 +23,7 @@ def test_ranks_of_two_machines_with_two_each_join_in_any_order() -> None:
     joined = [connect("127.0.0.1", port, SECRET, Join(node, index), 10.0) for node, index in [(2, 1), (1, 0), (2, 0)]]
     assert [each.rank for _, each in joined] == [5, 2, 4]
     joined.append(connect("127.0.0.1", port, SECRET, Join(1, 1), 10.0))
-    ranks = gathering.wait(10.0)
+    ranks = gathering.wait(200.0)
     assert [rank.number for rank in ranks] == [2, 3, 4, 5]
     assert ranks[0].name == "rank 2 (at 127.0.0.1)"
     for connection in [*(connection for connection, _ in joined), *(rank.connection for rank in ranks)]:

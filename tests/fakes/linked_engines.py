@@ -150,7 +150,7 @@ class Engine:
 
 def step_until(is_done: Callable[[], bool], *engines: Engine) -> None:
     """Step all engines in turn until something is the case."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 200
     while not is_done():
         assert time.monotonic() < deadline, "it does not come to that"
         for engine in engines:

@@ -76,7 +76,7 @@ class Relay:
             self._listener.shutdown(socket.SHUT_RDWR)
         self.cut_all()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(100)
         for each in (self._listener, *self._open):
             each.close()
 
@@ -89,7 +89,7 @@ class Relay:
             while True:
                 near, _ = self._listener.accept()
                 try:
-                    far = socket.create_connection(self._target, timeout=10)
+                    far = socket.create_connection(self._target, timeout=100)
                 except OSError:
                     near.close()
                     continue

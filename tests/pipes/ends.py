@@ -13,6 +13,7 @@ from typing import Any
 from octavo.pipes.pipe import Listener, Pipe, connect, listen
 
 SECRET = b"a secret of these tests"
+WAIT_S = 100.0
 HAS_NIXL = find_spec("nixl") is not None
 SCHEMES = ("tcp", "unix", "shm", *(("nixl",) if HAS_NIXL else ()))
 
@@ -32,8 +33,9 @@ class Ends:
     def __init__(self, scheme: str, **limits: Any) -> None:
         self.listener: Listener = listen(fresh_address(scheme), SECRET, **limits)
         self.limits = limits
-        self.near: Pipe = connect(self.listener.address, SECRET, **limits)
-        self.far: Pipe = self.listener.accept(wait_s=10)
+        self.near: Pipe = connect(self.listener.address, SECRET, **limits | {"deadline_s": WAIT_S})
+        self.far: Pipe = self.listener.accept(WAIT_S)
+        self.near._deadline_s = self.far._deadline_s
 
     def close(self) -> None:
         for each in (self.near, self.far, self.listener):
@@ -61,7 +63,7 @@ class Running:
         return not self._thread.is_alive()
 
     def result(self) -> Any:
-        assert self.is_done(30), "the call still waits"
+        assert self.is_done(WAIT_S), "the call still waits"
         if self._error is not None:
             raise self._error
         return self._value

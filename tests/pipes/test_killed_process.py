@@ -38,7 +38,7 @@ def test_both_directions_end_when_the_process_is_killed_and_another_takes_its_pl
     assert child.stdin is not None
     child.stdin.write((SECRET.hex().encode() + b"\n") * len(listeners))
     child.stdin.close()
-    pipes = [listener.accept(wait_s=60) for listener in listeners]
+    pipes = [listener.accept(wait_s=200) for listener in listeners]
     for pipe in pipes:
         received, header = pipe.recv_tensor()
         assert received is not None
@@ -54,7 +54,7 @@ def test_both_directions_end_when_the_process_is_killed_and_another_takes_its_pl
         pipe.close()
     for listener in listeners:
         near = connect(listener.address, SECRET)
-        far = listener.accept(wait_s=10)
+        far = listener.accept(wait_s=200)
         near.send_tensor(None, b"again")
         assert far.recv_tensor() == (None, b"again")
         for each in (near, far, listener):

@@ -16,7 +16,7 @@ from octavo.core.authentication import authenticate
 from octavo.errors import ConfigError, PipeClosed, PipeError
 from octavo.pipes.metadata import DTYPES, MAX_HEADER_BYTES
 from octavo.pipes.pipe import Address, Pipe, connect, listen
-from tests.pipes.ends import SCHEMES, SECRET, Ends, Running, fresh_address
+from tests.pipes.ends import SCHEMES, SECRET, WAIT_S, Ends, Running, fresh_address
 
 MB = 1 << 20
 
@@ -52,11 +52,11 @@ class Liar:
 
     def __init__(self, scheme: str, **limits: Any) -> None:
         self._listener = listen(fresh_address(scheme), SECRET, **limits)
-        self._carrier = connect(self._listener.address, SECRET, 10)._carrier
-        self.pipe = self._listener.accept(wait_s=10)
+        self._carrier = connect(self._listener.address, SECRET, WAIT_S)._carrier
+        self.pipe = self._listener.accept(WAIT_S)
 
     def send(self, head: bytes, body: bytes = b"") -> None:
-        self._carrier.send(head, memoryview(body), time.monotonic() + 10)
+        self._carrier.send(head, memoryview(body), time.monotonic() + WAIT_S)
 
     def cut(self) -> None:
         self._carrier.interrupt()
@@ -69,7 +69,7 @@ class Liar:
 
 @pytest.fixture
 def liar(scheme: str) -> Iterator[Liar]:
-    made = Liar(scheme, max_bytes=8 * MB, deadline_s=5)
+    made = Liar(scheme, max_bytes=8 * MB, deadline_s=WAIT_S)
     yield made
     made.close()
 
@@ -370,7 +370,7 @@ def test_a_bool_is_zero_or_one(liar: Liar) -> None:
 def test_a_peer_without_the_secret_is_refused(scheme: str) -> None:
     listener = listen(fresh_address(scheme), SECRET)
     with pytest.raises(PipeError, match="does not know the secret"):
-        connect(listener.address, b"another secret here", deadline_s=5)
+        connect(listener.address, b"another secret here", deadline_s=WAIT_S)
     with pytest.raises(PipeError, match="no process has connected"):
         listener.accept(wait_s=0.05)
     listener.close()
@@ -382,8 +382,8 @@ def test_a_connection_that_proves_nothing_delays_no_other(scheme: str) -> None:
     silent = [socket.socket(parsed.family) for _ in range(3)]
     for each in silent:
         each.connect(parsed.place)
-    pipe = connect(listener.address, SECRET, deadline_s=5)
-    far = listener.accept(wait_s=5)
+    pipe = connect(listener.address, SECRET, deadline_s=WAIT_S)
+    far = listener.accept(WAIT_S)
     pipe.send_tensor(None, b"here")
     assert far.recv_tensor() == (None, b"here")
     for each in (*silent, pipe, far, listener):
@@ -400,8 +400,8 @@ def test_a_peer_that_is_started_again_takes_the_same_address(scheme: str) -> Non
     listener = listen(address, SECRET)
     with pytest.raises(PipeClosed):
         old.near.recv_tensor()
-    pipe = connect(address, SECRET, deadline_s=5)
-    far = listener.accept(wait_s=5)
+    pipe = connect(address, SECRET, deadline_s=WAIT_S)
+    far = listener.accept(WAIT_S)
     pipe.send_tensor(torch.ones(2))
     received, header = far.recv_tensor()
     assert received is not None
@@ -430,7 +430,7 @@ def test_a_unix_socket_belongs_to_its_user_and_replaces_a_dead_one(tmp_path: Any
     listener = listen(f"unix://{path}", None)
     assert path.stat().st_mode & 0o777 == 0o600
     pipe: Pipe = connect(f"unix://{path}", None)
-    far = listener.accept(wait_s=5)
+    far = listener.accept(WAIT_S)
     for each in (pipe, far, listener):
         each.close()
     assert not os.path.exists(path)
@@ -451,7 +451,7 @@ def test_what_is_no_address_is_named(address: str) -> None:
 def test_a_secret_of_the_cluster_is_proved_first() -> None:
     """The proof is that of all connections of a cluster."""
     listener = listen("tcp://127.0.0.1:0", SECRET)
-    with socket.create_connection(Address.parse(listener.address, SECRET).place, timeout=5) as raw:
+    with socket.create_connection(Address.parse(listener.address, SECRET).place, timeout=WAIT_S) as raw:
         assert authenticate(raw, SECRET, is_listener=False)
-        listener.accept(wait_s=5).close()
+        listener.accept(WAIT_S).close()
     listener.close()

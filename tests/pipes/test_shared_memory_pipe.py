@@ -20,7 +20,7 @@ from tests.pipes.ends import Ends, Running
 def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
     both = socket.socketpair()
     for each in both:
-        each.settimeout(10)
+        each.settimeout(100)
     yield both
     for each in both:
         each.close()

@@ -103,7 +103,7 @@ def handed_over(prefill: Engine, decode: Engine, host: str, chunks: Sequence[int
         prefill.run(new, [row(1, start, chunk, num_samples)], sends=[sends] if num_there > num_sent else [])
         new, start, num_sent = [], end, num_there
     for _ in decode.executor.workers:
-        (fetched,) = msgspec.msgpack.decode(decode.notes.get(timeout=30)[1], type=RankNotes).fetched
+        (fetched,) = msgspec.msgpack.decode(decode.notes.get(timeout=200)[1], type=RankNotes).fetched
         assert not fetched.error
     for worker in prefill.executor.workers:  # what is there now came over the network
         for cache in worker._cache.caches:

@@ -54,7 +54,7 @@ class Rank:
         self.transfer = RankTransfer(BlockIO([], [], 0), [], self.notes.put, lambda: self.tiers)
 
     def note(self) -> RankNotes:
-        return msgspec.msgpack.decode(self.notes.get(timeout=30), type=RankNotes)
+        return msgspec.msgpack.decode(self.notes.get(timeout=200), type=RankNotes)
 
 
 @pytest.fixture
