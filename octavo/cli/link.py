@@ -10,7 +10,7 @@ from pathlib import Path
 from octavo import __version__
 from octavo.config.args import EngineArgs
 from octavo.config.schema import ModelConfig
-from octavo.config.sources import cache_directory
+from octavo.config.sources import user_directory
 from octavo.core.authentication import private_secret
 from octavo.engine.core_link import Hello
 from octavo.errors import ConfigError
@@ -23,7 +23,7 @@ def with_secret(args: EngineArgs, hosts: Iterable[str]) -> EngineArgs:
     if args.cluster_secret_file is not None:
         return args
     elsewhere = next((host for host in hosts if not is_loopback(host)), None)
-    directory = cache_directory()
+    directory = user_directory("cache")
     if elsewhere is not None or directory is None:
         because = "the user has no home" if elsewhere is None else f"{elsewhere} is not on this machine alone"
         raise ConfigError(

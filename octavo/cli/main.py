@@ -26,6 +26,9 @@ _COMMANDS = (
     ("rank", "octavo.cli.rank:rank", "Compute on this machine for an engine that another machine serves."),
     ("simulate", "octavo.cli.simulate:simulate", "Run the scheduler in simulated time, on a trace or a recording."),
     ("replay", "octavo.cli.replay:replay", "Take the decisions of a recorded run once more, and compare them."),
+    ("pull", "octavo.cli.models:pull", "Download a model from a hub."),
+    ("list", "octavo.cli.models:list_models", "List the models that are on this machine."),
+    ("rm", "octavo.cli.models:remove", "Remove a model from this machine."),
     ("explain", "octavo.cli.explain:explain", "Show what octavo would do with a model on this machine, and why."),
 )
 _BENCHMARKS = (

@@ -15,6 +15,7 @@ from octavo.cli.terminal import WordWrap, as_utf_8, say
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.config.checkpoint import CONFIG
 from octavo.config.hub import is_hub_name
+from octavo.config.model_names import is_short_name
 from octavo.core.prompt import checked_text
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import CheckpointError, InvalidRequest
@@ -94,7 +95,7 @@ def _model_and_prompt(first: str | None, prompt: str | None, model: str | None) 
 def _is_surely_a_model(word: str) -> bool:
     """Return whether a word can only be a model, not a text to continue."""
     is_directory = (Path(word).expanduser() / CONFIG).is_file()
-    return word == BUILTIN_MODEL or is_directory or ("/" in word and is_hub_name(word))
+    return word == BUILTIN_MODEL or is_directory or is_short_name(word) or ("/" in word and is_hub_name(word))
 
 
 def _standard_input(model: str) -> str:

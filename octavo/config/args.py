@@ -29,7 +29,10 @@ class ModelArgs:
 
     model: Annotated[
         str,
-        Arg("Hub name or directory of the model; octavo-tiny is the demonstration model that ships with the package."),
+        Arg(
+            "Hub name, short name (qwen3:0.6b) or directory of the model; octavo-tiny is the demonstration model that "
+            "ships with the package."
+        ),
     ] = BUILTIN_MODEL
     tokenizer: Annotated[
         str | None, Arg("Hub name, directory or tokenizer.json of the tokenizer; by default the model's.")

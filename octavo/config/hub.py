@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, get_args
 from octavo.builtin import model_directory
 from octavo.config.args import BUILTIN_MODEL, EngineArgs
 from octavo.config.checkpoint import CONFIG, refuse_gguf
+from octavo.config.model_names import full_name
 from octavo.config.sources import offline_variable
 from octavo.errors import CheckpointError, ConfigError, UnsupportedModel, is_disk_full
 
@@ -72,6 +73,8 @@ def locate(
 ) -> Path:
     """Return the directory that `model` names: itself when it exists, else what the hub has of it at `revision`.
 
+    A short name, such as qwen3:0.6b, stands for its entry in the table of short names.
+
     Downloads configuration and tokenizer (`text_files`), and `with_weights` the safetensors (PyTorch archives only
     where there are none); what is in the cache is not fetched again, and is enough when the hub cannot be reached.
     `endpoint` replaces the hub's address, `cache_dir` its library's own cache. Raises CheckpointError that says what to
@@ -80,6 +83,7 @@ def locate(
     path = Path(model).expanduser()
     if path.is_dir():
         return path
+    model = full_name(model)
     if model == BUILTIN_MODEL:
         return _shipped()
     if path.exists():

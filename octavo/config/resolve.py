@@ -58,7 +58,7 @@ def configure(args: EngineArgs) -> EngineConfig:
     Raises ConfigError or CheckpointError.
     """
     from octavo.config import hub
-    from octavo.config.sources import cache_directory
+    from octavo.config.sources import user_directory
 
     model_path = hub.locate_model(args)
     tokenizer_path = hub.locate_tokenizer(args, model_path)
@@ -67,7 +67,7 @@ def configure(args: EngineArgs) -> EngineConfig:
         Checkpoint.open(model_path),
         Platform.detect(),
         tokenizer_path=tokenizer_path,
-        cache_directory=cache_directory(),
+        cache_directory=user_directory("cache"),
     )
 
 

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from octavo.config.args import EngineArgs
 from octavo.config.device_args import RankArgs
@@ -139,15 +139,18 @@ def offline_variable() -> str | None:
     return name if name is not None and os.environ[name].upper() in _TRUE_WORDS else None
 
 
-def cache_directory(environ: Mapping[str, str] | None = None) -> Path | None:
-    """Return octavo's part of the user's cache folder: in XDG_CACHE_HOME, else in ~/.cache; None for a user without a
-    home."""
+_FOLDERS = {"cache": ".cache", "config": ".config", "data": ".local/share"}
+
+
+def user_directory(kind: Literal["cache", "config", "data"], environ: Mapping[str, str] | None = None) -> Path | None:
+    """Return octavo's part of a folder of the user: in XDG_CACHE_HOME, else in ~/.cache, and so on; None for a user
+    without a home."""
     environ = os.environ if environ is None else environ
-    stated = Path(environ.get("XDG_CACHE_HOME", ""))
+    stated = Path(environ.get(f"XDG_{kind.upper()}_HOME", ""))
     if stated.is_absolute():  # the specification has relative ones ignored
         return stated / "octavo"
     home = environ.get("HOME")
-    return Path(home) / ".cache" / "octavo" if home else None
+    return Path(home) / _FOLDERS[kind] / "octavo" if home else None
 
 
 def _checked(argument: Argument, value: Any, where: str) -> Any:

@@ -51,6 +51,9 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         "rank",
         "simulate",
         "replay",
+        "pull",
+        "list",
+        "rm",
         "explain",
         "bench",
     ]

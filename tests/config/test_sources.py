@@ -9,7 +9,7 @@ import pytest
 
 from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
-from octavo.config.sources import cache_directory, engine_args, gather
+from octavo.config.sources import engine_args, gather, user_directory
 from octavo.errors import ConfigError
 
 
@@ -92,7 +92,7 @@ def test_keywords_of_llm_win_over_variables_and_are_checked_by_name() -> None:
     ],
 )
 def test_the_cache_folder_is_the_users(environ: dict[str, str], expected: str | None) -> None:
-    found = cache_directory(environ)
+    found = user_directory("cache", environ)
     assert (found and str(found)) == expected
 
 

@@ -21,6 +21,8 @@ class FakeHub:
     gated: set[str] = field(default_factory=set)
     downloads: list[str] = field(default_factory=list)
     """Paths of the files that were sent, in order."""
+    cut: str = ""
+    """The file of which only half is sent, unless the rest is asked for."""
     address: str = ""
 
 
@@ -55,6 +57,11 @@ def serve_hub(hub: FakeHub) -> Iterator[FakeHub]:
                 return
             if with_body:
                 hub.downloads.append(file)
+            if with_body and file == hub.cut and (asked := self.headers.get("Range")):
+                first = int(asked.removeprefix("bytes=").partition("-")[0])
+                span = f"bytes {first}-{len(content[file]) - 1}/{len(content[file])}"
+                self.reply(206, content[file][first:], {"Content-Range": span})
+                return
             etag = f'"{hashlib.sha1(content[file]).hexdigest()}"'
             self.reply(200, content[file], {"ETag": etag, "X-Repo-Commit": COMMIT}, with_body=with_body)
 
@@ -98,7 +105,9 @@ def serve_hub(hub: FakeHub) -> Iterator[FakeHub]:
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             if with_body and self.command != "HEAD":
-                self.wfile.write(body)
+                is_cut = bool(hub.cut) and status == 200 and self.path.endswith(hub.cut)
+                self.wfile.write(body[: len(body) // 2] if is_cut else body)
+                self.close_connection = is_cut
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

@@ -1,0 +1,99 @@
+"""`octavo pull | list | rm`: models of the hub on this machine, in the cache of the hub's library."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from octavo.cli.options import Given, with_options
+from octavo.cli.terminal import say
+from octavo.config.args import BUILTIN_MODEL, EngineArgs
+from octavo.config.explain import render_bytes, render_table
+from octavo.config.fields import arguments
+from octavo.config.hub import locate_model
+from octavo.config.model_names import full_name, short_names
+from octavo.errors import CheckpointError, suggestion
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo, HFCacheInfo
+
+_NOT_FOR_A_CACHE = set(arguments(EngineArgs)) - {"model", "download_dir"}
+_NOT_FOR_A_DOWNLOAD = _NOT_FOR_A_CACHE - {"revision", "model_source"}
+_WEIGHTS = (".safetensors", ".bin")
+
+
+@with_options(EngineArgs, without=_NOT_FOR_A_DOWNLOAD, model="positional")
+def pull(*, given: Given) -> int:
+    """Download a model from a hub, or what is missing of it. A download that was cut goes on where it was."""
+    args = given.arguments(EngineArgs)
+    if not sys.stderr.isatty():
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+
+        disable_progress_bars()
+    path = locate_model(args)
+    size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+    say(f"{args.model}: {render_bytes(size)}", sys.stderr)
+    print(path)
+    return 0
+
+
+@with_options(EngineArgs, without={*_NOT_FOR_A_CACHE, "model"})
+def list_models(*, given: Given) -> int:
+    """List the models of the hub that are on this machine, with their size and when they were used last."""
+    names: dict[str, str] = {}
+    for short, full in short_names().items():
+        names.setdefault(full, short)
+    rows = [("MODEL", "SHORT NAME", "SIZE", "USED", "")]
+    repos = _models(_scan(given.arguments(EngineArgs)))
+    for _, repo in sorted(repos.items(), key=lambda item: item[0].lower()):
+        files = {file.file_name for revision in repo.revisions for file in revision.files}
+        note = "" if any(name.endswith(_WEIGHTS) for name in files) else "without weights"
+        used = _ago(time.time() - repo.last_accessed)
+        rows.append((repo.repo_id, names.get(repo.repo_id, ""), render_bytes(repo.size_on_disk), used, note))
+    rows.append((BUILTIN_MODEL, "", "", "", "ships with octavo"))
+    say("\n".join(line[2:] for line in render_table(rows).split("\n")))
+    return 0
+
+
+@with_options(EngineArgs, without=_NOT_FOR_A_CACHE, model="positional")
+def remove(*, given: Given) -> int:
+    """Remove a model of the hub from this machine, with all of its revisions."""
+    args = given.arguments(EngineArgs)
+    if args.model == BUILTIN_MODEL:
+        raise CheckpointError(f"{BUILTIN_MODEL} ships with octavo and is not in the hub's cache; name another model")
+    name = full_name(args.model)
+    cache = _scan(args)
+    repos = _models(cache)
+    if cache is None or name not in repos:
+        raise CheckpointError(
+            f"{name}: is not in the hub's cache{suggestion(name, repos)}; `octavo list` shows what is there"
+        )
+    strategy = cache.delete_revisions(*(revision.commit_hash for revision in repos[name].revisions))
+    strategy.execute()
+    if repos[name].repo_path.exists():
+        raise CheckpointError(f"{name}: {repos[name].repo_path} cannot be removed; check the rights to that folder")
+    say(f"{name}: removed, {strategy.expected_freed_size_str} are free again", sys.stderr)
+    return 0
+
+
+def _models(cache: HFCacheInfo | None) -> dict[str, CachedRepoInfo]:
+    return {} if cache is None else {repo.repo_id: repo for repo in cache.repos if repo.repo_type == "model"}
+
+
+def _scan(args: EngineArgs) -> HFCacheInfo | None:
+    """Return what the hub's cache has; None where there is no cache yet."""
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        return scan_cache_dir(Path(args.download_dir) if args.download_dir else None)
+    except CacheNotFound:
+        return None
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if (count := int(seconds // size)) >= 1:
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "now"
