@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 from starlette.middleware.cors import CORSMiddleware
@@ -19,8 +20,9 @@ from octavo.server.checks import BodyLimits, Fields, HeaderChecks, fields_of, ow
 from octavo.server.context import ServerContext
 from octavo.server.endpoints import ENDPOINTS, Endpoint
 from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error, http_date
-from octavo.server.key_file import describe, read_callers
-from octavo.server.keys import WITHOUT_KEY, Callers, caller_with, check_right, sender_of
+from octavo.server.key_ring import KeyRing
+from octavo.server.keys import EVERYONE, WITHOUT_KEY, Callers, caller_with, check_right, sender_of
+from octavo.server.rate_limits import Meter
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -37,10 +39,10 @@ class App:
     Prompts and keys are never logged.
     """
 
-    def __init__(self, context: ServerContext, callers: Callers) -> None:
+    def __init__(self, context: ServerContext, keys: KeyRing) -> None:
         args = context.args
         self.context = context
-        self._callers = callers
+        self.keys = keys
         self._log_requests = args.log_requests
         self._root_path = args.root_path.rstrip("/")
         self._methods: dict[str, dict[str, Endpoint]] = {}
@@ -83,6 +85,8 @@ class App:
             if message["type"] == "http.response.start":
                 state["status"] = message["status"]
                 headers = [(b"x-request-id", request_id.encode()), (b"date", http_date())]
+                if (meter := state.get("meter")) is not None:
+                    headers += meter.headers()
                 message["headers"] = [*message.get("headers", ()), *headers]
             await send(message)
 
@@ -115,15 +119,19 @@ class App:
             await as_api_error(error, state["request_id"]).response()(scope, receive, send)
 
     async def _handle(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await endpoint.handler(self.context, Request(scope, receive))
-        await response(scope, receive, send)
+        meter: Meter | None = scope["state"].get("meter")
+        with nullcontext() if meter is None else meter.request():
+            response = await endpoint.handler(self.context, Request(scope, receive))
+            await response(scope, receive, send)
 
     def _endpoint(self, scope: Scope, fields: Fields) -> Endpoint:
         """Return the endpoint of a request. Raises ApiError for a request that is refused or has none."""
         path, method = self._local_path(scope), scope["method"]
         is_open = path in self._open_paths
-        if self._callers:
-            scope["state"]["caller"] = WITHOUT_KEY if is_open else caller_with(fields, self._callers)
+        caller = EVERYONE
+        if self.keys.callers:
+            self.keys.look()
+            caller = scope["state"]["caller"] = WITHOUT_KEY if is_open else caller_with(fields, self.keys.callers)
         if (refusal := self._headers.refusal(method, scope["http_version"], path, fields)) is not None:
             raise refusal
         methods = self._methods_of(path)
@@ -136,6 +144,8 @@ class App:
             raise ApiError(405, message, code="method_not_allowed", headers={"Allow": allowed})
         if endpoint.right is not None and not is_open:
             check_right(endpoint.right, scope, f"{method} {path}")
+        if caller.limits is not None and endpoint.is_metered:
+            scope["state"]["meter"] = self.keys.meter_of(caller)
         scope["path_params"] = endpoint.parameters(path)
         return endpoint
 
@@ -175,10 +185,7 @@ def loading_app(args: ServerArgs, callers: Callers | None = None) -> App:
 
     callers: what `read_callers(args)` returned, if the keys were read before. Raises ConfigError for wrong keys.
     """
-    callers = read_callers(args) if callers is None else callers
-    if callers:
-        logger.info("%s", describe(callers))
-    return App(ServerContext(args), callers)
+    return App(ServerContext(args), KeyRing(args, callers))
 
 
 def build_app(llm: AsyncLLM, args: ServerArgs) -> App:

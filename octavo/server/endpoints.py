@@ -69,6 +69,11 @@ class Endpoint(msgspec.Struct, frozen=True):
             return f"{self.summary} (needs the right {self.right} where there are API keys)"
         return self.summary
 
+    @property
+    def is_metered(self) -> bool:
+        """Return whether requests count for the rate limits of their key: those that work with a model."""
+        return self.method == "POST" and self.right is None and not self.is_open
+
     def parameters(self, path: str) -> dict[str, str]:
         """Return the parameter of a path by its name: what follows `/v1/models/`, which may have slashes in it."""
         prefix, _, name = self.path.partition("{")

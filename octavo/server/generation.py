@@ -25,6 +25,7 @@ from octavo.errors import EngineDeadError, InvalidRequest
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError, ended_with_error
 from octavo.server.keys import Caller, Right, caller_of
+from octavo.server.rate_limits import Meter
 from octavo.server.responses.common import CacheInfo, PromptTokensDetails, Usage
 from octavo.server.schema.common import GenerationRequest
 from octavo.server.sending import DONE, SLICE, EventStream, encode, event
@@ -111,6 +112,8 @@ class Generation(ABC):
         self.field_names: dict[str, str] = {}
         self._counts = UsageCounts(len(prompts), asked)
         self._receive = request.receive
+        self._meter: Meter | None = request.scope["state"].get("meter")
+        self._num_metered_tokens = 0
         self.params = self.sampling_params()
 
     @abstractmethod
@@ -196,7 +199,15 @@ class Generation(ABC):
                     if any(completion.finish_reason == "abort" for completion in output.outputs):
                         raise ApiError(503, "the request was aborted by the engine", code="request_aborted")
                     self._counts.add(index, output)
+                    if self._meter is not None:
+                        self._spend(self._meter)
                     yield index, output
+
+    def _spend(self, meter: Meter) -> None:
+        """Count the tokens that are new for the limits of the sender's key."""
+        num_tokens = self._counts.usage().total_tokens
+        meter.spend(num_tokens - self._num_metered_tokens)
+        self._num_metered_tokens = num_tokens
 
 
 @contextmanager

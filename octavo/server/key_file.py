@@ -18,6 +18,7 @@ from octavo.config.server_args import ServerArgs
 from octavo.config.sources import yaml_problem
 from octavo.errors import ConfigError, suggestion
 from octavo.server.keys import ALL_RIGHTS, Caller, Right, key_digest
+from octavo.server.rate_limits import RateLimits
 
 _NAME: Final = (
     re.compile(r"[A-Za-z0-9._@+:/-]{1,64}"),
@@ -34,8 +35,10 @@ _TEXTS: Final = {
 }
 """The pattern of each text of an entry, in words too."""
 
-_FIELDS: Final = ("name", "key", "sha256", "group", "rights")
+_LIMITS: Final = RateLimits.__struct_fields__
+_FIELDS: Final = ("name", "key", "sha256", "group", "rights", *_LIMITS)
 _MOST_NAMED: Final = 20
+_MOST_PER_MINUTE: Final = 10**12
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +51,7 @@ class _Entry(NamedTuple):
     rights: frozenset[Right] = frozenset()
     name: str | None = None
     group: str | None = None
+    limits: RateLimits | None = None
 
 
 def read_callers(args: ServerArgs) -> dict[bytes, Caller]:
@@ -65,6 +69,10 @@ def read_callers(args: ServerArgs) -> dict[bytes, Caller]:
     for entry in entries:
         if (other := by_digest.setdefault(entry.digest, entry)) is not entry:
             raise ConfigError(f"{entry.where} has the same key as {other.where}; give each key once")
+    limits: dict[str | None, _Entry] = {}
+    for entry in entries:
+        if entry.name and (other := limits.setdefault(entry.name, entry)).limits != entry.limits:
+            raise ConfigError(f"{entry.where} has other limits than {other.where}; give the keys of a name the same")
     groups: dict[str, list[bytes]] = {}
     for entry in entries:
         if entry.group is not None:
@@ -76,6 +84,7 @@ def read_callers(args: ServerArgs) -> dict[bytes, Caller]:
             if entry.group is None
             else _derived(b"".join(sorted(groups[entry.group])), f"cache namespace of group {entry.group}"),
             entry.rights,
+            entry.limits,
         )
         for entry in entries
     }
@@ -150,7 +159,7 @@ def _read_entry(where: str, fields: Any) -> _Entry:
         raise ConfigError(f"{where} has {'neither' if key is None else 'both of'} key and sha256; give one of them")
     _check_texts(where, fields, "key", "sha256")
     digest = bytes.fromhex(sha256) if key is None else key_digest(key.encode())
-    return _Entry(where, digest, _rights(where, given["rights"] or []), name, given["group"])
+    return _Entry(where, digest, _rights(where, given["rights"] or []), name, given["group"], _limits(where, given))
 
 
 def _check_texts(where: str, fields: Mapping[str, Any], *names: str) -> None:
@@ -159,6 +168,14 @@ def _check_texts(where: str, fields: Mapping[str, Any], *names: str) -> None:
         value = fields.get(name)
         if value is not None and not (isinstance(value, str) and pattern.fullmatch(value)):
             raise ConfigError(f"{where}: {name} must be {expected}")
+
+
+def _limits(where: str, given: Mapping[str, Any]) -> RateLimits | None:
+    limits = {name: given[name] for name in _LIMITS if given[name] is not None}
+    for name, value in limits.items():
+        if type(value) is not int or not 1 <= value <= _MOST_PER_MINUTE:
+            raise ConfigError(f"{where}: {name} must be a whole number from 1 to {_MOST_PER_MINUTE:,}")
+    return RateLimits(**limits) if limits else None
 
 
 def _rights(where: str, value: Any) -> frozenset[Right]:

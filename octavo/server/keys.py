@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from octavo.server.errors import ApiError
+from octavo.server.rate_limits import RateLimits
 
 
 class Right(StrEnum):
@@ -35,11 +36,13 @@ class Caller(msgspec.Struct, frozen=True):
 
     tenant: the name of the API key; without keys what the request names as `user`.
     cache_namespace: a secret made of the key, or of the keys of its group; None where there are no keys.
+    limits: the rate limits of the key; None without any.
     """
 
     tenant: str | None = None
     cache_namespace: str | None = None
     rights: frozenset[Right] = frozenset()
+    limits: RateLimits | None = None
 
     def may(self, right: Right) -> bool:
         """Return whether the caller has this right."""

@@ -10,6 +10,7 @@ import signal
 import socket
 import ssl
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,14 @@ from octavo import logging as octavo_logging
 from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
 from octavo.engine.replicas import Replicas, StartReplicas
+from octavo.errors import ConfigError
 from octavo.server.app import App, loading_app
 from octavo.server.connections import CLOSING_S, Connections
 from octavo.server.errors import shutting_down
 from octavo.server.http_protocol import HttpProtocol
 from octavo.server.key_file import check_tenant_weights, read_callers
 from octavo.server.load_log import log_load
-from octavo.server.sockets import listening, stop_listening, tls_context, url_of
+from octavo.server.sockets import listening, load_certificate, stop_listening, tls_context, url_of
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -50,6 +52,10 @@ class StopSignals:
 
     first: asyncio.Event = field(default_factory=asyncio.Event)
     second: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def on_hangup(self, act: Callable[[], object]) -> None:
+        """Let SIGHUP call `act` on the event loop."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, act)
 
     def stop(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
@@ -92,6 +98,7 @@ async def _start_and_serve(
     signals.listen()
     server = HttpServer(app, listener, tls)
     await server.start()
+    signals.on_hangup(server.reload)
     try:
         llm = await unless_stopped(asyncio.ensure_future(AsyncLLM.start_over(engine_args, start)), signals)
     except BaseException:
@@ -188,7 +195,7 @@ class HttpServer:
     """Serves an application on the connections of a listener, from `start` to `close`. tls: None for plain HTTP."""
 
     def __init__(self, app: App, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        self.context = app.context
+        self._app, self.context = app, app.context
         self._args = args = app.context.args
         self._config = _http_config(app, args)
         self._listener = listener
@@ -214,6 +221,20 @@ class HttpServer:
             limits = {"ssl_handshake_timeout": self._args.header_timeout_s, "ssl_shutdown_timeout": CLOSING_S}
             encryption = {"ssl": self._tls, **limits}
         self._server = await loop.create_server(connect, sock=self._listener, backlog=backlog, **encryption)
+
+    def reload(self) -> None:
+        """Read API keys and the certificate again; what cannot be read stays as it is, and the reason is logged."""
+        self._reloading = asyncio.get_running_loop().create_task(self._reload())
+
+    async def _reload(self) -> None:
+        await self._app.keys.reload()
+        if self._tls is not None:
+            try:
+                await asyncio.to_thread(tls_context, self._args)  # half of a pair would spoil the context in use
+                await asyncio.to_thread(load_certificate, self._tls, self._args)
+                logger.info("new connections get the certificate of %s", self._args.ssl_certfile)
+            except ConfigError as error:
+                logger.error("the certificate stays as it is: %s", error)
 
     @property
     def url(self) -> str:

@@ -48,7 +48,7 @@ class Served:
         return await self._serve_http(cast(AsyncLLM, self.llm), listener)
 
     async def _serve_http(self, llm: AsyncLLM, listener: Any) -> int:
-        server = HttpServer(loading_app(self.args), listener, tls_context(self.args))
+        server = self.http = HttpServer(loading_app(self.args), listener, tls_context(self.args))
         await server.start()
         return await serve_until_stopped(llm, server, self.signals)
 

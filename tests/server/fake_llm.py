@@ -38,7 +38,6 @@ class LetterTokenizer:
     """Characters are tokens; 0 starts a text."""
 
     joins_bytes = True
-    config = {"tokenizer_class": "Letters"}
     special_ids = frozenset({BOS})
 
     def encode(self, text: str, add_special_tokens: bool = True, cuts: Sequence[int] = ()) -> list[int]:
@@ -110,6 +109,10 @@ class FakeAsyncLLM:
         self.requests.clear()
         self.aborted.clear()
         self.num_outputs = 0
+
+    @property
+    def tokenizer_info(self) -> dict[str, Any]:
+        return {"tokenizer_class": "Letters", "chat_template": "{{ messages }}"}
 
     @property
     def is_running(self) -> bool:

@@ -28,8 +28,11 @@ HEADERS = {"Content-Type": "application/json"}
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return make_pair(tmp_path_factory.mktemp("tls"))
+
+
+def make_pair(folder: Path) -> dict[str, str]:
     """A key and a certificate for localhost that it has signed itself."""
-    folder = tmp_path_factory.mktemp("tls")
     key, certificate = folder / "key.pem", folder / "cert.pem"
     made = [
         "-newkey",
@@ -74,6 +77,32 @@ def test_requests_and_streams_go_through_tls(start_server: Start, pair: dict[str
         assert answer(connection, {"prompt": "a" * (1 << 20)})[0] == 413
     with pytest.raises(ssl.SSLError), connected(served, ssl.create_default_context()):
         pass
+
+
+def test_certificate_is_renewed_without_a_restart(start_server: Start, pair: dict[str, str], tmp_path: Path) -> None:
+    mine = {name: str(tmp_path / name) for name in pair}
+    for name in pair:
+        Path(mine[name]).write_bytes(Path(pair[name]).read_bytes())
+    served = start_server(**mine)
+    context = ssl.create_default_context(cafile=pair["ssl_certfile"])
+    Path(mine["ssl_keyfile"]).write_text("broken")
+    served.on_loop(served.http.reload)
+    for _ in range(3):
+        with connected(served, context) as connection:
+            assert answer(connection)[0] == 200
+    other = make_pair(tmp_path)
+    for name in pair:
+        Path(mine[name]).write_bytes(Path(other[name]).read_bytes())
+    served.on_loop(served.http.reload)
+
+    def renewed() -> bool:
+        try:
+            with connected(served, ssl.create_default_context(cafile=other["ssl_certfile"])):
+                return True
+        except ssl.SSLError:
+            return False
+
+    eventually(renewed)
 
 
 def test_client_that_goes_away_ends_its_request(start_server: Start, pair: dict[str, str]) -> None:

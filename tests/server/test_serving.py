@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -109,6 +111,15 @@ async def test_server_responds_while_its_model_loads_and_says_so() -> None:
         app.context.open_requests.is_closing = True
         assert [(await answer(path)).status for path in ("/health", "/ready")] == [200, 503]
         await server.close(StopSignals(), grace_s=0)
+
+
+@pytest.mark.anyio
+async def test_hangup_reads_keys_again_and_does_not_end_the_server() -> None:
+    hung_up = asyncio.Event()
+    StopSignals().on_hangup(hung_up.set)
+    os.kill(os.getpid(), signal.SIGHUP)
+    await asyncio.wait_for(hung_up.wait(), 10)
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
 
 
 @pytest.mark.anyio

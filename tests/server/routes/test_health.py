@@ -74,5 +74,11 @@ def test_openapi_document_refers_only_to_what_it_defines(server: Served) -> None
 def test_openapi_document_leaves_out_what_is_refused(server: Served) -> None:
     schema = ask(server.url, "/openapi.json").json["components"]["schemas"]["ChatCompletionRequest"]
     assert "temperature" in schema["properties"]
-    assert "tools" not in schema["properties"]
+    assert "web_search_options" not in schema["properties"]
     assert schema["additionalProperties"] is False
+
+
+def test_load_and_tokenizer_are_shown(server: Served) -> None:
+    assert ask(server.url, "/load").json == {"server_load": 0}
+    assert ask(server.url, "/tokenizer_info").json["tokenizer_class"] == "Letters"
+    assert ask(server.url, "/ping", method="POST").status == 200
