@@ -168,9 +168,8 @@ LLAMA_CPP_FIELDS: Final = (
     Row("return_tokens", "return_token_ids"),
     Row("image_data, multimodal_data", "", "not there yet"),
     Row("lora", "", "not there yet"),
-    Row(
-        "timings_per_token, return_progress", "", "not there; `GET /metrics` and `GET /scheduler/timelines` have times"
-    ),
+    Row("timings_per_token", "return_timings", "`usage.timings`, with the same names, when the answer is complete"),
+    Row("return_progress", "", "not there; `GET /scheduler/timelines` has the events of a request"),
     Row("t_max_predict_ms", "", "not there; close the connection, and the request ends"),
 )
 

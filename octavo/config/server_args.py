@@ -141,6 +141,13 @@ class ServerArgs:
             "and only the chat template writes such tokens.",
         ),
     ] = False
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Arg(
+            "URL of an OpenTelemetry collector, such as http://localhost:4318/v1/traces, that gets a span for each "
+            "request (OTLP over HTTP). Needs the extra otel."
+        ),
+    ] = None
     log_requests: Annotated[bool, Arg("Log a line for each HTTP request.")] = False
     root_path: Annotated[str, Arg("Path under which a proxy serves octavo, whether it strips it or not.")] = ""
 
@@ -156,6 +163,12 @@ class ServerArgs:
         if self.max_bodies_size is not None and self.max_bodies_size < self.max_body_size:
             raise ConfigError(
                 f"max_bodies_size is {self.max_bodies_size:,}, must be at least max_body_size ({self.max_body_size:,})"
+            )
+
+        if self.otlp_traces_endpoint is not None and not self.otlp_traces_endpoint.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"otlp_traces_endpoint is {self.otlp_traces_endpoint!r}; give a URL that begins with http:// or "
+                "https://, such as http://localhost:4318/v1/traces"
             )
 
     def _check_what_belongs_together(self) -> None:

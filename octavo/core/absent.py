@@ -36,7 +36,7 @@ _NOT_YET: Final = {
     "sleeping without weights is": "enable_sleep_mode",
     "other hybrids of layers are": "mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size "
     "disable_hybrid_kv_cache_manager kv_sharing_fast_prefill disable_sliding_window",
-    "tracing with OpenTelemetry is": "otlp_traces_endpoint collect_detailed_traces",
+    "tracing of a model's parts is": "collect_detailed_traces",
     "GGUF files are": "gguf_file",
     "log-probabilities of chosen tokens are": "logprob_token_ids",
     "a limit of thinking or repeating is": "thinking_token_budget repetition_detection",

@@ -23,6 +23,7 @@ from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error
 from octavo.server.key_ring import KeyRing
 from octavo.server.keys import EVERYONE, WITHOUT_KEY, Callers, caller_with, check_right, sender_of
 from octavo.server.rate_limits import Meter
+from octavo.server.tracing import open_tracer
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -185,7 +186,7 @@ def loading_app(args: ServerArgs, callers: Callers | None = None) -> App:
 
     callers: what `read_callers(args)` returned, if the keys were read before. Raises ConfigError for wrong keys.
     """
-    return App(ServerContext(args), KeyRing(args, callers))
+    return App(ServerContext(args, tracer=open_tracer(args.otlp_traces_endpoint)), KeyRing(args, callers))
 
 
 def build_app(llm: AsyncLLM, args: ServerArgs) -> App:

@@ -16,6 +16,7 @@ from octavo.server.texts import TextPolicy, Texts, served_name
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
     from octavo.config.schema import EngineConfig, ModelConfig
+    from octavo.server.tracing import Tracer
 
 MOST_KV_READERS: Final = 16
 
@@ -25,7 +26,7 @@ class ServerContext:
     """The engine, the arguments of the server, the readers of texts, and the requests in progress.
 
     While the model loads there is no engine: what needs it raises ApiError 503. `created` is in Unix seconds.
-    kv_readers: has a place for each reader of KV events.
+    kv_readers: has a place for each reader of KV events. tracer: records the requests that have ended.
     """
 
     args: ServerArgs
@@ -33,6 +34,7 @@ class ServerContext:
     large_answers: LargeAnswers = field(default_factory=LargeAnswers)
     kv_readers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_KV_READERS))
     created: int = field(default_factory=lambda: int(time()))
+    tracer: Tracer | None = None
 
     _model: ModelConfig | None = None
     _llm: AsyncLLM | None = None

@@ -17,16 +17,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
-from octavo.core.outputs import CompletionOutput, RequestOutput
+from octavo.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import EngineDeadError, InvalidRequest
+from octavo.server.checks import Fields
 from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError, ended_with_error
 from octavo.server.keys import Caller, Right, caller_of
 from octavo.server.rate_limits import Meter
-from octavo.server.responses.common import CacheInfo, PromptTokensDetails, Usage
+from octavo.server.responses.common import CacheInfo, PromptTokensDetails, Timings, Usage
 from octavo.server.schema.common import GenerationRequest
 from octavo.server.sending import DONE, SLICE, EventStream, encode, event
 
@@ -62,7 +63,9 @@ class UsageCounts:
     def __init__(self, num_prompts: int, asked: GenerationRequest) -> None:
         self._prompts = [CacheInfo(0, 0, None)] * num_prompts
         self._completions = [0] * num_prompts
+        self._times: list[RequestMetrics | None] = [None] * num_prompts
         self._with_cache_info = bool(asked.return_cache_info)
+        self._with_timings = bool(asked.return_timings)
 
     def add(self, index: int, output: RequestOutput) -> None:
         """Set the counts of prompt `index` from its latest output."""
@@ -71,6 +74,7 @@ class UsageCounts:
             num_tokens, output.num_cached_tokens, output.cache_miss_reason, output.num_fetched_tokens
         )
         self._completions[index] = output.num_generated_tokens
+        self._times[index] = output.metrics
 
     def usage(self, *, without_completion: bool = False) -> Usage:
         """Return the counts of all prompts together."""
@@ -83,7 +87,13 @@ class UsageCounts:
             num_tokens - num_cached - num_fetched,
             list(self._prompts) if self._with_cache_info else UNSET,
         )
-        return Usage.of(num_tokens, 0 if without_completion else sum(self._completions), details)
+        timings = [
+            Timings.of(times, prompt, num_generated)
+            for times, prompt, num_generated in zip(self._times, self._prompts, self._completions, strict=True)
+            if self._with_timings and times is not None
+        ]
+        usage = Usage.of(num_tokens, 0 if without_completion else sum(self._completions), details)
+        return msgspec.structs.replace(usage, timings=timings) if timings else usage
 
 
 class Generation(ABC):
@@ -114,6 +124,7 @@ class Generation(ABC):
         self._receive = request.receive
         self._meter: Meter | None = request.scope["state"].get("meter")
         self._num_metered_tokens = 0
+        self._fields: Fields = request.scope["state"]["fields"]
         self.params = self.sampling_params()
 
     @abstractmethod
@@ -194,6 +205,8 @@ class Generation(ABC):
         async with aclosing(outputs):
             with named_by_the_client(self.field_names), without_details_of_others(self.caller):
                 async for index, output in outputs:
+                    if output.finished and (tracer := self.context.tracer) is not None:
+                        tracer.record(output, self.params, self.frame["model"], self._fields)
                     if output.error is not None:
                         raise ended_with_error(output.error, shows_others=self.caller.may(Right.OBSERVE))
                     if any(completion.finish_reason == "abort" for completion in output.outputs):

@@ -163,6 +163,8 @@ async def serve_until_stopped(llm: AsyncLLM, server: HttpServer, signals: StopSi
         for task in (stopped, dead, loads):
             if task is not None:
                 task.cancel()
+        if (tracer := server.context.tracer) is not None:
+            await asyncio.to_thread(tracer.close)
 
 
 def _raise_open_files() -> None:

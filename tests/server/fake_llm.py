@@ -109,6 +109,7 @@ class FakeAsyncLLM:
         self.requests.clear()
         self.aborted.clear()
         self.num_outputs = 0
+        self.metrics_of_request = RequestMetrics(arrival_time=0.0)
 
     @property
     def tokenizer_info(self) -> dict[str, Any]:
@@ -228,7 +229,7 @@ class FakeAsyncLLM:
             num_cached_tokens=len(prompt_ids) // 2,
             num_fetched_tokens=1,
             cache_miss_reason="the next block is new" if len(prompt_ids) > 3 else None,
-            metrics=RequestMetrics(arrival_time=0.0),
+            metrics=self.metrics_of_request,
         )
         ended = False
         try:

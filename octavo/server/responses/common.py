@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType
 
-from octavo.core.outputs import Logprob
+from octavo.core.outputs import Logprob, RequestMetrics
 
 
 class CacheInfo(Struct, frozen=True):
@@ -26,13 +26,47 @@ class PromptTokensDetails(Struct, frozen=True):
     cache_info: list[CacheInfo] | UnsetType = UNSET
 
 
+class Timings(Struct, frozen=True):
+    """Where the time of one prompt went, in milliseconds, with llama.cpp's names. n: tokens; `cache_n` of the prompt's
+    had their KV already, `prompt_n` were computed. Times of parts that were not reached are null."""
+
+    cache_n: int
+    prompt_n: int
+    predicted_n: int
+    queue_ms: float | None
+    prompt_ms: float | None
+    predicted_ms: float | None
+    prompt_per_second: float | None
+    predicted_per_second: float | None
+
+    @classmethod
+    def of(cls, times: RequestMetrics, prompt: CacheInfo, num_generated: int) -> Timings:
+        """Return those of a request. num_generated: tokens, of which the first comes with the prompt's last step."""
+        found = prompt.cached_tokens + prompt.fetched_tokens
+        computed = prompt.prompt_tokens - found
+        prompt_ms = _ms(times.first_scheduled_time, times.first_token_time)
+        predicted_ms = _ms(times.first_token_time, times.last_token_time)
+        rates = [
+            round(1e3 * number / ms, 3) if ms else None
+            for number, ms in ((computed, prompt_ms), (num_generated - 1, predicted_ms))
+        ]
+        queue_ms = _ms(times.arrival_time, times.first_scheduled_time)
+        return cls(found, computed, num_generated, queue_ms, prompt_ms, predicted_ms, *rates)
+
+
+def _ms(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else round(1e3 * (end - start), 3)
+
+
 class Usage(Struct, frozen=True):
-    """Token counts of a request: each prompt once, the outputs of all choices."""
+    """Token counts of a request: each prompt once, the outputs of all choices. `timings`: with `return_timings`, for
+    each prompt."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    timings: list[Timings] | UnsetType = UNSET
 
     @classmethod
     def of(cls, prompt_tokens: int, completion_tokens: int, details: PromptTokensDetails) -> Usage:

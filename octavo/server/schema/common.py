@@ -76,6 +76,7 @@ class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=Tru
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
     return_cache_info: bool | None = None
+    return_timings: bool | None = None
     cache_salt: str | None = None
     priority: Int | None = None
     first_token_deadline_s: float | None = None

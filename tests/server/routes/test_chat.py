@@ -9,6 +9,7 @@ import msgspec
 import openai
 import pytest
 
+from octavo.core.outputs import RequestMetrics
 from octavo.core.sampling_params import OutputKind
 from tests.server.conftest import Served
 from tests.server.fake_llm import SENTENCE
@@ -326,3 +327,28 @@ def test_usage_has_the_cached_tokens_and_on_request_the_reason_of_a_miss(
         info = {"prompt_tokens": num_tokens, "cached_tokens": num_cached, "miss_reason": "the next block is new"}
         details["cache_info"] = [info | {"fetched_tokens": 1}]
     assert usage["prompt_tokens_details"] == details
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_has_the_times_of_a_request_on_demand(server: Served, stream: bool) -> None:
+    server.llm.metrics_of_request = RequestMetrics(
+        arrival_time=1.0, first_scheduled_time=1.25, first_token_time=1.5, last_token_time=2.5
+    )
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer = chat(server, max_tokens=5, return_timings=True, **options)
+    usage = (events(answer.body)[-2] if stream else answer.json)["usage"]
+    details = usage["prompt_tokens_details"]
+    found, computed = details["cached_tokens"] + details["fetched_tokens"], details["computed_tokens"]
+    assert usage["timings"] == [
+        {
+            "cache_n": found,
+            "prompt_n": computed,
+            "predicted_n": 5,
+            "queue_ms": 250.0,
+            "prompt_ms": 250.0,
+            "predicted_ms": 1000.0,
+            "prompt_per_second": 4.0 * computed,
+            "predicted_per_second": 4.0,
+        }
+    ]
+    assert "timings" not in chat(server, max_tokens=1).json["usage"]
