@@ -15,6 +15,7 @@ import stat
 import struct
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,8 @@ _TCP_CLOSE: Final = 7
 """The state of a connection that its peer has reset, in the first byte of Linux's TCP_INFO."""
 _HANDSHAKE_S: Final = 0.1
 """How long handshakes that have begun, and first requests of new connections, may take until the listener closes."""
+_ACCEPTING_S: Final = 5.0
+"""The most time for accepting them on a machine that is busy, or without a file for another connection."""
 
 _SO_ATTACH_FILTER: Final = 26
 _BIND_PROBLEMS: Final = {
@@ -154,6 +157,11 @@ async def stop_listening(server: asyncio.Server, listener: socket.socket) -> Non
     """
     _drop_beginnings(listener)
     await asyncio.sleep(_HANDSHAKE_S)
+    late = select.poll()
+    late.register(listener, select.POLLIN)
+    until = time.monotonic() + _ACCEPTING_S
+    while late.poll(0) and time.monotonic() < until:  # the loop had no time, and has not accepted all of them yet
+        await asyncio.sleep(0.001)
     server.close()
     listener.close()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 
 import pytest
 
-from octavo.server.sockets import CAN_SEE_RESETS, drop_dead_peers, has_unread_bytes, is_reset
+from octavo.server import sockets
+from octavo.server.sockets import CAN_SEE_RESETS, bind, drop_dead_peers, has_unread_bytes, is_reset, stop_listening
 from tests.server.raw import eventually
 
 
@@ -47,3 +49,24 @@ def test_half_closed_client_is_there_until_it_refuses_a_byte(ends: tuple[socket.
 def test_dead_peers_are_asked_for(ends: tuple[socket.socket, socket.socket]) -> None:
     drop_dead_peers(ends[1])
     assert ends[1].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+@pytest.mark.anyio
+async def test_a_loop_that_had_no_time_accepts_every_connection_before_the_listener_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sockets, "_HANDSHAKE_S", 0)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read(1))
+        writer.close()
+
+    listener = bind("127.0.0.1", 0)
+    server = await asyncio.start_server(answer, sock=listener)
+    clients = [socket.create_connection(listener.getsockname()) for _ in range(8)]
+    for client in clients:
+        client.sendall(b"a")
+    await stop_listening(server, listener)
+    for client in clients:
+        with client:
+            assert await asyncio.to_thread(client.recv, 1) == b"a"
