@@ -71,7 +71,6 @@ class FakeAsyncLLM:
     def __init__(self, model_names: tuple[str, ...] = ("letters", "alias")) -> None:
         self.tokenizer = LetterTokenizer()
         self.input_setup = None  # no other process could do this one's work
-        self.tokenizer_info = {"tokenizer_class": "LetterTokenizer"}
         self.config = EngineConfig(
             model=ModelConfig(
                 model="letters",
