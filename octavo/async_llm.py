@@ -124,8 +124,7 @@ class AsyncLLM:
     @property
     def tokenizer_info(self) -> dict[str, Any]:
         """Return the checkpoint's settings of its tokenizer, with the chat template in use."""
-        template = self._input.chat_template
-        return self.tokenizer.config | ({} if template is None else {"chat_template": template.source})
+        return self._input.tokenizer_info
 
     async def check_health(self) -> None:
         """Raise EngineDeadError when no core is left, EngineRestartingError while none is ready, and

@@ -148,6 +148,21 @@ class ServerArgs:
             "request (OTLP over HTTP). Needs the extra otel."
         ),
     ] = None
+    tool_call_parser: Annotated[
+        str,
+        Arg(
+            "How the model writes calls of tools: a name such as hermes; auto, which looks at the checkpoint; or none."
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Arg(
+            "How the model writes reasoning: a name such as deepseek_r1; auto, which looks at the checkpoint; or none."
+        ),
+    ] = "auto"
+    enable_auto_tool_choice: Annotated[
+        bool, Arg("Let the model choose whether it calls a tool; without it a request must demand a call.")
+    ] = True
     log_requests: Annotated[bool, Arg("Log a line for each HTTP request.")] = False
     root_path: Annotated[str, Arg("Path under which a proxy serves octavo, whether it strips it or not.")] = ""
 

@@ -90,7 +90,7 @@ REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
     "guided_regex": _PATTERN,
     "guided_grammar": _PATTERN,
     "structured_outputs.regex": _PATTERN,
-    "structured_outputs.grammar": _PATTERN,
+    "structured_outputs.grammar": FieldLimits("it is compiled", chars=1 << 20),
     "model": FieldLimits(_LABEL, chars=1024),
     "user": FieldLimits(_LABEL, chars=256),
     "tenant": FieldLimits(_LABEL, chars=256),

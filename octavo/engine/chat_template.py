@@ -36,7 +36,8 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a conversation becomes a prompt.
 
     add_generation_prompt: end with what opens the assistant's turn. continue_final_message: end inside the last
-    message, so that the model goes on with it. chat_template: a template instead of the model's.
+    message, so that the model goes on with it. chat_template: a template instead of the model's. tools: what the model
+    may call, each `{"type": "function", "function": {"name": …, "description": …, "parameters": …}}`.
     chat_template_kwargs: further values that the template may use. allow_special_tokens_in_content: a special token
     that a message spells becomes that token; by default only those that the template writes do.
     """
@@ -44,6 +45,7 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template: str | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
     allow_special_tokens_in_content: bool = False
 
@@ -54,6 +56,7 @@ class ChatKeywords(BatchKeywords, total=False):
     add_generation_prompt: bool
     continue_final_message: bool
     chat_template: str | None
+    tools: Sequence[Mapping[str, Any]] | None
     chat_template_kwargs: Mapping[str, Any] | None
     allow_special_tokens_in_content: bool
 
@@ -117,6 +120,8 @@ class ChatTemplate:
         normal = [_normal_message(index, message, wants_parts) for index, message in enumerate(_some(messages))]
         values = {**self._special_tokens, **(options.chat_template_kwargs or {})}
         values |= {"messages": normal, "add_generation_prompt": options.add_generation_prompt}
+        if options.tools is not None:
+            values["tools"] = [*options.tools]
         values.setdefault("tools", None)
         values.setdefault("documents", None)
         budget = self._sandbox.begin(limits or RenderLimits())

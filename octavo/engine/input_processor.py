@@ -71,6 +71,12 @@ class InputProcessor:
         # an id without logits never comes; some checkpoints write -1 for none
         self._end_token_ids = tuple(token_id for token_id in ends if 0 <= token_id < setup.ready.vocab_size)
 
+    @property
+    def tokenizer_info(self) -> dict[str, Any]:
+        """Return the checkpoint's settings of its tokenizer, with the chat template in use."""
+        template = self.chat_template
+        return self.tokenizer.config | ({} if template is None else {"chat_template": template.source})
+
     def default_sampling_params(self, **explicit: Any) -> SamplingParams:
         """Return the defaults of the checkpoint's generation_config.json, with `explicit` values over them."""
         return SamplingParams.over_defaults(self._model.generation_defaults, explicit)
@@ -88,12 +94,13 @@ class InputProcessor:
             template = ChatTemplate(options.chat_template, self.tokenizer.special_tokens, "the request's chat_template")
         if template is None:
             raise no_template()
-        given = (messages, options.chat_template_kwargs)
+        given = (messages, options.chat_template_kwargs, options.tools)
         if options.allow_special_tokens_in_content:
             hidden = given
         else:
             hidden = self.tokenizer.special_spellings.hide(given, "messages")
-        text = template.render(hidden[0], msgspec.structs.replace(options, chat_template_kwargs=hidden[1]), limits)
+        options = msgspec.structs.replace(options, chat_template_kwargs=hidden[1], tools=hidden[2])
+        text = template.render(hidden[0], options, limits)
         cuts: tuple[int, ...] = ()
         if hidden is not given:
             text, cuts = self.tokenizer.special_spellings.show(text)

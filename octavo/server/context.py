@@ -47,7 +47,7 @@ class ServerContext:
 
     def attach(self, llm: AsyncLLM) -> None:
         """Serve requests with an engine that is ready."""
-        policy = TextPolicy(self.args.trust_request_chat_template, self.args.allow_special_tokens_in_content)
+        policy = TextPolicy.of(self.args)
         self.load(llm.config)
         self._llm, self._texts = llm, Texts.of(llm, policy, self.open_requests)
 

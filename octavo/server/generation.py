@@ -27,7 +27,13 @@ from octavo.server.context import ServerContext
 from octavo.server.errors import ApiError, ended_with_error
 from octavo.server.keys import Caller, Right, caller_of
 from octavo.server.rate_limits import Meter
-from octavo.server.responses.common import CacheInfo, PromptTokensDetails, Timings, Usage
+from octavo.server.responses.common import (
+    CacheInfo,
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    Timings,
+    Usage,
+)
 from octavo.server.schema.common import GenerationRequest
 from octavo.server.sending import DONE, SLICE, EventStream, encode, event
 
@@ -143,9 +149,16 @@ class Generation(ABC):
     def usage_chunk(self) -> msgspec.Struct:
         """Return the last chunk of a stream whose client asked for the usage."""
 
+    def reasoning_tokens(self) -> int | None:
+        """Return how many tokens of the outputs so far are reasoning; None where reasoning is not read."""
+        return None
+
     def usage(self, *, without_completion: bool = False) -> Usage:
         """Return the token counts so far, without those of the outputs where that is asked for."""
-        return self._counts.usage(without_completion=without_completion)
+        usage = self._counts.usage(without_completion=without_completion)
+        if (num_reasoning := self.reasoning_tokens()) is None:
+            return usage
+        return msgspec.structs.replace(usage, completion_tokens_details=CompletionTokensDetails(num_reasoning))
 
     def usage_of_chunk(self) -> Usage | UnsetType | None:
         """Return the usage field of a chunk: null in streams that end with the usage, unless each chunk has it."""

@@ -10,12 +10,14 @@ import functools
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.config.server_args import ServerArgs
 from octavo.core.messages import CoreReady
 from octavo.core.prompt import Prompt
 from octavo.engine.chat_template import ChatOptions, TemplateTooExpensive
@@ -25,6 +27,8 @@ from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import InvalidRequest
 from octavo.server.decode import RequestBody, decode, read_body
 from octavo.server.errors import ApiError
+from octavo.server.formats.format import AUTO
+from octavo.server.formats.reading import ModelFormat
 from octavo.server.forms import FormFields
 from octavo.server.keys import sender_of
 from octavo.server.open_requests import OpenRequests
@@ -66,6 +70,14 @@ class TextPolicy(msgspec.Struct, frozen=True):
 
     trust_request_chat_template: bool = False
     allow_special_tokens_in_content: bool = False
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
+    enable_auto_tool_choice: bool = True
+
+    @classmethod
+    def of(cls, args: ServerArgs) -> TextPolicy:
+        """Return the policy that a server's arguments describe."""
+        return cls(**{name: getattr(args, name) for name in cls.__struct_fields__})
 
 
 class TextSetup(msgspec.Struct, frozen=True):
@@ -85,6 +97,9 @@ class TextTools(Protocol):
     @property
     def ready(self) -> CoreReady: ...
 
+    @property
+    def tokenizer_info(self) -> dict[str, Any]: ...
+
     def render_chat(
         self, messages: Sequence[Any], options: ChatOptions | None = None, limits: RenderLimits | None = None
     ) -> Prompt: ...
@@ -98,6 +113,18 @@ class Preparer:
     model_names: tuple[str, ...]
     policy: TextPolicy
 
+    @cached_property
+    def format(self) -> ModelFormat:
+        """The format of what the model writes."""
+        policy = self.policy
+        return ModelFormat(
+            self.tools.tokenizer_info,
+            self.tools.tokenizer,
+            policy.tool_call_parser,
+            policy.reasoning_parser,
+            allows_auto=policy.enable_auto_tool_choice,
+        )
+
     def prompts(self, asked: RequestBody, limits: RenderLimits | None = None) -> list[Prompt]:
         """Return the prompts of a request, not tokenised yet, and check its form. limits: what rendering may cost."""
         if isinstance(asked, FormFields):
@@ -109,6 +136,7 @@ class Preparer:
                 for prompt in asked.prompts()
             ]
         if isinstance(asked, ChatCompletionRequest):
+            self.format.check(asked)
             prompt = self._rendered(asked, limits)
         else:
             assert isinstance(asked, PrefixRequest | TokenizeRequest)
@@ -181,6 +209,9 @@ class Preparer:
             allow_special_tokens_in_content=self.policy.allow_special_tokens_in_content,
         )
         messages = [message.as_dict(f"messages[{index}]") for index, message in enumerate(asked.messages or [])]
+        if isinstance(asked, ChatCompletionRequest) and asked.tools:
+            messages, tools = self.format.with_tools(messages, [tool.as_dict() for tool in asked.tools])
+            options = msgspec.structs.replace(options, tools=tools)
         return self.tools.render_chat(messages, options, limits)
 
 
@@ -257,6 +288,11 @@ class Texts:
         setup = TextSetup(llm.input_setup, names, policy)
         return cls(preparer, TextPool(setup), open_requests)
 
+    @property
+    def format(self) -> ModelFormat:
+        """The format of what the model writes."""
+        return self._preparer.format
+
     async def read(self, request: Request, kind: type[T]) -> tuple[T, list[Prompt]]:
         """Return a request, without its text if that was long, and its prompts. Raises InvalidRequest or ApiError."""
         pieces = await read_body(request)
@@ -287,6 +323,8 @@ class Texts:
             if getattr(asked, "chat_template", None) is not None:
                 return None
             if isinstance(asked, FormFields) and asked.form() is not None:
+                return None
+            if isinstance(asked, ChatCompletionRequest) and asked.constrains_calls:
                 return None
             try:
                 return asked, make(asked, _INLINE_LIMITS)

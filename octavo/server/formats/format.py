@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final, Literal
@@ -26,11 +25,12 @@ Content = Literal["json", "call", "tags", "pythonic"]
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """The marks of reasoning. repeats: it may come again after other text."""
+    """The marks of reasoning. repeats: it may come again after other text. then: a mark before what follows it."""
 
     opens: tuple[Mark, ...]
     closes: tuple[Mark, ...]
     repeats: bool = False
+    then: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,12 @@ class Format:
     calls: CallFormat | None = None
     drops: tuple[Mark, ...] = ()
 
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        """Return all marks."""
+        parts = [part for part in (self.reasoning, self.calls) if part is not None]
+        return (*(mark for part in parts for mark in (*part.opens, *part.closes)), *self.drops)
+
 
 class Field(msgspec.Struct, kw_only=True):
     """A field of a response template, as Hugging Face has it, and from `begin` on what grammars need besides."""
@@ -92,6 +98,7 @@ class Field(msgspec.Struct, kw_only=True):
     separator: str = ""
     is_bare: bool = False
     id_chars: int = 0
+    then: str = ""
 
     def marks(self, side: Literal["open", "close"]) -> tuple[Mark, ...]:
         """Return the marks of one side. Raises ValueError for those that are not supported."""
@@ -121,7 +128,10 @@ class ResponseTemplate(msgspec.Struct, kw_only=True):
             drops.append(Mark.of(self.start_anchor))
         reasoning = None
         if thinking is not None:
-            reasoning = ReasoningFormat(thinking.marks("open"), thinking.marks("close"), thinking.repeats)
+            reasoning = ReasoningFormat(
+                thinking.marks("open"), thinking.marks("close"), thinking.repeats, thinking.then
+            )
+            drops += [Mark.of(thinking.then)] if thinking.then else []
             if not (reasoning.opens and reasoning.closes):
                 raise ValueError("reasoning needs an open and a close mark")
         if calls is not None:
@@ -280,14 +290,3 @@ def _named(asked: str, part: str, chat_template: str) -> Format:
         raise ConfigError(f"{argument} is {asked!r}{suggestion(asked, names)}; known are {known}")
     _, name = max(candidates, key=lambda each: each[0])
     return templates()[name].format(name)
-
-
-def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return the schemas of the parameters of tools by their names."""
-    functions = [tool["function"] for tool in tools]
-    return {function["name"]: function.get("parameters") or {} for function in functions}
-
-
-def as_json(value: Any) -> str:
-    """Return a value as JSON text."""
-    return json.dumps(value, ensure_ascii=False)

@@ -53,8 +53,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Mark:
-    """The pieces of a mark; the first and the last one are literal. `is_spaced`: white space beside it is its own, as
-    much as there is; else at most one line end."""
+    """The pieces of a mark; the first one is literal, the last one is literal or a group.
+
+    is_spaced: all white space beside it belongs to it; else at most one line end does.
+    """
 
     pieces: tuple[Piece, ...]
     is_spaced: bool = True
@@ -80,14 +82,16 @@ class Mark:
             inner.pop(0)
         while inner and inner[-1].is_space:
             inner.pop()
-        if not inner or not inner[0].literal or not inner[-1].literal:
-            raise ValueError("a mark must begin and end with text")
+        if not inner or not inner[0].literal or not (inner[-1].literal or inner[-1].group):
+            raise ValueError("a mark must begin with text, and end with text or a group")
         return cls(tuple(inner), is_spaced=not beside or any("\\s" in piece.gap for piece in beside))
 
     @cached_property
     def full(self) -> str:
-        """The pattern of the whole mark, without names of groups."""
-        return "".join(piece.full for piece in self.pieces)
+        """The pattern of the whole mark, without names of groups. A group at its end needs a character behind it."""
+        last = self.pieces[-1]
+        behind = f"(?=(?!{last.gap.split('{')[0]})[\\s\\S])" if last.group else ""
+        return "".join(piece.full for piece in self.pieces) + behind
 
     @cached_property
     def begun(self) -> str:

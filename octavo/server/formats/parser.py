@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta
 from octavo.server.formats.format import Format
@@ -43,6 +43,8 @@ class OutputParser:
         roles = dict.fromkeys([*map(Mark.of, drops), *of.drops], "drop") | roles
         self._roles = roles
         self._marks = Marks(roles)
+        self.state: Literal["text", "reasoning", "reasoned"] = "text"
+        """Whether the text is inside of reasoning, or behind it."""
         self._text = Trimmed(lambda piece: (TextDelta(piece),))
         self._is_bare = self._writer is not None and of.calls is not None and of.calls.is_bare
         self._reasons_again = of.reasoning is not None and of.reasoning.repeats
@@ -73,16 +75,24 @@ class OutputParser:
                 yield from self._call(found)
             elif role == "reasoning" and (self._reasons_again or not self._text.has_begun):
                 yield from self._reasoning()
-            elif role == "drop" or (role == "close" and self._writer is not None and self._writer.num_calls):
+            elif role == "drop" or (role == "close" and self.num_calls):
                 yield from self._text.cut()
             else:
                 yield from self._text(self._source.text[found.start : found.end])
 
+    @property
+    def num_calls(self) -> int:
+        """Return how many calls have begun."""
+        return 0 if self._writer is None else self._writer.num_calls
+
     def _reasoning(self) -> Reading[None]:
+        self.state = "reasoning"
         yield from self._text.cut()
         text = Trimmed(lambda piece: (ReasoningDelta(piece),), is_at_mark=True)
         if (yield from self._source.until(self._ends_of_reasoning, text)) is None:
             yield from text.rest()
+        else:
+            self.state = "reasoned"
 
     def _bare_call(self) -> Reading[None]:
         """Read calls that begin the text without a mark, where there are any."""

@@ -33,12 +33,31 @@ class ChatLogprobs(Struct, frozen=True):
     refusal: None = None
 
 
+class FunctionCall(Struct, kw_only=True):
+    """The name of a function and its arguments as JSON; in a chunk, what is new of them."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCall(Struct, kw_only=True):
+    """A call that the model makes; in a chunk, what is new of it."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionCall
+
+
 class ChatMessage(Struct, kw_only=True):
-    """What the model said."""
+    """What the model said. The reasoning has two names: clients know one or the other."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, kw_only=True):
@@ -63,10 +82,13 @@ class ChatCompletionResponse(Generated, kw_only=True):
 
 
 class Delta(Struct, kw_only=True):
-    """What is new in a chunk: the role, or text, or nothing."""
+    """What is new in a chunk: the role, or text, or reasoning, or a call, or nothing."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, kw_only=True):

@@ -58,6 +58,12 @@ def _ms(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else round(1e3 * (end - start), 3)
 
 
+class CompletionTokensDetails(Struct, frozen=True):
+    """How many of the output tokens are reasoning, where it is read."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct, frozen=True):
     """Token counts of a request: each prompt once, the outputs of all choices. `timings`: with `return_timings`, for
     each prompt."""
@@ -67,6 +73,7 @@ class Usage(Struct, frozen=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     timings: list[Timings] | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
     @classmethod
     def of(cls, prompt_tokens: int, completion_tokens: int, details: PromptTokensDetails) -> Usage:

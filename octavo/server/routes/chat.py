@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,6 +13,15 @@ from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
+from octavo.server.formats.events import (
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallBegin,
+    ToolCallDelta,
+    joined,
+)
+from octavo.server.formats.reading import OutputReader
 from octavo.server.generation import Generation, named_by_the_client
 from octavo.server.logprobs import chat_logprobs
 from octavo.server.responses.chat import (
@@ -22,6 +32,8 @@ from octavo.server.responses.chat import (
     ChatLogprobs,
     ChatMessage,
     Delta,
+    FunctionCall,
+    ToolCall,
 )
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.sending import EventStream
@@ -39,11 +51,10 @@ class _ChatCompletion(Generation):
     id_prefix = "chatcmpl"
     asked: ChatCompletionRequest
     _has_begun = False
+    _reader: OutputReader | None = None
 
     def sampling_params(self) -> SamplingParams:
         asked, model = self.asked, self.context.llm.config.model
-        if asked.tools and asked.tool_choice != "none":
-            raise InvalidRequest("tools are not called yet", field="tools", code="unsupported_parameter")
         if (asked.top_logprobs or 0) > model.max_logprobs:
             raise InvalidRequest(
                 f"top_logprobs is {asked.top_logprobs}, must be at most {model.max_logprobs}", field="top_logprobs"
@@ -56,16 +67,28 @@ class _ChatCompletion(Generation):
             self.field_names["max_tokens"] = "max_completion_tokens"
         with named_by_the_client(self.field_names):
             logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-            return self.context.llm.default_sampling_params(**asked.given_sampling(**limit, logprobs=logprobs))
+            given = asked.given_sampling(**limit, logprobs=logprobs)
+            return self.context.llm.default_sampling_params(**{**given, **self._reading_params()})
+
+    def _reading_params(self) -> dict[str, Any]:
+        """Return the sampling parameters with which the calls and the reasoning can be read."""
+        model = self.context.texts.format
+        self._reader = model.reader(self.asked)
+        if self._reader is None:
+            return {}
+        [prompt] = self.prompts
+        changes: dict[str, Any] = {"skip_special_tokens": False} if self._reader.shows_special else {}
+        grammar = None if self.asked.form() else model.grammar(self.asked, is_open=model.ends_in_reasoning(prompt))
+        return changes if grammar is None else {**changes, "structured_outputs": grammar}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletionResponse:
         [output] = outputs
         choices = [
             ChatChoice(
                 index=completion.index,
-                message=ChatMessage(content=completion.text),
+                message=self._message(output, completion),
                 logprobs=self._logprobs(completion),
-                finish_reason=completion.finish_reason,
+                finish_reason=self._finish_reason(completion),
                 stop_reason=completion.stop_reason,
                 token_ids=self.token_ids(completion),
             )
@@ -83,13 +106,51 @@ class _ChatCompletion(Generation):
             self._has_begun = True
             yield from self._first_chunks(output)
         for completion in output.outputs:
+            deltas = self._deltas(output, completion)
             logprobs = self._logprobs(completion)
-            if completion.text or logprobs or (self.asked.return_token_ids and completion.token_ids):
-                delta = Delta(content=completion.text)
-                yield self._chunk(completion.index, delta, logprobs=logprobs, token_ids=self.token_ids(completion))
+            if not deltas and (logprobs or (self.asked.return_token_ids and completion.token_ids)):
+                deltas = [Delta(content="")]
+            for place, delta in enumerate(deltas):
+                # what belongs to the tokens comes once
+                of_tokens = {} if place else {"logprobs": logprobs, "token_ids": self.token_ids(completion)}
+                yield self._chunk(completion.index, delta, **of_tokens)
             if completion.finish_reason is not None:
-                reasons = {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
+                reasons = {"finish_reason": self._finish_reason(completion), "stop_reason": completion.stop_reason}
                 yield self._chunk(completion.index, Delta(), **reasons)
+
+    def _message(self, output: RequestOutput, completion: CompletionOutput) -> ChatMessage:
+        if self._reader is None:
+            return ChatMessage(content=completion.text)
+        read = joined(self._reader.events(output, completion))
+        reasoning: Any = UNSET if read.reasoning is None else read.reasoning
+        calls = [
+            ToolCall(id=call.id, type="function", function=FunctionCall(name=call.name, arguments=call.arguments))
+            for call in read.calls
+        ]
+        return ChatMessage(
+            content=read.text if read.text or calls else "",
+            reasoning_content=reasoning,
+            reasoning=reasoning,
+            tool_calls=calls or UNSET,
+        )
+
+    def _deltas(self, output: RequestOutput, completion: CompletionOutput) -> list[Delta]:
+        if self._reader is None:
+            return [Delta(content=completion.text)] if completion.text else []
+        events = self._reader.events(output, completion)
+        return [delta for event in events if (delta := _delta(event)) is not None]
+
+    def _finish_reason(self, completion: CompletionOutput) -> str | None:
+        if (
+            completion.finish_reason == "stop"
+            and self._reader is not None
+            and self._reader.has_called(completion.index)
+        ):
+            return "tool_calls"
+        return completion.finish_reason
+
+    def reasoning_tokens(self) -> int | None:
+        return None if self._reader is None else self._reader.num_reasoning_tokens
 
     def _first_chunks(self, output: RequestOutput) -> Iterator[ChatCompletionChunk]:
         """Yield the role of each choice. A beam search may find fewer than n, and returns all of them at once."""
@@ -119,3 +180,19 @@ class _ChatCompletion(Generation):
             self.asked.top_logprobs or 0,
             self.context.llm.tokenizer.token_bytes,
         )
+
+
+def _delta(event: OutputEvent) -> Delta | None:
+    """Return what an event adds to a message; None for the end of a call."""
+    match event:
+        case TextDelta(text):
+            return Delta(content=text)
+        case ReasoningDelta(text):
+            return Delta(reasoning_content=text, reasoning=text)
+        case ToolCallBegin(index, call_id, name):
+            function = FunctionCall(name=name, arguments="")
+            return Delta(tool_calls=[ToolCall(index=index, id=call_id, type="function", function=function)])
+        case ToolCallDelta(index, arguments):
+            return Delta(tool_calls=[ToolCall(index=index, function=FunctionCall(arguments=arguments))])
+        case _:
+            return None

@@ -165,5 +165,24 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
         check_tools(self.tools, self.tool_choice)
 
     @property
+    def must_call(self) -> bool:
+        """Return whether the response must be calls."""
+        return bool(self.tools) and self.tool_choice not in (None, "none", "auto")
+
+    @property
+    def callable_tools(self) -> list[Tool]:
+        """Return the tools that the choice leaves."""
+        choice = self.tool_choice
+        tools = self.tools or []
+        return [
+            tool for tool in tools if not isinstance(choice, NamedTool) or tool.function.name == choice.function.name
+        ]
+
+    @property
+    def constrains_calls(self) -> bool:
+        """Return whether calls have a grammar: those that the request demands, and those of strict tools."""
+        return self.must_call or (self.tool_choice != "none" and any(tool.function.strict for tool in self.tools or []))
+
+    @property
     def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

@@ -1,0 +1,185 @@
+"""The grammar of the calls of a request, in Lark's notation, from the marks that the parser reads them by."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from octavo.errors import InvalidRequest
+from octavo.server.formats.format import CallFormat, Format
+from octavo.server.formats.marks import Mark
+from octavo.server.schema.chat import ChatCompletionRequest
+from octavo.server.schema.tools import Tool
+
+if TYPE_CHECKING:
+    from octavo.engine.tokenizer import Tokenizer
+
+_NO_SPACE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_ANY_OBJECT: Final = {"type": "object"}
+_NOTHING: Final = {"type": "object", "properties": {}, "additionalProperties": False}
+_TEXT: Final = r"/(.|\n)*/"
+_LAZY: Final = r"/(.|\n)*?/"
+
+
+def call_grammar(form: Format, asked: ChatCompletionRequest, tokenizer: Tokenizer, *, is_open: bool) -> str:
+    """Return the grammar of a response.
+
+    Where the request demands calls, it is calls alone, behind reasoning; else any text, and calls of this form behind
+    each open mark. is_open: the prompt ends inside of reasoning.
+    """
+    assert form.calls is not None
+    return _Grammar(form, form.calls, asked, tokenizer).text(is_open)
+
+
+class _Grammar:
+    """The rules of one grammar as they are made."""
+
+    def __init__(self, form: Format, calls: CallFormat, asked: ChatCompletionRequest, tokenizer: Tokenizer) -> None:
+        self._form = form
+        self._calls = calls
+        self._asked = asked
+        self._special = {tokenizer.added_tokens[token_id]: token_id for token_id in tokenizer.special_ids}
+        spellings = sorted(filter(None, self._special), key=len, reverse=True)
+        self._cut = re.compile(f"({'|'.join(map(re.escape, spellings)) or '(?!)'})")
+        # the first text of an open mark is read before the call, where nothing stands around all calls
+        self._is_triggered = not (asked.must_call or calls.begin or calls.is_bare)
+        self._rules = [r"SPACE: /[ \n]{0,2}/", rf"TEXT: {_TEXT}"]
+
+    def text(self, is_open: bool) -> str:
+        """Return the whole grammar; "" where calls have none, because their mark begins like other marks."""
+        calls = self._calls
+        is_list = calls.is_list or calls.content == "pythonic"
+        tools = enumerate(self._asked.callable_tools)
+        one = f"({' | '.join(self._rule(f'c{number}', self._call(tool, number, is_list)) for number, tool in tools)})"
+        joint = '", "' if is_list else self._spelled(calls.separator)
+        is_single = self._asked.parallel_tool_calls is False or (self._is_triggered and not is_list)
+        body = one if is_single else f"{one} ({joint} {one})*"
+        if is_list:
+            body = f'"[" {body} "]"'
+            if not calls.is_bare:
+                body = f"{self._open()} {body} {self._mark(*calls.closes[:1])}"
+        if self._asked.must_call:
+            start = f"{self._reasoning(is_open)} {self._spelled(calls.begin)} {body} {self._spelled(calls.end)}"
+        elif calls.is_bare:
+            start = rf"{body} | /([^\[{{ \n](.|\n)*)?/"
+        else:
+            trigger = self._spelled(calls.begin or calls.opens[0].pieces[0].literal)
+            rest = f"{body} {self._spelled(calls.end)}"
+            if " " in trigger and "<[" in trigger:
+                return ""
+            if "<[" not in trigger:
+                # the lexeme that ends with the mark is the shortest, so no text goes past a mark
+                trigger = self._rule("before[lazy]", f"TEXT {trigger}").removesuffix("[lazy]")
+                start = f"({trigger} {rest})* TEXT"
+            else:
+                start = f"(TEXT {trigger} {rest})* TEXT"
+        return "\n".join(["%llguidance {}", f"start: {start}", *self._rules]) + "\n"
+
+    def _rule(self, name: str, body: str) -> str:
+        self._rules.append(f"{name}: {body}")
+        return name
+
+    def _reasoning(self, is_open: bool) -> str:
+        reasoning = self._form.reasoning
+        if reasoning is None:
+            return ""
+        thought = f"{self._until('thought', reasoning.closes[0])} SPACE {self._spelled(reasoning.then)}"
+        return thought if is_open else f"({self._mark(reasoning.opens[0])} {thought})?"
+
+    def _call(self, tool: Tool, number: int, is_list: bool) -> str:
+        """Return one call, with its marks where they are not around all calls."""
+        calls, name = self._calls, tool.function.name
+        schema = dict(tool.function.parameters or _NOTHING)
+        if schema.setdefault("type", "object") != "object":
+            field = f"tools[{number}].function.parameters"
+            raise InvalidRequest(f"{field}.type is {schema['type']!r:.60}, must be 'object'", field=field)
+        is_loose = not (self._asked.must_call or tool.function.strict)
+        if calls.content == "pythonic":
+            return f"{self._spelled(f'{name}(')} {self._keywords(schema, number)} {self._spelled(')')}"
+        if calls.content == "tags":
+            body = f"{self._tags(schema, number)}"
+        elif calls.content == "json":
+            body = _json_rule(_ANY_OBJECT if is_loose else schema)
+        else:
+            head = f'{{"{calls.name_key}": {json.dumps(name)}, "{calls.arguments_key}": '
+            body = f'{self._spelled(head)} {_json_rule(_ANY_OBJECT if is_loose else schema)} "}}"'
+        if is_list or calls.is_bare:
+            return body
+        close = self._mark(*calls.closes[:1])
+        return f"{self._open(name)} SPACE {body} SPACE {close}"
+
+    def _tags(self, schema: Mapping[str, Any], number: int) -> str:
+        """Return the arguments of a call between tags, in the order of the schema."""
+        tag = self._calls.tag
+        assert tag is not None
+        required = schema.get("required") or ()
+        line = "" if tag.open.is_spaced or tag.close.is_spaced else r'"\n"'
+        parts = []
+        for place, (key, each) in enumerate(_properties(schema).items()):
+            name = f"p{number}_{place}"
+            if each.get("type") == "string" and isinstance(each.get("enum"), list):
+                value = (
+                    f"({' | '.join(self._spelled(str(word)) for word in each['enum'])}) {line} {self._mark(tag.close)}"
+                )
+            elif each.get("type") == "string":
+                value = self._until(f"v{number}_{place}", tag.close, line)
+            else:
+                value = f"{_json_rule(each)} {line} {self._mark(tag.close)}"
+            self._rule(name, f"{self._mark(tag.open, key=key)} {line} {value} SPACE")
+            parts.append(name if key in required else f"{name}?")
+        return " ".join(parts)
+
+    def _keywords(self, schema: Mapping[str, Any], number: int) -> str:
+        """Return the arguments of a Python call: those that are required first, then any of the others."""
+        required = schema.get("required") or ()
+        properties = _properties(schema)
+        keys = sorted(properties, key=lambda key: key not in required)
+        if not keys:
+            return ""
+        behind, first = '""', '""'
+        for place, key in reversed([*enumerate(keys)]):
+            each = properties[key]
+            value = '("True" | "False")' if each.get("type") == "boolean" else _json_rule(each)
+            part = self._rule(f"k{number}_{place}", f"{self._spelled(f'{key}=')} {value}")
+            following = self._rule(f"t{number}_{place}", behind)
+            behind = f'", " {part} {following}' if key in required else f'(", " {part})? {following}'
+            first = f"{part} {following}" if key in required else f"{part} {following} | {first}"
+            first = self._rule(f"f{number}_{place}", first)
+        return first
+
+    def _until(self, name: str, close: Mark, line: str = "") -> str:
+        """Return a text that ends at its first mark `close`, and the mark."""
+        mark = self._mark(close)
+        if "<[" in mark:
+            return f"TEXT {line} {mark}"
+        return self._rule(f"{name}[lazy]", f"{_LAZY} {line} {mark}").removesuffix("[lazy]")
+
+    def _open(self, name: str = "") -> str:
+        mark = self._calls.opens[0]
+        return self._mark(Mark(mark.pieces[1:]) if self._is_triggered else mark, name=name)
+
+    def _mark(self, mark: Mark | None = None, **groups: str) -> str:
+        pieces = () if mark is None else mark.pieces
+        return " ".join(
+            "SPACE" if piece.is_space else self._spelled(piece.literal or groups.get(piece.group, ""))
+            for piece in pieces
+        )
+
+    def _spelled(self, text: str) -> str:
+        """Return a text in the notation of the grammar; special tokens stand by their ids, as no text spells them."""
+        parts = filter(None, self._cut.split(text))
+        return " ".join(f"<[{self._special[part]}]>" if part in self._special else json.dumps(part) for part in parts)
+
+
+def _json_rule(schema: Mapping[str, Any]) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': _NO_SPACE})}"
+
+
+def _properties(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the schemas of properties, each with the definitions that it may refer to."""
+    properties = schema.get("properties")
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    given = properties.items() if isinstance(properties, Mapping) else ()
+    return {key: {**each, **shared} if isinstance(each, Mapping) else dict(shared) for key, each in given}

@@ -1,0 +1,246 @@
+"""Reads the outputs of one chat request: which format, which tools, and how much of a choice is reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from octavo.core.outputs import CompletionOutput, RequestOutput
+from octavo.core.prompt import Prompt
+from octavo.core.structured_outputs import StructuredOutputsParams
+from octavo.errors import InvalidRequest
+from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta
+from octavo.server.formats.format import AUTO, Format, format_of
+from octavo.server.formats.grammar import call_grammar
+from octavo.server.formats.parser import OutputParser
+from octavo.server.schema.chat import ChatCompletionRequest
+
+if TYPE_CHECKING:
+    from octavo.engine.tokenizer import Tokenizer
+
+_TAIL_TOKENS: Final = 16
+"""Tokens in which a mark of reasoning is looked for."""
+
+_MOST_SPECIAL: Final = 64
+
+
+class ModelFormat:
+    """The format of a served model, found when it is first used."""
+
+    def __init__(
+        self,
+        info: Mapping[str, Any],
+        tokenizer: Tokenizer,
+        tool_call_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
+        *,
+        allows_auto: bool = True,
+    ) -> None:
+        """info: tokenizer_config.json with the chat template in use. allows_auto: models may choose to call tools."""
+        template = info.get("chat_template")
+        self.tokenizer = tokenizer
+        self._template = template if isinstance(template, str) else ""
+        self._own = info.get("response_template")
+        self._parsers = (tool_call_parser, reasoning_parser)
+        self._allows_auto = allows_auto
+
+    @cached_property
+    def template_reads_tools(self) -> bool:
+        """Whether the chat template knows of tools."""
+        return "tools" in self._template
+
+    @cached_property
+    def format(self) -> Format | None:
+        """The format; that of Hermes where a chat template knows of no tools, which are then described in a message."""
+        calls, reasoning = self._parsers
+        if calls == AUTO and not self.template_reads_tools:
+            calls = "hermes"
+        return format_of(self._template, self._own, calls, reasoning)
+
+    def check(self, asked: ChatCompletionRequest) -> None:
+        """Raise InvalidRequest for tools that the model cannot be asked to call. May take a second."""
+        if not asked.tools or asked.tool_choice == "none":
+            return
+        if self.format is None or self.format.calls is None:
+            raise InvalidRequest(
+                "tools cannot be used: it is not known how this model writes calls; start the server with "
+                "--tool-call-parser",
+                field="tools",
+                code="unsupported_parameter",
+            )
+        if asked.tool_choice in (None, "auto") and not self._allows_auto:
+            raise InvalidRequest(
+                "tool_choice is auto, which this server does not allow; set it to required or to one tool, or start "
+                "the server with --enable-auto-tool-choice",
+                field="tool_choice",
+                code="unsupported_parameter",
+            )
+        grammar = self.grammar(asked, is_open=False)
+        if grammar is None:
+            return
+        if asked.form() is not None and asked.must_call:
+            raise InvalidRequest(
+                "tool_choice demands a call, and another field the form of the text; leave one of them out",
+                field="tool_choice",
+            )
+        from octavo.structured_output.grammars import check_grammar
+
+        try:
+            check_grammar(grammar)
+        except InvalidRequest as error:
+            raise InvalidRequest(
+                f"the schemas of tools cannot be used: {error}", field="tools", code=error.code
+            ) from error
+
+    def grammar(self, asked: ChatCompletionRequest, *, is_open: bool) -> StructuredOutputsParams | None:
+        """Return the form of the calls that the request demands, None where it demands none. is_open: the prompt ends
+        inside of reasoning."""
+        if self.format is None or not asked.constrains_calls:
+            return None
+        text = call_grammar(self.format, asked, self.tokenizer, is_open=is_open)
+        return StructuredOutputsParams(grammar=text) if text else None
+
+    def with_tools(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+        """Return the messages and the tools that the chat template is given."""
+        if self.template_reads_tools:
+            return messages, tools
+        from octavo.server.formats.plain_tools import with_tools_as_text
+
+        return with_tools_as_text(messages, tools), None
+
+    def reader(self, asked: ChatCompletionRequest) -> OutputReader | None:
+        """Return what reads the outputs of a request; None where their text is all there is."""
+        if self.format is None:
+            return None
+        reads_calls = bool(asked.tools) and asked.tool_choice != "none"
+        reads_reasoning = self.format.reasoning is not None and asked.separate_reasoning is not False
+        if not (reads_calls or reads_reasoning):
+            return None
+        return OutputReader(self, asked, calls=reads_calls, reasoning=reads_reasoning)
+
+    @property
+    def checked_format(self) -> Format:
+        assert self.format is not None
+        return self.format
+
+    @cached_property
+    def special_texts(self) -> list[str]:
+        """The texts of special tokens, which are left out; of very many, those that tokenizer_config.json names."""
+        texts = [self.tokenizer.added_tokens[token_id] for token_id in self.tokenizer.special_ids]
+        return texts if len(texts) <= _MOST_SPECIAL else [*self.tokenizer.special_tokens.values()]
+
+    @cached_property
+    def has_special_marks(self) -> bool:
+        """Whether marks of the format are special tokens, which texts do not show by default."""
+        special = {self.tokenizer.added_tokens[token_id] for token_id in self.tokenizer.special_ids}
+        literals = [piece.literal for mark in self.checked_format.marks for piece in mark.pieces if piece.literal]
+        return any(text in literal for text in special for literal in literals)
+
+    def ends_in_reasoning(self, prompt: Prompt) -> bool:
+        """Return whether a prompt ends inside of reasoning, which its chat template has opened."""
+        if self.format is None or self.format.reasoning is None:
+            return False
+        if prompt.token_ids is not None:
+            return self.is_open(prompt.token_ids)
+        text = (prompt.text or "").rstrip()
+        return any(text.endswith(mark.spelled()) for mark in self.format.reasoning.opens)
+
+    def is_open(self, prompt_token_ids: Sequence[int]) -> bool:
+        """Return whether a prompt ends inside of reasoning, which its chat template has opened."""
+        if self.format is None or self.format.reasoning is None:
+            return False
+        tail = self.tokenizer.decode(prompt_token_ids[-_TAIL_TOKENS:], skip_special_tokens=False).rstrip()
+        return any(tail.endswith(mark.spelled()) for mark in self.format.reasoning.opens)
+
+    def num_tokens_to_close(self, token_ids: Sequence[int], num_known: int) -> int:
+        """Return how many tokens the text has up to the first end mark of reasoning, behind `num_known`."""
+        assert self.checked_format.reasoning is not None
+        closes = [mark.spelled() for mark in self.checked_format.reasoning.closes]
+
+        def has_close(end: int) -> bool:
+            text = self.tokenizer.decode(token_ids[max(0, end - 2 * _TAIL_TOKENS) : end], skip_special_tokens=False)
+            return any(close in text for close in closes)
+
+        for end in range(num_known + _TAIL_TOKENS, len(token_ids) + _TAIL_TOKENS, _TAIL_TOKENS):
+            if has_close(min(end, len(token_ids))):
+                return next(place for place in range(end - _TAIL_TOKENS + 1, end + 1) if has_close(place))
+        return len(token_ids)
+
+
+class OutputReader:
+    """Reads the choices of one request. shows_special: marks are special tokens, so
+    these must be shown."""
+
+    def __init__(self, model: ModelFormat, asked: ChatCompletionRequest, *, calls: bool, reasoning: bool) -> None:
+        assert model.format is not None
+        self._model = model
+        self._asked = asked
+        self._reasoning = reasoning
+        self._tools = {tool.function.name: tool.function.parameters or {} for tool in asked.tools or []}
+        self._reads_calls = calls
+        self._choices: dict[int, _Choice] = {}
+        self.shows_special = model.has_special_marks
+
+    def events(self, output: RequestOutput, completion: CompletionOutput) -> list[OutputEvent]:
+        """Return the events of what is new of a choice."""
+        choice = self._choices.get(completion.index)
+        if choice is None:
+            is_open = self._model.is_open(output.prompt_token_ids)
+            hides = self.shows_special and getattr(self._asked, "skip_special_tokens", None) is not False
+            parser = OutputParser(
+                self._model.checked_format,
+                self._tools if self._reads_calls else None,
+                begins_in_reasoning=self._reasoning and is_open,
+                reads_reasoning=self._reasoning,
+                drops=self._model.special_texts if hides else (),
+            )
+            choice = self._choices[completion.index] = _Choice(parser, self._model)
+        events = choice.read(completion)
+        if self._asked.include_reasoning is False:
+            return [event for event in events if not isinstance(event, ReasoningDelta)]
+        return choice.in_one_piece(events, completion.finished) if self._asked.stream_reasoning is False else events
+
+    def has_called(self, index: int) -> bool:
+        """Return whether a call was read in a choice."""
+        return index in self._choices and self._choices[index].parser.num_calls > 0
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Return how many tokens of all choices are reasoning, up to its end mark."""
+        return sum(choice.num_reasoning_tokens for choice in self._choices.values())
+
+
+class _Choice:
+    """The parser of a choice, and the tokens of its reasoning."""
+
+    def __init__(self, parser: OutputParser, model: ModelFormat) -> None:
+        self.parser = parser
+        self.num_reasoning_tokens = 0
+        self._model = model
+        self._token_ids: list[int] | None = []
+        self._held: list[str] = []
+
+    def read(self, completion: CompletionOutput) -> list[OutputEvent]:
+        events = self.parser.feed(completion.text, is_last=completion.finished)
+        if self._token_ids is not None:
+            self._token_ids += completion.token_ids
+            if self.parser.state == "reasoning":
+                self.num_reasoning_tokens = len(self._token_ids)
+            elif self.parser.state == "reasoned":
+                self.num_reasoning_tokens = self._model.num_tokens_to_close(self._token_ids, self.num_reasoning_tokens)
+                self._token_ids = None
+            elif any(isinstance(event, TextDelta) for event in events):
+                self._token_ids = None
+        return events
+
+    def in_one_piece(self, events: list[OutputEvent], is_last: bool) -> list[OutputEvent]:
+        """Return the events with all reasoning in one, before what follows it."""
+        self._held += [event.text for event in events if isinstance(event, ReasoningDelta)]
+        others: list[OutputEvent] = [event for event in events if not isinstance(event, ReasoningDelta)]
+        if self._held and (others or is_last):
+            others.insert(0, ReasoningDelta("".join(self._held)))
+            self._held = []
+        return others
