@@ -57,7 +57,7 @@ def merged(method: str, values: Sequence[tuple[int, Any]]) -> Any:
         case "decisions" | "timelines":
             entries = [entry | {"replica": number} for number, value in values for entry in value]
             return sorted(entries, key=_time_of)
-        case "kv_events":
+        case "kv_events" | "live":
             return [entry | {"replica": number} for number, value in values for entry in value]
     return results[0]
 

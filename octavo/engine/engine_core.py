@@ -20,7 +20,7 @@ from octavo.core.cache_limits import CacheLimits
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest, SchedulerStats, StepOutputs
 from octavo.core.outputs import PinnedPrefix, RequestError
 from octavo.core.resume import check_resumed
-from octavo.core.step import ModelRunnerOutput
+from octavo.core.step import ModelRunnerOutput, SchedulerOutput
 from octavo.engine.beam_texts import BeamTexts
 from octavo.engine.recorder import RecordedScheduler, Recorder
 from octavo.engine.timed_scheduler import TimedScheduler
@@ -66,6 +66,7 @@ class EngineCore:
         self._refused: list[EngineCoreOutput] = []
         self._beam_texts = BeamTexts(open_tokenizer)
         self._kv_events: EventLog | None = None
+        self._last_step: SchedulerOutput | None = None
         self.is_waiting = False
         """Whether the last step found nothing to compute: all requests wait for blocks that others read or write."""
 
@@ -203,6 +204,7 @@ class EngineCore:
             step = self.scheduler.schedule(self.clock())
             if step is None:
                 break
+            self._last_step = step
             self._in_flight.append(self.executor.submit(step))
         outputs, self._refused = self._refused, []
         outputs += self.scheduler.take_ended()
@@ -253,6 +255,13 @@ class EngineCore:
         """Return what a reader lacks (`EventLog.after`); nothing where no events are kept."""
         return [] if self._kv_events is None else [self._kv_events.after(read)]
 
+    def live(self, within_s: float) -> Any:
+        """Return the `LiveState` with the entries of the last `within_s` seconds, in a list, as built-in types."""
+        from octavo.engine.live_state import live_state
+
+        state = live_state(self.scheduler, self._last_step, self.clock(), within_s)
+        return msgspec.to_builtins([state], builtin_types=(bytes,))
+
     def release_memory(self) -> None:
         """Release the memory of empty KV blocks and of activations. No effect while requests run."""
         if not self.has_unfinished():
@@ -267,6 +276,7 @@ class EngineCore:
             "pin_prefix": lambda *arguments: msgspec.to_builtins(self.pin_prefix(*arguments)),
             "unpin_prefix": self.unpin_prefix,
             "kv_events": lambda read: msgspec.to_builtins(self.kv_events(read), builtin_types=(bytes,)),
+            "live": self.live,
             "reset_prefix_cache": self.reset_prefix_cache,
             "release_memory": self.release_memory,
             "time_steps": self.time_steps,

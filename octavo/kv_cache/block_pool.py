@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from octavo.core.live import CACHED, FREE, SHARED, USED
 from octavo.kv_cache.block_hash import TokenKey
 from octavo.kv_cache.eviction import Eviction, LeastRecentlyUsed
 from octavo.kv_cache.listener import BlockListener
@@ -110,6 +111,13 @@ class BlockPool:
     def num_users(self, block: int) -> int:
         """Return how many users the block has."""
         return self._counts[block]
+
+    def kinds(self) -> list[int]:
+        """Return what each block is, from the null block on: FREE, CACHED, USED, or SHARED by several users."""
+        kinds = [USED if count == 1 else SHARED if count else CACHED for count in self._counts]
+        for block in self._empty:
+            kinds[block] = FREE
+        return kinds
 
     def is_shared(self, block: int) -> bool:
         return self._counts[block] > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from itertools import islice
 
 from octavo.core.messages import Decision, EngineCoreRequest
 
@@ -26,6 +27,17 @@ class DecisionLog:
     def entries(self) -> list[Decision]:
         """All decisions, oldest first."""
         return list(heapq.merge(self._decisions, self._refusals, key=lambda entry: (entry.step, entry.time)))
+
+    def recent(self, since: float, most: int) -> list[Decision]:
+        """Return decisions of this time or later, and those that go on, oldest first: at most `most`, and as many
+        refusals."""
+        found = [
+            entry
+            for log in (self._decisions, self._refusals)
+            for entry in islice(reversed(log), most)
+            if entry.time >= since or entry.last_step >= self.step - 1 > entry.step
+        ]
+        return sorted(found, key=lambda entry: (entry.step, entry.time))
 
     def begin(self, step: int, now: float) -> None:
         """Set the step and the time of the decisions that follow."""

@@ -152,7 +152,8 @@ class _Planned(NamedTuple):
 
 
 class Rates:
-    """A given rate is used as it is; None stands for a measured one. `target_step_s`: see `Pace`."""
+    """A given rate is used as it is; None stands for a measured one. `target_step_s`: see `Pace`. last_step_s: how long
+    the latest step took."""
 
     def __init__(
         self,
@@ -170,6 +171,7 @@ class Rates:
         self._num_allowed = 0
         self._planned: deque[_Planned] = deque()
         self._last_end = float("-inf")
+        self.last_step_s = 0.0
 
     @property
     def known_prefill_tokens_per_s(self) -> float | None:
@@ -206,7 +208,7 @@ class Rates:
         step = self._planned.popleft()
         # with several steps in flight one begins when the one before it ends
         seconds = now - max(step.time, self._last_end) - swap_s
-        self._last_end = now
+        self._last_end, self.last_step_s = now, seconds
         if seconds > 0:
             if step.num_prompt_tokens >= max(_FEWEST_TOKENS, 2 * step.num_rows):
                 self._prefill.add(step.num_prompt_tokens, seconds)

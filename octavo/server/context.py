@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from octavo.config.server_args import ServerArgs
 from octavo.server.errors import ApiError
+from octavo.server.live_feed import LiveFeed
 from octavo.server.open_requests import OpenRequests
 from octavo.server.sending import LargeAnswers
 from octavo.server.texts import TextPolicy, Texts, served_name
@@ -33,6 +34,7 @@ class ServerContext:
     open_requests: OpenRequests = field(default_factory=OpenRequests)
     large_answers: LargeAnswers = field(default_factory=LargeAnswers)
     kv_readers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_KV_READERS))
+    live: LiveFeed = field(default_factory=LiveFeed)
     created: int = field(default_factory=lambda: int(time()))
     tracer: Tracer | None = None
 

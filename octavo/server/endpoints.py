@@ -21,11 +21,23 @@ from octavo.server.responses.chat import ChatCompletionResponse
 from octavo.server.responses.completions import CompletionResponse
 from octavo.server.responses.health import Drained, Health, Index, Load, Version
 from octavo.server.responses.kv_events import KvEvent
+from octavo.server.responses.live import LiveEvent
 from octavo.server.responses.models import Model, ModelList
 from octavo.server.responses.prefix_cache import CacheReset, PinPrefixResponse, UnpinPrefixResponse
 from octavo.server.responses.scheduler import DecisionList, TimelineList
 from octavo.server.responses.tokens import DetokenizeResponse, TokenizeResponse
-from octavo.server.routes import chat, completions, health, kv_events, models, page, prefix_cache, scheduler, tokens
+from octavo.server.routes import (
+    chat,
+    completions,
+    health,
+    kv_events,
+    live,
+    models,
+    page,
+    prefix_cache,
+    scheduler,
+    tokens,
+)
 from octavo.server.schema.chat import ChatCompletionRequest, Message
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.health import DrainRequest
@@ -113,6 +125,7 @@ ENDPOINTS = (
     Endpoint("GET", "/metrics", health.metrics, right=Right.OBSERVE),
     Endpoint("GET", "/scheduler/decisions", scheduler.decisions, None, DecisionList),
     Endpoint("GET", "/scheduler/timelines", scheduler.timelines, None, TimelineList),
+    Endpoint("GET", "/live", live.stream, None, LiveEvent, right=Right.OBSERVE),
     Endpoint("GET", "/kv/events", kv_events.stream, None, KvEvent, right=Right.KV_EVENTS),
     Endpoint("GET", "/version", health.version, None, Version, is_open=True),
     Endpoint("GET", "/", index, None, Index, is_open=True),

@@ -168,6 +168,8 @@ class FakeAsyncLLM:
                 step=1, last_step=4, time=0.5, kind="blocked", request_id=request_id, because="no blocks"
             )
             return [msgspec.to_builtins(decision)]
+        if method == "live":
+            raise EngineDeadError("it makes no reports")
         assert method == "timelines"
         timeline = RequestTimeline(
             request_id=request_id,

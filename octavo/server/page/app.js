@@ -1,6 +1,7 @@
 // The frame of the page: views, colours, the key, the model.
 import { askJson, keepKey, keyOf, onMissingKey } from "./api.js";
 import { byId, el } from "./dom.js";
+import { startEngine } from "./engine.js";
 import { startPlayground } from "./playground.js";
 import { makeSettings } from "./settings.js";
 
@@ -28,7 +29,7 @@ async function askForKey(failure) {
   return key !== "" && dialog.returnValue !== "forget";
 }
 
-function showView(playground, settings) {
+function showView(playground, settings, showEngine) {
   const view = ["chat", "completion", "engine"].find((name) => location.hash === `#${name}`) ?? "chat";
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#${view}`) link.setAttribute("aria-current", "page");
@@ -37,6 +38,7 @@ function showView(playground, settings) {
   byId("playground").hidden = view === "engine";
   byId("settings-toggle").hidden = view === "engine";
   byId("engine").hidden = view !== "engine";
+  showEngine(view === "engine");
   if (view !== "engine") {
     playground.setMode(view);
     settings.setMode(view);
@@ -62,7 +64,8 @@ async function start() {
   const { components } = await askJson("openapi.json");
   const settings = makeSettings(byId("settings"), components.schemas);
   const playground = startPlayground(settings, () => byId("model").value);
-  const show = () => showView(playground, settings);
+  const showEngine = startEngine(byId("engine"));
+  const show = () => showView(playground, settings, showEngine);
   addEventListener("hashchange", show);
   show();
   const { data } = await askJson("v1/models");

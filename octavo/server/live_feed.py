@@ -1,0 +1,53 @@
+"""Reports of the engine's state for all that watch it.
+
+The cores make a report when one is asked for: nothing is done while no client watches, and all that watch share the
+reports. A report comes so much later than the one before that cores spend at most `_MOST_SHARE` of their time on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from octavo.core.live import LiveState
+from octavo.errors import EngineRestartingError
+
+if TYPE_CHECKING:
+    from octavo.async_llm import AsyncLLM
+
+INTERVAL_S: Final = 0.25
+IDLE_INTERVAL_S: Final = 1.0
+"""Seconds from one report to the next, while the engine computes and while it does not."""
+_MOST_SHARE: Final = 0.005
+
+
+class LiveFeed:
+    """The reports that all watchers share. num_watchers: how many there are. pause_s: until the next report."""
+
+    def __init__(self) -> None:
+        self.num_watchers = 0
+        self.pause_s = INTERVAL_S
+        self._lock = asyncio.Lock()
+        self._taken_at = float("-inf")
+        self._states: list[LiveState] = []
+
+    async def states(self, llm: AsyncLLM) -> list[LiveState]:
+        """Return a report of each core, at most `pause_s` old."""
+        async with self._lock:
+            if time.monotonic() - self._taken_at >= self.pause_s:
+                self._states = await reports(llm, 10 * (self.pause_s + IDLE_INTERVAL_S))
+                self._taken_at = time.monotonic()
+                cost_s = max((state.cost_s for state in self._states), default=0.0)
+                self.pause_s = max(INTERVAL_S, cost_s / _MOST_SHARE)
+            return self._states
+
+
+async def reports(llm: AsyncLLM, within_s: float) -> list[LiveState]:
+    """Return a report of each core that is ready, with what has happened in the last seconds."""
+    try:
+        return msgspec.convert(await llm.call("live", within_s), list[LiveState])
+    except EngineRestartingError:
+        return []

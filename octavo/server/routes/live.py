@@ -1,0 +1,137 @@
+"""`GET /live`: the state of the engine as it changes, for the page."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.core.live import LiveState
+from octavo.server.context import ServerContext
+from octavo.server.errors import ApiError
+from octavo.server.live_feed import IDLE_INTERVAL_S, INTERVAL_S, reports
+from octavo.server.responses.live import LiveCore, LiveEvent, MapChange
+from octavo.server.sending import EventStream, event
+
+_KEEP_ALIVE_S: Final = 15.0
+_MOST_WATCHERS: Final = 16
+_HISTORY_S: Final = 600.0
+"""From how long ago the first event has decisions and ended requests."""
+_CHUNK: Final = 256
+"""Blocks that are compared at once."""
+
+
+async def stream(context: ServerContext, request: Request) -> EventStream | Response:
+    """Stream what changes in the engine: requests, the last step, KV blocks, decisions. Raises ApiError."""
+    if request.method == "HEAD":  # which a stream without an end would never answer
+        return Response(media_type="text/event-stream")
+    return EventStream(_events(context), context.open_requests)
+
+
+async def _events(context: ServerContext) -> AsyncGenerator[bytes, None]:
+    feed, watch, encoder = context.live, Watch(), msgspec.json.Encoder()
+    if feed.num_watchers >= _MOST_WATCHERS:
+        raise ApiError(429, f"{_MOST_WATCHERS} clients watch the engine already", code="too_many_readers")
+    feed.num_watchers += 1
+    try:
+        states = await reports(context.llm, _HISTORY_S)
+        sent_at = time.monotonic()
+        yield b": live\n\n"
+        while not context.open_requests.is_closing:
+            changes = watch.changes(states, {each.number: each.role for each in context.llm.replicas})
+            if changes is not None:
+                yield event(encoder, changes)
+                sent_at = time.monotonic()
+            elif time.monotonic() - sent_at > _KEEP_ALIVE_S:
+                yield b": nothing new\n\n"
+                sent_at = time.monotonic()
+            stats, polled_at = context.llm.stats, time.monotonic()
+            await asyncio.sleep(feed.pause_s)
+            while context.llm.stats == stats and time.monotonic() - polled_at < IDLE_INTERVAL_S:
+                await asyncio.sleep(INTERVAL_S)
+            states = await feed.states(context.llm)
+    finally:
+        feed.num_watchers -= 1
+
+
+class Watch:
+    """What one client has of the reports."""
+
+    def __init__(self) -> None:
+        self._had: dict[int, LiveState] = {}
+
+    def changes(self, states: list[LiveState], roles: Mapping[int, str | None]) -> LiveEvent | None:
+        """Return what the client lacks of these reports; None when it lacks nothing."""
+        cores: dict[str, LiveCore | None] = {}
+        for number in self._had.keys() - {state.replica for state in states}:
+            del self._had[number]
+            cores[str(number)] = None
+        for state in states:
+            before = self._had.get(state.replica)
+            change = _core(before, state, roles.get(state.replica))
+            if before is None or _is_news(change):
+                cores[str(state.replica)] = change
+            self._had[state.replica] = state
+        return LiveEvent(cores) if cores else None
+
+
+def _core(before: LiveState | None, now: LiveState, role: str | None) -> LiveCore:
+    requests = before.requests if before is not None else {}
+    cells = {(each.tier, each.group): each.cells for each in before.maps} if before is not None else {}
+    decisions = before.decisions if before is not None else []
+    ended = {each.request_id for each in before.ended} if before is not None else set()
+    gone: dict[str, dict[str, Any] | None] = {str(number): None for number in requests.keys() - now.requests.keys()}
+    changes = {str(number): _changed(requests.get(number), each) for number, each in now.requests.items()}
+    return LiveCore(
+        role=role,
+        time=now.time,
+        step_s=now.step_s,
+        stats=_changed(before and before.stats, now.stats),
+        requests=gone | {number: change for number, change in changes.items() if change},
+        rows=UNSET if before is not None and before.rows == now.rows else now.rows,
+        maps=[
+            MapChange(each.tier, each.group, len(each.cells) // 4, runs)
+            for each in now.maps
+            if (runs := changed_runs(cells.get((each.tier, each.group), b""), each.cells)) or before is None
+        ],
+        decisions=[each for each in now.decisions if each not in decisions],
+        ended=[each for each in now.ended if each.request_id not in ended],
+    )
+
+
+def _is_news(change: LiveCore) -> bool:
+    return bool(
+        change.stats or change.requests or change.maps or change.decisions or change.ended or change.rows is not UNSET
+    )
+
+
+def _changed(before: msgspec.Struct | None, now: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields that differ."""
+    fields = msgspec.structs.asdict(now)
+    return {name: value for name, value in fields.items() if before is None or getattr(before, name) != value}
+
+
+def changed_runs(before: bytes, now: bytes) -> list[list[int]]:
+    """Return the runs of blocks whose cells differ, each as its first block, its length and its cell."""
+    if len(before) != len(now):
+        before = bytes(len(now))
+    old, new = memoryview(before).cast("I"), memoryview(now).cast("I")
+    runs: list[list[int]] = []
+    for start in range(0, len(new), _CHUNK):
+        if before[4 * start : 4 * (start + _CHUNK)] == now[4 * start : 4 * (start + _CHUNK)]:
+            continue
+        for block in range(start, min(start + _CHUNK, len(new))):
+            cell = new[block]
+            if cell == old[block]:
+                continue
+            if runs and runs[-1][0] + runs[-1][1] == block and runs[-1][2] == cell:
+                runs[-1][1] += 1
+            else:
+                runs.append([block, 1, cell])
+    return runs
