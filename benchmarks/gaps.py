@@ -32,6 +32,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 from octavo.cli.report import report
 from octavo.errors import ConfigError, EngineDeadError
@@ -175,7 +176,7 @@ def served(arguments: str, log: Path) -> Iterator[str]:
         deadline = time.monotonic() + _START_S
         while True:
             try:
-                with socket.create_connection(("127.0.0.1", port), timeout=1):
+                with urlopen(f"http://127.0.0.1:{port}/health", timeout=10):
                     break
             except OSError:
                 if process.poll() is not None or time.monotonic() > deadline:

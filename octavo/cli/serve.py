@@ -7,8 +7,10 @@ from functools import partial
 from octavo.cli.options import Given, with_options
 from octavo.cli.start import mention_demonstration_model
 from octavo.config.args import EngineArgs
+from octavo.config.fields import arguments
 from octavo.config.server_args import ServerArgs
 from octavo.engine.core_spawn import SpawnedCore
+from octavo.errors import ConfigError
 
 
 @with_options(ServerArgs, EngineArgs, model="positional")
@@ -19,6 +21,12 @@ def serve(*, given: Given) -> int:
     if engine_args.role is not None:
         from octavo.cli.serve_role import serve_role
 
+        of_http = [name for name in given.values if name in arguments(ServerArgs) and name not in ("host", "port")]
+        if of_http:
+            raise ConfigError(
+                f"{of_http[0]} is set, but role is {engine_args.role}: an engine with a role speaks no HTTP; give it "
+                "to `octavo proxy`"
+            )
         return serve_role(engine_args, server_args.host, server_args.port)
 
     with SpawnedCore() as core:  # it imports while we do

@@ -135,6 +135,7 @@ class TransferConfig(TransferArgs):
     secret: hexadecimal digits, which those cores prove to each other; empty where cluster_secret_file has the secret.
     """
 
+    kv_disk_size: int = 20 << 30
     secret: str = field(default="", repr=False)
     host_folder: str = ""
 

@@ -38,6 +38,7 @@ def transfer_config(args: EngineArgs) -> TransferConfig:
         (engines, replicas > 1, f"data_parallel_size is {replicas}: it is for engines without roles; leave it out"),
         (("role",), args.prefill, f"prefill is {args.prefill}: a role is of one engine; leave out one of them"),
         (("role",), args.cluster_secret_file is None, "cluster_secret_file is not set; give all engines the same"),
+        (("kv_disk_size",), args.kv_disk is None, "kv_disk is not set, whose size it limits; give a directory"),
         (("prefill",), machines > 1, f"nnodes is {machines}: {_ONE_MACHINE}"),
         (("prefill",), args.executor == "ray", f"executor is ray: {_ONE_MACHINE}"),
     ):
@@ -45,9 +46,10 @@ def transfer_config(args: EngineArgs) -> TransferConfig:
         if is_wrong and wrong is not None:
             raise ConfigError(f"{wrong} is {getattr(args, wrong)}, but {because}")
     host_folder = "" if args.kv_host_size is None else _new_host_folder()
-    return TransferConfig(
-        host_folder=host_folder, **{each.name: getattr(args, each.name) for each in dataclasses.fields(TransferArgs)}
-    )
+    given = {each.name: getattr(args, each.name) for each in dataclasses.fields(TransferArgs)}
+    if args.kv_disk_size is None:
+        del given["kv_disk_size"]
+    return TransferConfig(host_folder=host_folder, **given)
 
 
 def _new_host_folder() -> str:

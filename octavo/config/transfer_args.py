@@ -54,8 +54,9 @@ class TransferArgs:
         str | None, Arg("Directory that keeps KV blocks of prompts, also for later starts of the same model.")
     ] = None
     kv_disk_size: Annotated[
-        int, Arg("Most room that kv_disk takes, with a suffix such as 20GiB.", ge=1, is_bytes=True)
-    ] = 20 << 30
+        int | None,
+        Arg("Most room that kv_disk takes, with a suffix such as 50GiB. By default 20GiB.", ge=1, is_bytes=True),
+    ] = None
     kv_host_size: Annotated[
         int | None,
         Arg(

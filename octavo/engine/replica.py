@@ -89,6 +89,12 @@ class Replica:
         return f"{self.role or 'replica'} {self.number}"
 
     @property
+    def own_stats(self) -> SchedulerStats:
+        """The state without what a decode core counts as well of prompts that are handed over."""
+        twice = ("num_prompt_tokens", "num_generated_tokens", "num_cached_tokens", "num_queried_tokens")
+        return msgspec.structs.replace(self.stats, **dict.fromkeys(twice if self.role == "prefill" else (), 0))
+
+    @property
     def state(self) -> ReplicaState:
         is_over = self.is_stopped or self.has_given_up
         return ReplicaState(

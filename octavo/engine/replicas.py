@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import secrets
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial, reduce
 from operator import add
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from octavo.config.replicas import replica_config
@@ -38,6 +40,7 @@ from octavo.errors import EngineDeadError, EngineRestartingError, InvalidRequest
 
 if TYPE_CHECKING:
     from octavo.engine.split import Split
+    from octavo.kv_transfer.host_folder import HostFolder
 
 MAX_WAITING: Final = 1024
 """Requests that wait in the front while no core is ready, where max_queued_requests sets no other limit."""
@@ -97,7 +100,7 @@ class Replicas:
         self._process: Process
         self._pins = Pins()
         self._error: EngineDeadError | None = None
-        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._directory: HostFolder | None = None
 
     @classmethod
     async def start(cls, config: EngineConfig, core: SpawnedCore | None = None) -> Replicas:
@@ -106,9 +109,10 @@ class Replicas:
         make_split, directory = None, None
         if config.transfer.is_split:
             from octavo.engine import split
+            from octavo.kv_transfer.host_folder import HostFolder
 
-            directory = tempfile.TemporaryDirectory(prefix="octavo-")
-            config = split.with_meeting_place(config, directory.name)
+            directory = HostFolder(Path(tempfile.gettempdir()) / f"octavo-split-{secrets.token_hex(4)}")
+            config = split.with_meeting_place(config, str(directory.path))
             make_split = partial(split.make_split, config)
 
         async def start_again(number: int, before: CoreReady, num_starts: int) -> ProcessClient:
@@ -152,8 +156,8 @@ class Replicas:
 
     @property
     def stats(self) -> SchedulerStats:
-        """Return the sum of the states of all replicas."""
-        return reduce(add, (each.stats for each in self._replicas), self._retired)
+        """Return the sum of the states of all replicas. Prompts that are handed over count where they are decoded."""
+        return reduce(add, (each.own_stats for each in self._replicas), self._retired)
 
     @property
     def states(self) -> list[ReplicaState]:
@@ -336,7 +340,8 @@ class Replicas:
         if not left:
             self._error = error
             raise error
-        _log.error("%s is not started again: %s; replicas that are left: %d", replica.name, error, left)
+        level = logging.INFO if replica.is_stopped else logging.ERROR
+        _log.log(level, "%s is not started again: %s; replicas that are left: %d", replica.name, error, left)
 
     # ---- control calls ----
 
@@ -391,4 +396,4 @@ class Replicas:
         self._error = self._error or EngineDeadError("the engine has been shut down")
         await asyncio.gather(*(each.client.shutdown() for each in self._replicas))
         if self._directory is not None:
-            self._directory.cleanup()
+            self._directory.close()

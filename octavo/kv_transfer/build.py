@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ from octavo.kv_transfer.tier import Tier
 
 if TYPE_CHECKING:
     from octavo.config.schema import EngineConfig
+
+
+_log = logging.getLogger(__name__)
 
 
 def make_connector(
@@ -63,4 +67,6 @@ def _tiers(
     folders: list[TierFolder], block_manager: BlockManager, prefill_tokens_per_s: Callable[[], float | None]
 ) -> list[Tier]:
     save_ids = itertools.count()
+    for each in folders:
+        _log.info("KV blocks are kept in %s (%s, at most %s bytes)", each.folder, each.tier, f"{each.max_bytes:,}")
     return [Tier(each.tier, open_store(each), block_manager, prefill_tokens_per_s, save_ids) for each in folders]

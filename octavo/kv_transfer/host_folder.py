@@ -1,4 +1,4 @@
-"""A private folder in shared memory, for the KV blocks of all engines of a server. It lives as long as one of them."""
+"""A private folder of a server, for KV blocks in shared memory or for sockets. It lives as long as its processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _USERS: Final = ".users"
 class HostFolder:
     """The use of a folder by this process. The last process that ends its use removes the folder."""
 
-    def __init__(self, path: Path, num_bytes: int) -> None:
+    def __init__(self, path: Path, num_bytes: int = 0) -> None:
         """Make the folder where there is none, and remove those of servers that were killed: their names differ from
         this one behind the last dash.
 

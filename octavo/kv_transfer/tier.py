@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import takewhile
 from typing import Final
 
 from octavo.core.messages import EngineCoreRequest
@@ -20,6 +23,10 @@ _HELD_SHARE: Final = 16
 """Blocks that are being saved are at most one of so many of a pool, or so few as one command has."""
 _SAVED_AT_ONCE: Final = 32
 """Blocks of a command at most: they are released together."""
+LOOK_S: Final = 1.0
+"""How long a step waits for a disk, once; until it has responded nothing is found there."""
+
+_log = logging.getLogger(__name__)
 
 
 class Tier(Source):
@@ -57,6 +64,8 @@ class Tier(Source):
         self._planned: list[Fetch] = []
         self._began: dict[int, tuple[float, Fetch]] = {}
         self._missing: set[bytes] = set()
+        self._looking = ThreadPoolExecutor(1, "octavo-kv-look")
+        self._look: Future[int] | None = None
         block_manager.listeners.add(self)
 
     # ---- saves ----
@@ -116,15 +125,27 @@ class Tier(Source):
             return 0
         first, num_found = self._found.get(request.request_id, (b"", 0))
         num_found = min(num_found, len(digests)) if first == digests[0] else 0
-        groups = range(len(self._manager.groups))
-        while num_found < len(digests):
-            digest = digests[num_found]
-            if digest in self._missing or not all(self._store.has(digest, group) for group in groups):
-                break
-            num_found += 1
+        num_found += self._num_there([each for each in digests[num_found:] if each not in self._missing])
         self._found[request.request_id] = digests[0], num_found
         is_worth_it = self.rates.is_worth_fetching(num_found, self._prefill_tokens_per_s(), self._clock())
         return num_found if is_worth_it else 0
+
+    def _num_there(self, digests: list[bytes]) -> int:
+        """Return how many leading blocks the store has. A thread looks: a step waits for `LOOK_S` at most, and nothing
+        is found until the store has responded."""
+        if self._look is not None and not self._look.done():
+            return 0
+        self._look = self._looking.submit(self._count, digests)
+        try:
+            return self._look.result(LOOK_S)
+        except TimeoutError:
+            _log.warning("tier %s has not responded within %g s: prompts are computed meanwhile", self._name, LOOK_S)
+            return 0
+
+    def _count(self, digests: list[bytes]) -> int:
+        groups = range(len(self._manager.groups))
+        there = (all(self._store.has(digest, group) for group in groups) for digest in digests)
+        return sum(1 for _ in takewhile(bool, there))
 
     def ended(self, request_id: str) -> None:
         self._found.pop(request_id, None)
@@ -145,5 +166,6 @@ class Tier(Source):
 
     def close(self) -> None:
         self._manager.listeners.remove(self)
+        self._looking.shutdown(wait=False, cancel_futures=True)
         self.rates.write(self._store.path, self._prefill_tokens_per_s())
         self._store.close()

@@ -36,7 +36,9 @@ def describe_load(before: SchedulerStats, after: SchedulerStats, seconds: float)
     prompt_rate = (after.num_prompt_tokens - before.num_prompt_tokens) / seconds
     generated_rate = (after.num_generated_tokens - before.num_generated_tokens) / seconds
     queried = after.num_queried_tokens - before.num_queried_tokens
+    fetched = after.num_fetched_tokens - before.num_fetched_tokens
     hits = f", {(after.num_cached_tokens - before.num_cached_tokens) / queried:.0%} prefix hits" if queried else ""
+    hits += f", {fetched / queried:.0%} fetched" if queried and fetched else ""
     return (
         f"{after.num_running} running, {after.num_waiting} waiting, {after.num_swapped} swapped; "
         f"KV {after.kv_cache_usage:.1%}; {prompt_rate:,.1f} prompt and {generated_rate:,.1f} generated tokens/s{hits}"

@@ -8,6 +8,7 @@ import pytest
 
 from octavo.cli.link import hello_of, with_secret
 from octavo.cli.proxy import ProxyOptions
+from octavo.cli.serve import serve
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import configure
 from octavo.core.authentication import read_secret
@@ -48,3 +49,8 @@ def test_a_proxy_without_an_engine_that_decodes_is_refused_unless_a_file_may_nam
     with pytest.raises(ConfigError, match="no engine decodes; name one with --decode"):
         ProxyOptions(prefill=("127.0.0.1:9000",)).named()
     assert len(ProxyOptions(prefill=("127.0.0.1:9000",), engines="engines").named()) == 1
+
+
+def test_an_engine_with_a_role_refuses_options_of_a_server_by_name() -> None:
+    with pytest.raises(ConfigError, match="api_key is set, but role is decode: an engine with a role speaks no HTTP"):
+        serve(role="decode", host="127.0.0.1", port=0, api_key=("key",))

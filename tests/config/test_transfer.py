@@ -31,6 +31,7 @@ def test_section_has_what_was_given() -> None:
         ({"role": "decode", "prefill": 1, "decode": 1}, "role is decode, but prefill is 1"),
         ({"role": "prefill"}, "role is prefill, but cluster_secret_file is not set"),
         ({"prefill": 1, "decode": 1, "nnodes": 2}, "prefill is 1, but nnodes is 2"),
+        ({"kv_disk_size": 1 << 30}, "kv_disk_size is 1073741824, but kv_disk is not set"),
         ({"prefill": 1, "decode": 1, "executor": "ray"}, "prefill is 1, but executor is ray"),
     ],
 )

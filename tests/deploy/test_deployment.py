@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from octavo.cli.main import build_app
+from octavo.cli.proxy import ProxyOptions
 from octavo.config.args import EngineArgs
 from octavo.config.device_args import RankArgs
 from octavo.config.fields import arguments
@@ -50,6 +51,11 @@ def containers() -> list[tuple[str, Any]]:
     ]
 
 
+def speaks_http(container: Any) -> bool:
+    command, *args = container["args"]
+    return command == "proxy" or (command == "serve" and not any(each.startswith("--role") for each in args))
+
+
 def dockerfile(instruction: str) -> list[str]:
     text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
     return [line.removeprefix(instruction).strip() for line in text.splitlines() if line.startswith(f"{instruction} ")]
@@ -75,6 +81,9 @@ def test_every_command_is_one_that_octavo_takes(where: str, tokens: list[str]) -
     if tokens[0] == "rank":
         assert RankArgs(**given).node_rank == 1
         return
+    if tokens[0] == "proxy":
+        options = {name: given.pop(name) for name in arguments(ProxyOptions) if name in given}
+        assert ProxyOptions(**options).named()
     server_args = {name: value for name, value in given.items() if name in arguments(ServerArgs)}
     assert ServerArgs(**server_args)
     assert EngineArgs(**{name: value for name, value in given.items() if name not in server_args})
@@ -85,6 +94,19 @@ def test_machines_of_one_engine_are_given_the_same_cluster() -> None:
     leader, worker = (pod["containers"][0]["args"] for pod in pods(workers))
     assert {each for each in worker if not each.startswith("--node-rank")} - {"rank"} <= {*leader}
     assert f"--nnodes={workers['spec']['leaderWorkerTemplate']['size']}" in leader
+
+
+def test_the_proxy_names_engines_that_there_are() -> None:
+    manifests, places = list(render(DEPLOY / "k8s/split")), set()
+    for engines in (manifest for manifest in manifests if manifest["kind"] == "StatefulSet"):
+        name, (pod,) = engines["metadata"]["name"], pods(engines)
+        (container,) = pod["containers"]
+        (role,) = (each.removeprefix("--role=") for each in container["args"] if each.startswith("--role="))
+        port = container["ports"][0]["containerPort"]
+        assert f"--port={port}" in container["args"]
+        places |= {f"--{role}={name}-{number}.{name}:{port}" for number in range(engines["spec"]["replicas"])}
+    (proxy,) = (pod["containers"][0] for each in manifests if each["kind"] == "Deployment" for pod in pods(each))
+    assert {each for each in proxy["args"] if each.startswith(("--prefill", "--decode"))} == places
 
 
 def test_the_image_is_built_from_files_that_reach_the_build_and_runs_without_privileges() -> None:
@@ -106,7 +128,7 @@ def test_health_is_asked_where_the_server_answers_without_a_key() -> None:
     for _, container in containers():
         ports = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            if container["args"][0] == "serve":
+            if speaks_http(container):
                 request = container[probe]["httpGet"]
                 assert ports[request["port"]] == ServerArgs.port
                 asked.append(request["path"])
@@ -125,7 +147,8 @@ def test_open_requests_may_finish_before_a_container_is_killed() -> None:
 def test_services_select_the_pods_that_serve() -> None:
     for overlay in OVERLAYS:
         manifests = render(overlay)
-        (service,) = (manifest for manifest in manifests if manifest["kind"] == "Service")
+        services = [manifest for manifest in manifests if manifest["kind"] == "Service"]
+        (service,) = (each for each in services if each["spec"].get("clusterIP") != "None")
         serving = [labels for manifest in manifests for labels in labels_of_servers(manifest)]
         assert serving
         assert all(service["spec"]["selector"].items() <= labels.items() for labels in serving)
@@ -135,7 +158,7 @@ def labels_of_servers(manifest: Any) -> Iterator[dict[str, str]]:
     if not isinstance(manifest, dict):
         return
     containers = manifest.get("spec", {}).get("containers", ()) if isinstance(manifest.get("spec"), dict) else ()
-    if containers and containers[0]["args"][0] == "serve":
+    if containers and speaks_http(containers[0]):
         yield manifest["metadata"]["labels"]
     for value in manifest.values():
         yield from labels_of_servers(value)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -100,13 +102,26 @@ async def restarted(llm: AsyncLLM, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_split_engines_give_what_one_gives(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def meeting_places(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The directory of the folders in which cores meet, with that of a server that was killed."""
+    with tempfile.TemporaryDirectory() as directory:
+        monkeypatch.setattr(tempfile, "tempdir", directory)
+        Path(directory, "octavo-split-killed").mkdir(mode=0o700)
+        yield Path(directory)
+
+
+async def test_split_engines_give_what_one_gives(caplog: pytest.LogCaptureFixture, meeting_places: Path) -> None:
     async with started() as llm:
         expected = await read_all(llm)
+        num_prompt_tokens = llm.stats.num_prompt_tokens
     with caplog.at_level(logging.INFO, "octavo"):
         async with started(prefill=1, decode=1, split_min_tokens=8) as llm:
+            (place,) = meeting_places.glob("octavo-split-*")
+            assert place.name != "octavo-split-killed"
             assert await read_all(llm) == expected
             assert llm.stats.num_handovers > 10
+            assert llm.stats.num_prompt_tokens <= num_prompt_tokens  # none counts twice
             assert llm.stats.num_fetched_tokens > 200  # what prompts have in common is fetched once
             others = asyncio.gather(*(leave(llm, count) for count in (0, 0, 1, 2, 5)))
             assert await read_all(llm) == expected
@@ -124,5 +139,6 @@ async def test_split_engines_give_what_one_gives(caplog: pytest.LogCaptureFixtur
             assert llm.stats.num_handover_mismatches == 0
             metrics = llm.metrics.render().decode()
             assert 'octavo:handovers_total{engine="0",model_name="octavo-tiny",role="prefill"}' in metrics
+    assert not place.exists()
     places = [record.getMessage() for record in caplog.records if "processors" in record.getMessage()]
     assert [each.split(":")[0] for each in places] == ["prefill 0", "decode 1"]

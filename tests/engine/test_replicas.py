@@ -333,7 +333,7 @@ async def test_control_call_to_a_frozen_core_without_requests_ends(
 
 
 @pytest.mark.parametrize("stop", [True, False])
-async def test_drained_replica_moves_its_requests(tmp_path: Path, stop: bool) -> None:
+async def test_drained_replica_moves_its_requests(tmp_path: Path, stop: bool, caplog: pytest.LogCaptureFixture) -> None:
     expected = await undisturbed(tmp_path)
     async with fleet(tmp_path, real_core(), 2, router=RoundRobin(), max_restarts=0) as (llm, _):
         reading = [asyncio.create_task(whole(llm, number)) for number in range(32)]
@@ -343,6 +343,7 @@ async def test_drained_replica_moves_its_requests(tmp_path: Path, stop: bool) ->
         assert await asyncio.gather(*reading) == expected
         await eventually(lambda: llm.stats.num_ready == (1 if stop else 2))
         assert (llm.stats.num_restarts, llm.stats.num_resumed) == (0, num_moved)
+        assert not [each for each in caplog.records if each.levelname == "ERROR"]
         with pytest.raises(InvalidRequest, match="those that are ready: "):
             await llm.drain(5)
         if stop:

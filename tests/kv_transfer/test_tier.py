@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from octavo.core.cache_limits import CacheLimits
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.block_pool import BlockPool, Content
+from octavo.kv_transfer import tier
 from octavo.kv_transfer.connector import Fetch
 from octavo.kv_transfer.fetch_rates import Measured
 from octavo.kv_transfer.file_store import FileStore
@@ -206,3 +208,21 @@ def test_nothing_is_commanded_when_the_store_no_longer_saves(desk: Desk) -> None
     desk.tier.close()
     desk.publish(b"2")
     assert desk.pool.listener is None
+
+
+def test_a_disk_that_hangs_delays_one_step_and_is_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk, may_go_on = Desk(tmp_path), threading.Event()
+    desk.publish(b"a" * 32)
+    desk.save()
+    has = desk.store.has
+    monkeypatch.setattr(desk.store, "has", lambda *block: may_go_on.wait(200) and has(*block))
+    monkeypatch.setattr(tier, "LOOK_S", 0.01)
+    assert [desk.find(b"a" * 32) for _ in range(3)] == [0, 0, 0]
+    monkeypatch.setattr(tier, "LOOK_S", 200.0)
+    assert caplog.text.count("tier disk has not responded") == 1
+    assert desk.tier._look is not None
+    may_go_on.set()
+    assert desk.tier._look.result() == 1
+    assert desk.find(b"a" * 32) == 1

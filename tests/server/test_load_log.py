@@ -32,6 +32,8 @@ def test_line_tells_queues_cache_and_rates() -> None:
         "3 running, 2 waiting, 1 swapped; KV 25.0%; 1,000.0 prompt and 10.0 generated tokens/s, 24% prefix hits"
     )
     assert "prefix" not in describe_load(after, after, 5.0)
+    after.num_fetched_tokens = 50
+    assert describe_load(before, after, 5.0).endswith("24% prefix hits, 50% fetched")
 
 
 @pytest.mark.anyio

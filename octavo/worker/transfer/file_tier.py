@@ -29,7 +29,7 @@ class FileTiers:
         self._ends = [list(accumulate([self._layer_bytes(layer) for layer in each], initial=0)) for each in by_group]
         key = key_of(blocks, identity, block_size)
         block_bytes, sizes = sum(ends[-1] for ends in self._ends), {"kv_host_size": config.kv_host_size}
-        sizes |= {} if config.kv_disk is None else {"kv_disk_size": config.kv_disk_size}
+        sizes |= {"kv_disk_size": config.kv_disk_size}
         for name, size in sizes.items():
             if size is not None and size < block_bytes:
                 raise ConfigError(f"{name} is {size:,} bytes, and a KV block has {block_bytes:,}; raise it")
