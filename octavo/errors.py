@@ -11,6 +11,7 @@
     ├── EngineUnresponsiveError  the engine core is stopped or hangs; it may go on, or is started again
     ├── EngineRestartingError    the engine core has gone and is being started again
     ├── EngineDeadError          the engine core has gone; nothing can be served any more
+    ├── ServerUnreachable        another server cannot be reached, or its connection has dropped
     └── PipeError                a pipe between processes has failed: cut, late, or no message of a pipe
         └── PipeClosed           the other end, or this one, has closed it between two messages
 
@@ -86,6 +87,10 @@ class EngineRestartingError(OctavoError, RuntimeError):
     """No engine core is ready; one is being started again. The request can be sent again after `retry_after_s`."""
 
     retry_after_s = 5
+
+
+class ServerUnreachable(OctavoError, RuntimeError):
+    """A server that a command is a client of cannot be reached, or the connection to it has dropped."""
 
 
 class PipeError(OctavoError, RuntimeError):

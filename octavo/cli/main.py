@@ -33,6 +33,7 @@ _COMMANDS = (
 )
 _BENCHMARKS = (
     ("throughput", "octavo.cli.bench:throughput", "Tokens per second of many requests at once."),
+    ("serve", "octavo.cli.bench_serve:serve", "Times and throughput of any OpenAI server under load."),
     ("latency", "octavo.cli.bench:latency", "Seconds of one batch, and per token."),
     ("calibrate", "octavo.cli.calibrate:calibrate", "Fit a cost model for octavo simulate to steps on this machine."),
     ("validate", "octavo.cli.validate:validate", "Compare loads on this machine with their simulation."),
@@ -55,7 +56,7 @@ def build_app() -> App:
         app.command(target, name=name, help=text, sort_key=position)
     bench = App(
         name="bench",
-        help="Measure throughput, latency or start-up; fit a cost model and check it.",
+        help="Measure throughput, latency, start-up or a server; fit a cost model and check it.",
         sort_key=len(_COMMANDS),
     )
     for position, (name, target, text) in enumerate(_BENCHMARKS):

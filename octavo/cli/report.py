@@ -10,18 +10,23 @@ from typing import Any
 import msgspec
 
 from octavo import __version__
+from octavo.cli.terminal import say
 from octavo.errors import ConfigError
 from octavo.platform import Platform
 
 
-def report(name: str, workload: dict[str, Any], result: dict[str, Any]) -> None:
-    """Write version, commit, machine and the figures as text to stderr, and all of it as one line of JSON to stdout."""
+def report(name: str, workload: dict[str, Any], result: dict[str, Any], text: str | None = None) -> None:
+    """Write version, commit, machine and the figures as text to stderr, and all of it as one line of JSON to stdout.
+
+    text: the figures, as they are written; by default a line for each."""
     platform = Platform.detect()
     commit = source_commit()
     print(f"octavo {__version__}{f' at {commit}' if commit else ''}", file=sys.stderr)
     print(f"{platform.cpu_model}, {platform.cores} cores, {platform.system}", file=sys.stderr)
+    if text is not None:
+        say(text, sys.stderr)
     for key, value in (workload | result).items():
-        if isinstance(value, float):
+        if text is None and isinstance(value, float):
             print(f"  {key:22} {value:,.4g}", file=sys.stderr)
     line = {"benchmark": name, "version": __version__, "commit": commit, "cpu": platform.cpu_model}
     print(msgspec.json.encode(line | {"cores": platform.cores} | workload | rounded(result)).decode())
