@@ -123,7 +123,7 @@ VLLM_INTERFACES: Final = (
         "octavo serve --prefill 1 --decode 1, octavo serve --role …, octavo proxy",
         "on one machine, on several ([recipe](split.md))",
     ),
-    Row("vllm bench", "octavo bench", "`throughput`, `latency` and `startup`"),
+    Row("vllm bench", "octavo bench", "`serve`, `throughput`, `latency` and `startup`"),
     Row("LLM", "LLM", "arguments by name; a refused prompt has an output with `error`, the others go on"),
     Row("LLM.generate, LLM.chat", "LLM.generate, LLM.chat"),
     Row("LLM.beam_search(prompts, params)", "LLM.beam_search(prompts, beam_width=4, …)", "returns outputs"),
