@@ -39,6 +39,8 @@ class LetterTokenizer:
 
     joins_bytes = True
     special_ids = frozenset({BOS})
+    added_tokens = {BOS: "<s>"}
+    special_tokens = {"bos_token": "<s>"}
 
     def encode(self, text: str, add_special_tokens: bool = True, cuts: Sequence[int] = ()) -> list[int]:
         return [BOS] * add_special_tokens + [min(ord(letter), VOCAB_SIZE - 1) for letter in text]
@@ -102,6 +104,8 @@ class FakeAsyncLLM:
         self.error_after = self.hold_after = 10**9
         self.token_interval_s = 0.0
         self.endless = False
+        self.sentence = SENTENCE
+        self.max_prompt_len = MAX_MODEL_LEN
         self.num_beams = 1000
         self.fault: Exception | None = None
         self.is_busy = False
@@ -216,7 +220,7 @@ class FakeAsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         prompt_ids = self._accept(prompt, params)
         self.requests.append((request_id, prompt, params, options))
-        budget = params.max_tokens if params.max_tokens is not None else len(SENTENCE)
+        budget = params.max_tokens if params.max_tokens is not None else len(self.sentence)
         prompt_logprobs = None
         if params.prompt_logprobs is not None:
             tops = [self._position(token_id, params.prompt_logprobs) for token_id in prompt_ids[1:]]
@@ -271,7 +275,7 @@ class FakeAsyncLLM:
             raise InvalidRequest("the prompt is empty", field="prompt", code="empty_prompt")
         if any(token_id >= VOCAB_SIZE for token_id in token_ids):
             raise InvalidRequest("prompt_token_ids has ids outside the vocabulary", field="prompt_token_ids")
-        if len(token_ids) + (params.max_tokens or 1) > MAX_MODEL_LEN:
+        if len(token_ids) + (params.max_tokens or 1) > self.max_prompt_len:
             raise ContextTooLong(f"more than {MAX_MODEL_LEN} tokens", field="max_tokens")
         if params.n > 8:
             raise RequestTooLarge(f"n is {params.n}, must be at most 8", field="n")
@@ -292,7 +296,7 @@ class FakeAsyncLLM:
             yield step - 1, step == budget and not self.endless
 
     def _delta(self, index: int, step: int, last: bool, params: SamplingParams) -> CompletionOutput:
-        letter = SENTENCE[step % len(SENTENCE)]
+        letter = self.sentence[step % len(self.sentence)]
         token_id = ord(letter) if ord(letter) < VOCAB_SIZE else VOCAB_SIZE - 1
         return CompletionOutput(
             index=index,
@@ -300,7 +304,7 @@ class FakeAsyncLLM:
             token_ids=[token_id],
             logprobs=None if params.logprobs is None else [self._position(token_id, params.logprobs)],
             text_offsets=None if params.logprobs is None else [step],
-            finish_reason="length" if last else None,
+            finish_reason=None if not last else "length" if self.sentence == SENTENCE else "stop",
         )
 
     def _joined(self, whole: CompletionOutput | None, delta: CompletionOutput) -> CompletionOutput:

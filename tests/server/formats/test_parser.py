@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+from typing import Any
 
 from octavo.server.formats.events import ReadCall, ReadOutput, joined
 from octavo.server.formats.format import Format, format_of
@@ -11,13 +13,16 @@ from octavo.server.formats.parser import OutputParser
 CHATML = format_of('<tool_call> "arguments" </think>')
 
 
-def read(form: Format | None, pieces: list[str], **options: bool) -> ReadOutput:
+def read(
+    form: Format | None, pieces: list[str], tools: Mapping[str, Mapping[str, Any]] | None = None, **options: bool
+) -> ReadOutput:
     assert form is not None
-    parser = OutputParser(form, {}, **options)
+    assert form.calls is not None
+    parser = OutputParser(form, tools or {}, **options)
     last = len(pieces) - 1
     output = joined(event for place, piece in enumerate(pieces) for event in parser.feed(piece, is_last=place == last))
     for call in output.calls:
-        assert call.id.startswith("call_")
+        assert len(call.id) == (form.calls.id_chars or len("call_") + 24)
         call.id = ""
     return output
 

@@ -1,0 +1,173 @@
+"""Every format on texts as models write them: nested and empty arguments, quotes, unicode, none, several."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from octavo.errors import ConfigError
+from octavo.server.formats.events import ReadCall, ReadOutput
+from octavo.server.formats.format import Format, format_names, format_of, templates
+from octavo.server.formats.parser import OutputParser
+from tests.server.formats.test_parser import cuttings, read
+
+DEEP = '{"a": {"b": [1, {"c": "“ü”\\n\\"x\\" </tool_call>"}]}, "d": ""}'
+PYTHONIC = """[f(a={'b': [1, {"c": '“ü”\\n"x" </tool_call>'}]}, d=""), g(), h(s='it\\'s', on=True, off=None)]"""
+THREE = [ReadCall("", "f", DEEP), ReadCall("", "g", "{}"), ReadCall("", "h", '{"s": "it\'s", "on": true, "off": null}')]
+H = THREE[2].arguments
+
+TEXTS = {
+    "hermes": f'<tool_call>\n{{"name": "f", "arguments": {DEEP}}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "g"}\n</tool_call>'
+    f'<tool_call>{{"name": "h", "arguments": {json.dumps(H)}}}</tool_call>',
+    "llama3": f'{{"name": "f", "parameters": {DEEP}}}; {{"name": "g", "parameters": null}}; '
+    f'{{"type": "function", "name": "h", "parameters": {H}}}',
+    "mistral": f'[TOOL_CALLS][{{"name": "f", "arguments": {DEEP}}}, {{"name": "g", "arguments": {{}}}}, '
+    f'{{"arguments": {H}, "name": "h"}}]',
+    "mistral_args": f"[TOOL_CALLS]f[ARGS]{DEEP}[TOOL_CALLS]g[ARGS]{{}}[TOOL_CALLS]h[ARGS]{H}",
+    "pythonic": PYTHONIC,
+    "pythonic_marked": f"<|python_start|>{PYTHONIC}<|python_end|>",
+    "deepseek_v3": "<｜tool▁calls▁begin｜>"
+    + "\n".join(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{call.name}\n```json\n{call.arguments}\n```<｜tool▁call▁end｜>"
+        for call in THREE
+    )
+    + "<｜tool▁calls▁end｜>",
+    "deepseek_v31": "<｜tool▁calls▁begin｜>"
+    + "".join(f"<｜tool▁call▁begin｜>{call.name}<｜tool▁sep｜>{call.arguments}<｜tool▁call▁end｜>" for call in THREE)
+    + "<｜tool▁calls▁end｜>",
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n"
+    + json.dumps(json.loads(DEEP)["a"], ensure_ascii=False)
+    + "\n</parameter>\n<parameter=d>\n\n</parameter>\n</function>\n</tool_call>\n"
+    "<tool_call>\n<function=g>\n</function>\n</tool_call>"
+    "\n<tool_call>\n<function=h>\n<parameter=s>\nit's\n</parameter>\n<parameter=on>\nTrue\n</parameter>\n<parameter=off>\nnull\n"
+    "</parameter>\n</function>\n</tool_call>",
+    "glm": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>"
+    + json.dumps(json.loads(DEEP)["a"], ensure_ascii=False)
+    + "</arg_value>\n<arg_key>d</arg_key>\n<arg_value></arg_value>\n</tool_call>\n<tool_call>g</tool_call><tool_call>h"
+    "<arg_key>s</arg_key><arg_value>it's</arg_value><arg_key>on</arg_key><arg_value>true</arg_value><arg_key>off</arg_key>"
+    "<arg_value>null</arg_value></tool_call>",
+    "gpt_oss": "<|channel|>analysis<|message|>so<|end|><|start|>assistant"
+    + "<|start|>assistant".join(
+        f"<|channel|>commentary to=functions.{call.name} <|constrain|>json<|message|>{call.arguments}<|call|>"
+        for call in THREE
+    ),
+}
+TOOLS: dict[str, Any] = {
+    "f": {"properties": {"d": {"type": "string"}}},
+    "g": {},
+    "h": {"properties": {"s": {"type": "string"}}},
+}
+
+
+def form(name: str) -> Format:
+    return templates()[name].format(name)
+
+
+@pytest.mark.parametrize("name", [name for name, each in templates().items() if "tool_calls" in each.fields])
+def test_calls_are_read_however_the_text_is_cut(name: str) -> None:
+    text = TEXTS[name]
+    wanted = [(call.name, json.loads(call.arguments)) for call in THREE]
+    whole = read(form(name), [text], tools=TOOLS)
+    assert [(call.name, json.loads(call.arguments)) for call in whole.calls] == wanted
+    assert (whole.text, whole.reasoning) == (None, "so" if name == "gpt_oss" else None)
+    for pieces in cuttings(text, 6):
+        assert read(form(name), pieces, tools=TOOLS) == whole
+
+
+@pytest.mark.parametrize("name", ["llama3", "pythonic"])
+def test_text_that_only_looks_like_a_bare_call_stays_text(name: str) -> None:
+    for text in ('{"name": "Bob", "age": 3}', " [1, 2]", '{"name": "Bob", "parameters": {}}', "[x(1)]", "[", "{a"):
+        for pieces in cuttings(text, 2):
+            assert read(form(name), pieces, tools=TOOLS) == ReadOutput(text, None, [])
+
+
+def test_channels_of_gpt_oss_become_reasoning_and_text() -> None:
+    text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+    for pieces in cuttings(text):
+        assert read(form("gpt_oss"), pieces) == ReadOutput("Yes.", "hm", [])
+
+
+def test_a_cut_call_keeps_what_came_of_its_arguments() -> None:
+    [call] = read(form("hermes"), ['<tool_call>{"name": "f", "arguments": {"a": "x']).calls
+    assert call == ReadCall("", "f", '{"a": "x')
+    [call] = read(form("qwen3_coder"), ["<tool_call><function=f><parameter=d>\nx\n"], tools=TOOLS).calls
+    assert call == ReadCall("", "f", '{"d": "x')
+
+
+@pytest.mark.parametrize("name", list(TEXTS))
+def test_hostile_text_takes_a_bounded_number_of_looks_at_each_character(name: str) -> None:
+    calls = form(name).calls
+    assert calls is not None
+    mark = calls.opens[0].pieces[0].literal
+    bodies = ("<" * 3000, mark[:-1] * 500, mark * 200, mark + " " * 3000, mark + '{"name": ' * 300, mark + "[" * 3000)
+    for text in (*bodies, mark + "f" * 3000, mark + '{"name": "f", "arguments": {"a": "' + "\\" * 3000):
+        parser = OutputParser(form(name), TOOLS)
+        num_chars = 0
+        for char in text:
+            parser.feed(char)
+            num_chars += len(parser._source.text)
+        parser.feed("", is_last=True)
+        assert num_chars <= 150 * len(text)
+
+
+def test_the_checkpoints_own_template_wins() -> None:
+    template = {
+        "defaults": {"role": "assistant"},
+        "start_anchor": "<|im_start|>assistant\n",
+        "fields": {
+            "thinking": {"open": "<t>", "close": "</t>", "content": "text"},
+            "tool_calls": {
+                "open_pattern": r"<call:(?P<name>\w+)>\s*",
+                "close": "</call>",
+                "repeats": True,
+                "content": "json",
+                "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+            },
+            "content": {"close": "<|im_end|>"},
+        },
+    }
+    found = format_of('<tool_call> "arguments" </think>', template)
+    text = '<t>why</t>\n\nHi <call:a-b.c>\n{"x": 1}\n</call><|im_end|>'
+    for pieces in cuttings(text):
+        assert read(found, pieces) == ReadOutput("Hi", "why", [ReadCall("", "a-b.c", '{"x": 1}')])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tool_calls": {"open_pattern": "<a(b|c)>", "close": "</a>", "content": "json"}},
+        {"tool_calls": {"open": "<a>", "close": "</a>", "content": "kv-lines"}},
+        {"thinking": {"open": "<think>"}},
+        {"thinking": 5},
+    ],
+)
+def test_a_template_that_cannot_be_used_is_logged_and_ours_is_taken(
+    fields: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    found = format_of('<tool_call> "arguments" </think>', {"fields": fields})
+    assert found is not None
+    assert found.name == "hermes+think"
+    assert "the response_template of tokenizer_config.json is not used" in caplog.text
+
+
+def test_formats_are_chosen_by_name_or_by_the_chat_template() -> None:
+    def names(template: str, **parsers: str) -> str | None:
+        found = format_of(template, None, **parsers)
+        return None if found is None else found.name
+
+    assert names("plain") is None
+    assert names('<tool_call> <function= <parameter= "arguments"') == "qwen3_coder"
+    assert names("[TOOL_CALLS]") == "mistral"
+    assert names("[TOOL_CALLS] [ARGS]", tool_call_parser="mistral") == "mistral_args"
+    assert names("[TOOL_CALLS]", tool_call_parser="hermes", reasoning_parser="deepseek_r1") == "hermes+think"
+    assert names("</think> [TOOL_CALLS]", tool_call_parser="none", reasoning_parser="none") is None
+    assert {"hermes", "llama3_json", "mistral", "pythonic", "deepseek_v3", "qwen3_coder", "glm45", "openai"} <= set(
+        format_names("tool_calls")
+    )
+    with pytest.raises(ConfigError, match="tool_call_parser is 'hermse'.*hermes"):
+        names("", tool_call_parser="hermse")
+    with pytest.raises(ConfigError, match="reasoning_parser is 'hermes'"):
+        names("", reasoning_parser="hermes")

@@ -1,0 +1,190 @@
+"""Grammars of calls: what they admit is read back as calls of these tools, however the text is cut."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from octavo.builtin import model_directory
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import InvalidRequest
+from octavo.server.decode import decode
+from octavo.server.formats.events import ReadOutput, joined
+from octavo.server.formats.format import Field, Format, ResponseTemplate, templates
+from octavo.server.formats.grammar import call_grammar
+from octavo.server.formats.parser import OutputParser
+from octavo.server.schema.chat import ChatCompletionRequest
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"type": "string", "enum": ["°C", 'a"b']},
+        "on": {"type": "boolean"},
+        "deep": {
+            "type": "object",
+            "properties": {"x": {"type": "array", "items": {"$ref": "#/$defs/y"}, "maxItems": 3}},
+            "required": ["x"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["city", "on"],
+    "additionalProperties": False,
+    "$defs": {"y": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}},
+}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS = [
+    {"type": "function", "function": {"name": "get-weather.now", "parameters": WEATHER, "strict": True}},
+    {"type": "function", "function": {"name": "now", "strict": True}},
+]
+SCHEMAS: dict[str, dict[str, Any]] = {"get-weather.now": WEATHER, "now": NOTHING}
+CLOSERS = (
+    '"',
+    '"}',
+    "}",
+    "]",
+    ")",
+    "</arg_value>",
+    "\n</parameter>",
+    "</think>",
+    "</tool_call>",
+    "<|end|>",
+    "<|call|>",
+)
+FORMATS = [name for name, template in templates().items() if "tool_calls" in template.fields]
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.open(model_directory())
+
+
+@cache
+def vocabulary() -> LLTokenizer:
+    return LLTokenizer((model_directory() / "tokenizer.json").read_text(), n_vocab=3072, eos_token=[0])
+
+
+def form_of(name: str) -> Format:
+    form = templates()[name].format(name)
+    if form.reasoning is not None:
+        return form
+    return Format(name, templates()["think"].format("think").reasoning, form.calls, form.drops)
+
+
+def asked(**fields: Any) -> ChatCompletionRequest:
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS, "tool_choice": "required", **fields}
+    return decode(json.dumps(body).encode(), ChatCompletionRequest)
+
+
+def walk(grammar: str, seed: int, prefix: str = "", most_tokens: int = 400) -> str | None:
+    """Return a random text of a grammar; None where it did not end in time."""
+    draw = random.Random(seed)
+    matcher = LLMatcher(vocabulary(), LLMatcher.grammar_from_lark(grammar))
+    assert not matcher.is_error(), matcher.get_error()
+    ids = tokenizer().encode(prefix, add_special_tokens=False)
+    assert matcher.consume_tokens(ids)
+    closers = [tokenizer().encode(text, add_special_tokens=False) for text in CLOSERS]
+    while len(ids) < most_tokens and not matcher.is_stopped():
+        forced = matcher.compute_ff_tokens()
+        if forced:
+            matcher.consume_tokens(forced)
+            ids += forced
+            continue
+        closer = draw.choice(closers)
+        if draw.random() < 0.5 and matcher.validate_tokens(closer) == len(closer):
+            matcher.consume_tokens(closer)
+            ids += closer
+            continue
+        mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[:3072])
+        ids.append(int(allowed[0] if 0 in allowed and draw.random() < 0.5 else draw.choice(allowed)))
+        assert matcher.consume_token(ids[-1])
+    if not matcher.is_stopped():
+        return None
+    return tokenizer().decode([each for each in ids if each != 0], skip_special_tokens=False)
+
+
+def read(form: Format, pieces: list[str], is_open: bool = False) -> ReadOutput:
+    parser = OutputParser(form, SCHEMAS, begins_in_reasoning=is_open)
+    last = len(pieces) - 1
+    output = joined(event for place, piece in enumerate(pieces) for event in parser.feed(piece, is_last=place == last))
+    for call in output.calls:
+        call.id = ""
+    return output
+
+
+def fits(name: str, arguments: Any) -> bool:
+    """Return whether arguments are of the tool's schema."""
+    if name == "now":
+        return bool(arguments == {})
+    kinds: dict[str, Any] = {"city": str, "days": int, "unit": str, "on": bool, "deep": dict}
+    return (
+        {"city", "on"} <= arguments.keys()
+        and all(type(value) is kinds[key] for key, value in arguments.items())
+        and arguments.get("unit", "°C") in ("°C", 'a"b')
+        and all(each in (True, False, None) for each in arguments.get("deep", {"x": []})["x"])
+    )
+
+
+def check(form: Format, text: str, draw: random.Random, *, is_open: bool = False) -> ReadOutput:
+    whole = read(form, [text], is_open)
+    for call in whole.calls:
+        assert fits(call.name, json.loads(call.arguments)), call
+    for pieces in (list(text), [text[: (cut := draw.randrange(len(text)))], text[cut:]]):
+        assert read(form, pieces, is_open) == whole
+    return whole
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_that_are_demanded_are_read_back(name: str) -> None:
+    form, draw = form_of(name), random.Random(0)
+    num_calls = 0
+    texts = []
+    for seed in range(6):
+        is_open = seed % 4 == 3
+        grammar = call_grammar(form, asked(parallel_tool_calls=seed % 2 == 0), tokenizer(), is_open=is_open)
+        text = walk(grammar, seed, prefix="hm</think>" if is_open and name != "gpt_oss" else "")
+        texts.append(text)
+        if text is None:
+            continue
+        output = check(form, text, draw, is_open=is_open)
+        assert output.text is None, text
+        assert len(output.calls) == 1 if seed % 2 else output.calls
+        num_calls += len(output.calls)
+    assert num_calls >= 3, texts
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "gpt_oss"])
+def test_calls_that_a_model_chooses_follow_strict_schemas(name: str) -> None:
+    form = form_of(name)
+    calls = form.calls
+    assert calls is not None
+    grammar = call_grammar(form, asked(tool_choice="auto"), tokenizer(), is_open=False)
+    assert walk(grammar, 0, prefix="Just text.", most_tokens=200) != ""
+    begin = "" if calls.is_bare else f"So: {calls.begin or calls.opens[0].pieces[0].literal}"
+    if not begin:
+        return
+    outputs = [check(form, text, random.Random(0)) for seed in range(6) if (text := walk(grammar, seed, begin))]
+    assert outputs
+    assert all(output.calls and (output.text or "").startswith("So:") for output in outputs)
+
+
+def test_special_tokens_stand_by_their_ids_and_a_named_tool_is_alone() -> None:
+    request = asked(tool_choice={"type": "function", "function": {"name": "now"}})
+    template = ResponseTemplate(fields={"tool_calls": Field(open="<|im_start|>", close="</x>", content="json")})
+    grammar = call_grammar(template.format("x"), request, tokenizer(), is_open=False)
+    assert "get-weather" not in grammar
+    assert '<[1]> SPACE "{\\"name\\": \\"now\\", \\"arguments\\": "' in grammar
+
+
+def test_parameters_that_are_no_object_are_refused() -> None:
+    request = asked(tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}])
+    with pytest.raises(InvalidRequest, match=r"tools\[0\].function.parameters.type is 'array', must be 'object'"):
+        call_grammar(form_of("hermes"), request, tokenizer(), is_open=False)

@@ -1,0 +1,176 @@
+"""Tools and reasoning over HTTP: the whole response is the joined stream; what cannot be done is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from octavo.config.server_args import ServerArgs
+from tests.server.conftest import Served
+
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}},
+    },
+    {"type": "function", "function": {"name": "g"}},
+]
+TEXT = (
+    "<think>\nLet me see.\n</think>\n\nI call it.\n"
+    '<tool_call>\n{"name": "f", "arguments": {"x": 1, "y": "“é”"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "g"}\n</tool_call>'
+)
+CALL = [{"function": {"name": "f"}}]
+MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def thinking() -> Iterator[Served]:
+    """A server of a model that reasons and calls tools."""
+    served = Served(ServerArgs(port=0, reasoning_parser="deepseek_r1"))
+    yield served
+    served.stop()
+
+
+@pytest.fixture
+def client(thinking: Served) -> Iterator[openai.OpenAI]:
+    thinking.llm.reset()
+    thinking.llm.sentence = TEXT
+    thinking.llm.max_prompt_len = 4096
+    with openai.OpenAI(base_url=f"{thinking.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+        yield client
+
+
+def ask(client: openai.OpenAI, **fields: Any) -> Any:
+    fields = {"tools": TOOLS, "messages": MESSAGES, **fields}
+    return client.chat.completions.create(model="letters", **fields)
+
+
+def streamed(client: openai.OpenAI, **fields: Any) -> tuple[dict[str, Any], str, Any]:
+    """Return the joined deltas, the reason of the end and the usage of a stream."""
+    text, reasoning, calls, reason, usage = "", "", {}, "", None
+    for chunk in ask(client, stream=True, stream_options={"include_usage": True}, **fields):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            reason = choice.finish_reason or reason
+            text += choice.delta.content or ""
+            reasoning += getattr(choice.delta, "reasoning", None) or ""
+            for call in choice.delta.tool_calls or []:
+                name, arguments = calls.get(call.index, ("", ""))
+                calls[call.index] = (name or call.function.name, arguments + call.function.arguments)
+    return {"text": text, "reasoning": reasoning, "calls": list(calls.values())}, reason, usage
+
+
+def whole(client: openai.OpenAI, **fields: Any) -> tuple[dict[str, Any], str, Any]:
+    answer = ask(client, **fields)
+    [choice] = answer.choices
+    message = choice.message
+    assert getattr(message, "reasoning", None) == getattr(message, "reasoning_content", None)
+    calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
+    found = {"text": message.content or "", "reasoning": getattr(message, "reasoning", None) or "", "calls": calls}
+    return found, choice.finish_reason, answer.usage
+
+
+def test_the_whole_response_is_the_joined_stream(client: openai.OpenAI) -> None:
+    found = whole(client)
+    assert found[:2] == (
+        {"text": "I call it.", "reasoning": "Let me see.", "calls": [("f", '{"x": 1, "y": "“é”"}'), ("g", "{}")]},
+        "tool_calls",
+    )
+    assert found[2].completion_tokens_details.reasoning_tokens == TEXT.index("</think>") + len("</think>")
+    assert streamed(client) == found
+
+
+def test_the_request_says_whether_reasoning_is_read_and_shown(client: openai.OpenAI) -> None:
+    assert whole(client, extra_body={"include_reasoning": False})[0]["reasoning"] == ""
+    assert whole(client, tools=openai.NOT_GIVEN, extra_body={"separate_reasoning": False})[0]["text"] == TEXT
+    read = whole(client, tool_choice="none")
+    assert read[0]["text"] == TEXT[TEXT.index("I call") :]
+    assert read[1] == "stop"
+    once = [
+        chunk.choices[0].delta.reasoning
+        for chunk in ask(client, stream=True, extra_body={"stream_reasoning": False})
+        if getattr(chunk.choices[0].delta, "reasoning", None)
+    ]
+    assert once == ["Let me see."]
+
+
+def test_a_prompt_that_opens_reasoning_is_gone_on_with(client: openai.OpenAI, thinking: Served) -> None:
+    thinking.llm.sentence = "so</think>yes"
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>"}]
+    body = {"continue_final_message": True, "add_generation_prompt": False}
+    read = whole(client, tools=openai.NOT_GIVEN, messages=messages, extra_body=body)
+    assert read[0] == {"text": "yes", "reasoning": "so", "calls": []}
+
+
+def test_a_call_that_is_demanded_has_a_grammar(client: openai.OpenAI, thinking: Served) -> None:
+    ask(client, tool_choice={"type": "function", "function": {"name": "g"}}, parallel_tool_calls=False)
+    ask(client)
+    demanded, free = (params.structured_outputs for _, _, params, _ in thinking.llm.requests)
+    assert free is None
+    assert demanded is not None
+    assert '\\"name\\": \\"g\\"' in demanded.grammar
+    assert '\\"name\\": \\"f\\"' not in demanded.grammar
+
+
+def test_tools_stand_in_the_system_message_of_a_template_that_knows_of_none(
+    client: openai.OpenAI, thinking: Served
+) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    history = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "5"},
+    ]
+    ask(client, messages=history)
+    [(_, prompt, _, _)] = thinking.llm.requests
+    assert prompt.text.startswith("system: You may call")
+    assert '"name":"g"' in prompt.text
+    assert (
+        'user: hi\nassistant: <tool_call>\n{"name":"f","arguments":{"x":1}}\n</tool_call>\n'
+        "user: <tool_response>\n5\n</tool_response>\nassistant: " in prompt.text
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "invalid_value"),
+        (
+            {
+                "tool_choice": "required",
+                "tools": [
+                    {
+                        "function": {
+                            "name": "f",
+                            "parameters": {"properties": {"a": {"uniqueItems": True, "type": "array"}}},
+                        }
+                    }
+                ],
+            },
+            "tools",
+            "invalid_grammar",
+        ),
+        (
+            {"tools": [{"function": {"name": "f", "strict": True, "parameters": {"type": "array"}}}]},
+            "tools[0].function.parameters",
+            "invalid_value",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": CALL * 300}]}, "messages[0].tool_calls", "invalid_value"),
+        ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
+    ],
+)
+def test_refusal_names_the_field(client: openai.OpenAI, fields: Any, param: str, code: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, extra_body=fields)
+    assert (caught.value.param, caught.value.code) == (param, code)
+
+
+def test_a_server_may_forbid_that_the_model_chooses_calls(start_server: Any) -> None:
+    served = start_server(enable_auto_tool_choice=False)
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=10)
+    with client, pytest.raises(openai.BadRequestError, match="--enable-auto-tool-choice"):
+        ask(client)
