@@ -185,5 +185,7 @@ LLAMA_CPP_ENDPOINTS: Final = (
     Row("GET /metrics", "GET /metrics"),
     Row("GET /props", "GET /version", "and `octavo explain` on the command line"),
     Row("GET /slots", "GET /scheduler/timelines"),
-    Row("POST /embedding, /reranking, /infill, /v1/messages, /v1/responses", "", "not there yet"),
+    Row("POST /v1/responses", "POST /v1/responses"),
+    Row("POST /v1/messages", "POST /v1/messages"),
+    Row("POST /embedding, /reranking, /infill", "", "not there yet"),
 )

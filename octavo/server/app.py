@@ -117,7 +117,7 @@ class App:
             if state["status"]:
                 # half a response is out: closing the connection is the one way left to report the error
                 raise
-            await as_api_error(error, state["request_id"]).response()(scope, receive, send)
+            await as_api_error(error, state["request_id"]).response(self._local_path(scope))(scope, receive, send)
 
     async def _handle(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         meter: Meter | None = scope["state"].get("meter")

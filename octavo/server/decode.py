@@ -27,7 +27,7 @@ class RequestBody(msgspec.Struct):
             value = getattr(self, name)
             # prompts and messages are measured piece by piece; token ids are limited by the context
             if value is not None and (name not in ("prompt", "messages") or isinstance(value, str)):
-                check_field(name, value)
+                check_field(name, msgspec.to_builtins(value) if isinstance(value, list | msgspec.Struct) else value)
         messages = getattr(self, "messages", None) or []
         check_field("messages", messages)
         num_chars = sum(message.check(f"messages[{index}]") for index, message in enumerate(messages))
@@ -40,6 +40,7 @@ def _limited_fields(kind: type[RequestBody]) -> list[str]:
 
 
 T = TypeVar("T", bound=RequestBody)
+S = TypeVar("S", bound=msgspec.Struct)
 
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?\Z", re.DOTALL)
 _STEP = re.compile(r"[^.\[\]]+|\[[^\]]*\]")
@@ -112,6 +113,16 @@ def decode(body: bytes, kind: type[T]) -> T:
     return value
 
 
+def converted(value: Any, kind: type[S], field: str = "") -> S:
+    """Return a struct of this kind from decoded JSON, which the client knows as `field`. Raises InvalidRequest."""
+    try:
+        result = msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _misfit(str(error), kind, field) from error
+    refuse_unsupported(result, f"{field}." if field else "")
+    return result
+
+
 def refuse_unsupported(value: msgspec.Struct, prefix: str = "") -> None:
     """Raise InvalidRequest when a field that is not supported has a value that would matter."""
     for name, mark in refused_fields(type(value)).items():
@@ -156,11 +167,12 @@ def _path_of_surrogate(body: bytes) -> str | None:
     return None
 
 
-def _misfit(message: str, kind: type[msgspec.Struct]) -> InvalidRequest:
+def _misfit(message: str, kind: type[msgspec.Struct], prefix: str = "") -> InvalidRequest:
     match = _PATH.match(message)
     assert match is not None
     what, path = match["what"][:_LONGEST_QUOTE], (match["path"] or "").removeprefix(".")
     steps, root = _STEP.findall(path), inspect.type_info(kind)
+    path = f"{prefix}.{path}".strip(".")
     structs = [t for t in _types_at(root, steps) if isinstance(t, inspect.StructType)]
     if unknown := _UNKNOWN.match(what):
         near = suggestion(unknown[1], [field.name for struct in structs for field in struct.fields])

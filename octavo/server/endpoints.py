@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from octavo import __version__
 from octavo.server.context import ServerContext
 from octavo.server.decode import refused_fields
-from octavo.server.errors import ErrorBody
+from octavo.server.errors import ErrorBody, MessagesErrorBody, error_kind
 from octavo.server.generation import json_response
 from octavo.server.keys import Right
 from octavo.server.responses.chat import ChatCompletionResponse
@@ -22,8 +22,10 @@ from octavo.server.responses.completions import CompletionResponse
 from octavo.server.responses.health import Drained, Health, Index, Load, Version
 from octavo.server.responses.kv_events import KvEvent
 from octavo.server.responses.live import LiveEvent
+from octavo.server.responses.messages import MessageResponse, TokenCount
 from octavo.server.responses.models import Model, ModelList
 from octavo.server.responses.prefix_cache import CacheReset, PinPrefixResponse, UnpinPrefixResponse
+from octavo.server.responses.responses import ModelResponse
 from octavo.server.responses.scheduler import DecisionList, TimelineList
 from octavo.server.responses.tokens import DetokenizeResponse, TokenizeResponse
 from octavo.server.routes import (
@@ -32,16 +34,20 @@ from octavo.server.routes import (
     health,
     kv_events,
     live,
+    messages,
     models,
     page,
     prefix_cache,
+    responses,
     scheduler,
     tokens,
 )
 from octavo.server.schema.chat import ChatCompletionRequest, Message
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.health import DrainRequest
+from octavo.server.schema.messages import CountTokensRequest, MessagesRequest, OutputConfig
 from octavo.server.schema.prefix_cache import PinPrefixRequest, PrefixRequest
+from octavo.server.schema.responses import Reasoning, ResponsesRequest, TextConfig
 from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
 
 Handler = Callable[[ServerContext, Request], Awaitable[ASGIApp]]
@@ -108,6 +114,10 @@ async def openapi(context: ServerContext, request: Request) -> Response:
 ENDPOINTS = (
     Endpoint("POST", "/v1/chat/completions", chat.create, ChatCompletionRequest, ChatCompletionResponse),
     Endpoint("POST", "/v1/completions", completions.create, CompletionRequest, CompletionResponse),
+    Endpoint("POST", "/v1/responses", responses.create, ResponsesRequest, ModelResponse),
+    Endpoint("GET", "/v1/responses/{response_id}", responses.stored),
+    Endpoint("POST", "/v1/messages", messages.create, MessagesRequest, MessageResponse),
+    Endpoint("POST", "/v1/messages/count_tokens", messages.count_tokens, CountTokensRequest, TokenCount),
     Endpoint("GET", "/v1/models", models.list_models, None, ModelList),
     Endpoint("GET", "/v1/models/{model_id}", models.get_model, None, Model),
     Endpoint("POST", "/tokenize", tokens.tokenize, TokenizeRequest, TokenizeResponse),
@@ -139,10 +149,10 @@ _TEMPLATE = "#/components/schemas/{name}"
 @functools.cache
 def document() -> dict[str, Any]:
     """Return the OpenAPI 3.1 document, without the fields that are refused."""
-    structs: list[type[msgspec.Struct]] = [ErrorBody]
+    structs: list[type[msgspec.Struct]] = [ErrorBody, MessagesErrorBody]
     structs += [kind for endpoint in ENDPOINTS for kind in (endpoint.request, endpoint.response) if kind is not None]
     _, components = msgspec.json.schema_components(structs, ref_template=_TEMPLATE)
-    structs.append(Message)
+    structs += [Message, TextConfig, Reasoning, OutputConfig]
     for kind in structs:
         for name in refused_fields(kind):
             components[kind.__name__]["properties"].pop(name)
@@ -161,9 +171,10 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": endpoint.summary}
     if endpoint.response is not None:
         answer["content"] = _json(endpoint.response)
+    error = error_kind(endpoint.path)
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
-        "responses": {"200": answer, "default": {"description": "an error", "content": _json(ErrorBody)}},
+        "responses": {"200": answer, "default": {"description": "an error", "content": _json(error)}},
         # for a scheme of the type http the list names what the sender must be allowed
         "security": [] if endpoint.is_open else [{"key": [] if endpoint.right is None else [endpoint.right.value]}],
     }

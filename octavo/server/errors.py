@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
+from typing import Literal
 from uuid import uuid4
 
 import msgspec
@@ -46,6 +47,25 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorObject
 
 
+class MessagesError(msgspec.Struct, frozen=True):
+    """An error in the form of Anthropic's API."""
+
+    type: str
+    message: str
+
+
+class MessagesErrorBody(msgspec.Struct, frozen=True):
+    """The body of every response of `/v1/messages` whose status is not 2xx."""
+
+    error: MessagesError
+    type: Literal["error"] = "error"
+
+
+def error_kind(path: str) -> type[ErrorBody] | type[MessagesErrorBody]:
+    """Return the form of the errors of the endpoint at a path."""
+    return MessagesErrorBody if path.startswith("/v1/messages") else ErrorBody
+
+
 class ApiError(OctavoError):
     """An error with an HTTP status. `param` names a field of the request, `code` is a word for programs."""
 
@@ -69,10 +89,17 @@ class ApiError(OctavoError):
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return ErrorBody(ErrorObject(str(self), kind, self.param, self.code))
 
-    def response(self) -> Response:
-        return Response(
-            msgspec.json.encode(self.body), self.status, headers=self.headers, media_type="application/json"
-        )
+    @property
+    def messages_body(self) -> MessagesErrorBody:
+        """The body in the form of Anthropic's API."""
+        other = "api_error" if self.status >= 500 else "invalid_request_error"
+        kind = "overloaded_error" if self.status == 503 else _TYPES.get(self.status, other)
+        return MessagesErrorBody(MessagesError(kind, str(self)))
+
+    def response(self, path: str = "") -> Response:
+        """Return the response of the endpoint at this path."""
+        body = self.messages_body if error_kind(path) is MessagesErrorBody else self.body
+        return Response(msgspec.json.encode(body), self.status, headers=self.headers, media_type="application/json")
 
 
 class ClientDisconnectedError(ConnectionError):

@@ -35,7 +35,7 @@ from octavo.server.responses.common import (
     Usage,
 )
 from octavo.server.schema.common import GenerationRequest
-from octavo.server.sending import DONE, SLICE, EventStream, encode, event
+from octavo.server.sending import DONE, SLICE, EventStream, encode, error_event, event
 
 _UNIQUE_DIGITS: Final = 12
 _ENGINE_ID: Final = re.compile(rf"(?P<answer>.*)-\d+-[0-9a-f]{{{_UNIQUE_DIGITS}}}", re.DOTALL)
@@ -105,11 +105,13 @@ class UsageCounts:
 class Generation(ABC):
     """One request for generated text, from its prompts to its response. Each API has a subclass with its structs.
 
-    id_prefix: what its ids begin with. field_names: what the client calls a field that the engine knows by another
-    name, for the messages of errors. Raises ApiError 404 for the model, and InvalidRequest.
+    id_prefix: what its ids begin with. end_of_stream: what follows the last chunk of a stream. field_names: what the
+    client calls a field that the engine knows by another name, for the messages of errors. Raises ApiError 404 for the
+    model, and InvalidRequest.
     """
 
     id_prefix: ClassVar[str]
+    end_of_stream: ClassVar[bytes] = DONE
 
     def __init__(
         self, context: ServerContext, request: Request, asked: GenerationRequest, prompts: Sequence[Prompt]
@@ -118,7 +120,7 @@ class Generation(ABC):
         self.asked = asked
         self.prompts = prompts
         self.caller = caller_for(request, asked)
-        self.id = f"{self.id_prefix}-{asked.request_id or request.scope['state']['request_id']}"
+        self.id = f"{self.id_prefix}{asked.request_id or request.scope['state']['request_id']}"
         self.frame: dict[str, Any] = {
             "id": self.id,
             "created": int(time()),
@@ -146,8 +148,16 @@ class Generation(ABC):
         """Return the chunks of a stream for an output of prompt `index`."""
 
     @abstractmethod
-    def usage_chunk(self) -> msgspec.Struct:
-        """Return the last chunk of a stream whose client asked for the usage."""
+    def last_chunks(self) -> Iterable[msgspec.Struct]:
+        """Return the chunks that follow the last output."""
+
+    def event(self, encoder: msgspec.json.Encoder, chunk: Any) -> bytes:
+        """Return the event of a chunk."""
+        return event(encoder, chunk)
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the last event of a stream that ends with an error."""
+        return error_event(error)
 
     def reasoning_tokens(self) -> int | None:
         """Return how many tokens of the outputs so far are reasoning; None where reasoning is not read."""
@@ -173,7 +183,7 @@ class Generation(ABC):
     async def respond(self) -> Response | EventStream:
         """Return the response: whole, or as a stream of events. Raises InvalidRequest or ApiError."""
         if self.asked.stream:
-            return EventStream(self._events(), self.context.open_requests)
+            return EventStream(self._events(), self.context.open_requests, self.failed)
         async with self.context.open_requests.track(self._receive):
             last: dict[int, RequestOutput] = {}
             async with aclosing(self._outputs()) as outputs:
@@ -197,10 +207,11 @@ class Generation(ABC):
                 if len(output.prompt_logprobs or ()) > SLICE:
                     chunks = await self.context.large_answers.build(partial(list, chunks))
                 for chunk in chunks:
-                    yield event(encoder, chunk)
-        if self.asked.wants_usage_chunk:
-            yield event(encoder, self.usage_chunk())
-        yield DONE
+                    yield self.event(encoder, chunk)
+        for chunk in self.last_chunks():
+            yield self.event(encoder, chunk)
+        if self.end_of_stream:
+            yield self.end_of_stream
 
     async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Yield outputs of the engine with the index of their prompt. Closing it aborts what still runs.

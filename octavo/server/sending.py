@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from octavo.server.errors import ClientDisconnectedError, as_api_error
+from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error
 from octavo.server.open_requests import OpenRequests
 
 _EVENTS_OF_TURN: Final = 16
@@ -39,6 +39,11 @@ def event(encoder: msgspec.json.Encoder, chunk: msgspec.Struct) -> bytes:
     return b"data: " + encoder.encode(chunk) + b"\n\n"
 
 
+def error_event(error: ApiError) -> bytes:
+    """Return the event that ends a stream with an error."""
+    return event(msgspec.json.Encoder(), error.body)
+
+
 T = TypeVar("T")
 
 
@@ -46,12 +51,19 @@ class EventStream:
     """A response that sends events as they are made.
 
     Headers are sent with the first event, so that a request that is refused still gets its status. `events` is closed
-    when the client closes its connection, and waits for a slow client. A later error is sent as the last event.
+    when the client closes its connection, and waits for a slow client. A later error is sent as the last event, which
+    `failed` returns.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], open_requests: OpenRequests) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        open_requests: OpenRequests,
+        failed: Callable[[ApiError], bytes] = error_event,
+    ) -> None:
         self._events = events
         self._open_requests = open_requests
+        self._failed = failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -71,7 +83,7 @@ class EventStream:
         except Exception as error:
             if not started:
                 raise
-            data = event(msgspec.json.Encoder(), as_api_error(error, scope["state"]["request_id"]).body)
+            data = self._failed(as_api_error(error, scope["state"]["request_id"]))
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

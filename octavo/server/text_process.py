@@ -27,8 +27,7 @@ from octavo.engine.input_processor import InputProcessor, open_tokenizer
 from octavo.errors import OctavoError
 from octavo.server.decode import decode
 from octavo.server.errors import as_api_error
-from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
-from octavo.server.texts import REQUESTS, Preparer, TextSetup, prepared
+from octavo.server.texts import REQUESTS, AnswerRequest, Preparer, TextSetup, prepared
 
 JOB_CPU_S: Final = 30.0
 """Processor time that one job may take."""
@@ -105,7 +104,7 @@ def _serve(connection: socket.socket, setup: TextSetup, tools: InputProcessor, *
 
     def do(kind: str, body: bytes) -> bytes:
         asked = decode(body, REQUESTS[kind])
-        if isinstance(asked, TokenizeRequest | DetokenizeRequest):
+        if isinstance(asked, AnswerRequest):
             return preparer.answer(asked)
         return prepared(asked, preparer.prompts(asked), tools.tokenised)
 

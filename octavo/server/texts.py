@@ -32,10 +32,14 @@ from octavo.server.formats.reading import ModelFormat
 from octavo.server.forms import FormFields
 from octavo.server.keys import sender_of
 from octavo.server.open_requests import OpenRequests
+from octavo.server.responses.messages import TokenCount
 from octavo.server.responses.tokens import DetokenizeResponse, TokenizeResponse
-from octavo.server.schema.chat import ChatCompletionRequest, Message
+from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
+from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
 from octavo.server.schema.prefix_cache import PinPrefixRequest, PrefixRequest
+from octavo.server.schema.responses import ResponsesRequest
+from octavo.server.schema.shim import ShimRequest, neutral
 from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
 
 if TYPE_CHECKING:
@@ -51,7 +55,13 @@ _TOKENS_BETWEEN_TURNS: Final = 64 << 10
 T = TypeVar("T", bound=RequestBody)
 R = TypeVar("R")
 
+_PROMPTS: Final = ("messages", "input", "prompt")
+"""The fields that prompts are made of; a request has one of them."""
+
 _encode: Final = msgspec.msgpack.Encoder().encode
+
+AnswerRequest = TokenizeRequest | DetokenizeRequest | CountTokensRequest
+"""The requests whose response is about tokens alone."""
 
 _KINDS: tuple[type[RequestBody], ...] = (
     CompletionRequest,
@@ -60,6 +70,9 @@ _KINDS: tuple[type[RequestBody], ...] = (
     DetokenizeRequest,
     PrefixRequest,
     PinPrefixRequest,
+    ResponsesRequest,
+    MessagesRequest,
+    CountTokensRequest,
 )
 REQUESTS: Mapping[str, type[RequestBody]] = {kind.__name__: kind for kind in _KINDS}
 """The bodies with text or tokens by name: a process for text reads any of them."""
@@ -127,6 +140,10 @@ class Preparer:
 
     def prompts(self, asked: RequestBody, limits: RenderLimits | None = None) -> list[Prompt]:
         """Return the prompts of a request, not tokenised yet, and check its form. limits: what rendering may cost."""
+        if isinstance(asked, ShimRequest):
+            chat = asked.as_chat()
+            with asked.named():
+                return self.prompts(chat, limits)
         if isinstance(asked, FormFields):
             asked.check_form()
         if isinstance(asked, CompletionRequest):
@@ -145,13 +162,16 @@ class Preparer:
             return [prompt]
         return [msgspec.structs.replace(prompt, add_special_tokens=asked.add_special_tokens)]
 
-    def answer(self, asked: TokenizeRequest | DetokenizeRequest, limits: RenderLimits | None = None) -> bytes:
-        """Return the encoded response of /tokenize or /detokenize. limits: what rendering may cost."""
+    def answer(self, asked: AnswerRequest, limits: RenderLimits | None = None) -> bytes:
+        """Return the encoded response of an endpoint about tokens. limits: what rendering may cost."""
         if isinstance(asked, DetokenizeRequest):
             return self._detokenized(asked)
         tokenizer = self.tools.tokenizer
         [prompt] = self.prompts(asked, limits)
         tokens = tokenizer.encode(prompt.text or "", prompt.add_special_tokens, prompt.cuts)
+        if isinstance(asked, CountTokensRequest):
+            served_name(asked.model, self.model_names)
+            return msgspec.json.encode(TokenCount(len(tokens)))
         return msgspec.json.encode(
             TokenizeResponse(
                 count=len(tokens),
@@ -249,7 +269,7 @@ def prepared(asked: RequestBody, prompts: Sequence[Prompt], tokenise: Callable[[
         try:
             token_ids = array("i", tokenise(prompt)).tobytes()
         except InvalidRequest as error:
-            error.field = "prompt" if getattr(asked, "messages", None) is None else "messages"
+            error.field = next(name for name in _PROMPTS if getattr(asked, name, None) is not None)
             raise
         done.append(PreparedPrompt(prompt.text if keeps_text else None, token_ids))
     return _encode(Prepared(msgspec.Raw(_encode(_without_text(asked))), done))
@@ -258,12 +278,13 @@ def prepared(asked: RequestBody, prompts: Sequence[Prompt], tokenise: Callable[[
 def _without_text(asked: RequestBody) -> RequestBody:
     """Return the request without what its prompts were made of."""
     changes: dict[str, Any] = {}
-    if getattr(asked, "prompt", None) is not None:
-        changes["prompt"] = ""
-    if getattr(asked, "messages", None) is not None:
-        changes["messages"] = [Message(role="user", content="")]
-    if isinstance(asked, ChatCompletionRequest | PrefixRequest):
-        changes |= {"chat_template": None, "chat_template_kwargs": None}
+    for name in ("prompt", "input"):
+        if getattr(asked, name, None) is not None:
+            changes[name] = ""
+    if messages := getattr(asked, "messages", None):
+        changes["messages"] = [type(messages[0])(role="user", content="")]
+    unread = ("chat_template", "chat_template_kwargs", "system")
+    changes |= {name: None for name in unread if getattr(asked, name, None) is not None}
     return msgspec.structs.replace(asked, **changes)
 
 
@@ -301,8 +322,8 @@ class Texts:
         done = _decoder(Prepared).decode(await self._elsewhere(request, kind, pieces))
         return _decoder(kind).decode(done.asked), await _prompts(done)
 
-    async def answer(self, request: Request, kind: type[TokenizeRequest] | type[DetokenizeRequest]) -> Response:
-        """Return the response of /tokenize or /detokenize. Raises InvalidRequest or ApiError."""
+    async def answer(self, request: Request, kind: type[AnswerRequest]) -> Response:
+        """Return the response of an endpoint about tokens. Raises InvalidRequest or ApiError."""
         pieces = await read_body(request)
         here = await self._here(pieces, kind, INLINE_BYTES // 2, self._preparer.answer)
         body = await self._elsewhere(request, kind, pieces) if here is None else here[1]
@@ -322,9 +343,10 @@ class Texts:
                 return asked, make(asked)
             if getattr(asked, "chat_template", None) is not None:
                 return None
-            if isinstance(asked, FormFields) and asked.form() is not None:
+            served = neutral(asked)
+            if isinstance(served, FormFields) and served.form() is not None:
                 return None
-            if isinstance(asked, ChatCompletionRequest) and asked.constrains_calls:
+            if isinstance(served, ChatCompletionRequest) and served.constrains_calls:
                 return None
             try:
                 return asked, make(asked, _INLINE_LIMITS)

@@ -67,6 +67,9 @@ def events(content: bytes) -> list[Any]:
     found = []
     for block in content.decode().split("\n\n"):
         if block:
+            if block.startswith("event: "):
+                name, _, block = block.partition("\n")
+                assert f'"type":"{name.removeprefix("event: ")}"' in block
             assert block.startswith("data: ")
             text = block.removeprefix("data: ")
             found.append(text if text == "[DONE]" else json.loads(text))

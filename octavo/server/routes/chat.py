@@ -10,8 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.core.outputs import CompletionOutput, RequestOutput
-from octavo.core.sampling_params import SamplingParams
-from octavo.errors import InvalidRequest
 from octavo.server.context import ServerContext
 from octavo.server.formats.events import (
     OutputEvent,
@@ -21,15 +19,11 @@ from octavo.server.formats.events import (
     ToolCallDelta,
     joined,
 )
-from octavo.server.formats.reading import OutputReader
-from octavo.server.generation import Generation, named_by_the_client
-from octavo.server.logprobs import chat_logprobs
 from octavo.server.responses.chat import (
     ChatChoice,
     ChatChunkChoice,
     ChatCompletionChunk,
     ChatCompletionResponse,
-    ChatLogprobs,
     ChatMessage,
     Delta,
     FunctionCall,
@@ -37,6 +31,7 @@ from octavo.server.responses.chat import (
 )
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.sending import EventStream
+from octavo.server.turn import Turn
 
 
 async def create(context: ServerContext, request: Request) -> Response | EventStream:
@@ -45,41 +40,11 @@ async def create(context: ServerContext, request: Request) -> Response | EventSt
     return await _ChatCompletion(context, request, asked, prompts).respond()
 
 
-class _ChatCompletion(Generation):
+class _ChatCompletion(Turn):
     """A stream has the role, the text in pieces, an empty delta with the finish reason, the usage."""
 
-    id_prefix = "chatcmpl"
-    asked: ChatCompletionRequest
+    id_prefix = "chatcmpl-"
     _has_begun = False
-    _reader: OutputReader | None = None
-
-    def sampling_params(self) -> SamplingParams:
-        asked, model = self.asked, self.context.llm.config.model
-        if (asked.top_logprobs or 0) > model.max_logprobs:
-            raise InvalidRequest(
-                f"top_logprobs is {asked.top_logprobs}, must be at most {model.max_logprobs}", field="top_logprobs"
-            )
-        # a conversation goes on until the model ends its turn, unless the request or the checkpoint sets a limit
-        is_left_to_checkpoint = asked.token_limit is None and model.generation_defaults.get("max_tokens") is not None
-        limit = {} if is_left_to_checkpoint else {"max_tokens": asked.token_limit}
-        self.field_names = {"prompt": "messages", "prompt_token_ids": "messages", "logprobs": "top_logprobs"}
-        if asked.max_completion_tokens is not None:
-            self.field_names["max_tokens"] = "max_completion_tokens"
-        with named_by_the_client(self.field_names):
-            logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-            given = asked.given_sampling(**limit, logprobs=logprobs)
-            return self.context.llm.default_sampling_params(**{**given, **self._reading_params()})
-
-    def _reading_params(self) -> dict[str, Any]:
-        """Return the sampling parameters with which the calls and the reasoning can be read."""
-        model = self.context.texts.format
-        self._reader = model.reader(self.asked)
-        if self._reader is None:
-            return {}
-        [prompt] = self.prompts
-        changes: dict[str, Any] = {"skip_special_tokens": False} if self._reader.shows_special else {}
-        grammar = None if self.asked.form() else model.grammar(self.asked, is_open=model.ends_in_reasoning(prompt))
-        return changes if grammar is None else {**changes, "structured_outputs": grammar}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletionResponse:
         [output] = outputs
@@ -87,8 +52,8 @@ class _ChatCompletion(Generation):
             ChatChoice(
                 index=completion.index,
                 message=self._message(output, completion),
-                logprobs=self._logprobs(completion),
-                finish_reason=self._finish_reason(completion),
+                logprobs=self.logprobs(completion),
+                finish_reason=self.finish_reason(completion),
                 stop_reason=completion.stop_reason,
                 token_ids=self.token_ids(completion),
             )
@@ -107,7 +72,7 @@ class _ChatCompletion(Generation):
             yield from self._first_chunks(output)
         for completion in output.outputs:
             deltas = self._deltas(output, completion)
-            logprobs = self._logprobs(completion)
+            logprobs = self.logprobs(completion)
             if not deltas and (logprobs or (self.asked.return_token_ids and completion.token_ids)):
                 deltas = [Delta(content="")]
             for place, delta in enumerate(deltas):
@@ -115,13 +80,13 @@ class _ChatCompletion(Generation):
                 of_tokens = {} if place else {"logprobs": logprobs, "token_ids": self.token_ids(completion)}
                 yield self._chunk(completion.index, delta, **of_tokens)
             if completion.finish_reason is not None:
-                reasons = {"finish_reason": self._finish_reason(completion), "stop_reason": completion.stop_reason}
+                reasons = {"finish_reason": self.finish_reason(completion), "stop_reason": completion.stop_reason}
                 yield self._chunk(completion.index, Delta(), **reasons)
 
     def _message(self, output: RequestOutput, completion: CompletionOutput) -> ChatMessage:
-        if self._reader is None:
+        if self.reader is None:
             return ChatMessage(content=completion.text)
-        read = joined(self._reader.events(output, completion))
+        read = joined(self.events(output, completion))
         reasoning: Any = UNSET if read.reasoning is None else read.reasoning
         calls = [
             ToolCall(id=call.id, type="function", function=FunctionCall(name=call.name, arguments=call.arguments))
@@ -135,22 +100,10 @@ class _ChatCompletion(Generation):
         )
 
     def _deltas(self, output: RequestOutput, completion: CompletionOutput) -> list[Delta]:
-        if self._reader is None:
+        if self.reader is None:
             return [Delta(content=completion.text)] if completion.text else []
-        events = self._reader.events(output, completion)
+        events = self.events(output, completion)
         return [delta for event in events if (delta := _delta(event)) is not None]
-
-    def _finish_reason(self, completion: CompletionOutput) -> str | None:
-        if (
-            completion.finish_reason == "stop"
-            and self._reader is not None
-            and self._reader.has_called(completion.index)
-        ):
-            return "tool_calls"
-        return completion.finish_reason
-
-    def reasoning_tokens(self) -> int | None:
-        return None if self._reader is None else self._reader.num_reasoning_tokens
 
     def _first_chunks(self, output: RequestOutput) -> Iterator[ChatCompletionChunk]:
         """Yield the role of each choice. A beam search may find fewer than n, and returns all of them at once."""
@@ -168,18 +121,10 @@ class _ChatCompletion(Generation):
         choice = ChatChunkChoice(index=index, delta=delta, **fields)
         return ChatCompletionChunk(**self.frame, choices=[choice], usage=self.usage_of_chunk())
 
-    def usage_chunk(self) -> ChatCompletionChunk:
-        return ChatCompletionChunk(**self.frame, choices=[], usage=self.usage())
-
-    def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
-        if not self.asked.logprobs or not completion.token_ids:
-            return None
-        return chat_logprobs(
-            completion.token_ids,
-            completion.logprobs or [],
-            self.asked.top_logprobs or 0,
-            self.context.llm.tokenizer.token_bytes,
-        )
+    def last_chunks(self) -> list[ChatCompletionChunk]:
+        if not self.asked.wants_usage_chunk:
+            return []
+        return [ChatCompletionChunk(**self.frame, choices=[], usage=self.usage())]
 
 
 def _delta(event: OutputEvent) -> Delta | None:

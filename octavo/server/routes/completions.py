@@ -37,7 +37,7 @@ class _Sent:
 class _Completion(Generation):
     """A stream has the text in pieces, an empty one of each choice with the finish reason, the usage."""
 
-    id_prefix = "cmpl"
+    id_prefix = "cmpl-"
     asked: CompletionRequest
 
     def sampling_params(self) -> SamplingParams:
@@ -84,8 +84,10 @@ class _Completion(Generation):
     def _chunk(self, choice: CompletionChoice) -> CompletionResponse:
         return CompletionResponse(**self.frame, choices=[choice], usage=self.usage_of_chunk())
 
-    def usage_chunk(self) -> CompletionResponse:
-        return CompletionResponse(**self.frame, choices=[], usage=self.usage())
+    def last_chunks(self) -> list[CompletionResponse]:
+        if not self.asked.wants_usage_chunk:
+            return []
+        return [CompletionResponse(**self.frame, choices=[], usage=self.usage())]
 
     def _finish(self, completion: CompletionOutput) -> tuple[str | None, int | str | None]:
         return ("length", None) if self.echoes_only else (completion.finish_reason, completion.stop_reason)

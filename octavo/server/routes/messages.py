@@ -1,0 +1,159 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`: conversations in the form of Anthropic's API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.core.outputs import RequestOutput
+from octavo.server.context import ServerContext
+from octavo.server.errors import ApiError
+from octavo.server.formats.events import (
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallBegin,
+    ToolCallDelta,
+    ToolCallEnd,
+)
+from octavo.server.responses.messages import ContentBlock, MessageDelta, MessageEvent, MessageResponse, MessageUsage
+from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
+from octavo.server.sending import EventStream
+from octavo.server.turn import ShimTurn
+
+_STOP_REASONS: Final = {"length": "max_tokens", "tool_calls": "tool_use"}
+
+
+async def create(context: ServerContext, request: Request) -> Response | EventStream:
+    """Return the next turn of a conversation as blocks of a message, whole or as a stream."""
+    asked, prompts = await context.texts.read(request, MessagesRequest)
+    return await _Message(context, request, asked, prompts).respond()
+
+
+async def count_tokens(context: ServerContext, request: Request) -> Response:
+    """Return how many tokens a conversation has."""
+    return await context.texts.answer(request, CountTokensRequest)
+
+
+class _Blocks:
+    """The blocks of a message, and the events by which they grow. signature: what stands in blocks of reasoning."""
+
+    def __init__(self, signature: str) -> None:
+        self.blocks: list[ContentBlock] = []
+        self._signature = signature
+        self._is_open = False
+        self._pieces: list[str] = []
+
+    def add(self, event: OutputEvent) -> Iterator[MessageEvent]:
+        """Yield the events that report what the model has written."""
+        match event:
+            case TextDelta(text):
+                if self._kind != "text":
+                    yield from self._begin(ContentBlock(type="text", text=""))
+                yield self._delta(text, MessageDelta(type="text_delta", text=text))
+            case ReasoningDelta(text):
+                if self._kind != "thinking":
+                    yield from self._begin(ContentBlock(type="thinking", thinking="", signature=""))
+                yield self._delta(text, MessageDelta(type="thinking_delta", thinking=text))
+            case ToolCallBegin(_, call_id, name):
+                yield from self._begin(ContentBlock(type="tool_use", id=call_id, name=name, input={}))
+            case ToolCallDelta(_, arguments):
+                yield self._delta(arguments, MessageDelta(type="input_json_delta", partial_json=arguments))
+            case ToolCallEnd():
+                yield from self.end()
+
+    def end(self) -> Iterator[MessageEvent]:
+        """Yield the events that end the open block, if there is one."""
+        if not self._is_open:
+            return
+        block, text = self.blocks[-1], "".join(self._pieces)
+        if block.type == "text":
+            block.text = text
+        elif block.type == "tool_use":
+            block.input = _object(text)
+        else:
+            block.thinking, block.signature = text, self._signature
+            yield self._delta("", MessageDelta(type="signature_delta", signature=self._signature))
+        self._is_open = False
+        yield MessageEvent(type="content_block_stop", index=len(self.blocks) - 1)
+
+    @property
+    def _kind(self) -> str | None:
+        return self.blocks[-1].type if self._is_open else None
+
+    def _begin(self, block: ContentBlock) -> Iterator[MessageEvent]:
+        yield from self.end()
+        self.blocks.append(block)
+        self._is_open, self._pieces = True, []
+        begun = msgspec.structs.replace(block)
+        yield MessageEvent(type="content_block_start", index=len(self.blocks) - 1, content_block=begun)
+
+    def _delta(self, piece: str, delta: MessageDelta) -> MessageEvent:
+        self._pieces.append(piece)
+        return MessageEvent(type="content_block_delta", index=len(self.blocks) - 1, delta=delta)
+
+
+class _Message(ShimTurn[MessagesRequest]):
+    """A stream has the message as it begins, its blocks as they grow, and why it ends."""
+
+    id_prefix = "msg_"
+    end_of_stream = b""
+
+    def __init__(self, context: ServerContext, request: Request, shim: MessagesRequest, prompts: Sequence[Any]) -> None:
+        super().__init__(context, request, shim, prompts)
+        self._blocks = _Blocks(self.id)
+        self._has_begun = False
+        self._hides_reasoning = shim.thinking is not None and shim.thinking.display == "omitted"
+        self._stop: dict[str, Any] = {}
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> MessageResponse:
+        for _ in self.chunks(0, outputs[0]):
+            pass
+        for _ in self.last_chunks():
+            pass
+        return msgspec.structs.replace(self._message(), content=self._blocks.blocks, **self._stop)
+
+    def chunks(self, index: int, output: RequestOutput) -> Iterator[MessageEvent]:
+        if not self._has_begun:
+            self._has_begun = True
+            yield MessageEvent(type="message_start", message=self._message(without_completion=True))
+            yield MessageEvent(type="ping")
+        [completion] = output.outputs
+        for event in self.events(output, completion):
+            if self._hides_reasoning and isinstance(event, ReasoningDelta):
+                event = ReasoningDelta("")
+            yield from self._blocks.add(event)
+        if completion.finish_reason is not None:
+            sequence = completion.stop_reason if isinstance(completion.stop_reason, str) else None
+            ends_turn = "end_turn" if sequence is None else "stop_sequence"
+            reason = _STOP_REASONS.get(self.finish_reason(completion) or "", ends_turn)
+            self._stop = {"stop_reason": reason, "stop_sequence": sequence if reason == "stop_sequence" else None}
+
+    def last_chunks(self) -> Iterator[MessageEvent]:
+        yield from self._blocks.end()
+        yield MessageEvent(type="message_delta", delta=MessageDelta(**self._stop), usage=self._usage())
+        yield MessageEvent(type="message_stop")
+
+    def failed(self, error: ApiError) -> bytes:
+        return b"event: error\ndata: " + msgspec.json.encode(error.messages_body) + b"\n\n"
+
+    def _message(self, *, without_completion: bool = False) -> MessageResponse:
+        usage = self._usage(without_completion=without_completion)
+        return MessageResponse(id=self.id, model=self.frame["model"], content=[], usage=usage)
+
+    def _usage(self, *, without_completion: bool = False) -> MessageUsage:
+        usage = self.usage(without_completion=without_completion)
+        num_cached = usage.prompt_tokens_details.cached_tokens
+        return MessageUsage(usage.prompt_tokens - num_cached, num_cached, usage.completion_tokens)
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Return the object that a JSON text is; empty where it was cut."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}

@@ -1,0 +1,249 @@
+"""`POST /v1/responses`: the next turn of a conversation, in the form of OpenAI's newer API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from time import time
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.core.outputs import CompletionOutput, RequestOutput
+from octavo.server.context import ServerContext
+from octavo.server.errors import ApiError
+from octavo.server.formats.events import (
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallBegin,
+    ToolCallDelta,
+    ToolCallEnd,
+)
+from octavo.server.responses.chat import ContentLogprob
+from octavo.server.responses.responses import (
+    IncompleteDetails,
+    InputTokensDetails,
+    ModelResponse,
+    OutputItem,
+    OutputPart,
+    OutputTokensDetails,
+    ResponseError,
+    ResponseEvent,
+    ResponseUsage,
+)
+from octavo.server.schema.responses import FunctionTool, ResponsesRequest
+from octavo.server.sending import EventStream
+from octavo.server.turn import ShimTurn
+
+_ERROR_CODES: Final = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+
+
+async def create(context: ServerContext, request: Request) -> Response | EventStream:
+    """Return the next turn of a conversation as items of a response, whole or as a stream."""
+    asked, prompts = await context.texts.read(request, ResponsesRequest)
+    return await _ModelResponse(context, request, asked, prompts).respond()
+
+
+async def stored(context: ServerContext, request: Request) -> Response:
+    """Return an error: no response is stored."""
+    raise ApiError(404, "responses are not stored; send the whole input each time", code="response_not_stored")
+
+
+class _Output:
+    """The items of a response, and the events by which they grow.
+
+    unique: what the ids of the items end with. tools: by the name that the model knows, each with its namespace.
+    """
+
+    def __init__(self, unique: str, tools: Mapping[str, tuple[str | None, FunctionTool]]) -> None:
+        self.items: list[OutputItem] = []
+        self.num_events = 0
+        self._unique = unique
+        self._tools = tools
+        self._item: OutputItem | None = None
+        self._pieces: list[str] = []
+        self._logprobs: list[ContentLogprob] = []
+
+    def event(self, kind: str, **fields: Any) -> ResponseEvent:
+        """Return the next event."""
+        self.num_events += 1
+        return ResponseEvent(type=kind, sequence_number=self.num_events - 1, **fields)
+
+    def add(self, event: OutputEvent, logprobs: list[ContentLogprob]) -> Iterator[ResponseEvent]:
+        """Yield the events that report what the model has written. logprobs: of the tokens of a text."""
+        match event:
+            case TextDelta(text):
+                if self._kind != "message":
+                    yield from self._begin(
+                        OutputItem(type="message", id="msg", status="", role="assistant", content=[])
+                    )
+                self._pieces.append(text)
+                self._logprobs += logprobs
+                yield self._of_item("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+            case ReasoningDelta(text):
+                if self._kind != "reasoning":
+                    yield from self._begin(OutputItem(type="reasoning", id="rs", status="", summary=[], content=[]))
+                self._pieces.append(text)
+                yield self._of_item("response.reasoning_text.delta", content_index=0, delta=text)
+            case ToolCallBegin(_, call_id, name):
+                namespace, tool = self._tools.get(name, (None, None))
+                call: dict[str, Any] = {"status": "", "call_id": call_id, "name": name if tool is None else tool.name}
+                if namespace is not None:
+                    call["namespace"] = namespace
+                if tool is not None and tool.type == "custom":
+                    yield from self._begin(OutputItem(type="custom_tool_call", id="ctc", input="", **call))
+                else:
+                    yield from self._begin(OutputItem(type="function_call", id="fc", arguments="", **call))
+            case ToolCallDelta(_, arguments):
+                self._pieces.append(arguments)
+                if self._kind == "function_call":
+                    yield self._of_item("response.function_call_arguments.delta", delta=arguments)
+            case ToolCallEnd():
+                yield from self.end()
+
+    def end(self, status: str = "completed") -> Iterator[ResponseEvent]:
+        """Yield the events that end the open item, if there is one."""
+        item, text = self._item, "".join(self._pieces)
+        if item is None:
+            return
+        if item.type == "function_call":
+            item.arguments = text
+            yield self._of_item("response.function_call_arguments.done", name=item.name, arguments=text)
+        elif item.type == "custom_tool_call":
+            item.input = _text_of_custom(text)
+            yield self._of_item("response.custom_tool_call_input.delta", delta=item.input)
+            yield self._of_item("response.custom_tool_call_input.done", input=item.input)
+        else:
+            part = self._part(text)
+            fields: dict[str, Any] = {} if part.logprobs is UNSET else {"logprobs": part.logprobs}
+            kind = f"response.{part.type}.done"
+            yield self._of_item(kind, content_index=0, text=text, **fields)
+            yield self._of_item("response.content_part.done", content_index=0, part=part)
+            item.content = [part]
+        item.status = status
+        yield self.event("response.output_item.done", output_index=len(self.items) - 1, item=item)
+        self._item = None
+
+    @property
+    def _kind(self) -> str | None:
+        return None if self._item is None else self._item.type
+
+    def _begin(self, item: OutputItem) -> Iterator[ResponseEvent]:
+        yield from self.end()
+        item.id = f"{item.id}_{self._unique}_{len(self.items)}"
+        item.status = "in_progress"
+        self._item, self._pieces, self._logprobs = item, [], []
+        self.items.append(item)
+        begun = msgspec.structs.replace(item)
+        yield self.event("response.output_item.added", output_index=len(self.items) - 1, item=begun)
+        if item.content is not UNSET:
+            yield self._of_item("response.content_part.added", content_index=0, part=self._part(""))
+
+    def _part(self, text: str) -> OutputPart:
+        if self._kind == "reasoning":
+            return OutputPart(type="reasoning_text", text=text)
+        return OutputPart(type="output_text", text=text, annotations=[], logprobs=self._logprobs)
+
+    def _of_item(self, kind: str, **fields: Any) -> ResponseEvent:
+        return self.event(kind, item_id=self.items[-1].id, output_index=len(self.items) - 1, **fields)
+
+
+class _ModelResponse(ShimTurn[ResponsesRequest]):
+    """A stream has the response as it begins, its items as they grow, and the response as it ends."""
+
+    id_prefix = "resp_"
+    end_of_stream = b""
+
+    def __init__(
+        self, context: ServerContext, request: Request, shim: ResponsesRequest, prompts: Sequence[Any]
+    ) -> None:
+        super().__init__(context, request, shim, prompts)
+        self._output = _Output(self.id.removeprefix(self.id_prefix), shim.named_tools())
+        self._finish_reason: str | None = None
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> ModelResponse:
+        for _ in self.chunks(0, outputs[0]):
+            pass
+        *_, last = self.last_chunks()
+        assert isinstance(last.response, ModelResponse)
+        return last.response
+
+    def chunks(self, index: int, output: RequestOutput) -> Iterator[ResponseEvent]:
+        if not self._output.num_events:
+            yield self._output.event("response.created", response=self._response("in_progress"))
+            yield self._output.event("response.in_progress", response=self._response("in_progress"))
+        [completion] = output.outputs
+        logprobs = self._logprobs_of(completion)
+        for event in self.events(output, completion):
+            yield from self._output.add(event, logprobs)
+            if isinstance(event, TextDelta):
+                logprobs = []
+        self._finish_reason = self.finish_reason(completion)
+
+    def last_chunks(self) -> Iterator[ResponseEvent]:
+        status = "incomplete" if self._finish_reason == "length" else "completed"
+        if not self._output.items:
+            yield from self._output.add(TextDelta(""), [])
+        yield from self._output.end(status)
+        yield self._output.event(f"response.{status}", response=self._response(status))
+
+    def failed(self, error: ApiError) -> bytes:
+        response = self._response("failed")
+        code = _ERROR_CODES.get(error.status, "server_error")
+        response.error = ResponseError(code, str(error))
+        return self.event(msgspec.json.Encoder(), self._output.event("response.failed", response=response))
+
+    def _logprobs_of(self, completion: CompletionOutput) -> list[ContentLogprob]:
+        found = self.logprobs(completion)
+        return [] if found is None else found.content
+
+    def _response(self, status: str) -> ModelResponse:
+        shim, reasoning, is_open = self.shim, self.shim.reasoning, status == "in_progress"
+        return ModelResponse(
+            id=self.id,
+            created_at=self.frame["created"],
+            completed_at=None if is_open else int(time()),
+            status=status,
+            incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
+            model=self.frame["model"],
+            output=[] if is_open else self._output.items,
+            usage=None if is_open else self._usage(),
+            instructions=shim.instructions,
+            max_output_tokens=shim.max_output_tokens,
+            max_tool_calls=shim.max_tool_calls,
+            metadata=shim.metadata or {},
+            parallel_tool_calls=shim.parallel_tool_calls is not False,
+            prompt_cache_key=shim.prompt_cache_key,
+            reasoning={} if reasoning is None else {"effort": reasoning.effort, "summary": reasoning.summary},
+            safety_identifier=shim.safety_identifier,
+            service_tier=shim.service_tier,
+            temperature=self.params.temperature,
+            text={"format": (shim.text and shim.text.format) or {"type": "text"}},
+            tool_choice=shim.tool_choice or "auto",
+            tools=shim.tools or [],
+            top_logprobs=shim.top_logprobs or 0,
+            top_p=self.params.top_p,
+            user=shim.user,
+        )
+
+    def _usage(self) -> ResponseUsage:
+        usage = self.usage()
+        return ResponseUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(self.reasoning_tokens() or 0),
+            total_tokens=usage.total_tokens,
+        )
+
+
+def _text_of_custom(arguments: str) -> str:
+    """Return the input of a custom tool; the text as it is where it was cut."""
+    try:
+        found = msgspec.json.decode(arguments, type=dict[str, Any]).get("input")
+    except msgspec.DecodeError:
+        return arguments
+    return found if isinstance(found, str) else arguments

@@ -1,0 +1,312 @@
+"""The body of `POST /v1/responses`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Union
+
+from msgspec import Struct, field
+
+from octavo.core.request_limits import REQUEST_LIMITS, check_entries
+from octavo.errors import InvalidRequest
+from octavo.server.decode import Refused, converted, refuse_unsupported
+from octavo.server.schema.chat import RefusalPart
+from octavo.server.schema.common import MEDIA, Int
+from octavo.server.schema.shim import ShimRequest, TextBlock, Unreadable, as_json, called, function, tagged, texts_of
+
+_STORED: Final = Refused("nothing is stored; send the whole input each time")
+_UNKNOWN: Final = Refused("the models served here do not know it")
+_TEXT_FORMAT: Final = Refused("use text.format")
+
+if TYPE_CHECKING:
+    Part = TextBlock | RefusalPart | Unreadable
+else:
+    _TEXTS = tagged(TextBlock, "input_text", "output_text", "reasoning_text", "summary_text")
+    _MEDIA = tagged(Unreadable, "input_image", "input_file", "input_audio")
+    Part = Union[(TextBlock, RefusalPart, *_TEXTS, *_MEDIA)]
+
+
+class _Item(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What all items have. id, status, phase and caller come back from responses; they are not read."""
+
+    type: str = "message"
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+    caller: Any = None
+
+
+class MessageItem(_Item, kw_only=True, forbid_unknown_fields=True):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part]
+
+
+class CallItem(_Item, kw_only=True, forbid_unknown_fields=True):
+    """A call of an earlier turn: `arguments` is the JSON of a function's, `input` the text of a custom tool's."""
+
+    call_id: str
+    name: str
+    namespace: str | None = None
+    arguments: str = ""
+    input: str | None = None
+
+
+class CallOutputItem(_Item, kw_only=True, forbid_unknown_fields=True):
+    """What a call returned."""
+
+    call_id: str
+    output: str | list[Part]
+    name: str | None = None
+    namespace: str | None = None
+
+
+class ReasoningItem(_Item, kw_only=True, forbid_unknown_fields=True):
+    """The reasoning of an earlier turn. Only texts are read: nothing that this server wrote is encrypted."""
+
+    summary: list[Part] = []
+    content: list[Part] | None = None
+    encrypted_content: str | None = None
+
+
+_ITEMS: Final[dict[str, type[_Item]]] = {
+    "message": MessageItem,
+    "function_call": CallItem,
+    "custom_tool_call": CallItem,
+    "function_call_output": CallOutputItem,
+    "custom_tool_call_output": CallOutputItem,
+    "reasoning": ReasoningItem,
+}
+
+
+class FunctionTool(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A function, or a custom tool, whose input is one text. What follows `format` has no effect."""
+
+    type: Literal["function", "custom"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: dict[str, Any] | None = None
+    output_schema: Any = None
+    defer_loading: bool | None = None
+    allowed_callers: Any = None
+    is_async: bool | None = field(default=None, name="async")
+
+    def as_chat(self, namespace: str | None) -> dict[str, Any]:
+        """Return the tool of the chat. A custom tool becomes a function with the one parameter `input`."""
+        name = joined_name(namespace, self.name)
+        if self.type == "function":
+            return function(name, self.description, self.parameters, self.strict)
+        description = self.description or ""
+        if self.format is not None and self.format.get("type") == "grammar":
+            description += (
+                f"\nThe input follows this grammar ({self.format.get('syntax')}):\n{self.format.get('definition')}"
+            )
+        return function(name, description, CUSTOM_PARAMETERS)
+
+
+CUSTOM_PARAMETERS: Final = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+def joined_name(namespace: str | None, name: str) -> str:
+    """Return the name that the model knows a tool of a namespace by."""
+    return name if namespace is None else f"{namespace.rstrip('_')}__{name}"
+
+
+class TextConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The form of the text."""
+
+    format: dict[str, Any] | None = None
+    verbosity: Annotated[Any, Refused(_UNKNOWN.because, harmless=("medium",))] = None
+
+
+class Reasoning(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How much the model reasons. The reasoning itself is in the response, whatever `summary` is."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+    context: Annotated[Any, Refused("the template decides what is kept", harmless=("auto",))] = None
+    mode: Annotated[Any, Refused(_UNKNOWN.because, harmless=("standard",))] = None
+
+
+class ResponsesRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/responses`. Tools that OpenAI runs itself are skipped."""
+
+    names: ClassVar[dict[str, str]] = {
+        "messages": "input",
+        "max_completion_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "reasoning_effort": "reasoning.effort",
+    }
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: Int | None = None
+    top_logprobs: Int | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    include: list[str] | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    max_tool_calls: Int | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    client_metadata: dict[str, Any] | None = None
+
+    previous_response_id: Annotated[Any, _STORED] = None
+    conversation: Annotated[Any, _STORED] = None
+    background: Annotated[Any, Refused(_STORED.because, harmless=(False,))] = None
+    background_options: Annotated[Any, _STORED] = None
+    prompt: Annotated[Any, Refused("no prompts are stored; send input")] = None
+    context_management: Annotated[Any, Refused("the input is read as it is sent", harmless=([],))] = None
+    truncation: Annotated[Any, Refused("shorten the input before sending it", harmless=("disabled",))] = None
+    moderation: Annotated[Any, Refused("the server has no moderation")] = None
+    image: Annotated[Any, MEDIA] = None
+    access_programs: Annotated[Any, _UNKNOWN] = None
+    max_tokens: Annotated[Any, Refused("use max_output_tokens")] = None
+    response_format: Annotated[Any, _TEXT_FORMAT] = None
+
+    def check(self) -> None:
+        ShimRequest.check(self)
+        for part, name in ((self.text, "text"), (self.reasoning, "reasoning")):
+            if part is not None:
+                refuse_unsupported(part, f"{name}.")
+
+    def turns(self) -> list[tuple[str, dict[str, Any]]]:
+        messages: list[tuple[str, dict[str, Any]]] = []
+        if self.instructions:
+            messages.append(("instructions", {"role": "system", "content": self.instructions}))
+        if isinstance(self.input, str):
+            return [*messages, ("input", {"role": "user", "content": self.input})]
+        check_entries("input", len(self.input), REQUEST_LIMITS["input"].entries)
+        for index, given in enumerate(self.input):
+            where = f"input[{index}]"
+            message = _message(_item(given, where), where)
+            if message is None:
+                continue
+            last = messages[-1][1] if messages else {"role": ""}
+            # the reasoning, the text and the calls of one turn are items of their own
+            if message["role"] == last["role"] == "assistant" and not _repeats(last, message):
+                calls = [*last.get("tool_calls", []), *message.get("tool_calls", [])]
+                last |= message | ({"tool_calls": calls} if calls else {})
+            else:
+                messages.append((where, message))
+        for _, message in messages:
+            if message["role"] == "assistant" and "tool_calls" not in message:
+                message.setdefault("content", "")
+        return messages
+
+    def chat_fields(self) -> dict[str, Any]:
+        tools, choice = self._chat_tools()
+        return {
+            "max_completion_tokens": self.max_output_tokens,
+            "response_format": self._response_format(),
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+            "logprobs": True if self.wants_logprobs else None,
+            "top_logprobs": self.top_logprobs if self.wants_logprobs else None,
+            "tools": tools or None,
+            "tool_choice": choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+        }
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
+
+    def named_tools(self) -> dict[str, tuple[str | None, FunctionTool]]:
+        """Return the tools that are called by the client, by the name that the model knows, each with its namespace."""
+        named: dict[str, tuple[str | None, FunctionTool]] = {}
+        for index, given in enumerate(self.tools or []):
+            namespace: Any = None
+            members: Any = [given]
+            if given.get("type") == "namespace":
+                namespace, members = given.get("name"), given.get("tools")
+                if not isinstance(namespace, str) or not isinstance(members, list):
+                    raise InvalidRequest(f"tools[{index}] has no name or no tools", field=f"tools[{index}]")
+            for each in members:
+                if isinstance(each, dict) and each.get("type") in ("function", "custom"):
+                    tool = converted(each, FunctionTool, f"tools[{index}]")
+                    name = joined_name(namespace, tool.name)
+                    if name in named:
+                        raise InvalidRequest(f"tools[{index}] is named {name!r:.140}, as another tool", field="tools")
+                    named[name] = (namespace, tool)
+        return named
+
+    def _chat_tools(self) -> tuple[list[dict[str, Any]], Any]:
+        named, choice = self.named_tools(), self.tool_choice
+        if isinstance(choice, dict):
+            kind = choice.get("type")
+            if kind == "allowed_tools" and isinstance(choice.get("tools"), list):
+                allowed = {each.get("name") for each in choice["tools"] if isinstance(each, dict)}
+                named = {name: tool for name, tool in named.items() if name in allowed}
+                choice = choice.get("mode")
+            elif kind in ("function", "custom"):
+                choice = {"type": "function", "function": {"name": choice.get("name")}}
+            else:
+                raise InvalidRequest(
+                    f"tool_choice is of type {kind!r:.60}; it is none, auto, required, or of type function, custom or "
+                    "allowed_tools: the server runs no tools itself",
+                    field="tool_choice",
+                    code="unsupported_parameter",
+                )
+        tools = [tool.as_chat(namespace) for namespace, tool in named.values()]
+        # the tools that were skipped cannot be called
+        return tools, None if not tools and choice in ("auto", "none") else choice
+
+    def _response_format(self) -> dict[str, Any] | None:
+        form = None if self.text is None else self.text.format
+        if form is None or form.get("type") != "json_schema":
+            return form
+        return {"type": "json_schema", "json_schema": {name: form[name] for name in form if name != "type"}}
+
+
+def _item(given: dict[str, Any], where: str) -> _Item:
+    name = given.get("type", "message")
+    kind = _ITEMS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        because = _STORED.because if name == "item_reference" else f"it is one of {', '.join(_ITEMS)}"
+        raise InvalidRequest(
+            f"{where} is of type {name!r:.60}, which is not supported: {because}",
+            field=f"{where}.type",
+            code="unsupported_content_type",
+        )
+    return converted(given, kind, where)
+
+
+def _message(item: _Item, where: str) -> dict[str, Any] | None:
+    """Return the message of a chat that an item is, or is a part of; None for one without text."""
+    match item:
+        case MessageItem(role=role, content=content):
+            return {"role": role, "content": "\n".join(texts_of(content, f"{where}.content"))}
+        case CallItem(call_id=call_id, name=name):
+            arguments = item.arguments if item.input is None else as_json({"input": item.input})
+            call = called(call_id, joined_name(item.namespace, name), arguments)
+            return {"role": "assistant", "tool_calls": [call]}
+        case CallOutputItem(call_id=call_id, output=output):
+            return {"role": "tool", "tool_call_id": call_id, "content": "\n".join(texts_of(output, f"{where}.output"))}
+        case ReasoningItem(summary=summary, content=texts):
+            text = "\n".join(texts_of(texts or summary, f"{where}.content"))
+            return {"role": "assistant", "reasoning_content": text} if text else None
+    raise AssertionError(item)
+
+
+def _repeats(last: dict[str, Any], message: dict[str, Any]) -> bool:
+    """Return whether a message begins a new turn of the assistant rather than going on with the last one."""
+    order = ("reasoning_content", "content", "tool_calls")
+    begun = max(order.index(name) for name in last if name in order)
+    return min(order.index(name) for name in message if name in order) < begun + (begun < 2)

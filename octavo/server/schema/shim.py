@@ -1,0 +1,146 @@
+"""What the bodies of APIs that are served as chats have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, ClassVar, Final
+
+import msgspec
+from msgspec import Struct, defstruct
+
+from octavo.errors import InvalidRequest
+from octavo.server.decode import Refused, RequestBody, converted, refused_fields
+from octavo.server.schema.chat import ChatCompletionRequest
+from octavo.server.schema.common import MEDIA, GenerationRequest
+
+_ONE: Final = Refused("this API has one response; send several requests", harmless=(1,))
+_LIKELIEST: Final = Refused("this API has no beam search; completions and chats have it", harmless=(False,))
+_CHAT_ONLY: Final = Refused("completions and chats have it", harmless=(False,))
+
+
+class TextBlock(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """A piece of text. Only the text is read: the other fields come back from responses, or steer a cache."""
+
+    text: str
+    annotations: Any = None
+    logprobs: Any = None
+    prompt_cache_breakpoint: Any = None
+    cache_control: Any = None
+    citations: Any = None
+
+
+class Unreadable(Struct, tag_field="type"):
+    """Something that is not text."""
+
+
+def tagged(base: type[Struct], *tags: str) -> tuple[type[Struct], ...]:
+    """Return a struct like `base` for each tag."""
+    return tuple(defstruct(f"{base.__name__}_{tag}", [], bases=(base,), tag=tag) for tag in tags)
+
+
+def texts_of(content: str | Sequence[Any], field: str) -> list[str]:
+    """Return the texts of a content. Raises InvalidRequest for what is not text."""
+    if isinstance(content, str):
+        return [content]
+    return [text_of(part, f"{field}[{index}]") for index, part in enumerate(content)]
+
+
+def text_of(part: Struct, field: str) -> str:
+    """Return the text of a part. Raises InvalidRequest for one that is not text."""
+    text: str | None = getattr(part, "text", None)
+    if text is None:
+        kind = part.__struct_config__.tag
+        raise InvalidRequest(
+            f"{field} is of type {kind}, which is not read here: {MEDIA.because}",
+            field=field,
+            code="unsupported_content_type",
+        )
+    return text
+
+
+class ShimRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
+    """A request that is served as the chat `as_chat()`. It may have the sampling parameters of chats, too.
+
+    names: what the client calls the fields of the chat.
+    """
+
+    names: ClassVar[dict[str, str]]
+
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    n: Annotated[Any, _ONE] = None
+    best_of: Annotated[Any, _ONE] = None
+    use_beam_search: Annotated[Any, _LIKELIEST] = None
+    length_penalty: Annotated[Any, _LIKELIEST] = None
+    early_stopping: Annotated[Any, _LIKELIEST] = None
+    prompt_logprobs: Annotated[Any, _CHAT_ONLY] = None
+    return_token_ids: Annotated[Any, _CHAT_ONLY] = None
+    return_cache_info: Annotated[Any, _CHAT_ONLY] = None
+
+    @abstractmethod
+    def turns(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return the messages of the chat, each with the field that it comes from. Raises InvalidRequest."""
+
+    @abstractmethod
+    def chat_fields(self) -> dict[str, Any]:
+        """Return the fields of the chat that this API has under other names. Raises InvalidRequest."""
+
+    def as_chat(self) -> ChatCompletionRequest:
+        """Return the chat that this request is served as. Raises InvalidRequest."""
+        turns = self.turns()
+        common = [name for name in _COMMON_FIELDS if name not in refused_fields(type(self))]
+        fields = {name: value for name in common if (value := getattr(self, name)) is not None}
+        fields |= {name: value for name, value in self.chat_fields().items() if value is not None}
+        with self.named():
+            chat = converted({**fields, "messages": [message for _, message in turns]}, ChatCompletionRequest)
+            chat.check()
+        return chat
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Give an InvalidRequest about the chat the client's name of the field."""
+        try:
+            yield
+        except InvalidRequest as error:
+            field = self._client_name(error.field or "")
+            message = str(error)
+            if error.field and message.startswith(error.field):
+                message = field + message.removeprefix(error.field)
+            raise InvalidRequest(message, field=field or None, code=error.code) from error
+
+    def _client_name(self, field: str) -> str:
+        if field.startswith("messages["):
+            index, _, rest = field.removeprefix("messages[").partition("]")
+            return self.turns()[int(index)][0] + rest
+        name, dot, rest = field.partition(".")
+        return self.names.get(field) or self.names.get(name, name) + dot + rest
+
+    def check(self) -> None:
+        """Raise InvalidRequest for fields of this API that are too long. `as_chat` checks what becomes of them."""
+        RequestBody.check(self)
+
+
+_COMMON_FIELDS: Final = (*GenerationRequest.__struct_fields__, "chat_template_kwargs")
+
+
+def neutral(asked: RequestBody) -> RequestBody:
+    """Return the chat that a request is served as; the request itself where its API is no shim."""
+    return asked.as_chat() if isinstance(asked, ShimRequest) else asked
+
+
+def function(name: str, description: str | None, parameters: Any, strict: bool | None = None) -> dict[str, Any]:
+    """Return a tool of a chat."""
+    fields = {"name": name, "description": description, "parameters": parameters, "strict": strict}
+    return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}
+
+
+def called(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """Return a call in a message of a chat."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def as_json(value: Any) -> str:
+    """Return the JSON of a value as text."""
+    return msgspec.json.encode(value).decode()
