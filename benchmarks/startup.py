@@ -1,8 +1,8 @@
 """Cold starts of `octavo serve`: seconds from the start of the process until it answers, first and later ones.
 
 `python -m benchmarks.startup MODEL` alternates starts without packed weights and starts with them, in a cache folder of
-its own that is removed afterwards. Seconds are those until `/health` answers 200; processor seconds are those of the
-server with its engine from start to end. Files are in the page cache after the first pair, which does not count.
+its own that is removed afterwards. Seconds are those until `/ready` responds with 200; processor seconds are those of
+the server with its engine from start to end. Files are in the page cache after the first pair, which does not count.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ def start(model: str, environ: dict[str, str], arguments: list[str], *, until_ke
         if "http://" not in line:
             raise SystemExit(f"the server did not start: {line!r}")
         address = line.rsplit("http://", 1)[1].split("/")[0]
-        connection = http.client.HTTPConnection(address)
-        connection.request("GET", "/health")
-        if connection.getresponse().status != http.client.OK:
-            raise SystemExit("the server is not healthy")
+        while True:  # it responds while the model loads
+            connection = http.client.HTTPConnection(address)
+            connection.request("GET", "/ready")
+            if connection.getresponse().status == http.client.OK:
+                break
+            time.sleep(0.02)
         ready = time.perf_counter() - began
         deadline = time.monotonic() + _DEADLINE_S
         while until_kept is not None and not any(until_kept.glob("*.files.json")):
