@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import sys
-from io import TextIOWrapper
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
 
+import msgspec
 from cyclopts import Parameter
 
-from octavo.cli.options import Given, heading, with_options
+from octavo.cli.chat_models import ChatModel, EngineModel, ServerModel
+from octavo.cli.openai_client import OpenAIClient, read_api_key
+from octavo.cli.options import NOT_FOR_A_TERMINAL, Given, heading, with_options
 from octavo.cli.start import load, log_quietly, mention_demonstration_model
 from octavo.cli.terminal import WordWrap, say
+from octavo.cli.typed_lines import TypedLines, line_history
 from octavo.config.args import EngineArgs
-from octavo.core.sampling_params import SamplingParams
-from octavo.engine.interrupt import Interrupt, interrupt_handler
-from octavo.errors import OctavoError
+from octavo.config.fields import arguments
+from octavo.config.sources import user_directory
+from octavo.core.sampling_params import SamplingParams, documented_fields
+from octavo.engine.interrupt import interrupt_handler
+from octavo.errors import ConfigError, InvalidRequest, OctavoError
 
-if TYPE_CHECKING:
-    from octavo.engine.llm_engine import LLMEngine
-
-_HELP = "/exit or Ctrl-C twice ends, /clear starts a new conversation, Ctrl-C stops an answer."
+_HELP: Final = "/help lists the commands, /exit or Ctrl-C twice ends, Ctrl-C stops an answer."
+_COMMANDS: Final = """\
+/set [NAME [VALUE]]  show the sampling parameters that are set, set one, or (without a value) take its default again
+/system [TEXT]       show the system message, or set it; "" removes it
+/regenerate          answer the last message once more
+/clear               start a new conversation
+/save FILE           write the conversation to a file, /load FILE reads one
+/exit                end, as do Ctrl-D and Ctrl-C twice
+\"\"\"                  begins and ends a text of several lines; a \\ at the end of a line goes on in the next one"""
+_ALIASES: Final = {"/bye": "/exit", "/quit": "/exit", "/regen": "/regenerate", "/?": "/help"}
+_MAX_FILE: Final = 16 << 20
 
 
 @with_options(SamplingParams, EngineArgs, model="positional", without=("n",))
@@ -29,105 +42,191 @@ def chat(
     system: Annotated[
         str | None, Parameter(help="Message that tells the model who it is.", group=heading("Prompt"))
     ] = None,
+    url: Annotated[
+        str | None,
+        Parameter(
+            help="Talk to a server of the OpenAI API at this address; no model is loaded.", group=heading("Prompt")
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        str | None, Parameter(help="With --url: file whose first line is the API key.", group=heading("Prompt"))
+    ] = None,
+    history: Annotated[
+        bool,
+        Parameter(
+            help="Keep what is typed, in octavo/chat_history of the user's data folder.", group=heading("Prompt")
+        ),
+    ] = True,
     given: Given,
 ) -> int:
     """Talk to a model; each answer is written as it is generated."""
-    args = given.arguments(EngineArgs)
+    values = {name: value for name, value in given.values.items() if name in SamplingParams.__struct_fields__}
     given.sampling({"max_tokens": None})  # raises for wrong flags before a model is loaded
-    log_quietly(args)
-    mention_demonstration_model(args)
-    engine = load(args)
-    params = given.sampling({"max_tokens": None} | engine.generation_defaults)
-    converse(engine, params, system)
+    model: ChatModel
+    if url is None:
+        args = given.arguments(EngineArgs)
+        log_quietly(args)
+        mention_demonstration_model(args)
+        model = EngineModel(load(args))
+    else:
+        idle = sorted((set(given.values) & set(arguments(EngineArgs))) - {"model", *values})
+        if idle:
+            raise ConfigError(f"{idle[0]} has no effect with url: the engine is that of the server; leave it out")
+        server = OpenAIClient(url, read_api_key(api_key_file))
+        model = ServerModel(server, given.values.get("model"), partial(_notice, sys.stderr))
+        say(f"{model.name} at {server.address}", sys.stderr)
+    model.sampling(values)
+    with line_history(user_directory("data") if history else None):
+        converse(model, values, system)
     return 0
 
 
-class _CtrlC(Interrupt):
-    """Ctrl-C during a conversation: at the prompt it raises KeyboardInterrupt, during a response it requests its end.
-
-    Three during one response raise KeyboardInterrupt, too.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._is_at_prompt = False
-        self._num_presses = 0
-
-    def read_line(self, prompt: str) -> str | None:
-        """Return the next line without surrounding blanks; None at the end of the input. Raises KeyboardInterrupt."""
-        self.requested, self._num_presses, self._is_at_prompt = False, 0, True
-        try:
-            return input(prompt).strip()
-        except EOFError:
-            return None
-        finally:
-            self._is_at_prompt = False
-
-    def handle(self, signal_number: int, frame: FrameType | None) -> None:
-        """Take a press of Ctrl-C."""
-        self._num_presses += 1
-        if self._is_at_prompt or self._num_presses > 2:
-            raise KeyboardInterrupt
-        self.requested = True
+def _notice(stream: Any, text: str) -> None:
+    say(f"\noctavo: {text}", stream)
 
 
-def converse(engine: LLMEngine, params: SamplingParams, system: str | None) -> None:
-    """Read lines and write responses, until /exit or the end of the input. A refused turn is dropped.
+def converse(model: ChatModel, values: dict[str, Any], system: str | None) -> None:
+    """Read turns and write responses, until /exit or the end of the input. A refused turn is dropped.
 
     Raises KeyboardInterrupt for Ctrl-C twice at the prompt; once keeps the conversation.
     """
-    start = [{"role": "system", "content": system}] if system else []
-    messages = list(start)
-    if isinstance(sys.stdin, TextIOWrapper):
-        # a line that is no text is refused like another turn, and does not end the conversation
-        sys.stdin.reconfigure(errors="surrogateescape")
-    is_terminal = sys.stdin.isatty()
-    if is_terminal:
+    lines, was_interrupted = TypedLines(), False
+    conversation = Conversation(model, values, system, lines)
+    if lines.is_terminal:
         say(_HELP, sys.stderr)
-    ctrl_c, was_interrupted = _CtrlC(), False
-    with interrupt_handler(ctrl_c.handle):
+    with interrupt_handler(lines.handle):
         while True:
             try:
-                line = ctrl_c.read_line("> " if is_terminal else "")
+                line = lines.read()
             except KeyboardInterrupt:
-                if was_interrupted or not is_terminal:
+                if was_interrupted or not lines.is_terminal:
                     raise
                 was_interrupted = True
                 say("\nThe conversation goes on; Ctrl-C again, or /exit, ends it.", sys.stderr)
                 continue
             was_interrupted = False
-            if line is None or line == "/exit":
+            if line is None:
                 return
-            if line == "/clear":
-                messages = list(start)
-            elif line.startswith("/"):
-                say(f"octavo: {line} is not a command; {_HELP}", sys.stderr)
-            elif line:
-                messages += _turn(engine, messages, line, params, ctrl_c)
+            name, _, rest = line.partition(" ")
+            name = _ALIASES.get(name, name)
+            if name == "/exit":
+                return
+            try:
+                if line.startswith("/") and "\n" not in line:
+                    conversation.command(name, rest.strip())
+                elif line:
+                    conversation.say(line)
+            except OctavoError as error:
+                say(f"octavo: {error}", sys.stderr)
 
 
-def _turn(
-    engine: LLMEngine, messages: list[dict[str, str]], line: str, params: SamplingParams, interrupt: Interrupt
-) -> list[dict[str, str]]:
-    """Respond to a line; return the messages that it adds to the conversation, none when it is refused."""
-    turn = {"role": "user", "content": line}
-    try:
-        answer = _answer(engine, [*messages, turn], params, interrupt)
-    except OctavoError as error:
-        say(f"octavo: {error}", sys.stderr)
-        return []
-    return [turn, {"role": "assistant", "content": answer}]
+class Conversation:
+    """Messages, the sampling parameters that are set, and the commands that change them."""
+
+    def __init__(self, model: ChatModel, values: dict[str, Any], system: str | None, lines: TypedLines) -> None:
+        self._model, self._values, self._system, self._lines = model, dict(values), system, lines
+        self._messages: list[dict[str, str]] = []
+
+    def say(self, text: str) -> None:
+        """Respond to a text; both become part of the conversation. Raises OctavoError, and is then as before."""
+        turn = {"role": "user", "content": text}
+        answer = self._respond([*self._messages, turn])
+        self._messages += [turn, {"role": "assistant", "content": answer}]
+
+    def command(self, name: str, rest: str) -> None:
+        """Carry out a command. Raises OctavoError."""
+        commands = {
+            "/help": lambda rest: say(_COMMANDS, sys.stderr),
+            "/set": self._set,
+            "/system": self._set_system,
+            "/regenerate": self._regenerate,
+            "/clear": lambda rest: self._messages.clear(),
+            "/save": self._save,
+            "/load": self._load,
+        }
+        if name not in commands:
+            raise InvalidRequest(f"{name} is not a command; {_HELP}")
+        commands[name](rest)
+
+    def _respond(self, messages: list[dict[str, str]]) -> str:
+        """Write the model's response to standard output and return it; Ctrl-C ends it."""
+        start = [{"role": "system", "content": self._system}] if self._system else []
+        screen = WordWrap(sys.stdout)
+        try:
+            answer = self._model.respond([*start, *messages], self._values, screen.write, self._lines)
+        finally:
+            screen.flush()
+        sys.stdout.write(" [stopped]\n" if self._lines.requested else "\n")
+        return answer
+
+    def _regenerate(self, rest: str) -> None:
+        if not self._messages:
+            raise InvalidRequest("there is no message to answer again")
+        answer = self._respond(self._messages[:-1])
+        self._messages[-1] = {"role": "assistant", "content": answer}
+
+    def _set(self, rest: str) -> None:
+        name, _, text = rest.removeprefix("parameter ").partition(" ")
+        name = name.replace("-", "_")
+        if not name:
+            shown = [f"{key} {msgspec.json.encode(value).decode()}" for key, value in self._values.items()]
+            say("\n".join(shown) or "nothing is set: the model's own defaults apply", sys.stderr)
+            return
+        values = {key: value for key, value in self._values.items() if key != name}
+        if name in ("n", *NOT_FOR_A_TERMINAL):
+            raise InvalidRequest(f"{name} has no meaning in a conversation", field=name)
+        if not text.strip():
+            if name not in documented_fields():
+                self._model.sampling({name: None})  # names the nearest
+            self._values = values
+            return
+        try:
+            value = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            value = text.strip()  # a word, such as never, or a stop string
+        values[name] = value
+        self._model.sampling(values)
+        self._values = values
+
+    def _set_system(self, rest: str) -> None:
+        if rest:
+            self._system = None if rest == '""' else rest
+        else:
+            say(self._system or "there is no system message", sys.stderr)
+
+    def _save(self, rest: str) -> None:
+        body = {"system": self._system, "messages": self._messages, "sampling": self._values}
+        try:
+            Path(_file_of(rest)).write_bytes(msgspec.json.format(msgspec.json.encode(body)) + b"\n")
+        except OSError as error:
+            raise ConfigError(f"{rest} cannot be written: {error.strerror}") from error
+
+    def _load(self, rest: str) -> None:
+        try:
+            with _file_of(rest).open("rb") as file:
+                saved = msgspec.json.decode(file.read(_MAX_FILE), type=_Saved)
+        except OSError as error:
+            raise ConfigError(f"{rest} cannot be read: {error.strerror}") from error
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{rest} is no conversation of /save: {error}") from error
+        self._model.sampling(saved.sampling)
+        self._system, self._values = saved.system, saved.sampling
+        self._messages = [{"role": each.role, "content": each.content} for each in saved.messages]
+        say(f"{len(saved.messages)} messages", sys.stderr)
 
 
-def _answer(engine: LLMEngine, messages: list[dict[str, str]], params: SamplingParams, interrupt: Interrupt) -> str:
-    """Write the model's response to standard output and return it; Ctrl-C ends it."""
-    from octavo.cli.stream import stream
+class _Message(msgspec.Struct, forbid_unknown_fields=True):
+    role: str
+    content: str
 
-    pieces: list[str] = []
-    screen = WordWrap(sys.stdout)
-    for output in stream(engine, engine.render_chat(messages), params, interrupt):
-        pieces.append(output.outputs[0].text)
-        screen.write(pieces[-1])
-    screen.flush()
-    sys.stdout.write(" [stopped]\n" if interrupt.requested else "\n")
-    return "".join(pieces)
+
+class _Saved(msgspec.Struct, forbid_unknown_fields=True):
+    messages: list[_Message]
+    system: str | None = None
+    sampling: dict[str, Any] = {}
+
+
+def _file_of(text: str) -> Path:
+    if not text:
+        raise InvalidRequest("there is no file name; write one behind the command")
+    return Path(text).expanduser()

@@ -48,7 +48,7 @@ _GROUPS = (
 )
 """Headings of the help, in this order."""
 
-_NOT_FOR_A_TERMINAL = ("output_kind", "detokenize", "logprobs", "prompt_logprobs", "spaces_between_special_tokens")
+NOT_FOR_A_TERMINAL = ("output_kind", "detokenize", "logprobs", "prompt_logprobs", "spaces_between_special_tokens")
 """Sampling parameters that shape the output object, not the text."""
 
 _OF_A_SERVER = (
@@ -179,7 +179,7 @@ def _sampling_flags() -> list[inspect.Parameter]:
     found = []
     for name, param in documented_fields().items():
         kind = _plain_kind(hints[name])
-        if kind is None or name in _NOT_FOR_A_TERMINAL:
+        if kind is None or name in NOT_FOR_A_TERMINAL:
             continue
         value = getattr(default, name)
         doc = param.doc if value in (None, (), False) or name == "max_tokens" else f"{param.doc} [default: {value}]"

@@ -62,10 +62,26 @@ def _in_plain_characters(error: UnicodeError) -> tuple[str, int]:
     return "".join(_PLAIN.get(character, "?") for character in text), error.end
 
 
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Return a text without characters that move the cursor, change the terminal or turn the order of others around.
+
+    Escape becomes ^[, others their number; carriage returns are left out.
+    """
+    return _CONTROLS.sub(_shown_control, text)
+
+
+def _shown_control(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    return "" if match[0] == "\r" else f"^{chr(number ^ 64)}" if number < 128 else f"<{number:x}>"
+
+
 def say(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
     """Print lines to a stream (standard output); on a terminal those that are too long break between words."""
     stream = sys.stdout if stream is None else stream
-    print(fitted(text, columns(stream)) if stream.isatty() else text, end=end, file=stream)
+    print(fitted(printable(text), columns(stream)) if stream.isatty() else text, end=end, file=stream)
 
 
 def columns(stream: TextIO) -> int:
@@ -99,7 +115,7 @@ _TOKEN = re.compile(rf"\n|[^\S\n]+|[{_WIDE}]|[^\s{_WIDE}]+")
 
 
 class WordWrap:
-    """Writes text piece by piece; on a terminal a word that does not fit begins a new line.
+    """Writes text piece by piece; on a terminal a word that does not fit begins a new line, and text is made printable.
 
     The last word is held back until it is known to be whole: end with `flush`.
     """
@@ -115,7 +131,7 @@ class WordWrap:
         if not self._is_terminal:
             self._stream.write(text)
         else:
-            tokens = _TOKEN.findall(self._held + text)
+            tokens = _TOKEN.findall(self._held + printable(text))
             is_whole = not tokens or tokens[-1].isspace() or re.fullmatch(f"[{_WIDE}]", tokens[-1]) is not None
             self._held = "" if is_whole else tokens.pop()
             for token in tokens:

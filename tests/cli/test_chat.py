@@ -6,19 +6,25 @@ import io
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from octavo.cli import chat
 from octavo.cli.chat import converse
+from octavo.cli.chat_models import EngineModel
+from octavo.cli.main import EXIT_ERROR, main
+from octavo.cli.typed_lines import line_history
 from octavo.core.messages import EngineCoreRequest
-from octavo.core.sampling_params import SamplingParams
 from octavo.engine.llm_engine import LLMEngine
 from tests.fakes.core import ScriptedCore
+from tests.fakes.openai_server import FakeOpenAI, chat, serve_openai
 
 MakeEngine = Callable[[ScriptedCore], LLMEngine]
-PARAMS = SamplingParams(max_tokens=50)
+
+
+def talk(engine: LLMEngine, system: str | None) -> None:
+    converse(EngineModel(engine), {"max_tokens": 50}, system)
 
 
 def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
@@ -38,7 +44,7 @@ def test_each_turn_sees_those_before_it(
 ) -> None:
     core = ScriptedCore(reply=answer)
     type_lines(monkeypatch, "one", "", "two", "/exit", "never")
-    converse(make_engine(core), PARAMS, "be brief")
+    talk(make_engine(core), "be brief")
     assert prompts(core) == ["s:be brief;u:one;", "s:be brief;u:one;a:ok;u:two;"]
     assert capsys.readouterr().out == "ok\nok\n"
 
@@ -48,7 +54,7 @@ def test_clear_starts_again_and_keeps_the_system_message(
 ) -> None:
     core = ScriptedCore(reply=answer)
     type_lines(monkeypatch, "one", "/clear", "two")
-    converse(make_engine(core), PARAMS, "be brief")
+    talk(make_engine(core), "be brief")
     assert prompts(core)[1] == "s:be brief;u:two;"
 
 
@@ -57,7 +63,7 @@ def test_a_refused_turn_is_told_and_forgotten(
 ) -> None:
     core = ScriptedCore(reply=answer)
     type_lines(monkeypatch, "x" * 500, "/nonsense", "two")
-    converse(make_engine(core), PARAMS, None)
+    talk(make_engine(core), None)
     assert prompts(core) == ["u:two;"]
     errors = capsys.readouterr().err.splitlines()
     assert errors[0].startswith("octavo: the prompt has 50")
@@ -75,7 +81,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(
 
     core = PressesCtrlC(reply=lambda request, index: [*b"abcdefgh"])
     type_lines(monkeypatch, "one", "two")
-    converse(make_engine(core), PARAMS, None)
+    talk(make_engine(core), None)
     assert capsys.readouterr().out == "ab [stopped]\nabcdefgh\n"
     assert prompts(core)[1] == "u:one;a:ab;u:two;"
     assert len(core.aborted) == 1
@@ -86,7 +92,7 @@ def test_a_line_that_is_no_text_is_a_refused_turn(
 ) -> None:
     core = ScriptedCore(reply=answer)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\n\xff\ntwo\n"), encoding="utf-8"))
-    converse(make_engine(core), PARAMS, None)
+    talk(make_engine(core), None)
     assert prompts(core) == ["u:one;", "u:one;a:ok;u:two;"]
     assert "octavo: messages is no valid Unicode text" in capsys.readouterr().err
 
@@ -121,7 +127,7 @@ def test_ctrl_c_at_the_prompt_keeps_the_conversation(
 ) -> None:
     core = ScriptedCore(reply=answer)
     Keyboard(monkeypatch, "one", None, "two", None, "three")
-    converse(make_engine(core), PARAMS, None)
+    talk(make_engine(core), None)
     assert prompts(core)[-1] == "u:one;a:ok;u:two;a:ok;u:three;"
     assert capsys.readouterr().err.count("The conversation goes on") == 2
 
@@ -132,7 +138,7 @@ def test_ctrl_c_twice_at_the_prompt_ends_the_conversation(
     core = ScriptedCore(reply=answer)
     Keyboard(monkeypatch, "one", None, None, "two")
     with pytest.raises(KeyboardInterrupt):
-        converse(make_engine(core), PARAMS, None)
+        talk(make_engine(core), None)
     assert prompts(core) == ["u:one;"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -140,15 +146,15 @@ def test_ctrl_c_twice_at_the_prompt_ends_the_conversation(
 def test_ctrl_c_just_after_an_answer_is_harmless(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     core = ScriptedCore(reply=answer)
     Keyboard(monkeypatch, "one", "two")
-    answered = chat._answer
+    answered = EngineModel.respond
 
     def answer_and_press(*arguments: Any) -> str:
         text = answered(*arguments)
         press_ctrl_c()
         return text
 
-    monkeypatch.setattr(chat, "_answer", answer_and_press)
-    converse(make_engine(core), PARAMS, None)
+    monkeypatch.setattr(EngineModel, "respond", answer_and_press)
+    talk(make_engine(core), None)
     assert prompts(core)[-1] == "u:one;a:ok;u:two;"
 
 
@@ -163,4 +169,122 @@ def test_ctrl_c_again_and_again_ends_an_answer_that_does_not_stop(
 
     Keyboard(monkeypatch, "one")
     with pytest.raises(KeyboardInterrupt):
-        converse(make_engine(Stuck(reply=answer)), PARAMS, None)
+        talk(make_engine(Stuck(reply=answer)), None)
+
+
+def test_a_text_of_several_lines_is_one_turn(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = ScriptedCore(reply=answer)
+    type_lines(monkeypatch, '"""one', "", 'two"""', "three\\")
+    talk(make_engine(core), None)
+    assert prompts(core) == ["u:one\n\ntwo;", "u:one\n\ntwo;a:ok;u:three\\;"]
+    Keyboard(monkeypatch, "one\\", "two")
+    talk(make_engine(core), None)
+    assert prompts(core)[-1] == "u:one\ntwo;"
+
+
+def test_commands_change_the_conversation(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    core = ScriptedCore(reply=answer)
+    file = tmp_path / "saved.json"
+    lines = ["/system be kind", "one", "/regenerate", f"/save {file}", "/clear", '/system ""', f"/load {file}", "two"]
+    type_lines(monkeypatch, *lines)
+    talk(make_engine(core), None)
+    first = "s:be kind;u:one;"
+    assert prompts(core) == [first, first, f"{first}a:ok;u:two;"]
+    file.write_text('{"messages": [{"role": 1}]}')
+    type_lines(monkeypatch, f"/load {file}", "/load", f"/save {tmp_path}", "/regenerate")
+    talk(make_engine(core), None)
+    errors = capsys.readouterr().err.splitlines()
+    assert "is no conversation of /save: Expected `str`" in errors[-4]
+    assert errors[-3:] == [
+        "octavo: there is no file name; write one behind the command",
+        f"octavo: {tmp_path} cannot be written: Is a directory",
+        "octavo: there is no message to answer again",
+    ]
+
+
+def test_sampling_parameters_are_set_by_their_own_validation(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    core = ScriptedCore(reply=answer)
+    type_lines(
+        monkeypatch,
+        *("/set temperature 0.5", "/set parameter top-p 0.9", "/set stop END", "one", "/set top_p", "/set"),
+        *("/set temperature 200", "/set temprature 1", "/set n 2", "two"),
+    )
+    talk(make_engine(core), None)
+    one, two = (request.params for request in core.requests.values())
+    assert (one.temperature, one.top_p, one.stop, one.max_tokens) == (0.5, 0.9, ("END",), 50)
+    assert (two.temperature, two.top_p) == (0.5, 1.0)
+    errors = capsys.readouterr().err
+    assert 'max_tokens 50\ntemperature 0.5\nstop "END"\n' in errors
+    assert "temperature is 200, must be at most 100" in errors
+    assert "temprature is not a sampling parameter; did you mean temperature?" in errors
+    assert "n has no meaning in a conversation" in errors
+
+
+def remote(fake: FakeOpenAI, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    monkeypatch.setattr("octavo.cli.chat_models._PAUSES_S", (0.1,) * 2)
+    type_lines(monkeypatch, *lines)
+    assert main(["chat", "--url", f"127.0.0.1:{fake.port}", "--temperature", "0"]) == 0
+
+
+def test_a_conversation_with_a_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with serve_openai(FakeOpenAI(lambda body: chat("he", "llo"))) as fake:
+        remote(fake, monkeypatch, "one", "/set top_p 0.5", "two")
+    assert capsys.readouterr().out == "hello\nhello\n"
+    first, second = fake.requests
+    assert first == {
+        "model": "fake",
+        "messages": [{"role": "user", "content": "one"}],
+        "stream": True,
+        "temperature": 0.0,
+    }
+    assert [each["content"] for each in second["messages"]] == ["one", "hello", "two"]
+    assert second["top_p"] == 0.5
+
+
+def test_a_dropped_connection_keeps_the_conversation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def reply(body: dict[str, Any]) -> list[Any]:
+        return [*chat("he"), None] if len(fake.requests) == 2 or len(fake.requests) > 4 else chat("hello")
+
+    with serve_openai(FakeOpenAI(reply)) as fake:
+        remote(fake, monkeypatch, "one", "two", "three", "four")
+    captured = capsys.readouterr()
+    assert captured.out == "hello\nhehello\nhello\nhehehe"
+    assert captured.err.count("the request is sent again in 0.1 s") == 3
+    assert [each["content"] for each in fake.requests[4]["messages"]] == [
+        *("one", "hello", "two", "hello", "three", "hello", "four")
+    ]
+
+
+def test_what_a_server_refuses_is_said_and_a_flag_of_an_engine_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve_openai(FakeOpenAI(lambda body: [400])) as fake:
+        remote(fake, monkeypatch, "one")
+        assert "responds with 400: refused" in capsys.readouterr().err
+        assert main(["chat", "--url", f"127.0.0.1:{fake.port}", "--block-size", "8"]) == EXIT_ERROR
+    assert "block_size has no effect with url" in capsys.readouterr().err
+
+
+def test_lines_are_kept_for_the_next_conversation_and_only_for_their_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import readline
+
+    readline.clear_history()
+    for stream in ("stdin", "stdout"):
+        monkeypatch.setattr(f"sys.{stream}", Keyboard(monkeypatch))
+    file = tmp_path / "octavo" / "chat_history"
+    with line_history(file.parent):
+        for number in range(1100):
+            readline.add_history(f"line {number}")
+    assert len(file.read_text().splitlines()) == 1000
+    assert file.stat().st_mode & 0o777 == 0o600
+    readline.clear_history()
+    with line_history(None):
+        assert readline.get_current_history_length() == 0

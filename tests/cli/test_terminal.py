@@ -120,3 +120,16 @@ def test_progress_is_shown_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) 
             on_read(0.5)
             on_read(1.0)
         assert ("replaying" in stream.getvalue()) == stream.isatty()
+
+
+HOSTILE = "\x1b]0;title\x07\x1b[2Jred\r\n\x9b31m a\u202eb\x08c\td"
+HARMLESS = "^[]0;title^G^[[2Jred\n<9b>31m a<202e>b^Hc\td"
+
+
+def test_a_text_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Terminal()
+    say(HOSTILE, screen, end="")
+    assert screen.getvalue() == HARMLESS
+    assert wrapped(list(HOSTILE)).split() == HARMLESS.split()
+    say(HOSTILE)  # a file gets what there is
+    assert capsys.readouterr().out == f"{HOSTILE}\n"
