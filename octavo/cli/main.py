@@ -24,6 +24,7 @@ _COMMANDS = (
     ("serve", "octavo.cli.serve:serve", "Serve a model over HTTP, as the OpenAI API does."),
     ("proxy", "octavo.cli.proxy:proxy", "Serve a model over HTTP with engines on other machines."),
     ("rank", "octavo.cli.rank:rank", "Compute on this machine for an engine that another machine serves."),
+    ("top", "octavo.cli.top:top", "Watch a server: requests, tokens per second, queues, KV cache."),
     ("simulate", "octavo.cli.simulate:simulate", "Run the scheduler in simulated time, on a trace or a recording."),
     ("replay", "octavo.cli.replay:replay", "Take the decisions of a recorded run once more, and compare them."),
     ("pull", "octavo.cli.models:pull", "Download a model from a hub."),

@@ -49,6 +49,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         "serve",
         "proxy",
         "rank",
+        "top",
         "simulate",
         "replay",
         "pull",

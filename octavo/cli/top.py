@@ -1,0 +1,230 @@
+"""`octavo top`: what a server does, from its metrics and the scheduler's endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final
+
+import msgspec
+
+from octavo.cli.drawing import sparkline, stacked_bar
+from octavo.cli.openai_client import OpenAIClient, read_api_key
+from octavo.cli.options import Given, Options, with_options
+from octavo.cli.report import rounded
+from octavo.cli.terminal import columns, printable
+from octavo.config.explain import render_table
+from octavo.config.fields import Arg
+from octavo.errors import InvalidRequest, RequestFailed, ServerUnreachable
+
+_NUM_RECENT: Final = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopOptions(Options):
+    """Which server is watched, and how."""
+
+    heading: ClassVar = "Server"
+
+    url: Annotated[str, Arg("Address of the server.")] = "http://127.0.0.1:8000"
+    api_key_file: Annotated[str | None, Arg("File whose first line is the API key; it needs the right observe.")] = None
+    interval: Annotated[float, Arg("Seconds between two looks.", ge=0.1, le=3600)] = 1.0
+    once: Annotated[bool, Arg("Write the figures of one interval as a line of JSON, and end.")] = False
+
+
+class Load(msgspec.Struct, kw_only=True):
+    """What one replica does, or all of them. Rates and the hit rate are of the last interval (None: no lookups)."""
+
+    replica: str
+    running: int = 0
+    waiting: int = 0
+    swapped: int = 0
+    kv_cache_usage: float = 0.0
+    prompt_tokens_per_s: float = 0.0
+    generated_tokens_per_s: float = 0.0
+    prefix_hit_rate: float | None = None
+    preemptions: int = 0
+
+
+@with_options(TopOptions)
+def top(*, given: Given) -> int:
+    """Watch a server: requests, tokens per second, queues, KV cache, prefix hits and preemptions of each replica."""
+    options = given.own(TopOptions)
+    server = OpenAIClient(options.url, read_api_key(options.api_key_file))
+    with asyncio.Runner() as runner:
+        if options.once:
+            print(
+                msgspec.json.encode(rounded(msgspec.to_builtins(runner.run(_once(server, options.interval))))).decode()
+            )
+        else:
+            try:
+                runner.run(_watch(server, options.interval))
+            except KeyboardInterrupt:
+                return 0
+    return 0
+
+
+async def _once(server: OpenAIClient, interval_s: float) -> dict[str, Any]:
+    before = await Counters.read(server)
+    await asyncio.sleep(interval_s)
+    after = await Counters.read(server)
+    return {"url": server.address, "model": after.model, "replicas": loads(before, after)}
+
+
+async def _watch(server: OpenAIClient, interval_s: float) -> None:
+    """Show the load until it is interrupted; a server that cannot be reached is tried again."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    is_screen = console.is_terminal and not console.is_dumb_terminal
+    before = await Counters.read(server)
+    history: deque[float] = deque(maxlen=60)
+    with (
+        Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False) if is_screen else _Lines() as live
+    ):
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                after = await Counters.read(server)
+                found = loads(before, after)
+                before = after
+                history.append(found[-1].generated_tokens_per_s)
+                recent = await _recent(server) if is_screen else []
+                text = frame(server.address, after.model, found, history, recent) if is_screen else line(found[-1])
+            except (ServerUnreachable, RequestFailed) as error:
+                text = f"{error}; trying again"
+            if is_screen:
+                rows = printable(text).split("\n")[: console.height]
+                live.update(Text("\n".join(rows), no_wrap=True, overflow="ellipsis"), refresh=True)
+            else:
+                print(printable(text), flush=True)
+
+
+class _Lines:
+    """Stands for a screen where there is none."""
+
+    def __enter__(self) -> Any:
+        return None
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing."""
+
+
+class Counters(msgspec.Struct, frozen=True):
+    """The samples of /metrics without the prefix of their names: by replica and name. read_s: when, on some clock."""
+
+    model: str
+    replicas: dict[str, dict[str, float]]
+    read_s: float
+
+    @classmethod
+    async def read(cls, server: OpenAIClient) -> Counters:
+        """Read them. Raises ServerUnreachable, and InvalidRequest for a server without metrics or rights to them."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        text = (await server.get("/metrics")).decode(errors="replace")
+        model, replicas = "", dict[str, dict[str, float]]()
+        try:
+            samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        except ValueError as error:
+            raise InvalidRequest(f"{server.address}/metrics is no text of Prometheus: {error}") from error
+        for sample in samples:
+            prefix, _, name = sample.name.rpartition(":")
+            if prefix not in ("octavo", "vllm") or sample.labels.get("tier", "device") != "device":
+                continue
+            model = sample.labels.get("model_name", model)
+            role = sample.labels.get("role")
+            replica = sample.labels.get("engine", "0") + (f" {role}" if role else "")
+            values = replicas.setdefault(replica, {})
+            values[f"{prefix}:{name}"] = values.get(f"{prefix}:{name}", 0.0) + sample.value
+        if not replicas:
+            raise InvalidRequest(f"{server.address}/metrics has no metrics of octavo or vLLM")
+        return cls(model, replicas, time.monotonic())
+
+    def of(self, replica: str, name: str) -> float:
+        """Return a value by its name without prefix; 0 where there is none."""
+        values = self.replicas.get(replica, {})
+        return values.get(f"octavo:{name}", values.get(f"vllm:{name}", 0.0))
+
+
+def loads(before: Counters, after: Counters) -> list[Load]:
+    """Return the load of each replica, and of all of them at the end where there are several."""
+    seconds = max(after.read_s - before.read_s, 1e-3)
+
+    def load(label: str, replicas: list[str]) -> Load:
+        def total(name: str) -> float:
+            return sum(after.of(each, name) for each in replicas)
+
+        def gained(name: str) -> float:
+            # a server that has started again counts from 0
+            return sum(max(0.0, after.of(each, name) - before.of(each, name)) for each in replicas)
+
+        queries = gained("prefix_cache_queries_total")
+        return Load(
+            replica=label,
+            running=int(total("num_requests_running")),
+            waiting=int(total("num_requests_waiting")),
+            swapped=int(total("num_requests_swapped")),
+            kv_cache_usage=total("kv_cache_usage_perc") / len(replicas),
+            prompt_tokens_per_s=gained("prompt_tokens_total") / seconds,
+            generated_tokens_per_s=gained("generation_tokens_total") / seconds,
+            prefix_hit_rate=gained("prefix_cache_hits_total") / queries if queries else None,
+            preemptions=int(total("num_preemptions_total")),
+        )
+
+    names = sorted(after.replicas)
+    found = [load(name, [name]) for name in names]
+    return found if len(names) == 1 else [*found, load("all", names)]
+
+
+async def _recent(server: OpenAIClient) -> list[dict[str, Any]]:
+    """Return the timelines of the requests that ended last; none where the server has no such endpoint."""
+    try:
+        found = msgspec.json.decode(await server.get("/scheduler/timelines"))
+        return list(found["timelines"][-_NUM_RECENT:])[::-1]
+    except (InvalidRequest, msgspec.DecodeError, LookupError, TypeError):
+        return []
+
+
+def line(load: Load) -> str:
+    """Return the load in one line."""
+    hits = "" if load.prefix_hit_rate is None else f", {load.prefix_hit_rate:.0%} prefix hits"
+    return (
+        f"{load.running} running, {load.waiting} waiting, {load.swapped} swapped; KV {load.kv_cache_usage:.0%}; "
+        f"{load.prompt_tokens_per_s:,.0f} prompt and {load.generated_tokens_per_s:,.0f} generated tokens/s{hits}; "
+        f"{load.preemptions} preemptions"
+    )
+
+
+def frame(address: str, model: str, found: list[Load], history: deque[float], recent: list[dict[str, Any]]) -> str:
+    """Return what is on the screen: a table of replicas, generated tokens per second, and recent requests."""
+    rows = [("replica", "run", "wait", "swap", "KV cache", "prompt/s", "tokens/s", "hits", "preempted")]
+    for each in found:
+        bar, _ = stacked_bar([each.kv_cache_usage], 10, sys.stdout)
+        hits = "" if each.prefix_hit_rate is None else f"{each.prefix_hit_rate:.0%}"
+        counts = (str(each.running), str(each.waiting), str(each.swapped))
+        rates = (f"{each.prompt_tokens_per_s:,.0f}", f"{each.generated_tokens_per_s:,.0f}")
+        rows.append((each.replica, *counts, f"{bar} {each.kv_cache_usage:4.0%}", *rates, hits, f"{each.preemptions:,}"))
+    width = max(10, min(60, columns(sys.stdout) - 24))
+    chart = sparkline(list(history)[-width:], sys.stdout)
+    parts = [
+        f"{model} at {address}   {time.strftime('%H:%M:%S')}   Ctrl-C ends",
+        render_table(rows),
+        f"  tokens/s  {chart}  {max(history):,.0f} at most",
+    ]
+    return "\n\n".join(parts + ([_ended(recent)] if recent else []))
+
+
+def _ended(recent: list[dict[str, Any]]) -> str:
+    rows: list[tuple[str, ...]] = [("ended last", "prompt", "cached", "generated", "preempted", "seconds")]
+    for each in recent:
+        counts = [str(each.get(f"{key}_tokens", "")) for key in ("prompt", "cached", "completion")]
+        times = [event["time"] for event in each.get("events") or ()] or [0.0]
+        name = str(each.get("request_id"))[:28]
+        rows.append((name, *counts, str(each.get("preemptions", "")), f"{times[-1] - times[0]:,.2f}"))
+    return render_table(rows)
