@@ -13,6 +13,13 @@ from octavo.errors import InvalidRequest
 
 FORMS: Final = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _IN_JSON: Final = ("json", "structural_tag")
+_NEEDS: Final = {
+    "reasoning_begin": "reasoning_end",
+    "reasoning_budget": "reasoning_end",
+    "triggers": "texts and a form other than structural_tag",
+    "at_least_one": "triggers",
+    "stop_after_first": "triggers",
+}
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -21,6 +28,15 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     json: a JSON schema, as text or as an object. json_object: any JSON object. regex: the text matches it as a whole.
     choice: one of these texts. grammar: in Lark's or llama.cpp's (GBNF) notation. structural_tag: free text in which
     regions between tags have schemas. disable_any_whitespace: JSON without white space between its parts.
+
+    The other fields set where the form begins. A special token's name in their texts stands for that token.
+
+    reasoning_end: the text begins with reasoning, which is free; the form holds behind this end mark of it.
+    reasoning_begin: only a text that begins with this mark has reasoning; the prompt has not opened it.
+    reasoning_budget: the end mark follows after so many tokens. It needs no form.
+    triggers: the text is free, and the form holds from behind each of these texts until it is complete; nothing may be
+    possible behind its last token. at_least_one: the text does not end before one such region. stop_after_first: the
+    text ends behind the first one.
     """
 
     json: str | None = None
@@ -30,6 +46,12 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     grammar: str | None = None
     structural_tag: str | None = None
     disable_any_whitespace: bool = False
+    reasoning_begin: str = ""
+    reasoning_end: str = ""
+    reasoning_budget: int | None = None
+    triggers: tuple[str, ...] = ()
+    at_least_one: bool = False
+    stop_after_first: bool = False
 
     @classmethod
     def of(cls, value: Any, field: str = "structured_outputs") -> StructuredOutputsParams:
@@ -55,19 +77,45 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
 
     def __post_init__(self) -> None:
         given = [name for name in FORMS if getattr(self, name)]
-        if len(given) != 1:
+        self._check_regions(has_form=bool(given))
+        if len(given) != 1 and (given or self.reasoning_budget is None):
             have = f"has {' and '.join(given)}" if given else "is empty"
             raise InvalidRequest(
                 f"structured_outputs {have}; give exactly one of {_listed()}", field="structured_outputs"
             )
-        check_field("structured_outputs", list(self.choice) or getattr(self, given[0]))
+        if given:
+            check_field("structured_outputs", list(self.choice) or getattr(self, given[0]))
         check_field("structured_outputs.regex", self.regex)
         check_field("structured_outputs.grammar", self.grammar)
 
+    def _check_regions(self, *, has_form: bool) -> None:
+        """Raise InvalidRequest for a field that sets where the form begins, and has no effect or is too large."""
+        needed = {
+            "reasoning_begin": bool(self.reasoning_end),
+            "reasoning_budget": bool(self.reasoning_end),
+            "triggers": has_form and all(self.triggers) and not self.structural_tag,
+            "at_least_one": bool(self.triggers),
+            "stop_after_first": bool(self.triggers),
+        }
+        for name, is_met in needed.items():
+            if getattr(self, name) not in ("", (), None, False) and not is_met:
+                raise InvalidRequest(
+                    f"structured_outputs.{name} is set without {_NEEDS[name]}; set that too, or leave {name} out",
+                    field="structured_outputs",
+                )
+        if self.reasoning_budget is not None and self.reasoning_budget < 0:
+            raise InvalidRequest(
+                f"structured_outputs.reasoning_budget is {self.reasoning_budget}, must be at least 0",
+                field="structured_outputs",
+            )
+        check_field("structured_outputs.triggers", list(self.triggers))
+        check_field("structured_outputs.reasoning_begin", self.reasoning_begin)
+        check_field("structured_outputs.reasoning_end", self.reasoning_end)
+
     @property
-    def form(self) -> str:
-        """The one of `FORMS` that is set."""
-        return next(name for name in FORMS if getattr(self, name))
+    def form(self) -> str | None:
+        """The one of `FORMS` that is set; None where only the length of reasoning is limited."""
+        return next((name for name in FORMS if getattr(self, name)), None)
 
 
 def _listed() -> str:

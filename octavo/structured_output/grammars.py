@@ -29,7 +29,6 @@ def grammar_of(params: StructuredOutputsParams) -> str:
     try:
         match params.form:
             case "json":
-                _refuse_counts(json.loads(params.json or ""))
                 return LLMatcher.grammar_from_json_schema(params.json or "", overrides=options)
             case "json_object":
                 return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=options)
@@ -51,8 +50,12 @@ def grammar_of(params: StructuredOutputsParams) -> str:
 
 def check_grammar(params: StructuredOutputsParams) -> None:
     """Raise InvalidRequest for a grammar that is wrong, too large, or not supported. May take a second."""
+    if params.form is None:
+        return
     from llguidance import LLMatcher
 
+    if params.json is not None:
+        _refuse_counts(params)
     error = LLMatcher.validate_grammar(grammar_of(params), limits=parser_limits())
     if error and not error.startswith("WARNING"):
         raise _refused(params, error)
@@ -73,16 +76,19 @@ def parser_limits() -> LLParserLimits:
     )
 
 
-def _refuse_counts(schema: Any) -> None:
+def _refuse_counts(params: StructuredOutputsParams) -> None:
     """Refuse minProperties that free keys have to reach: keys that are the same would count as several."""
-    left = [schema]
+    try:
+        left = [json.loads(params.json or "")]
+    except (ValueError, RecursionError) as error:
+        raise _refused(params, str(error)) from None
     while left:
         value = left.pop()
         if isinstance(value, dict):
             least, required = value.get("minProperties"), value.get("required")
             num_required = len(required) if isinstance(required, list) else 0
             if isinstance(least, int) and least > num_required + 1:
-                raise ValueError(f"minProperties of {least} needs as many required keys, or one less")
+                raise _refused(params, f"minProperties of {least} needs as many required keys, or one less")
         if isinstance(value, dict | list):
             left += value.values() if isinstance(value, dict) else value
 

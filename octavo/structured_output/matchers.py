@@ -1,23 +1,28 @@
-"""Compiled grammars of a worker: made in a thread, shared by equal requests."""
+"""Compiled grammars of a worker: made in threads, shared by equal requests."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import InvalidRequest
 from octavo.structured_output.grammars import grammar_of, parser_limits
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+from octavo.structured_output.marks import Vocabulary
+from octavo.structured_output.progress import CompiledForm
 
 MAX_COMPILED: Final = 128
 """Grammars that stay compiled when no sequence uses them."""
+
+_NUM_THREADS: Final = 2
+"""A grammar that takes seconds does not hold up the others."""
+
+_NICENESS: Final = 10
 
 
 class Matchers:
@@ -28,13 +33,13 @@ class Matchers:
         self._tokenizer_file = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
         self._vocab_size = vocab_size
         self._end_token_ids = list(end_token_ids)
-        self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[StructuredOutputsParams, Future[LLMatcher]] = OrderedDict()
+        self._vocabulary: Vocabulary | None = None
+        self._compiled: OrderedDict[StructuredOutputsParams, Future[CompiledForm]] = OrderedDict()
         self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
+        self._pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
 
-    def compile(self, params: StructuredOutputsParams) -> Future[LLMatcher]:
-        """Return the matcher before its first token, to be copied; it is there when the future is done.
+    def compile(self, params: StructuredOutputsParams) -> Future[CompiledForm]:
+        """Return the compiled form; it is there when the future is done.
 
         The future raises InvalidRequest for a grammar that cannot be compiled.
         """
@@ -47,8 +52,8 @@ class Matchers:
             self._compiled.move_to_end(params)
             return found
 
-    def compile_anew(self, params: StructuredOutputsParams, failed: Future[LLMatcher]) -> Future[LLMatcher]:
-        """Return a matcher that no other sequence shares, and forget `failed`.
+    def compile_anew(self, params: StructuredOutputsParams, failed: Future[CompiledForm]) -> Future[CompiledForm]:
+        """Return a form that no other sequence shares, and forget `failed`.
 
         Copies of a matcher share the tables that they build, and the limits of these: one text can use them up for all.
         """
@@ -57,18 +62,25 @@ class Matchers:
                 del self._compiled[params]
             return self._submit(params)
 
-    def _submit(self, params: StructuredOutputsParams) -> Future[LLMatcher]:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "octavo-grammars")
-        return self._pool.submit(self._compile, params)
+    def _submit(self, params: StructuredOutputsParams) -> Future[CompiledForm]:
+        if self._pools is None:
+            self._pools = (
+                ThreadPoolExecutor(1, "octavo-grammar-texts"),
+                ThreadPoolExecutor(_NUM_THREADS, "octavo-grammars", initializer=_lower_priority),
+            )
+        texts, grammars = self._pools
+        # what holds Python's lock may not run at a low priority: the steps would wait for it
+        text = texts.submit(self._prepare, params)
+        return grammars.submit(lambda: self._compile(params, *text.result()))
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        """End the threads. Idempotent."""
+        for pool in self._pools or ():
+            pool.shutdown(wait=False, cancel_futures=True)
 
-    def _compile(self, params: StructuredOutputsParams) -> LLMatcher:
-        from llguidance import LLMatcher, LLTokenizer
+    def _prepare(self, params: StructuredOutputsParams) -> tuple[Vocabulary, str]:
+        """Return the vocabulary, which is read when the first form needs it, and the grammar's text."""
+        from llguidance import LLTokenizer
 
         if self._vocabulary is None:
             if not self._end_token_ids:
@@ -77,13 +89,21 @@ class Matchers:
                 )
             try:
                 text = self._tokenizer_file.read_text(encoding="utf-8")
-                self._vocabulary = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._end_token_ids)
+                tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._end_token_ids)
             except (OSError, ValueError) as error:
                 raise InvalidRequest(
                     f"structured_outputs need a tokenizer.json of the model's vocabulary: {error}",
                     field="structured_outputs",
                 ) from error
-        matcher = LLMatcher(self._vocabulary, grammar_of(params), log_level=0, limits=parser_limits())
+            self._vocabulary = Vocabulary(tokenizer, self._end_token_ids)
+        return self._vocabulary, "" if params.form is None else grammar_of(params)
+
+    def _compile(self, params: StructuredOutputsParams, vocabulary: Vocabulary, text: str) -> CompiledForm:
+        from llguidance import LLMatcher
+
+        if params.form is None:
+            return CompiledForm(params, vocabulary, None)
+        matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=parser_limits())
         if not matcher.is_error():
             matcher.deep_copy().compute_bitmask()  # the first one builds tables that later ones share
         if matcher.is_error():
@@ -92,4 +112,9 @@ class Matchers:
                 field="structured_outputs",
                 code="invalid_grammar",
             )
-        return matcher
+        return CompiledForm(params, vocabulary, matcher)
+
+
+def _lower_priority() -> None:
+    if hasattr(os, "sched_getaffinity"):  # on Linux a thread has a priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -15,8 +15,8 @@ from octavo.structured_output.processor import GrammarProcessor
 class GuidedSampler:
     """A `Sampler` around that of a device, which has `processor` among its own.
 
-    A row whose grammar is being compiled gets a result without tokens; its last token is computed again in a later
-    step. So no step waits for a grammar.
+    A row whose grammar is being compiled, or whose mask takes too long, gets a result without tokens; its last token is
+    computed again in a later step. So no step waits for a grammar.
     """
 
     def __init__(self, sampler: Sampler, processor: GrammarProcessor) -> None:
@@ -41,6 +41,8 @@ class GuidedSampler:
         """Return the results of `sample` for the places of rows from which can be drawn, and those of the others."""
         if not self._processor.is_used:
             return sample(range(len(rows)))
+        self._processor.start(rows)  # as a rule, it was begun before the forward pass
+        self._processor.wait(rows)
         results: dict[int, RowSamples] = {}
         for place, row in enumerate(rows):
             sequence = row.sequence
@@ -50,6 +52,8 @@ class GuidedSampler:
                 results[place] = RowSamples([])
             elif (error := self._processor.failure(sequence)) is not None:
                 results[place] = RowSamples([], error)
+            elif not self._processor.is_ready(row):
+                results[place] = RowSamples([])
         ready = [place for place in range(len(rows)) if place not in results]
         results.update(zip(ready, sample(ready) if ready else (), strict=True))
         masked = [place for place in ready if self._processor.needs(rows[place].sequence.params)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -45,17 +45,8 @@ class Drawing:
         """Return what is drawn by place in `rows`."""
         drawn: list[_Position] = []
         ranked: list[_Position] = []
-        end = 0
-        for place, row in enumerate(rows):
-            scheduled, state = row
-            end += scheduled.num_tokens
-            if scheduled.num_samples or scheduled.num_candidates:
-                first = row.end - len(scheduled.drafts)
-                assert first == state.num_tokens, "a row samples before all known tokens are computed"
-                for position in range(first, row.end + 1):
-                    sampling_row = SamplingRow(state, position, scheduled.num_samples, position - first)
-                    found = _Position(place, end - 1 + position - row.end, sampling_row, scheduled.num_candidates)
-                    (ranked if scheduled.num_candidates else drawn).append(found)
+        for found in _positions(rows):
+            (ranked if found.num_candidates else drawn).append(found)
         if not drawn and not ranked:
             return {}
         wanted = drawn + ranked
@@ -118,6 +109,24 @@ class _Position(NamedTuple):
     token: int
     row: SamplingRow
     num_candidates: int
+
+
+def sampling_rows(rows: Sequence[BatchRow]) -> Iterator[SamplingRow]:
+    """Return the rows from which is drawn in the step that computes `rows`, those of a sequence one after the other."""
+    return (found.row for found in _positions(rows))
+
+
+def _positions(rows: Sequence[BatchRow]) -> Iterator[_Position]:
+    end = 0
+    for place, row in enumerate(rows):
+        scheduled, state = row
+        end += scheduled.num_tokens
+        if scheduled.num_samples or scheduled.num_candidates:
+            first = row.end - len(scheduled.drafts)
+            assert first == state.num_tokens, "a row samples before all known tokens are computed"
+            for position in range(first, row.end + 1):
+                sampling_row = SamplingRow(state, position, scheduled.num_samples, position - first)
+                yield _Position(place, end - 1 + position - row.end, sampling_row, scheduled.num_candidates)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from octavo.devices.token_store import TokenStore
 from octavo.sampling.sampler import Sampler
 from octavo.structured_output.processor import GrammarProcessor
 from octavo.worker.cache_engine import CacheEngine
-from octavo.worker.drawing import Drawing
+from octavo.worker.drawing import Drawing, sampling_rows
 from octavo.worker.input_batch import BatchRow, InputBatchBuilder
 from octavo.worker.sequence_state import Sequences
 
@@ -59,6 +59,8 @@ class ModelRunner:
         if not step.rows:
             return ModelRunnerOutput(step_id=step.step_id, rows=[], swap_s=swap_s)
         rows = self._rows(step)
+        if self.grammars is not None and self.grammars.is_used:
+            self.grammars.start(sampling_rows(rows))
         batch = self._builder.build(rows)
         hidden = self.model(batch)  # [tokens, hidden]
         outputs: list[RowOutput] = []

@@ -43,6 +43,18 @@ def test_it_travels_with_the_parameters() -> None:
         ({"json": "a" * (1 << 20 | 1)}, "must have at most 1,048,576"),
         ({"grammar": "a" * (1 << 16 | 1)}, "must have at most 65,536"),
         ({"choice": ["a"] * 16_385}, "must have at most 16,384"),
+        ({"json": {}, "reasoning_begin": "<think>"}, "reasoning_begin is set without reasoning_end"),
+        (
+            {"triggers": ["<c>"], "reasoning_end": "a", "reasoning_budget": 3},
+            "triggers is set without texts and a form",
+        ),
+        ({"json": {}, "triggers": [""]}, "triggers is set without texts"),
+        ({"json": {}, "at_least_one": True}, "at_least_one is set without triggers"),
+        ({"reasoning_end": "</think>"}, "is empty"),
+        ({"reasoning_end": "a", "reasoning_budget": -1}, "must be at least 0"),
+        ({"json": {}, "triggers": ["a" * 129]}, "must have at most 128"),
+        ({"json": {}, "triggers": ["a"] * 17}, "must have at most 16"),
+        ({"json": {}, "reasoning_end": "a" * 129}, "must have at most 128"),
         ({"json": nested(64)}, "nests arrays and objects more than 64 deep"),
     ],
 )

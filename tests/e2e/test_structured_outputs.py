@@ -110,9 +110,9 @@ def test_a_grammar_that_compiles_for_long_delays_its_own_request_alone(
     may_go_on = threading.Event()
     compile_ = Matchers._compile
 
-    def slowly(self: Matchers, params: Any) -> Any:
+    def slowly(self: Matchers, *params: Any) -> Any:
         assert may_go_on.wait(60)
-        return compile_(self, params)
+        return compile_(self, *params)
 
     monkeypatch.setattr(Matchers, "_compile", slowly)
     with LLM(threads=1) as llm:

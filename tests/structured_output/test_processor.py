@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -27,6 +28,7 @@ from octavo.sampling.metadata import RowSamples, SamplingRow, verified
 from octavo.sampling.processors import default_processors
 from octavo.structured_output.matchers import MAX_COMPILED, Matchers
 from octavo.structured_output.processor import GrammarProcessor
+from octavo.structured_output.progress import Progress
 from octavo.structured_output.sampler import GuidedSampler
 from tests.conformance.runtimes import LEVELS, runtime
 from tests.sampling.sequences import FakeSequence
@@ -129,7 +131,7 @@ def rows_of(sequences: list[FakeSequence], num_samples: int = 1) -> list[Samplin
 
 
 def sampler_of(matchers: Matchers) -> tuple[GuidedSampler, GrammarProcessor]:
-    processor = GrammarProcessor(matchers)
+    processor = GrammarProcessor(matchers, patience_s=60)
     return GuidedSampler(ReferenceSampler([processor, *default_processors()]), processor), processor
 
 
@@ -153,6 +155,59 @@ def test_a_row_whose_grammar_is_not_there_yet_is_drawn_later(
     assert again[1] == second
 
 
+def test_a_mask_that_takes_long_holds_up_only_its_own_row(matchers: Matchers) -> None:
+    processor = GrammarProcessor(matchers, patience_s=0)
+    sampler = GuidedSampler(ReferenceSampler([processor, *default_processors()]), processor)
+    slow, other, free = guided(), guided(), FakeSequence(SamplingParams(seed=1))
+    for sequence in (slow, other):
+        ready(processor, sequence)
+    compute, may_go_on = processor._compute, threading.Event()
+
+    def slow_compute(state: Any, *others: Any) -> Any:
+        assert state is not processor._state(slow) or may_go_on.wait(60)
+        return compute(state, *others)
+
+    processor._compute = slow_compute  # type: ignore[method-assign]
+    rows = rows_of([slow, other, free])
+    processor.start(rows)
+    other_job = processor._state(other).job
+    assert other_job is not None
+    other_job.masks.result()
+    first, *behind = sampler.sample(logits_of(3), rows)
+    assert (first.tokens, first.error) == ([], None)
+    assert [len(each.tokens) for each in behind] == [1, 1]
+    may_go_on.set()
+    slow_job = processor._state(slow).job
+    assert slow_job is not None
+    slow_job.masks.result()
+    again = sampler.sample(logits_of(3), rows)
+    assert len(again[0].tokens) == 1
+    assert again[1:] == behind
+
+
+def test_a_mask_that_raises_ends_in_the_step(matchers: Matchers, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler, processor = sampler_of(matchers)
+    sequence = guided()
+    ready(processor, sequence)
+    monkeypatch.setattr(Progress, "mask", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        sampler.sample(logits_of(1), rows_of([sequence]))
+
+
+def test_a_sequence_whose_masks_fail_again_and_again_ends(matchers: Matchers) -> None:
+    sampler, processor = sampler_of(matchers)
+    sequence = guided()
+    errors: list[Any] = []
+    while not errors:
+        ready(processor, sequence)
+        assert len(sampler.sample(logits_of(1), rows_of([sequence]))[0].tokens) == 1
+        break_matcher(processor, sequence)
+        processor._state(sequence).job = None
+        [result] = sampler.sample(logits_of(1), rows_of([sequence]))
+        errors += [result.error] if result.error else []
+    assert "takes too much work" in errors[0].message
+
+
 @pytest.mark.parametrize("failure", [InvalidRequest("too large", field="structured_outputs"), ValueError("broken")])
 def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(
     matchers: Matchers, monkeypatch: pytest.MonkeyPatch, failure: Exception
@@ -171,7 +226,9 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(
 
 
 def break_matcher(processor: GrammarProcessor, sequence: FakeSequence) -> None:
-    matcher = processor._state(sequence).matcher
+    state = processor._state(sequence)
+    assert state.progress is not None
+    matcher = state.progress._matcher
     assert matcher is not None
     assert not matcher.consume_tokens([VOCABULARY - 1] * 3)  # the matcher is in error from now on
 
@@ -183,6 +240,7 @@ def test_a_mask_that_fails_is_computed_again_by_a_matcher_of_its_own(matchers: M
     shared = matchers.compile(sequence.params.structured_outputs)  # type: ignore[arg-type]
     [expected] = sampler.sample(logits_of(1), rows_of([sequence]))
     break_matcher(processor, sequence)
+    processor._state(sequence).job = None
     [result] = sampler.sample(logits_of(1), rows_of([sequence]))
     assert (result.tokens, result.error) == ([], None)
     ready(processor, sequence)
@@ -215,7 +273,9 @@ def test_a_grammar_of_which_a_token_takes_more_work_each_time_ends_as_an_error(
     matchers: Matchers, tokenizer: Tokenizer
 ) -> None:
     grammar = StructuredOutputsParams(grammar='start: s\ns: s s s | s s | "a" | ""')
-    matcher = matchers.compile(grammar).result().deep_copy()
+    compiled = matchers.compile(grammar).result().matcher
+    assert compiled is not None
+    matcher = compiled.deep_copy()
     [a] = tokenizer.encode("a")
     matcher.try_consume_tokens([a] * 300)
     assert "max is 600" in matcher.get_error()
@@ -246,14 +306,15 @@ def test_drafts_behind_a_mask_that_fails_are_dropped_and_what_is_before_is_drawn
     sequence.drafts = tokenizer.encode('{"animal"', add_special_tokens=False)
     rows = sequence.rows()
     expected = sampler.sample(logits_of(len(rows)), rows)
-    mask, failing = processor.mask, rows[1]
+    compute = processor._compute
 
-    def failing_mask(row: SamplingRow) -> Any:
-        if row is failing:
+    def failing_compute(state: Any, position: int, *others: Any) -> Any:
+        if position == rows[1].position:
             break_matcher(processor, sequence)
-        return mask(row)
+        return compute(state, position, *others)
 
-    processor.mask = failing_mask  # type: ignore[method-assign]
+    processor._compute = failing_compute  # type: ignore[method-assign]
+    processor._state(sequence).job = None
     first, *behind = sampler.sample(logits_of(len(rows)), rows)
     assert first == expected[0]
     assert all((each.tokens, each.error) == ([], None) for each in behind)
