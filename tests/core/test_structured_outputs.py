@@ -41,7 +41,8 @@ def test_it_travels_with_the_parameters() -> None:
         ({"choice": ["a", 3]}, "Expected `str"),
         ("json", "expected an object"),
         ({"json": "a" * (1 << 20 | 1)}, "must have at most 1,048,576"),
-        ({"grammar": "a" * (1 << 16 | 1)}, "must have at most 65,536"),
+        ({"regex": "a" * (1 << 16 | 1)}, "must have at most 65,536"),
+        ({"grammar": "a" * (1 << 20 | 1)}, "must have at most 1,048,576"),
         ({"choice": ["a"] * 16_385}, "must have at most 16,384"),
         ({"json": {}, "reasoning_begin": "<think>"}, "reasoning_begin is set without reasoning_end"),
         (
