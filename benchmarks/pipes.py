@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from octavo.cli.report import report
-from octavo.pipes.pipe import connect, listen
+from octavo.pipes.pipe import Listener, connect
 
 AGAINST = {"shm": "memcpy", "tcp": "sendall", "unix": "sendall", "nixl": "sendall"}
 """What each pipe is compared with."""
@@ -69,7 +69,7 @@ class Ways:
             "unix": f"unix://{path}.unix",
             "shm": f"shm://{path}.shm",
         }
-        listeners = {kind: listen(places[kind], secret) for kind in kinds}
+        listeners = {kind: Listener(places[kind], secret) for kind in kinds}
         addresses = {"sendall": f"127.0.0.1:{plain.getsockname()[1]}"}
         addresses |= {kind: listener.address for kind, listener in listeners.items()}
         context = multiprocessing.get_context("spawn")

@@ -13,10 +13,15 @@ import socket
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
+
+import msgspec
 
 from octavo.core import frames
-from octavo.errors import ConfigError
+from octavo.core.messages import CoreFailed
+from octavo.errors import ConfigError, EngineDeadError
+
+Reply = TypeVar("Reply", bound=msgspec.Struct)
 
 GREETING_S: Final = 10.0
 """How long a connection may take to prove itself."""
@@ -88,6 +93,31 @@ def authenticate(connection: socket.socket, secret: bytes, *, is_listener: bool)
     if is_listener:
         connection.sendall(proof(by_listener=True))
     return True
+
+
+def introduce(
+    connection: socket.socket, secret: bytes, message: msgspec.Struct, reply: type[Reply], where: str
+) -> Reply:
+    """Prove the secret, send what this end is, and return the reply of the listener at `where`.
+
+    Raises ConfigError for a listener with another secret, EngineDeadError when it closes the connection, and what it
+    refuses with.
+    """
+    if not authenticate(connection, secret, is_listener=False):
+        raise ConfigError(
+            f"{where} does not know the secret of cluster_secret_file; give all machines the same, and check that no "
+            "other program listens there"
+        )
+    connection.sendall(frames.pack(message))
+    body = frames.read(connection)
+    if body is None:
+        raise EngineDeadError(f"{where} has closed the connection")
+    found: Reply | CoreFailed = msgspec.msgpack.decode(body, type=reply | CoreFailed)
+    if isinstance(found, CoreFailed):
+        raise found.error(f"{where}: ")
+    keep_alive(connection)
+    connection.settimeout(None)
+    return found
 
 
 def keep_alive(connection: socket.socket) -> None:

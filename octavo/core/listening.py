@@ -80,6 +80,20 @@ def cut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
+def open_connection(place: str | tuple[str, int], timeout_s: float) -> socket.socket:
+    """Return a connection to the path of a Unix socket, or to host and port. Raises OSError."""
+    if not isinstance(place, str):
+        return socket.create_connection(place, timeout_s)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(place)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 def listen_privately(path: str) -> socket.socket:
     """Return a listening Unix socket for this user alone, in place of one without a listener. Raises OSError."""
     _remove_stale(path)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from octavo.core import frames
-from octavo.core.authentication import GREETING_S, authenticate, keep_alive
+from octavo.core.authentication import GREETING_S, authenticate, introduce, keep_alive
 from octavo.core.listening import Greetings, in_time
 from octavo.core.messages import CoreFailed, FromCore, Shutdown
 from octavo.core.processes import report_failure
@@ -265,27 +265,8 @@ def _greet(address: Address, secret: bytes, front: Hello) -> tuple[socket.socket
     with ExitStack() as on_failure:
         on_failure.enter_context(connection)
         with in_time(connection):
-            reply = _exchange(connection, address, secret, front)
-        keep_alive(connection)
-        connection.settimeout(None)
+            reply = introduce(connection, secret, front, Hello, f"the engine at {address}")
+        if (difference := front.difference(reply, "the front", str(address))) is not None:
+            raise ConfigError(difference)
         on_failure.pop_all()
     return connection, reply
-
-
-def _exchange(connection: socket.socket, address: Address, secret: bytes, front: Hello) -> Hello:
-    """Return what the core at the other end of a connection is."""
-    if not authenticate(connection, secret, is_listener=False):
-        raise ConfigError(
-            f"{address} does not know the secret of cluster_secret_file; give all machines the same, and check that no "
-            "other program listens there"
-        )
-    connection.sendall(frames.pack(front))
-    body = frames.read(connection)
-    if body is None:
-        raise EngineDeadError(f"the engine at {address} has closed the connection")
-    reply = msgspec.msgpack.decode(body, type=Hello | CoreFailed)
-    if isinstance(reply, CoreFailed):
-        raise reply.error(f"the engine at {address}: ")
-    if (difference := front.difference(reply, "the front", str(address))) is not None:
-        raise ConfigError(difference)
-    return reply

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from octavo.core import frames
-from octavo.core.authentication import GREETING_S, authenticate, keep_alive
+from octavo.core.authentication import GREETING_S, authenticate, introduce, keep_alive
 from octavo.core.listening import Greetings
 from octavo.core.messages import CoreFailed
 from octavo.errors import ConfigError, EngineDeadError
@@ -142,20 +142,7 @@ def connect(address: str, port: int, secret: bytes, join: Join, timeout_s: float
                 is_waiting = True
             time.sleep(_RETRY_S)
     try:
-        if not authenticate(connection, secret, is_listener=False):
-            raise ConfigError(
-                f"{where} does not know the secret of cluster_secret_file; give all machines the same, and check that "
-                "no other program listens there"
-            )
-        connection.sendall(frames.pack(join))
-        body = frames.read(connection)
-        if body is None:
-            raise EngineDeadError(f"{where} has closed the connection")
-        reply = msgspec.msgpack.decode(body, type=Joined | CoreFailed)
-        if isinstance(reply, CoreFailed):
-            raise reply.error()
-        keep_alive(connection)
-        connection.settimeout(None)
+        return connection, introduce(connection, secret, join, Joined, where)
     except OSError as error:
         connection.close()
         raise EngineDeadError(
@@ -164,4 +151,3 @@ def connect(address: str, port: int, secret: bytes, join: Join, timeout_s: float
     except BaseException:
         connection.close()
         raise
-    return connection, reply

@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.core import frames
 from octavo.core.authentication import GREETING_S, authenticate, keep_alive
-from octavo.core.listening import cut, listen_privately
+from octavo.core.listening import cut, listen_privately, open_connection
 from octavo.errors import ConfigError, OctavoError
 from octavo.kv_transfer.messages import Heartbeat, Hello, PeerMessage
 
@@ -45,17 +45,8 @@ def listen(host: str, port: int, name: str) -> tuple[socket.socket, str]:
 
 def open_socket(address: str, timeout_s: float) -> socket.socket:
     """Return a connection to "host:port", or to the path of a Unix socket. Raises OSError."""
-    if address.startswith("/"):
-        connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(timeout_s)
-        try:
-            connection.connect(address)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
     host, _, port = address.rpartition(":")
-    return socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+    return open_connection(address if address.startswith("/") else (host.strip("[]"), int(port)), timeout_s)
 
 
 def greet(connection: socket.socket, secret: bytes, ours: Hello, *, is_listener: bool) -> Hello:

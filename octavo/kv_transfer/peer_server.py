@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, Queue
+from queue import Queue
 from typing import Final
 
 import msgspec
@@ -136,19 +136,18 @@ class PeerServer(Source):
     # ---- transfers ----
 
     def poll(self) -> list[tuple[int, str]]:
-        with suppress(Empty):
-            for _ in range(MOST_EVENTS):
-                link, message = self._events.get(block=False)
-                match message:
-                    case Want(name, digests):
-                        self._add(link, name, digests)
-                    case Done(name):
-                        for transfer in [each for each in self._of(link) if each.name == name]:
-                            self._blocks.pins.end_keep(transfer.digests)
-                            self._end(transfer)
-                    case None:
-                        for transfer in self._of(link):
-                            self._end(transfer)
+        for _ in range(self._events.qsize()):
+            link, message = self._events.get()
+            match message:
+                case Want(name, digests):
+                    self._add(link, name, digests)
+                case Done(name):
+                    for transfer in [each for each in self._of(link) if each.name == name]:
+                        self._blocks.pins.end_keep(transfer.digests)
+                        self._end(transfer)
+                case None:
+                    for transfer in self._of(link):
+                        self._end(transfer)
         self._begin()
         return []
 

@@ -7,9 +7,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from queue import Empty, Queue
+from queue import Queue
 from typing import Final
 
 import msgspec
@@ -131,9 +130,8 @@ class PeerSource(Source):
         self._wake()
 
     def poll(self) -> list[tuple[int, str]]:
-        with suppress(Empty):
-            for _ in range(MOST_EVENTS):
-                self._process(*self._events.get(block=False))
+        for _ in range(self._events.qsize()):
+            self._process(*self._events.get())
         failed, self._failed = self._failed, []
         return failed
 

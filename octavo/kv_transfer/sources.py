@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 import msgspec
 
@@ -112,7 +112,8 @@ class Sources:
 
     def take_fetched(self) -> list[tuple[int, str]]:
         ended: list[tuple[int, str]] = []
-        for notes in self._take_notes():
+        while not self._notes.empty():
+            notes = self._notes.get()
             for each in notes.fetched:
                 note = self._ended[each.fetch_id] = each.beside(self._ended.get(each.fetch_id, each))
                 if self._is_last(("fetch", each.fetch_id)):
@@ -131,14 +132,6 @@ class Sources:
                 del self._fetching[fetch_id]
                 ended.append((fetch_id, error))
         return ended
-
-    def _take_notes(self) -> list[RankNotes]:
-        taken = []
-        try:
-            while True:
-                taken.append(self._notes.get(block=False))
-        except Empty:
-            return taken
 
     def _is_last(self, event: Hashable) -> bool:
         """Count a note, and return whether it is that of the last rank."""

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from octavo.core.authentication import GREETING_S, authenticate, keep_alive
-from octavo.core.listening import Greetings, cut, in_time, listen_privately
+from octavo.core.listening import Greetings, cut, in_time, listen_privately, open_connection
 from octavo.errors import ConfigError, PipeClosed, PipeError
 from octavo.pipes.metadata import MAX_METADATA_BYTES, Metadata, bytes_of
 from octavo.pipes.socket_pipe import Carrier, SocketCarrier
@@ -125,34 +125,20 @@ class Pipe:
                 raise
 
 
-def listen(
-    address: str, secret: bytes | None, deadline_s: float = DEADLINE_S, max_bytes: int = MAX_TENSOR_BYTES
-) -> Listener:
-    """Listen on an `Address`. secret: what both ends prove that they know; None, for Unix sockets only, relies on the
-    permissions of the socket's file. deadline_s, max_bytes: limits of a message of the pipes.
-
-    Raises ConfigError for an address that cannot be used.
-    """
-    return Listener(Address.parse(address, secret), secret, deadline_s, max_bytes)
-
-
 def connect(
     address: str, secret: bytes | None, deadline_s: float = DEADLINE_S, max_bytes: int = MAX_TENSOR_BYTES
 ) -> Pipe:
-    """Return a pipe to a listener, whose address and secret are as in `listen`.
+    """Return a pipe to a listener, whose address and secret are as in `Listener`.
 
     deadline_s: how long connecting may take, and each message. Raises PipeError when there is no listener, or one
     with another secret; ConfigError for an address that is none.
     """
     parsed = Address.parse(address, secret)
-    connection = socket.socket(parsed.family)
     try:
-        connection.settimeout(deadline_s)
-        connection.connect(parsed.place)
+        connection = open_connection(parsed.place, deadline_s)
         with in_time(connection):
             return Pipe(_greeted(connection, parsed, secret, is_listener=False), deadline_s, max_bytes)
     except OSError as error:
-        connection.close()
         raise PipeError(f"{address} cannot be reached: {error}") from error
 
 
@@ -197,13 +183,20 @@ class Listener:
     address: str
     """Where `connect` reaches it; a port 0 is replaced by the port that was chosen."""
 
-    def __init__(self, address: Address, secret: bytes | None, deadline_s: float, max_bytes: int) -> None:
-        """As `listen`."""
+    def __init__(
+        self, address: str, secret: bytes | None, deadline_s: float = DEADLINE_S, max_bytes: int = MAX_TENSOR_BYTES
+    ) -> None:
+        """Listen on an `Address`. secret: what both ends prove that they know; None, for Unix sockets only, relies on
+        the permissions of the socket's file. deadline_s, max_bytes: limits of a message of the pipes.
+
+        Raises ConfigError for an address that cannot be used.
+        """
         self._secret, self._limits = secret, (deadline_s, max_bytes)
-        self._listener = _bound(address)
-        if not isinstance(address.place, str):
-            address = address._replace(place=self._listener.getsockname()[:2])
-        self._parsed, self.address = address, str(address)
+        self._parsed = Address.parse(address, secret)
+        self._listener = _bound(self._parsed)
+        if not isinstance(self._parsed.place, str):
+            self._parsed = self._parsed._replace(place=self._listener.getsockname()[:2])
+        self.address = str(self._parsed)
         self._greetings = Greetings()
         self._pipes: SimpleQueue[Pipe | None] = SimpleQueue()
         self._is_closed = False

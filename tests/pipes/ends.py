@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from octavo.pipes.pipe import Listener, Pipe, connect, listen
+from octavo.pipes.pipe import Listener, Pipe, connect
 
 SECRET = b"a secret of these tests"
 WAIT_S = 100.0
@@ -31,7 +31,7 @@ class Ends:
     """A listener, the pipe that it has accepted, and the pipe that connected."""
 
     def __init__(self, scheme: str, **limits: Any) -> None:
-        self.listener: Listener = listen(fresh_address(scheme), SECRET, **limits)
+        self.listener: Listener = Listener(fresh_address(scheme), SECRET, **limits)
         self.limits = limits
         self.near: Pipe = connect(self.listener.address, SECRET, **limits | {"deadline_s": WAIT_S})
         self.far: Pipe = self.listener.accept(WAIT_S)

@@ -14,7 +14,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import TokenLogprobs
 from octavo.devices.device import LanguageModel
 from octavo.pipes.lookup_buffer import LookupBuffer, LookupServer, RemoteLookupBuffer
-from octavo.pipes.pipe import connect, listen
+from octavo.pipes.pipe import Listener, connect
 from octavo.worker.transfer.block_io import BlockIO
 from octavo.worker.worker import Worker
 from tests.conformance.runtimes import LEVELS
@@ -92,7 +92,7 @@ def decode(worker: Worker, seq_id: int) -> list[TokenLogprobs]:
 @pytest.mark.parametrize("scheme", ["shm", "tcp"])
 def test_the_decode_engine_draws_what_the_prefill_engine_would(engines: tuple[Worker, Worker], scheme: str) -> None:
     producer, consumer = engines
-    listener = listen(fresh_address(scheme), SECRET)
+    listener = Listener(fresh_address(scheme), SECRET)
     server = LookupServer(LookupBuffer(1 << 26), listener)
     inserting, taking = (RemoteLookupBuffer(connect(listener.address, SECRET)) for _ in range(2))
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from octavo.errors import PipeError
-from octavo.pipes.pipe import Pipe, connect, listen
+from octavo.pipes.pipe import Listener, Pipe, connect
 from tests.pipes.ends import SECRET, Running, fresh_address
 
 CHILD = """
@@ -32,7 +32,7 @@ def read_until_the_end(pipe: Pipe) -> None:
 
 
 def test_both_directions_end_when_the_process_is_killed_and_another_takes_its_place() -> None:
-    listeners = [listen(fresh_address(scheme), SECRET) for scheme in ("tcp", "unix", "shm")]
+    listeners = [Listener(fresh_address(scheme), SECRET) for scheme in ("tcp", "unix", "shm")]
     command = [sys.executable, "-c", CHILD, *(listener.address for listener in listeners)]
     child = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert child.stdin is not None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo.errors import PipeClosed, PipeError
 from octavo.pipes.lookup_buffer import LookupBuffer, LookupServer, RemoteLookupBuffer, _DropSelect, _Insert
-from octavo.pipes.pipe import Pipe, connect, listen
+from octavo.pipes.pipe import Listener, Pipe, connect
 from tests.pipes.ends import SECRET, Running, fresh_address
 
 Buffer = LookupBuffer | RemoteLookupBuffer
@@ -23,7 +23,7 @@ class Served:
 
     def __init__(self, max_bytes: int, scheme: str = "shm") -> None:
         self.buffer = LookupBuffer(max_bytes)
-        self._listener = listen(fresh_address(scheme), SECRET)
+        self._listener = Listener(fresh_address(scheme), SECRET)
         self._server = LookupServer(self.buffer, self._listener)
         self._clients: list[RemoteLookupBuffer] = []
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from octavo.errors import ConfigError, PipeError
-from octavo.pipes.pipe import connect, listen
+from octavo.pipes.pipe import Listener, connect
 from tests.pipes.ends import HAS_NIXL, SECRET, Ends, Running
 
 
 @pytest.mark.skipif(HAS_NIXL, reason="is about installations without NIXL")
 def test_without_nixl_both_ends_say_what_to_install() -> None:
-    listener = listen("nixl://127.0.0.1:0", SECRET)
+    listener = Listener("nixl://127.0.0.1:0", SECRET)
     with pytest.raises(ConfigError, match="octavo\\[nixl\\]"):
         connect(listener.address, SECRET, deadline_s=5)
     with pytest.raises(PipeError, match="no process has connected"):

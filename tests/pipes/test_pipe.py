@@ -15,7 +15,7 @@ import torch
 from octavo.core.authentication import authenticate
 from octavo.errors import ConfigError, PipeClosed, PipeError
 from octavo.pipes.metadata import DTYPES, MAX_HEADER_BYTES
-from octavo.pipes.pipe import Address, Pipe, connect, listen
+from octavo.pipes.pipe import Address, Listener, Pipe, connect
 from tests.pipes.ends import SCHEMES, SECRET, WAIT_S, Ends, Running, fresh_address
 
 MB = 1 << 20
@@ -51,7 +51,7 @@ class Liar:
     """The other end of an accepted pipe, which sends what no pipe sends."""
 
     def __init__(self, scheme: str, **limits: Any) -> None:
-        self._listener = listen(fresh_address(scheme), SECRET, **limits)
+        self._listener = Listener(fresh_address(scheme), SECRET, **limits)
         self._carrier = connect(self._listener.address, SECRET, WAIT_S)._carrier
         self.pipe = self._listener.accept(WAIT_S)
 
@@ -260,7 +260,7 @@ def test_a_send_ends_when_the_other_end_closes(ends: Ends) -> None:
 
 
 def test_a_listener_that_closes_ends_accept(scheme: str) -> None:
-    listener = listen(fresh_address(scheme), SECRET)
+    listener = Listener(fresh_address(scheme), SECRET)
     with pytest.raises(PipeError, match="no process has connected"):
         listener.accept(wait_s=0.01)
     accept = Running(listener.accept)
@@ -368,7 +368,7 @@ def test_a_bool_is_zero_or_one(liar: Liar) -> None:
 
 
 def test_a_peer_without_the_secret_is_refused(scheme: str) -> None:
-    listener = listen(fresh_address(scheme), SECRET)
+    listener = Listener(fresh_address(scheme), SECRET)
     with pytest.raises(PipeError, match="does not know the secret"):
         connect(listener.address, b"another secret here", deadline_s=WAIT_S)
     with pytest.raises(PipeError, match="no process has connected"):
@@ -377,7 +377,7 @@ def test_a_peer_without_the_secret_is_refused(scheme: str) -> None:
 
 
 def test_a_connection_that_proves_nothing_delays_no_other(scheme: str) -> None:
-    listener = listen(fresh_address(scheme), SECRET)
+    listener = Listener(fresh_address(scheme), SECRET)
     parsed = Address.parse(listener.address, SECRET)
     silent = [socket.socket(parsed.family) for _ in range(3)]
     for each in silent:
@@ -397,7 +397,7 @@ def test_a_peer_that_is_started_again_takes_the_same_address(scheme: str) -> Non
     old.near.send_tensor(torch.zeros(10), b"never read")
     old.far.close()
     old.listener.close()
-    listener = listen(address, SECRET)
+    listener = Listener(address, SECRET)
     with pytest.raises(PipeClosed):
         old.near.recv_tensor()
     pipe = connect(address, SECRET, deadline_s=WAIT_S)
@@ -412,13 +412,13 @@ def test_a_peer_that_is_started_again_takes_the_same_address(scheme: str) -> Non
 
 def test_an_address_in_use_is_refused(ends: Ends) -> None:
     with pytest.raises(ConfigError, match="cannot be listened on"):
-        listen(ends.listener.address, SECRET)
+        Listener(ends.listener.address, SECRET)
     ends.near.send_tensor(None)
     assert ends.far.recv_tensor() == (None, b"")
 
 
 def test_tcp_needs_a_secret() -> None:
-    for call in (listen, connect):
+    for call in (Listener, connect):
         with pytest.raises(ConfigError, match="needs a secret"):
             call("tcp://127.0.0.1:0", None)
 
@@ -427,7 +427,7 @@ def test_a_unix_socket_belongs_to_its_user_and_replaces_a_dead_one(tmp_path: Any
     path = tmp_path / "pipe"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    listener = listen(f"unix://{path}", None)
+    listener = Listener(f"unix://{path}", None)
     assert path.stat().st_mode & 0o777 == 0o600
     pipe: Pipe = connect(f"unix://{path}", None)
     far = listener.accept(WAIT_S)
@@ -436,7 +436,7 @@ def test_a_unix_socket_belongs_to_its_user_and_replaces_a_dead_one(tmp_path: Any
     assert not os.path.exists(path)
     path.write_text("a file of somebody")
     with pytest.raises(ConfigError, match="cannot be listened on"):
-        listen(f"unix://{path}", None)
+        Listener(f"unix://{path}", None)
     assert path.read_text() == "a file of somebody"
 
 
@@ -445,12 +445,12 @@ def test_a_unix_socket_belongs_to_its_user_and_replaces_a_dead_one(tmp_path: Any
 )
 def test_what_is_no_address_is_named(address: str) -> None:
     with pytest.raises(ConfigError, match="is no address of a pipe"):
-        listen(address, SECRET)
+        Listener(address, SECRET)
 
 
 def test_a_secret_of_the_cluster_is_proved_first() -> None:
     """The proof is that of all connections of a cluster."""
-    listener = listen("tcp://127.0.0.1:0", SECRET)
+    listener = Listener("tcp://127.0.0.1:0", SECRET)
     with socket.create_connection(Address.parse(listener.address, SECRET).place, timeout=WAIT_S) as raw:
         assert authenticate(raw, SECRET, is_listener=False)
         listener.accept(WAIT_S).close()

@@ -29,7 +29,7 @@ from octavo.kv_transfer.messages import (
     SendBlocks,
     TierFolder,
 )
-from octavo.pipes.pipe import listen
+from octavo.pipes.pipe import Listener
 from octavo.worker.transfer.block_io import BlockIO
 from octavo.worker.transfer.pieces import bounds
 from octavo.worker.transfer.receiving import Connect, Fetch, connect_with
@@ -114,9 +114,9 @@ class RankTransfer:
             return None
         if host.startswith("/"):
             host = f"{host}/kv-{token_hex(8)}"
-            listener, port = listen(f"shm://{host}", secret), 0
+            listener, port = Listener(f"shm://{host}", secret), 0
         else:
-            listener = listen(f"tcp://[{host}]:0" if ":" in host else f"tcp://{host}:0", secret)
+            listener = Listener(f"tcp://[{host}]:0" if ":" in host else f"tcp://{host}:0", secret)
             port = int(listener.address.rpartition(":")[2])
         self._sender = Sender(self._blocks, epoch, listener, lambda transfer: self._send(RankNotes(ended=[transfer])))
         return PeerRank(host, port, bounds(self._blocks.layers), bounds(self._blocks.heads))

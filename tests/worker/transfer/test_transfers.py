@@ -18,7 +18,7 @@ from octavo.core import frames
 from octavo.core.model_shape import CacheGroup
 from octavo.errors import PipeClosed
 from octavo.kv_transfer.messages import FetchBlocks, Fetched, PeerRank, RankCommands, RankNotes, SendBlocks
-from octavo.pipes.pipe import Pipe, listen
+from octavo.pipes.pipe import Listener, Pipe
 from octavo.worker.transfer import pieces
 from octavo.worker.transfer.block_io import BlockIO
 from octavo.worker.transfer.pieces import Piece
@@ -328,7 +328,7 @@ def test_a_wrong_piece_ends_the_fetch_and_is_not_written(
 ) -> None:
     change, message = WRONG[name]
     (taker,) = open_ranks(1, 1)
-    listener = listen("tcp://127.0.0.1:0", SECRET)
+    listener = Listener("tcp://127.0.0.1:0", SECRET)
     peer = PeerRank("127.0.0.1", int(listener.address.rpartition(":")[2]), (0, LAYERS), (0, HEADS))
     taker.step(fetches=[fetch_of([], [[1, 2, 3], [0, 0, 0]], peers=[peer])])
     pipe = listener.accept(30)
@@ -348,7 +348,7 @@ def send(pipe: Pipe, piece: Piece, content: Tensor | None) -> None:
 
 def test_a_piece_that_comes_twice_ends_the_fetch(open_ranks: Open) -> None:
     (taker,) = open_ranks(1, 1)
-    listener = listen("tcp://127.0.0.1:0", SECRET)
+    listener = Listener("tcp://127.0.0.1:0", SECRET)
     peer = PeerRank("127.0.0.1", int(listener.address.rpartition(":")[2]), (0, LAYERS), (0, HEADS))
     taker.step(fetches=[fetch_of([], [[1, 2, 3], [0, 0, 0]], peers=[peer])])
     pipe = listener.accept(30)
