@@ -20,6 +20,7 @@ from octavo.server.checks import BodyLimits, Fields, HeaderChecks, fields_of, ow
 from octavo.server.context import ServerContext
 from octavo.server.endpoints import ENDPOINTS, Endpoint
 from octavo.server.errors import ApiError, ClientDisconnectedError, as_api_error, http_date
+from octavo.server.formats.format import check_parsers
 from octavo.server.key_ring import KeyRing
 from octavo.server.keys import EVERYONE, WITHOUT_KEY, Callers, caller_with, check_right, sender_of
 from octavo.server.rate_limits import Meter
@@ -184,8 +185,10 @@ async def _without_http(scope: Scope, receive: Receive, send: Send) -> None:
 def loading_app(args: ServerArgs, callers: Callers | None = None) -> App:
     """Return an application whose model loads: `context.attach` gives it the engine.
 
-    callers: what `read_callers(args)` returned, if the keys were read before. Raises ConfigError for wrong keys.
+    callers: what `read_callers(args)` returned, if the keys were read before. Raises ConfigError for wrong keys,
+    and for parsers that are not known.
     """
+    check_parsers(args.tool_call_parser, args.reasoning_parser)
     return App(ServerContext(args, tracer=open_tracer(args.otlp_traces_endpoint)), KeyRing(args, callers))
 
 

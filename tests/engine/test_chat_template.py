@@ -37,6 +37,15 @@ def test_override_goes_before_the_file_and_the_file_before_the_config(tmp_path: 
     assert [template and template.source for template in sources] == ["config", "file", "override"]
 
 
+def test_template_sees_tools_and_calls_with_their_arguments() -> None:
+    source = "{{ tools[0].function.name if tools else 'none' }}{{ messages[-1].tool_calls[0].function.arguments.x }}"
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    assert render(source, messages, tools=tools) == "f1"
+    assert render(source, messages) == "none1"
+
+
 def test_default_is_taken_of_several_named_templates(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     template = ChatTemplate.find(tmp_path, byte_tokenizer(tmp_path, chat_template=named))

@@ -247,6 +247,12 @@ def format_of(
     )
 
 
+def check_parsers(tool_call_parser: str, reasoning_parser: str) -> None:
+    """Raise ConfigError for a parser that is no known name, `none` or `auto`."""
+    if {tool_call_parser, reasoning_parser} != {AUTO}:
+        format_of(None, None, tool_call_parser, reasoning_parser)
+
+
 def _own_format(value: Any) -> Format | None:
     if value is None:
         return None

@@ -9,6 +9,8 @@ import openai
 import pytest
 
 from octavo.config.server_args import ServerArgs
+from octavo.errors import ConfigError
+from octavo.server.app import loading_app
 from tests.server.conftest import Served
 
 TOOLS: list[Any] = [
@@ -174,3 +176,8 @@ def test_a_server_may_forbid_that_the_model_chooses_calls(start_server: Any) -> 
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=10)
     with client, pytest.raises(openai.BadRequestError, match="--enable-auto-tool-choice"):
         ask(client)
+
+
+def test_a_parser_that_is_not_known_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigError, match="tool_call_parser is 'hermse'"):
+        loading_app(ServerArgs(tool_call_parser="hermse"))
