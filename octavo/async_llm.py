@@ -73,7 +73,8 @@ class AsyncLLM:
         )
         self._input = InputProcessor(self.input_setup, tokenizer=tokenizer, chat_template=chat_template)
         self._turn = asyncio.Lock()
-        self._output = OutputProcessor(tokenizer, metrics=self.metrics)
+        interval = config.scheduler.stream_interval
+        self._output = OutputProcessor(tokenizer, metrics=self.metrics, stream_interval=interval)
         self._dead: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
         self._receiver = asyncio.create_task(self._receive(), name="octavo-receiver")
 
@@ -188,7 +189,8 @@ class AsyncLLM:
         requests: list[EngineCoreRequest] = []
         for start in range(0, len(read), _PROMPTS_OF_TURN):
             requests += await self._process_turn(process, start, read)
-        check_logprob_entries(sum(len(request.prompt_token_ids) for request in requests), params.prompt_logprobs)
+        num_listed = requests[0].params.prompt_logprobs if requests else None
+        check_logprob_entries(sum(len(request.prompt_token_ids) for request in requests), num_listed)
         changed: dict[int, None] = {}
         has_changed = asyncio.Event()
 

@@ -103,6 +103,7 @@ def test_sampling_parameters_have_their_well_known_names() -> None:
         "min_tokens",
         "logprobs",
         "prompt_logprobs",
+        "truncate_prompt_tokens",
         "logit_bias",
         "allowed_token_ids",
         "bad_words",

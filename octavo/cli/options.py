@@ -52,7 +52,7 @@ NOT_FOR_A_TERMINAL = ("output_kind", "detokenize", "logprobs", "prompt_logprobs"
 """Sampling parameters that shape the output object, not the text."""
 
 _OF_A_SERVER = (
-    *("served_model_name", "disable_log_stats", "data_parallel_size", "router", "max_core_restarts"),
+    *("stream_interval", "served_model_name", "disable_log_stats", "data_parallel_size", "router", "max_core_restarts"),
     *("prefill", "decode", "role", "kv_host", "kv_port", "kv_lease_s", "split_min_tokens"),
 )
 

@@ -102,7 +102,9 @@ class ModelArgs:
     chat_template: Annotated[
         str | None, Arg("Chat template instead of the checkpoint's: a file, or the template itself.")
     ] = None
-    max_logprobs: Annotated[int, Arg("Most log-probabilities per position that a request may ask for.", ge=0)] = 20
+    max_logprobs: Annotated[
+        int, Arg("Most log-probabilities per position that a request may ask for; -1 is the whole vocabulary.", ge=-1)
+    ] = 20
     trust_remote_code: Annotated[
         bool,
         Arg(
@@ -176,6 +178,10 @@ class SchedulerArgs:
 
     max_num_seqs: Annotated[int, Arg("Most sequences in one step.", ge=1, le=1 << 16)] = 256
     max_num_batched_tokens: Annotated[int, Arg("Most tokens in one step.", ge=1, le=1 << 24)] = 2048
+    stream_interval: Annotated[
+        int,
+        Arg("Tokens of a sequence that an event of a stream has at least; the first one is sent at once.", ge=1),
+    ] = 1
     target_step_ms: Annotated[
         float | None,
         Arg(

@@ -90,15 +90,13 @@ _WITHOUT: Final = {
     "octavo always serves /openapi.json, and no pages": "disable_fastapi_docs",
     "requests get their usage by stream_options": "enable_force_include_usage",
     "requests get ids by return_token_ids": "return_tokens_as_token_ids",
-    "/metrics has the load": "enable_server_load_tracking show_hidden_metrics_for_version",
+    "GET /load and /metrics always have the load": "enable_server_load_tracking show_hidden_metrics_for_version",
     "templates get text, and the answer's role is assistant": "chat_template_content_format response_role",
-    "the tokenizer is the checkpoint's; /tokenize and /detokenize use it": "enable_tokenizer_info_endpoint",
+    "GET /tokenizer_info is always there": "enable_tokenizer_info_endpoint",
     "the limits of a request are max_header_size and header_timeout_s": "h11_max_header_count",
     "prefixes are known by SHA-256": "prefix_caching_hash_algo",
-    "a slow reader gets several tokens in one event": "stream_interval",
     "log-probabilities are of the model's own distribution, one object per position": "logprobs_mode flat_logprobs",
     "weights are mapped": "safetensors_load_strategy pt_load_map_location use_tqdm_on_load",
-    "the prompt has to be shortened by who sends it": "truncate_prompt_tokens",
     "the hub's library reads the variable HF_TOKEN": "hf_token",
     "octavo reads a checkpoint's own files": "hf_overrides hf_config_path config_format tokenizer_mode "
     "skip_tokenizer_init rope_scaling rope_theta code_revision model_loader_extra_config ignore_patterns "

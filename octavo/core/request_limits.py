@@ -78,6 +78,10 @@ REQUEST_LIMITS: Final[Mapping[str, FieldLimits]] = {
     "tools[].function.name": FieldLimits("it is part of a grammar", chars=128),
     "chat_template": FieldLimits("it is compiled", chars=65_536),
     "chat_template_kwargs": FieldLimits(_TEMPLATE, chars=65_536, total_chars=65_536, values=1024),
+    "documents": FieldLimits(
+        _TEMPLATE, entries=1024, chars=MAX_PROMPT_CHARS, total_chars=MAX_PROMPT_CHARS, values=65_536
+    ),
+    "reasoning_effort": FieldLimits("it is one word", chars=16),
     "stop": FieldLimits(_WORDS, entries=64, chars=256, total_chars=4096),
     "bad_words": FieldLimits(_STEP, entries=64, chars=128, total_chars=4096),
     "stop_token_ids": FieldLimits(_STEP, entries=1024),

@@ -116,9 +116,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ] = 16
     min_tokens: Annotated[int, Param("No end token and no stop string before this many tokens.", ge=0)] = 0
     logprobs: Annotated[
-        int | None, Param("Log-probabilities of this many likeliest tokens per position, and of the drawn one.", ge=0)
+        int | None,
+        Param("Log-probabilities of this many likeliest tokens per position, and of the drawn one; -1 for all.", ge=-1),
     ] = None
-    prompt_logprobs: Annotated[int | None, Param("The same for the tokens of the prompt.", ge=0)] = None
+    prompt_logprobs: Annotated[int | None, Param("The same for the tokens of the prompt.", ge=-1)] = None
+    truncate_prompt_tokens: Annotated[
+        int | None, Param("Keep the last tokens of the prompt, so many; -1 keeps what fits beside max_tokens.", ge=-1)
+    ] = None
     logit_bias: Annotated[dict[int, float] | None, Param("Added to the logits of these token ids (-100 to 100).")] = (
         None
     )
@@ -306,6 +310,11 @@ def _checked_logit_bias(value: Any) -> dict[int, float]:
 
 
 def _check_together(params: SamplingParams) -> None:
+    if params.truncate_prompt_tokens == 0:
+        raise InvalidRequest(
+            "truncate_prompt_tokens is 0, which leaves no prompt; give at least 1, or -1 for what fits",
+            field="truncate_prompt_tokens",
+        )
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         default = " unless it is set" if params.max_tokens == _DEFAULTS["max_tokens"] else ""
         raise InvalidRequest(

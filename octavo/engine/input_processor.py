@@ -118,7 +118,8 @@ class InputProcessor:
         prompt = Prompt.read(prompt)
         options = options or RequestOptions()
         options = msgspec.structs.replace(options, cache_salt=_one_salt(prompt, options.cache_salt))
-        token_ids = self.tokenised(prompt)
+        params = self._with_all_logprobs(params)
+        token_ids = self.tokenised(prompt, params.truncate_prompt_tokens, params.max_tokens or 1)
         self._check_params(params)
         bad_words = self._bad_words(params.bad_words)
         self._check_something_is_left(params, bad_words)
@@ -153,15 +154,19 @@ class InputProcessor:
             )
         return self.tokenised(prompt), _one_salt(prompt, cache_salt), _namespace(prompt)
 
-    def tokenised(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt that fits the context. Raises InvalidRequest."""
+    def tokenised(self, prompt: Prompt, num_kept: int | None = None, num_generated: int = 1) -> list[int]:
+        """Return the token ids of a prompt that fits the context. Raises InvalidRequest.
+
+        num_kept: the last tokens that are kept, -1 for those that fit beside `num_generated`; None keeps all.
+        """
         if prompt.token_ids is not None:
             token_ids, field = prompt.token_ids, "prompt_token_ids"
             self._check_ids(token_ids, field)
         else:
             field = "prompt"
             text = prompt.text or ""
-            self._check_text_length(text)
+            if num_kept is None:
+                self._check_text_length(text)
             token_ids = self.tokenizer.encode(text, prompt.add_special_tokens, prompt.cuts)
             outside = [token_id for token_id in token_ids if token_id >= self.ready.vocab_size]
             if outside:
@@ -175,6 +180,8 @@ class InputProcessor:
                 "the prompt is empty; it must have at least one token", field=field, code="empty_prompt"
             )
         limit = self.ready.max_model_len
+        if num_kept is not None:
+            token_ids = token_ids[-(num_kept if num_kept > 0 else max(1, limit - num_generated)) :]
         if len(token_ids) >= limit:
             raise ContextTooLong(
                 f"the prompt has {len(token_ids)} tokens, but the context holds {limit} and at least one of them is "
@@ -205,10 +212,18 @@ class InputProcessor:
                     f"{field} contains {token_id}; the model's token ids go from 0 to {vocab_size - 1}", field=field
                 )
 
+    def _with_all_logprobs(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters with the size of the vocabulary for -1 log-probabilities."""
+        changes = {
+            field: self.ready.vocab_size for field in ("logprobs", "prompt_logprobs") if getattr(params, field) == -1
+        }
+        return msgspec.structs.replace(params, **changes) if changes else params
+
     def _check_params(self, params: SamplingParams) -> None:
+        most = self._model.max_logprobs
         for field in ("logprobs", "prompt_logprobs"):
             value = getattr(params, field)
-            limit = min(self._model.max_logprobs, self.ready.vocab_size)
+            limit = self.ready.vocab_size if most < 0 else min(most, self.ready.vocab_size)
             if value is not None and value > limit:
                 raise InvalidRequest(
                     f"{field} is {value}, must be at most {limit}; ask for fewer, or raise max_logprobs", field=field

@@ -39,8 +39,15 @@ class OutputProcessor:
     """The open requests as their callers see them. One thread at a time."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, metrics: Metrics | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        tokenizer: Tokenizer,
+        *,
+        metrics: Metrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        stream_interval: int = 1,
     ) -> None:
+        """stream_interval: tokens of a sequence that a stream's output has at least, but for the first and the last."""
+        self._stream_interval = stream_interval
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._clock = clock
@@ -55,7 +62,9 @@ class OutputProcessor:
             raise InvalidRequest(
                 f"request id {request.request_id!r} is in use; give another", field="request_id", code="duplicate_id"
             )
-        opened = self._requests[request.request_id] = OpenRequest(request, prompt, self._tokenizer)
+        opened = self._requests[request.request_id] = OpenRequest(
+            request, prompt, self._tokenizer, self._stream_interval
+        )
         return opened
 
     def process(self, outputs: Iterable[EngineCoreOutput]) -> Processed:
@@ -122,8 +131,12 @@ class OutputProcessor:
 class OpenRequest:
     """What one request has produced, and how much of it its caller has read. `on_change` is called after changes."""
 
-    def __init__(self, request: EngineCoreRequest, prompt: str | None, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, request: EngineCoreRequest, prompt: str | None, tokenizer: Tokenizer, stream_interval: int = 1
+    ) -> None:
         params = request.params
+        self._tokens_between_outputs = stream_interval * params.width if stream_interval > 1 else 0
+        self._num_sent_tokens = 0
         self.request_id = request.request_id
         self.prompt_token_ids = request.prompt_token_ids
         self.metrics = request.metrics or RequestMetrics.begin(request.arrival_time)
@@ -238,8 +251,18 @@ class OpenRequest:
 
     def _change(self) -> None:
         self._is_changed = True
-        if self.on_change is not None and (self._is_streamed or self.finished):
+        if self.on_change is not None and (self.finished or (self._is_streamed and not self._is_held_back())):
             self.on_change()
+
+    def _is_held_back(self) -> bool:
+        """Return whether the next output of the stream is to have more tokens; the first one is not held back."""
+        if not self._tokens_between_outputs:
+            return False
+        num_tokens = sum(self.num_generated_tokens)
+        if self._num_sent_tokens and num_tokens - self._num_sent_tokens < self._tokens_between_outputs:
+            return True
+        self._num_sent_tokens = num_tokens
+        return False
 
     @property
     def _is_streamed(self) -> bool:

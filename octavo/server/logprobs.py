@@ -15,8 +15,9 @@ Position = dict[int, Logprob]
 def chat_logprobs(
     token_ids: Sequence[int], positions: Sequence[Position], num_top: int, bytes_of: Callable[[int], bytes | None]
 ) -> ChatLogprobs:
-    """Return the log-probability of each token, and those of the `num_top` likeliest. `bytes_of` returns the bytes of a
-    token id, None if unknown; joined they are those of the text, also if a character has several tokens."""
+    """Return the log-probability of each token, and those of the `num_top` likeliest, or of all with -1. `bytes_of`
+    returns the bytes of a token id, None if unknown; joined they are those of the text, also if a character has several
+    tokens."""
 
     def described(token_id: int, logprob: Logprob) -> TokenLogprob:
         token_bytes = bytes_of(token_id)
@@ -70,4 +71,5 @@ def _top(position: Position, num_top: int, text: str, drawn: Logprob) -> dict[st
 
 
 def _likeliest(position: Position, num_top: int) -> list[tuple[int, Logprob]]:
-    return sorted(position.items(), key=lambda item: -item[1].logprob)[:num_top]
+    ranked = sorted(position.items(), key=lambda item: -item[1].logprob)
+    return ranked if num_top < 0 else ranked[:num_top]

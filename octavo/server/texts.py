@@ -225,7 +225,7 @@ class Preparer:
             add_generation_prompt=opens_turn and not continues if opens is None else opens,
             continue_final_message=continues,
             chat_template=asked.chat_template,
-            chat_template_kwargs=asked.chat_template_kwargs,
+            chat_template_kwargs=_template_values(asked),
             allow_special_tokens_in_content=self.policy.allow_special_tokens_in_content,
         )
         messages = [message.as_dict(f"messages[{index}]") for index, message in enumerate(asked.messages or [])]
@@ -233,6 +233,15 @@ class Preparer:
             messages, tools = self.format.with_tools(messages, [tool.as_dict() for tool in asked.tools])
             options = msgspec.structs.replace(options, tools=tools)
         return self.tools.render_chat(messages, options, limits)
+
+
+def _template_values(asked: ChatCompletionRequest | TokenizeRequest | PrefixRequest) -> dict[str, Any] | None:
+    """Return what the template may use besides the messages; chat_template_kwargs win over fields of the same name."""
+    if not isinstance(asked, ChatCompletionRequest):
+        return asked.chat_template_kwargs
+    fields = {"documents": asked.documents, "reasoning_effort": asked.reasoning_effort}
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {**given, **(asked.chat_template_kwargs or {})} if given else asked.chat_template_kwargs
 
 
 def served_name(asked: str | None, served: Sequence[str]) -> str:
@@ -261,13 +270,16 @@ class Prepared(msgspec.Struct, frozen=True, array_like=True):
     prompts: list[PreparedPrompt]
 
 
-def prepared(asked: RequestBody, prompts: Sequence[Prompt], tokenise: Callable[[Prompt], list[int]]) -> bytes:
+def prepared(
+    asked: RequestBody, prompts: Sequence[Prompt], tokenise: Callable[[Prompt, int | None], list[int]]
+) -> bytes:
     """Return an encoded `Prepared`. Raises InvalidRequest."""
-    keeps_text = bool(getattr(asked, "echo", None))
+    keeps_text = isinstance(asked, CompletionRequest) and bool(asked.echo)
+    num_kept = getattr(asked, "truncate_prompt_tokens", None)
     done = []
     for prompt in prompts:
         try:
-            token_ids = array("i", tokenise(prompt)).tobytes()
+            token_ids = array("i", tokenise(prompt, num_kept)).tobytes()
         except InvalidRequest as error:
             error.field = next(name for name in _PROMPTS if getattr(asked, name, None) is not None)
             raise
@@ -282,8 +294,9 @@ def _without_text(asked: RequestBody) -> RequestBody:
         if getattr(asked, name, None) is not None:
             changes[name] = ""
     if messages := getattr(asked, "messages", None):
-        changes["messages"] = [type(messages[0])(role="user", content="")]
-    unread = ("chat_template", "chat_template_kwargs", "system")
+        echoed = getattr(asked, "echoed_text", "")
+        changes["messages"] = [type(messages[0])(role="assistant" if echoed else "user", content=echoed)]
+    unread = ("chat_template", "chat_template_kwargs", "documents", "system")
     changes |= {name: None for name in unread if getattr(asked, name, None) is not None}
     return msgspec.structs.replace(asked, **changes)
 

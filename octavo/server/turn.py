@@ -33,7 +33,7 @@ class Turn(Generation):
 
     def sampling_params(self) -> SamplingParams:
         asked, model = self.asked, self.context.llm.config.model
-        if (asked.top_logprobs or 0) > model.max_logprobs:
+        if 0 <= model.max_logprobs < (asked.top_logprobs or 0):
             raise InvalidRequest(
                 f"top_logprobs is {asked.top_logprobs}, must be at most {model.max_logprobs}", field="top_logprobs"
             )

@@ -237,3 +237,33 @@ def test_parameters_that_bar_every_token_are_refused(tmp_path: Path, params: dic
 )
 def test_parameters_that_leave_one_token_are_taken(tmp_path: Path, params: dict[str, Any]) -> None:
     processor(tmp_path).process("r", "hi", SamplingParams(**params))
+
+
+def test_prompt_is_shortened_from_its_beginning(tmp_path: Path) -> None:
+    inputs = processor(tmp_path, tokenizer={"add_bos_token": True}, ready={"max_model_len": 16})
+    long = "0123456789abcdefghij"
+
+    def kept(num_tokens: int, **params: Any) -> bytes:
+        asked = SamplingParams(truncate_prompt_tokens=num_tokens, **params)
+        return bytes(inputs.process("r", long, asked).prompt_token_ids)
+
+    assert kept(4, max_tokens=2) == b"ghij"
+    assert kept(-1, max_tokens=4) == b"89abcdefghij"
+    assert inputs.process("r", "hi", SamplingParams(truncate_prompt_tokens=9, max_tokens=2)).prompt_token_ids == [
+        BOS,
+        *b"hi",
+    ]
+    with pytest.raises(ContextTooLong):
+        kept(16)
+    with pytest.raises(InvalidRequest, match="truncate_prompt_tokens is 0"):
+        kept(0)
+
+
+def test_all_log_probabilities_are_those_of_the_vocabulary_where_so_many_are_allowed(tmp_path: Path) -> None:
+    asked = SamplingParams(logprobs=-1, prompt_logprobs=-1)
+    with pytest.raises(InvalidRequest, match=r"logprobs is 300, must be at most 20; .*max_logprobs"):
+        processor(tmp_path, ready={"vocab_size": 300}).process("r", "hi", asked)
+    for most in (-1, 300):
+        inputs = processor(tmp_path, ready={"vocab_size": 300}, max_logprobs=most)
+        params = inputs.process("r", "hi", asked).params
+        assert (params.logprobs, params.prompt_logprobs) == (300, 300)

@@ -448,3 +448,23 @@ def test_tokens_that_were_cached_and_fetched_are_those_of_one_core(tokenizer: To
     assert found(2, 4) == (2, 4)
     assert found(0, 0) == (2, 4), "of an output without a step"
     assert found(8, 0) == (8, 0), "of another core, on which it goes on"
+
+
+@pytest.mark.parametrize("num_sequences", [1, 2])
+def test_outputs_of_a_stream_have_as_many_tokens_as_the_interval(tokenizer: Tokenizer, num_sequences: int) -> None:
+    processor, core = OutputProcessor(tokenizer, stream_interval=3), ScriptedCore()
+    request = make_request("abcdefgh", n=num_sequences, output_kind="delta")
+    opened = processor.add(request, None)
+    texts: list[str] = []
+    changes: list[None] = []
+    opened.on_change = lambda: changes.append(None)
+    core.add_request(request)
+    while core.has_unfinished():
+        processor.process(core.step().outputs)
+        if changes:
+            output = opened.output()
+            assert output is not None
+            texts.append("".join(each.text for each in output.outputs if each.index == 0))
+            changes.clear()
+    assert "".join(texts) == "abcdefgh"
+    assert (len(texts[0]), len(texts)) == (1, 4)

@@ -42,3 +42,9 @@ def test_token_without_text_is_told_by_its_id() -> None:
 def test_tokens_and_positions_belong_together() -> None:
     with pytest.raises(ValueError, match="zip"):
         chat_logprobs([7, 7], [POSITION], 0, lambda _: None)
+
+
+def test_minus_one_shows_all_that_there_are() -> None:
+    position = {number: Logprob(-number, number, str(number)) for number in range(1, 4)}
+    [content] = chat_logprobs([2], [position], -1, lambda _: b"").content
+    assert [each.token for each in content.top_logprobs] == ["1", "2", "3"]

@@ -184,3 +184,24 @@ def test_what_helper_processes_work_on_gets_an_error_when_the_server_stops(tmp_p
             await job
 
     asyncio.run(run())
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("padding", [0, INLINE_BYTES])
+async def test_templates_see_documents_and_effort_and_the_values_that_a_request_gives_them(
+    tmp_path: Path, padding: int
+) -> None:
+    prepared = texts(tmp_path, "{{ documents[0].text }}, {{ reasoning_effort }}")
+    begun = [USER, {"role": "assistant", "content": "begun"}]
+    body = {"messages": begun, "documents": [{"text": "a", "rest": "x" * padding}], "reasoning_effort": "low"}
+    body |= {"echo": True, "truncate_prompt_tokens": 4}
+    asked, [prompt] = await prepared.read(request(body), ChatCompletionRequest)
+    assert asked.echoed_text == "begun"
+    if padding:
+        assert prompt.token_ids == [*b" low"]
+        assert asked.documents is None
+    else:
+        assert prompt.text == "a, low"
+    body["chat_template_kwargs"] = {"reasoning_effort": "high"}
+    _, [prompt] = await prepared.read(request(body), ChatCompletionRequest)
+    assert prompt.text == "a, high" or prompt.token_ids == [*b"high"]

@@ -85,7 +85,7 @@ class _ChatCompletion(Turn):
 
     def _message(self, output: RequestOutput, completion: CompletionOutput) -> ChatMessage:
         if self.reader is None:
-            return ChatMessage(content=completion.text)
+            return ChatMessage(content=self.asked.echoed_text + completion.text)
         read = joined(self.events(output, completion))
         reasoning: Any = UNSET if read.reasoning is None else read.reasoning
         calls = [
@@ -93,7 +93,7 @@ class _ChatCompletion(Turn):
             for call in read.calls
         ]
         return ChatMessage(
-            content=read.text if read.text or calls else "",
+            content=self.asked.echoed_text + (read.text or "") or (None if calls else ""),
             reasoning_content=reasoning,
             reasoning=reasoning,
             tool_calls=calls or UNSET,
@@ -116,6 +116,8 @@ class _ChatCompletion(Turn):
             if self.asked.return_token_ids and index == 0:
                 chunk.prompt_token_ids = output.prompt_token_ids
             yield chunk
+            if echoed := self.asked.echoed_text:
+                yield self._chunk(index, Delta(content=echoed))
 
     def _chunk(self, index: int, delta: Delta, **fields: Any) -> ChatCompletionChunk:
         choice = ChatChunkChoice(index=index, delta=delta, **fields)

@@ -127,12 +127,16 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+    echo: bool | None = None
 
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
@@ -147,11 +151,9 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     modalities: Annotated[Any, Refused(MEDIA.because, harmless=(["text"],))] = None
     store: Annotated[Any, Refused("nothing is stored", harmless=(False,))] = None
     prediction: Annotated[Any, Refused("predicted output is not there yet")] = None
-    reasoning_effort: Annotated[Any, Refused("use chat_template_kwargs, where the model's template knows it")] = None
     verbosity: Annotated[Any, Refused("the models served here do not know it")] = None
+    moderation: Annotated[Any, Refused("the server does not judge texts")] = None
     web_search_options: Annotated[Any, Refused("the server does not search the web")] = None
-    documents: Annotated[Any, Refused("put the text of documents into a message", harmless=([],))] = None
-    echo: Annotated[Any, Refused("completions have it; a chat answer has no prompt text", harmless=(False,))] = None
 
     def check(self) -> None:
         GenerationRequest.check(self)
@@ -182,6 +184,15 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     def constrains_calls(self) -> bool:
         """Return whether calls have a grammar: those that the request demands, and those of strict tools."""
         return self.must_call or (self.tool_choice != "none" and any(tool.function.strict for tool in self.tools or []))
+
+    @property
+    def echoed_text(self) -> str:
+        """Return the text that comes before the model's own: with echo, the one that the request has begun for it."""
+        last = self.messages[-1]
+        if not self.echo or last.role != "assistant" or last.content is None:
+            return ""
+        content: str = last.as_dict(f"messages[{len(self.messages) - 1}]")["content"]
+        return content
 
     @property
     def token_limit(self) -> int | None:

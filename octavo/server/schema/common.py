@@ -11,6 +11,7 @@ from octavo.core.sampling_params import OutputKind, SamplingParams, documented_f
 from octavo.errors import InvalidRequest
 from octavo.server.decode import Refused, RequestBody
 from octavo.server.forms import FormFields
+from octavo.server.schema.others import OfOthers
 
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -48,7 +49,7 @@ else:
     _SamplingFields = defstruct(
         "_SamplingFields",
         [(name, _json_type(name, _HINTS[name], param.doc), None) for name, param in _SAMPLING_PARAMETERS.items()],
-        bases=(FormFields,),
+        bases=(OfOthers,),
         kw_only=True,
     )
 
@@ -68,6 +69,7 @@ class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=Tru
         n: int | None
         best_of: int | None
         prompt_logprobs: int | None
+        truncate_prompt_tokens: int | None
 
     model: str | None = None
     max_tokens: Int | None = None
@@ -82,17 +84,6 @@ class GenerationRequest(_SamplingFields, kw_only=True, forbid_unknown_fields=Tru
     first_token_deadline_s: float | None = None
     request_id: RequestId | None = None
     user: str | None = None
-
-    logits_processors: Annotated[Any, Refused("code from requests is never run")] = None
-    truncate_prompt_tokens: Annotated[Any, Refused("shorten the prompt before sending it")] = None
-    return_tokens_as_token_ids: Annotated[Any, Refused("ask for return_token_ids", harmless=(False,))] = None
-    mm_processor_kwargs: Annotated[Any, MEDIA] = None
-    kv_transfer_params: Annotated[Any, Refused("the server chooses where KV goes; leave it out")] = None
-    vllm_xargs: Annotated[Any, Refused("octavo has no such extensions", harmless=({},))] = None
-
-    # SGLang's fields, which its router and vLLM's write into every request
-    no_stop_trim: Annotated[Any, Refused("ask for include_stop_str_in_output", harmless=(False,))] = None
-    return_hidden_states: Annotated[Any, Refused("no endpoint returns hidden states", harmless=(False,))] = None
 
     def given_sampling(self, **others: Any) -> dict[str, Any]:
         """Return the sampling parameters that the request sets, and `others`: what goes over the model's defaults."""

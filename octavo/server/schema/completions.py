@@ -22,6 +22,8 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
 
     def check(self) -> None:
         GenerationRequest.check(self)
+        if self.echo and self.truncate_prompt_tokens is not None:
+            raise InvalidRequest("echo does not go with truncate_prompt_tokens; leave one out", field="echo")
         if self.echo and self.prompt_logprobs is not None:
             raise InvalidRequest("prompt_logprobs does not go with echo; ask for logprobs", field="prompt_logprobs")
 

@@ -250,7 +250,7 @@ def test_token_ids_come_on_request(server: Served) -> None:
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "invalid_value"),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
-        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "invalid_value"),
+        ({"logprobs": True, "top_logprobs": -2}, "top_logprobs", "invalid_value"),
         ({"max_completion_tokens": 0}, "max_completion_tokens", "invalid_value"),
         ({"max_completion_tokens": 10**6}, "max_completion_tokens", "context_length_exceeded"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
@@ -352,3 +352,12 @@ def test_usage_has_the_times_of_a_request_on_demand(server: Served, stream: bool
         }
     ]
     assert "timings" not in chat(server, max_tokens=1).json["usage"]
+
+
+def test_echo_begins_with_what_the_request_has_begun(server: Served) -> None:
+    begun = [*MESSAGES, {"role": "assistant", "content": "He said: "}]
+    fields = {"messages": begun, "echo": True, "max_tokens": 3, "continue_final_message": True}
+    assert chat(server, **fields).json["choices"][0]["message"]["content"] == "He said: Blo"
+    chunks = events(chat(server, **fields, stream=True).body)[:-1]
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "He said: Blo"
+    assert chat(server, **{**fields, "messages": MESSAGES}).json["choices"][0]["message"]["content"] == "Blo"
