@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import msgspec
 
@@ -112,7 +112,6 @@ def table(
     shown: Sequence[str],
     percentiles: Sequence[float],
     answers: Sequence[Answer],
-    stream: TextIO,
 ) -> str:
     """Return the figures as a table, with a histogram of each metric, from its least value to its largest."""
     failed = f", {result['failed']:,} failed" if result["failed"] else ""
@@ -127,5 +126,5 @@ def table(
     for name in shown:
         keys = ("mean", "median", *(f"p{share:g}" for share in percentiles))
         numbers = [f"{result[f'{key}_{name}_ms']:,.1f} ms" for key in keys]
-        rows.append((METRICS[name], *numbers, histogram(values_of(name, served), stream)))
+        rows.append((METRICS[name], *numbers, histogram(values_of(name, served))))
     return head + render_table(rows)

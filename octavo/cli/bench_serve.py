@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import aclosing, nullcontext
@@ -131,7 +130,7 @@ def serve(*, given: Given) -> int:
     result = figures(run.answers, run.seconds, percentiles, limits)
     if not result["completed"]:
         raise RequestFailed(f"all {len(load)} requests failed: {next(each.error for each in run.answers)}")
-    text = table(result, shown, percentiles, run.answers, sys.stderr)
+    text = table(result, shown, percentiles, run.answers)
     workload = _workload(options, run.model)
     hidden = [f"_{name}_ms" for name in METRICS if name not in shown]
     result = {key: value for key, value in result.items() if not key.endswith(tuple(hidden))}

@@ -31,11 +31,13 @@ def log_quietly(args: EngineArgs) -> None:
 
 
 def load(args: EngineArgs) -> LLMEngine:
-    """Return an engine, and write a line about its memory to stderr; `octavo explain` shows the whole plan."""
+    """Return an engine, and write what its memory is for to stderr; `octavo explain` shows the whole plan."""
     with ends_at_interrupt():
         from octavo.engine.llm_engine import LLMEngine
 
         engine = LLMEngine.from_args(args)
+    if sys.stderr.isatty():
+        say(engine.ready.plan_bar, sys.stderr)
     say(f"memory: {engine.ready.plan_summary}", sys.stderr)
     return engine
 

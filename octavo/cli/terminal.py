@@ -30,6 +30,7 @@ _PLAIN = {
     "”": '"',
     "‘": "'",
     "’": "'",
+    **dict(zip("█▓▒░▁▂▃▄▅▆▇", "#=+._.:-=+*", strict=True)),
 }
 _HANDLER = "octavo.plain"
 

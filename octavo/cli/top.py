@@ -11,12 +11,12 @@ from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 
-from octavo.cli.drawing import sparkline, stacked_bar
+from octavo.cli.drawing import sparkline
 from octavo.cli.openai_client import OpenAIClient, read_api_key
 from octavo.cli.options import Given, Options, with_options
 from octavo.cli.report import rounded
 from octavo.cli.terminal import columns, printable
-from octavo.config.explain import render_table
+from octavo.config.explain import render_bar, render_table
 from octavo.config.fields import Arg
 from octavo.errors import InvalidRequest, RequestFailed, ServerUnreachable
 
@@ -205,13 +205,13 @@ def frame(address: str, model: str, found: list[Load], history: deque[float], re
     """Return what is on the screen: a table of replicas, generated tokens per second, and recent requests."""
     rows = [("replica", "run", "wait", "swap", "KV cache", "prompt/s", "tokens/s", "hits", "preempted")]
     for each in found:
-        bar, _ = stacked_bar([each.kv_cache_usage], 10, sys.stdout)
+        bar = render_bar([each.kv_cache_usage], 10)
         hits = "" if each.prefix_hit_rate is None else f"{each.prefix_hit_rate:.0%}"
         counts = (str(each.running), str(each.waiting), str(each.swapped))
         rates = (f"{each.prompt_tokens_per_s:,.0f}", f"{each.generated_tokens_per_s:,.0f}")
         rows.append((each.replica, *counts, f"{bar} {each.kv_cache_usage:4.0%}", *rates, hits, f"{each.preemptions:,}"))
     width = max(10, min(60, columns(sys.stdout) - 24))
-    chart = sparkline(list(history)[-width:], sys.stdout)
+    chart = sparkline(list(history)[-width:])
     parts = [
         f"{model} at {address}   {time.strftime('%H:%M:%S')}   Ctrl-C ends",
         render_table(rows),

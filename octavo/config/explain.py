@@ -15,6 +15,8 @@ from octavo.config.schema import EngineConfig
 from octavo.core.cache_limits import CacheLimits
 from octavo.platform import Platform
 
+_FILLS = "█▓▒░"
+_BAR_WIDTH = 60
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -38,6 +40,15 @@ def render_table(rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in table
     )
+
+
+def render_bar(shares: Sequence[float], width: int) -> str:
+    """Return a bar of `width` characters whose parts have these shares, up to three; the rest is empty.
+
+    A part above 0 has at least one character.
+    """
+    bar = "".join(fill * max(round(share * width), share > 0) for fill, share in zip(_FILLS, shares, strict=False))
+    return bar[:width].ljust(width, _FILLS[-1])
 
 
 class RankShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +164,19 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             + (f"; {self.window_note}" if self.window_note else "")
         )
 
+    def render_bar(self) -> str:
+        """Return the limit as a bar of weights, KV cache, activations and the rest, and what its parts are."""
+        sizes = {"weights": self.weights_bytes, "KV": self.kv_bytes, "activations": self.activation_bytes}
+        limit = max(self.limit, 1)
+        parts = sizes | {"rest": max(0, limit - self.planned_bytes)}
+        legend = "  ".join(
+            f"{fill} {name} {render_bytes(size)}" for fill, (name, size) in zip(_FILLS, parts.items(), strict=True)
+        )
+        return f"{render_bar([size / limit for size in sizes.values()], _BAR_WIDTH)}\n{legend}"
+
     def render(self) -> str:
+        """Return the plan as a table, with the limit as a bar."""
+        bar = self.render_bar().replace("\n", "\n  ")
         rows = [
             *([(f"rank {self.share.rank} of {self.share.num_ranks}", "", self.share.render())] if self.share else []),
             (
@@ -183,7 +206,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             "at once"
         )
         room += f"; {self.window_note}" if self.window_note else ""
-        return f"memory plan ({self.device})\n{render_table(rows)}\n  {room}"
+        return f"memory plan ({self.device})\n  {bar}\n{render_table(rows)}\n  {room}"
 
 
 def render_operators(choices: Iterable[tuple[str, str, str]]) -> str:

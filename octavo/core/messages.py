@@ -273,6 +273,8 @@ class CoreReady(msgspec.Struct, kw_only=True, tag="ready"):
     """The memory plan as text, for the log of the front."""
     plan_summary: str = ""
     """The memory plan in one line."""
+    plan_bar: str = ""
+    """The memory plan as a bar, with a line that says what its parts are."""
     transfer: str | None = None
     """Where this core gives KV blocks away, host:port or the path of a Unix socket; None where it gives none."""
 

@@ -121,6 +121,7 @@ class EngineCore:
             vocab_size=config.model.vocab_size,
             plan=plan.render(),
             plan_summary=plan.summarize(),
+            plan_bar=plan.render_bar(),
             transfer=None if connector is None else connector.address,
         )
         to_close = recorder or connector

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from octavo.config.explain import MemoryPlan, render_bytes, render_table
+from octavo.config.explain import MemoryPlan, render_bar, render_bytes, render_table
 from octavo.core.cache_limits import CacheLimits
 
 PLAN = MemoryPlan(
@@ -49,6 +49,15 @@ def test_rendered_plan_holds_every_part_and_its_reason() -> None:
         assert expected in text
     assert "512 blocks of 16 tokens, 1.00 MiB each" in text
     assert "8,192 tokens: 73.1 requests of 100 tokens" in text
+
+
+def test_the_limit_is_a_bar_of_its_parts() -> None:
+    bar, legend = PLAN.render_bar().split("\n")
+    assert bar == "█" * 9 + "▓" * 4 + "▒" * 4 + "░" * 43
+    assert legend == "█ weights 1.00 GiB  ▓ KV 513.00 MiB  ▒ activations 512.00 MiB  ░ rest 5.00 GiB"
+    assert PLAN.render_bar().replace("\n", "\n  ") in PLAN.render()
+    assert render_bar([1.2, 0.1], 10) == "█" * 10
+    assert render_bar([0.001, 0.0], 10) == "█" + "░" * 9
 
 
 def test_plan_fits_into_one_line() -> None:
