@@ -57,9 +57,10 @@ class BlockMap(msgspec.Struct, frozen=True):
 
 
 class LiveState(msgspec.Struct, frozen=True):
-    """The state of one core. time: on its clock. step_s: how long the last step took. cost_s: to make this report.
+    """The state of one core. time: on its clock. step_s: how long the last step took.
 
-    requests: by number. decisions and ended: those of the time that was asked for.
+    cost_s: processor time that the report took. requests: by number. decisions and ended: those of the time that was
+    asked for.
     """
 
     time: float

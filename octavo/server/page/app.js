@@ -68,8 +68,15 @@ async function start() {
   const show = () => showView(playground, settings, showEngine);
   addEventListener("hashchange", show);
   show();
-  const { data } = await askJson("v1/models");
-  byId("model").append(...data.map(({ id }) => el("option", { value: id }, id)));
+  let models = null;
+  while (models === null) {
+    models = await askJson("v1/models").catch((error) => {
+      byId("status").textContent = error.message; // while the model loads, or until there is a key
+      return new Promise((resolve) => setTimeout(resolve, 3000, null));
+    });
+  }
+  byId("status").textContent = "";
+  byId("model").append(...models.data.map(({ id }) => el("option", { value: id }, id)));
   byId("model").hidden = false;
 }
 

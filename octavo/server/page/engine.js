@@ -194,7 +194,7 @@ export function startEngine(panel) {
   };
   document.addEventListener("visibilitychange", update);
   views.addEventListener("pointerdown", () => (isPressed = true));
-  addEventListener("pointerup", () => setTimeout(() => (isPressed = false)));
+  for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => draw((isPressed = false)));
   addEventListener("resize", draw);
   addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || !isShown || !chosen) return;

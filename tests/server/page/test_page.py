@@ -1,0 +1,141 @@
+"""The page in a headless Chromium, with clicks and keys, over the fake engine and over a real scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.server.conftest import Served
+from tests.server.fake_llm import SENTENCE
+from tests.server.page.browser import BINARY, Browser
+from tests.server.test_isolation import ServedEngine, entries
+from tests.server.test_isolation import start as start
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason="there is no Chromium on this machine")
+
+LAST = "[...document.querySelectorAll('.assistant')].at(-1)"
+SUMMARY = f"{LAST}?.querySelector('.summary')?.textContent"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser, server: Served) -> Iterator[Browser]:
+    browser.size(1280, 800)
+    browser.open(f"{server.url}/")
+    browser.wait("!document.getElementById('model').hidden")
+    browser.errors.clear()
+    yield browser
+    assert browser.errors == []
+
+
+def send(page: Browser, text: str) -> None:
+    page.click("#prompt")
+    page.write(text)
+    page.press("Enter")
+
+
+def test_a_message_is_answered_and_its_text_is_no_html(page: Browser) -> None:
+    send(page, "<img src=x onerror=alert(1)> & <b>bold</b>")
+    page.wait(SUMMARY)
+    assert page.run("document.querySelector('.user .text').textContent") == "<img src=x onerror=alert(1)> & <b>bold</b>"
+    assert page.run(f"{LAST}.querySelector('.text').textContent").startswith(SENTENCE)
+    assert page.run("document.querySelectorAll('#log img, #log b').length") == 0
+
+
+def test_an_answer_is_stopped_by_esc_generated_again_and_a_message_edited(page: Browser, server: Served) -> None:
+    server.llm.hold_after = 5
+    send(page, "hello")
+    page.wait(f"{LAST}?.querySelector('.text').textContent.length >= 5")
+    page.press("Escape")
+    page.wait(f"{SUMMARY} === 'stopped' || {SUMMARY}?.includes('stopped')")
+    assert page.wait("document.getElementById('stop').hidden")
+    server.llm.hold_after = 10**9
+    page.click(".assistant button", "Regenerate")
+    page.wait(f"{SUMMARY}?.includes('ended by')")
+    assert page.run(f"{LAST}.querySelector('.count').textContent") == "2/2"
+    page.click(".user button", "Edit")
+    page.run("document.querySelector('.user textarea').select()")
+    page.write("another")
+    page.click(".user button", "Send again")
+    page.wait(f"{SUMMARY}?.includes('ended by')")
+    assert page.run("document.querySelector('.user .text').textContent") == "another"
+    assert page.run("document.querySelectorAll('.turn').length") == 2
+
+
+def test_tokens_show_alternatives_and_a_branch_goes_on_from_one(page: Browser, server: Served) -> None:
+    page.click("#show-tokens")
+    send(page, "hello")
+    page.wait(f"{SUMMARY}?.includes('ended by')")
+    assert page.run("document.querySelectorAll('.token').length") == len(SENTENCE)
+    page.move(".token:nth-child(3)")
+    assert page.wait("document.querySelectorAll('#token-card li').length") > 1
+    page.click("#token-card button:not(:disabled)")
+    page.wait(f"{LAST}.querySelector('.count')?.textContent === '2/2' && {SUMMARY}?.includes('ended by')")
+    _, prompt, _, _ = server.llm.requests[-1]
+    assert SENTENCE[:2] in (prompt.text or "")
+    page.run("document.querySelector('.token').focus()")
+    page.press("ArrowRight")
+    assert page.run("document.activeElement === document.querySelectorAll('.token')[1]")
+    page.press("Enter")
+    assert page.run("document.getElementById('token-card').contains(document.activeElement)")
+    page.press("Escape")
+    assert page.run("document.getElementById('token-card').hidden")
+
+
+def test_what_the_server_refuses_is_shown_at_its_field(page: Browser) -> None:
+    page.click("#field-temperature")
+    page.write("-1")
+    send(page, "hello")
+    about = "document.getElementById('about-temperature')"
+    assert "temperature" in page.wait(f"{about}.classList.contains('wrong') && {about}.textContent")
+    assert page.run("document.getElementById('field-temperature').getAttribute('aria-invalid')") == "true"
+    page.errors.clear()  # the browser notes the status 400
+
+
+def test_nothing_is_cut_on_any_screen(page: Browser) -> None:
+    send(page, "hello")
+    page.wait(SUMMARY)
+    for width in (390, 768, 1280, 1920):
+        page.size(width, 800, phone=width == 390)
+        for view in ("chat", "completion", "engine"):
+            page.run(f"location.hash = '#{view}'")
+            assert page.run("document.documentElement.scrollWidth") <= width
+            cut = page.run(
+                "[...document.querySelectorAll('header *, #composer button')].filter((each) => each.checkVisibility()"
+                " && !each.closest('.hidden, .skip, select') && (each.getBoundingClientRect().right > innerWidth ||"
+                " each.getBoundingClientRect().left < 0)).map((each) => each.outerHTML)"
+            )
+            assert cut == [], (width, view)
+    page.errors.clear()  # the engine of this server makes no reports
+
+
+def test_a_key_is_asked_for_and_kept_out_of_addresses(browser: Browser, start: Callable[..., ServedEngine]) -> None:
+    server = start(entries("a, rights: [observe]", "b"))
+    browser.open(f"{server.url}/")
+    browser.wait("document.getElementById('key-dialog').open")
+    browser.click("#key")
+    browser.write("a-key")
+    browser.press("Enter")
+    browser.wait("!document.getElementById('model').hidden")
+    assert "a-key" not in browser.run("location.href + performance.getEntries().map((each) => each.name).join()")
+    server.complete("a", range(1, 10))
+    browser.click("nav a", "Engine")
+    browser.click("#engine tbody button")
+    assert browser.wait("document.querySelector('.timeline')?.textContent").startswith("0queued")
+    assert "blocks" in browser.run("document.querySelector('canvas').ariaLabel")
+    browser.press("Escape")
+    browser.wait("!document.querySelector('.timeline')")
+    browser.run("sessionStorage.setItem('octavo-api-key', 'b-key'); location.hash = '#chat'")
+    browser.click("nav a", "Engine")
+    assert "right observe" in browser.wait(
+        "document.querySelector('#engine .note').textContent.includes('right') && "
+        "document.querySelector('#engine .note').textContent"
+    )
+    browser.run("sessionStorage.clear()")
