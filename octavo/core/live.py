@@ -49,7 +49,7 @@ class LiveRow(msgspec.Struct, frozen=True):
 
 class BlockMap(msgspec.Struct, frozen=True):
     """The blocks of one tier ("device" or "host") of a cache group. cells: 32 bits for each block, from block 1 on, in
-    the machine's order of bytes."""
+    the machine's order of bytes. A host tier that nothing uses has no map."""
 
     tier: str
     group: int

@@ -75,7 +75,8 @@ def _request(group: SequenceGroup, manager: BlockManager) -> LiveRequest:
 def _maps(scheduler: Scheduler) -> list[BlockMap]:
     manager = scheduler.block_manager
     device = [cache.pool.kinds() for cache in manager.groups]
-    host = [cache.host_pool.kinds() if cache.host_pool.num_blocks else [] for cache in manager.groups]
+    # mostly empty, and large
+    host = [cache.host_pool.kinds() if cache.host_pool.num_used_blocks else [] for cache in manager.groups]
     for group in scheduler.groups.values():
         mark = _number(group) << OWNER_SHIFT
         for sequence in group.live:

@@ -83,7 +83,7 @@ export function startEngine(panel) {
       const owner = cores.get(number)?.requests.get(ownerOf(map.cells[cellAt(event)] ?? 0));
       if (owner) choose(number, owner.request_id);
     });
-    return el("section", { class: "map" }, el("div", { class: "head" }, el("h4", {}, title), about, el("ul", { class: "legend" }, legend)), canvas);
+    return el("section", { class: "map" }, el("div", { class: "head" }, el("h4", {}, title), about, el("ul", { class: "legend" }, legend)), el("div", { class: "scroll", tabindex: 0 }, canvas));
   }
 
   function drawMap(canvas, map, core) {

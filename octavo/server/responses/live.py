@@ -15,7 +15,8 @@ class MapChange(Struct, frozen=True):
 
     runs: the first block of each run, counted from 0, how many there are, and what each of them is now: in the lowest
     three bits free, cached, used by a request, shared by several, pinned or held (0 to 5), above them the number of a
-    request that uses it. Before the first event all blocks are free.
+    request that uses it. Before the first event all blocks are free. num_blocks is 0 for a tier that
+    is no longer in use.
     """
 
     tier: str

@@ -96,9 +96,12 @@ def _core(before: LiveState | None, now: LiveState, role: str | None) -> LiveCor
         requests=gone | {number: change for number, change in changes.items() if change},
         rows=UNSET if before is not None and before.rows == now.rows else now.rows,
         maps=[
-            MapChange(each.tier, each.group, len(each.cells) // 4, runs)
-            for each in now.maps
-            if (runs := changed_runs(cells.get((each.tier, each.group), b""), each.cells)) or before is None
+            *(
+                MapChange(each.tier, each.group, len(each.cells) // 4, runs)
+                for each in now.maps
+                if (runs := changed_runs(cells.pop((each.tier, each.group), b""), each.cells)) or before is None
+            ),
+            *(MapChange(tier, group, 0, []) for tier, group in cells),
         ],
         decisions=[each for each in now.decisions if each not in decisions],
         ended=[each for each in now.ended if each.request_id not in ended],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,7 +38,13 @@ class Unreadable(Struct, tag_field="type"):
 
 def tagged(base: type[Struct], *tags: str) -> tuple[type[Struct], ...]:
     """Return a struct like `base` for each tag."""
-    return tuple(defstruct(f"{base.__name__}_{tag}", [], bases=(base,), tag=tag) for tag in tags)
+    return tuple(_tagged(base, tag) for tag in tags)
+
+
+@functools.cache
+def _tagged(base: type[Struct], tag: str) -> type[Struct]:
+    # one struct for each tag: the schema of two of one name cannot be made
+    return defstruct(f"{base.__name__}_{tag}", [], bases=(base,), tag=tag)
 
 
 def texts_of(content: str | Sequence[Any], field: str) -> list[str]:

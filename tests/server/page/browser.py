@@ -68,7 +68,7 @@ class Browser:
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            assert select.select([self._in], [], [], 20)[0], "the browser does not reply"
+            assert select.select([self._in], [], [], 200)[0], "the browser does not reply"
             self._buffer += os.read(self._in, 1 << 16)
         message, _, self._buffer = self._buffer.partition(b"\0")
         found: dict[str, Any] = json.loads(message)
@@ -87,7 +87,7 @@ class Browser:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def wait(self, script: str, timeout_s: float = 20) -> Any:
+    def wait(self, script: str, timeout_s: float = 100) -> Any:
         """Return the value of an expression once it is true. It fails only after long, so that no timing counts."""
         deadline = time.monotonic() + timeout_s
         while not (value := self.run(script)):

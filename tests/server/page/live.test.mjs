@@ -15,7 +15,8 @@ test("events add up to the state", () => {
   assert.deepEqual([...core.maps[0].cells], [10, 0, 0, 1]);
   assert.deepEqual([kindOf(10), ownerOf(10), kindOf(1)], ["in use", 1, "cached"]);
   assert.equal(core.samples.at(-1).generated, 20);
-  applyLive(cores, change({ time: 2, requests: { 1: null } }));
+  applyLive(cores, change({ time: 2, requests: { 1: null }, maps: [{ tier: "device", group: 0, num_blocks: 0, runs: [] }] }));
+  assert.deepEqual(core.maps, []);
   assert.deepEqual([...core.requests.keys()], [2]);
   applyLive(cores, { cores: { 0: null } });
   assert.equal(cores.size, 0);

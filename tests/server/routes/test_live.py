@@ -140,6 +140,7 @@ def test_what_has_not_changed_is_not_sent() -> None:
     assert ended is not None
     assert ended.cores["0"] is not None
     assert ended.cores["0"].requests == {"1": None}
+    assert [(each.tier, each.num_blocks) for each in ended.cores["0"].maps] == [("device", 0)]
     gone = watch.changes([], {})
     assert gone is not None
     assert gone.cores == {"0": None}
