@@ -75,7 +75,7 @@ def test_a_page_that_uses_the_openai_client_says_where_it_comes_from(page: Path)
 
 def test_everything_in_the_folder_of_the_site_may_be_published() -> None:
     kinds = {path.suffix for path in DOCS.rglob("*") if path.is_file()}
-    assert kinds <= {".md", ".svg", ".css"}, "the site publishes whatever lies in docs/"
+    assert kinds <= {".md", ".svg", ".webp", ".css"}, "the site publishes whatever lies in docs/"
 
 
 def test_the_site_has_a_dark_palette_and_asks_no_other_host() -> None:

@@ -146,9 +146,10 @@ export function startEngine(panel) {
     const cells = [...numbers.map(String), duration(Math.max(0, end - events[0][0]))];
     const row = el("tr", { class: isChosen ? "chosen" : "" }, el("td", {}, mark, name), el("td", {}, state), cells.map((text) => el("td", { class: "number" }, text)));
     if (!isChosen) return [row];
-    const items = events.map(([at, event], i) => el("li", {}, el("span", { class: "when" }, i ? `+${duration(at - events[0][0])}` : "0"), el("span", {}, event)));
-    const why = core.decisions.filter((each) => each.request_id === request.request_id && each.because).map((each) => el("li", {}, el("span", { class: "when" }, `+${duration(each.time - events[0][0])}`), el("span", {}, `${each.kind}: ${each.because}`)));
-    return [row, el("tr", { class: "timeline" }, el("td", { colspan: 7 }, el("ol", { "aria-label": `Timeline of ${request.request_id}` }, items, why)))];
+    const why = core.decisions.filter((each) => each.request_id === request.request_id && each.because);
+    const all = [...events, ...why.map((each) => [each.time, `${each.kind}: ${each.because}`])].sort((a, b) => a[0] - b[0]);
+    const items = all.map(([at, event], i) => el("li", {}, el("span", { class: "when" }, i ? `+${duration(at - events[0][0])}` : "0"), el("span", {}, event)));
+    return [row, el("tr", { class: "timeline" }, el("td", { colspan: 7 }, el("ol", { "aria-label": `Timeline of ${request.request_id}` }, items)))];
   }
 
   function decisionsNode(number, core) {

@@ -67,7 +67,7 @@ export function latencies(ended, from, to) {
 
 /** Return the figures of a core: what it is called, its value, and the name of the samples behind it. */
 export function figures({ stats, step, samples, ended }) {
-  const last = samples.at(-1) ?? {};
+  const last = stats.num_running ? (samples.at(-1) ?? {}) : { generated: 0, prompt: 0 };
   const share = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(0)}%` : "–");
   const first = latencies(ended, "queued", "first token");
   const tokens = (value) => (value == null ? "–" : value >= 100 ? value.toFixed(0) : value.toFixed(1));
