@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from enum import Enum, auto
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from octavo.structured_output.marks import Mask, Vocabulary, end_of_mark, open_t
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+_MOST_LOCKED_S: Final = 0.0005
 _NO_TOKENS = np.empty(0, dtype=np.int32)
 
 
@@ -153,7 +155,7 @@ class Progress:
             return int(self._enter(position + 1, self._next(phase, output, position), output))
         assert self._matcher is not None
         stop = position + 1 if self._form.triggers else len(output)
-        num_new: int = self._matcher.try_consume_tokens(output[position:stop].tolist())
+        num_new = _consume(self._matcher, output[position:stop].tolist())
         self._num_consumed += num_new
         if self._form.triggers and num_new and self._matcher.is_stopped() and not self._matcher.is_error():
             is_last = self._form.params.stop_after_first
@@ -207,11 +209,24 @@ class Progress:
         if self._matcher is None or self._first != first or self._num_consumed < wanted:
             assert self._form.matcher is not None
             self._matcher, self._first = self._form.matcher.deep_copy(), first
-            self._num_consumed = self._matcher.try_consume_tokens(output[first:].tolist())
+            self._num_consumed = _consume(self._matcher, output[first:].tolist())
         elif self._num_consumed > wanted:
             self._matcher.rollback(self._num_consumed - wanted)
             self._num_consumed = wanted
         return self._num_consumed == wanted
+
+
+def _consume(matcher: LLMatcher, token_ids: list[int]) -> int:
+    """Return how many of the tokens the matcher has taken. Between those that take long, other threads run: llguidance
+    holds Python's lock here."""
+    since = time.perf_counter()
+    for place, token_id in enumerate(token_ids):
+        if not matcher.try_consume_tokens([token_id]):
+            return place
+        if time.perf_counter() - since > _MOST_LOCKED_S:
+            time.sleep(0)
+            since = time.perf_counter()
+    return len(token_ids)
 
 
 def _ends_with(matcher: LLMatcher, end_token_id: int) -> bool:
