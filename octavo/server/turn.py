@@ -52,12 +52,11 @@ class Turn(Generation):
         """Return the sampling parameters with which the calls and the reasoning can be read."""
         model = self.context.texts.format
         self.reader = model.reader(self.asked)
-        if self.reader is None:
-            return {}
         [prompt] = self.prompts
-        changes: dict[str, Any] = {"skip_special_tokens": False} if self.reader.shows_special else {}
-        grammar = None if self.asked.form() else model.grammar(self.asked, is_open=model.ends_in_reasoning(prompt))
-        return changes if grammar is None else {**changes, "structured_outputs": grammar}
+        form = model.form(self.asked, is_open=model.ends_in_reasoning(prompt))
+        changes: dict[str, Any] = {} if form is None else {"structured_outputs": form}
+        shows_special = self.reader is not None and self.reader.shows_special
+        return {**changes, "skip_special_tokens": False} if shows_special else changes
 
     def events(self, output: RequestOutput, completion: CompletionOutput) -> Sequence[OutputEvent]:
         """Return what the model has written of a choice since the last output."""

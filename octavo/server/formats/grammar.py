@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import InvalidRequest
 from octavo.server.formats.format import CallFormat, Format
 from octavo.server.formats.marks import Mark
@@ -23,70 +24,57 @@ _TEXT: Final = r"/(.|\n)*/"
 _LAZY: Final = r"/(.|\n)*?/"
 
 
-def call_grammar(form: Format, asked: ChatCompletionRequest, tokenizer: Tokenizer, *, is_open: bool) -> str:
-    """Return the grammar of a response.
+def call_form(form: Format, asked: ChatCompletionRequest, tokenizer: Tokenizer) -> StructuredOutputsParams:
+    """Return the form of a response, behind its reasoning.
 
-    Where the request demands calls, it is calls alone, behind reasoning; else any text, and calls of this form behind
-    each open mark. is_open: the prompt ends inside of reasoning.
+    Where the request demands calls, it is calls alone; else any text, and calls of this form behind each open mark.
     """
     assert form.calls is not None
-    return _Grammar(form, form.calls, asked, tokenizer).text(is_open)
+    return _Grammar(form, form.calls, asked, tokenizer).form()
 
 
 class _Grammar:
     """The rules of one grammar as they are made."""
 
     def __init__(self, form: Format, calls: CallFormat, asked: ChatCompletionRequest, tokenizer: Tokenizer) -> None:
-        self._form = form
         self._calls = calls
         self._asked = asked
+        self._then = form.reasoning.then if form.reasoning is not None else ""
         self._special = {tokenizer.added_tokens[token_id]: token_id for token_id in tokenizer.special_ids}
         spellings = sorted(filter(None, self._special), key=len, reverse=True)
         self._cut = re.compile(f"({'|'.join(map(re.escape, spellings)) or '(?!)'})")
-        # the first text of an open mark is read before the call, where nothing stands around all calls
-        self._is_triggered = not (asked.must_call or calls.begin or calls.is_bare)
+        # the text before the name is no part of the grammar: that begins behind it
+        is_free = not (asked.must_call or calls.is_bare)
+        self._trigger = (calls.begin or calls.opens[0].pieces[0].literal) if is_free else ""
         self._rules = [r"SPACE: /[ \n]{0,2}/", rf"TEXT: {_TEXT}"]
 
-    def text(self, is_open: bool) -> str:
-        """Return the whole grammar; "" where calls have none, because their mark begins like other marks."""
-        calls = self._calls
+    def form(self) -> StructuredOutputsParams:
+        """Return the form with its triggers."""
+        calls, trigger = self._calls, self._trigger
         is_list = calls.is_list or calls.content == "pythonic"
         tools = enumerate(self._asked.callable_tools)
         one = f"({' | '.join(self._rule(f'c{number}', self._call(tool, number, is_list)) for number, tool in tools)})"
         joint = '", "' if is_list else self._spelled(calls.separator)
-        is_single = self._asked.parallel_tool_calls is False or (self._is_triggered and not is_list)
-        body = one if is_single else f"{one} ({joint} {one})*"
+        is_single = self._asked.parallel_tool_calls is False
+        body = one if is_single or (trigger and not is_list and not calls.begin) else f"{one} ({joint} {one})*"
         if is_list:
             body = f'"[" {body} "]"'
             if not calls.is_bare:
                 body = f"{self._open()} {body} {self._mark(*calls.closes[:1])}"
         if self._asked.must_call:
-            start = f"{self._reasoning(is_open)} {self._spelled(calls.begin)} {body} {self._spelled(calls.end)}"
-        elif calls.is_bare:
-            start = rf"{body} | /([^\[{{ \n](.|\n)*)?/"
+            then = f"({self._spelled(self._then)})?" if self._then else ""
+            start = f"SPACE {then} {self._spelled(calls.begin)} {body} {self._spelled(calls.end)}"
+        elif trigger:
+            start = f"{body} {self._spelled(calls.end)}"
         else:
-            trigger = self._spelled(calls.begin or calls.opens[0].pieces[0].literal)
-            rest = f"{body} {self._spelled(calls.end)}"
-            if " " in trigger and "<[" in trigger:
-                return ""
-            if "<[" not in trigger:
-                # the lexeme that ends with the mark is the shortest, so no text goes past a mark
-                trigger = self._rule("before[lazy]", f"TEXT {trigger}").removesuffix("[lazy]")
-                start = f"({trigger} {rest})* TEXT"
-            else:
-                start = f"(TEXT {trigger} {rest})* TEXT"
-        return "\n".join(["%llguidance {}", f"start: {start}", *self._rules]) + "\n"
+            start = rf"{body} | /([^\[{{ \n](.|\n)*)?/"
+        text = "\n".join(["%llguidance {}", f"start: {start}", *self._rules]) + "\n"
+        triggers = (trigger,) if trigger else ()
+        return StructuredOutputsParams(grammar=text, triggers=triggers, stop_after_first=bool(trigger and is_single))
 
     def _rule(self, name: str, body: str) -> str:
         self._rules.append(f"{name}: {body}")
         return name
-
-    def _reasoning(self, is_open: bool) -> str:
-        reasoning = self._form.reasoning
-        if reasoning is None:
-            return ""
-        thought = f"{self._until('thought', reasoning.closes[0])} SPACE {self._spelled(reasoning.then)}"
-        return thought if is_open else f"({self._mark(reasoning.opens[0])} {thought})?"
 
     def _call(self, tool: Tool, number: int, is_list: bool) -> str:
         """Return one call, with its marks where they are not around all calls."""
@@ -108,7 +96,7 @@ class _Grammar:
         if is_list or calls.is_bare:
             return body
         close = self._mark(*calls.closes[:1])
-        return f"{self._open(name)} SPACE {body} SPACE {close}"
+        return f"{self._open(name)} SPACE {body} {f'SPACE {close}' if close else ''}"
 
     def _tags(self, schema: Mapping[str, Any], number: int) -> str:
         """Return the arguments of a call between tags, in the order of the schema."""
@@ -158,7 +146,7 @@ class _Grammar:
 
     def _open(self, name: str = "") -> str:
         mark = self._calls.opens[0]
-        return self._mark(Mark(mark.pieces[1:]) if self._is_triggered else mark, name=name)
+        return self._mark(Mark(mark.pieces[1:]) if self._trigger and not self._calls.begin else mark, name=name)
 
     def _mark(self, mark: Mark | None = None, **groups: str) -> str:
         pieces = () if mark is None else mark.pieces

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import InvalidRequest
 from octavo.server.formats.events import OutputEvent, ReasoningDelta, TextDelta
 from octavo.server.formats.format import AUTO, Format, format_of
-from octavo.server.formats.grammar import call_grammar
+from octavo.server.formats.grammar import call_form
 from octavo.server.formats.parser import OutputParser
 from octavo.server.schema.chat import ChatCompletionRequest
 
@@ -59,7 +61,14 @@ class ModelFormat:
         return format_of(self._template, self._own, calls, reasoning)
 
     def check(self, asked: ChatCompletionRequest) -> None:
-        """Raise InvalidRequest for tools that the model cannot be asked to call. May take a second."""
+        """Raise InvalidRequest for tools and budgets that the model does not know. May take a second."""
+        if asked.thinking_token_budget is not None and (self.format is None or self.format.reasoning is None):
+            raise InvalidRequest(
+                "thinking_token_budget cannot be used: it is not known how this model marks its reasoning; start the "
+                "server with --reasoning-parser",
+                field="thinking_token_budget",
+                code="unsupported_parameter",
+            )
         if not asked.tools or asked.tool_choice == "none":
             return
         if self.format is None or self.format.calls is None:
@@ -76,8 +85,7 @@ class ModelFormat:
                 field="tool_choice",
                 code="unsupported_parameter",
             )
-        grammar = self.grammar(asked, is_open=False)
-        if grammar is None:
+        if not asked.constrains_calls:
             return
         if asked.form() is not None and asked.must_call:
             raise InvalidRequest(
@@ -86,20 +94,31 @@ class ModelFormat:
             )
         from octavo.structured_output.grammars import check_grammar
 
+        form = call_form(self.format, asked, self.tokenizer)
         try:
-            check_grammar(grammar)
+            check_grammar(form)
         except InvalidRequest as error:
             raise InvalidRequest(
                 f"the schemas of tools cannot be used: {error}", field="tools", code=error.code
             ) from error
 
-    def grammar(self, asked: ChatCompletionRequest, *, is_open: bool) -> StructuredOutputsParams | None:
-        """Return the form of the calls that the request demands, None where it demands none. is_open: the prompt ends
-        inside of reasoning."""
-        if self.format is None or not asked.constrains_calls:
-            return None
-        text = call_grammar(self.format, asked, self.tokenizer, is_open=is_open)
-        return StructuredOutputsParams(grammar=text) if text else None
+    def form(self, asked: ChatCompletionRequest, *, is_open: bool) -> StructuredOutputsParams | None:
+        """Return the form of a response, None for any text: the one that the request gives, or that of the calls that
+        it demands. It holds behind reasoning. is_open: the prompt ends inside of reasoning."""
+        form = asked.form()
+        if self.format is None:
+            return form
+        if form is None and asked.constrains_calls:
+            form = call_form(self.format, asked, self.tokenizer)
+        reasoning, budget = self.format.reasoning, asked.thinking_token_budget
+        if reasoning is None or (form is None and budget is None):
+            return form
+        marks: dict[str, Any] = {
+            "reasoning_begin": "" if is_open else reasoning.opens[0].spelled(),
+            "reasoning_end": reasoning.closes[0].spelled(),
+            "reasoning_budget": budget,
+        }
+        return msgspec.structs.replace(form, **marks) if form is not None else StructuredOutputsParams(**marks)
 
     def with_tools(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]

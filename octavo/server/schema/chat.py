@@ -144,6 +144,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
+    thinking_token_budget: Int | None = None
 
     functions: Annotated[Any, _FUNCTIONS] = None
     function_call: Annotated[Any, _FUNCTIONS] = None

@@ -17,7 +17,7 @@ from octavo.errors import InvalidRequest
 from octavo.server.decode import decode
 from octavo.server.formats.events import ReadOutput, joined
 from octavo.server.formats.format import Field, Format, ResponseTemplate, templates
-from octavo.server.formats.grammar import call_grammar
+from octavo.server.formats.grammar import call_form
 from octavo.server.formats.parser import OutputParser
 from octavo.server.schema.chat import ChatCompletionRequest
 
@@ -146,40 +146,38 @@ def check(form: Format, text: str, draw: random.Random, *, is_open: bool = False
 def test_calls_that_are_demanded_are_read_back(name: str) -> None:
     form, draw = form_of(name), random.Random(0)
     num_calls = 0
-    texts = []
     for seed in range(6):
-        is_open = seed % 4 == 3
-        grammar = call_grammar(form, asked(parallel_tool_calls=seed % 2 == 0), tokenizer(), is_open=is_open)
-        text = walk(grammar, seed, prefix="hm</think>" if is_open and name != "gpt_oss" else "")
-        texts.append(text)
+        wanted = call_form(form, asked(parallel_tool_calls=seed % 2 == 0), tokenizer())
+        assert not wanted.triggers
+        text = walk(wanted.grammar or "", seed)
         if text is None:
             continue
-        output = check(form, text, draw, is_open=is_open)
+        output = check(form, ("<think>hm</think>" if seed % 3 == 0 and name != "gpt_oss" else "") + text, draw)
         assert output.text is None, text
         assert len(output.calls) == 1 if seed % 2 else output.calls
         num_calls += len(output.calls)
-    assert num_calls >= 3, texts
+    assert num_calls >= 3
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "gpt_oss"])
-def test_calls_that_a_model_chooses_follow_strict_schemas(name: str) -> None:
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_that_a_model_chooses_follow_strict_schemas_behind_the_trigger(name: str) -> None:
     form = form_of(name)
-    calls = form.calls
-    assert calls is not None
-    grammar = call_grammar(form, asked(tool_choice="auto"), tokenizer(), is_open=False)
-    assert walk(grammar, 0, prefix="Just text.", most_tokens=200) != ""
-    begin = "" if calls.is_bare else f"So: {calls.begin or calls.opens[0].pieces[0].literal}"
-    if not begin:
-        return
-    outputs = [check(form, text, random.Random(0)) for seed in range(6) if (text := walk(grammar, seed, begin))]
-    assert outputs
-    assert all(output.calls and (output.text or "").startswith("So:") for output in outputs)
+    wanted = call_form(form, asked(tool_choice="auto", parallel_tool_calls=False), tokenizer())
+    assert wanted.stop_after_first is bool(wanted.triggers)
+    before = f"So: {wanted.triggers[0]}" if wanted.triggers else ""
+    for prefix in ("",) if before else ("Just text.",):
+        texts = [text for seed in range(6) if (text := walk(wanted.grammar or "", seed, prefix)) is not None]
+        outputs = [check(form, before + text, random.Random(0)) for text in texts]
+        assert outputs
+        for output in outputs:
+            assert (output.text or "").startswith(prefix or "So:")
+            assert len(output.calls) == (not prefix)
 
 
 def test_special_tokens_stand_by_their_ids_and_a_named_tool_is_alone() -> None:
     request = asked(tool_choice={"type": "function", "function": {"name": "now"}})
     template = ResponseTemplate(fields={"tool_calls": Field(open="<|im_start|>", close="</x>", content="json")})
-    grammar = call_grammar(template.format("x"), request, tokenizer(), is_open=False)
+    grammar = call_form(template.format("x"), request, tokenizer()).grammar or ""
     assert "get-weather" not in grammar
     assert '<[1]> SPACE "{\\"name\\": \\"now\\", \\"arguments\\": "' in grammar
 
@@ -187,4 +185,4 @@ def test_special_tokens_stand_by_their_ids_and_a_named_tool_is_alone() -> None:
 def test_parameters_that_are_no_object_are_refused() -> None:
     request = asked(tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}])
     with pytest.raises(InvalidRequest, match=r"tools\[0\].function.parameters.type is 'array', must be 'object'"):
-        call_grammar(form_of("hermes"), request, tokenizer(), is_open=False)
+        call_form(form_of("hermes"), request, tokenizer())

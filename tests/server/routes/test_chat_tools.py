@@ -118,6 +118,18 @@ def test_a_call_that_is_demanded_has_a_grammar(client: openai.OpenAI, thinking: 
     assert '\\"name\\": \\"f\\"' not in demanded.grammar
 
 
+def test_forms_hold_behind_reasoning_whose_length_may_be_limited(client: openai.OpenAI, thinking: Served) -> None:
+    ask(client, tool_choice="required", extra_body={"thinking_token_budget": 5})
+    ask(client, tools=openai.NOT_GIVEN, extra_body={"guided_regex": "a"})
+    ask(client, extra_body={"thinking_token_budget": 0})
+    found = [params.structured_outputs for _, _, params, _ in thinking.llm.requests]
+    assert [(form.form, form.reasoning_begin, form.reasoning_end, form.reasoning_budget) for form in found if form] == [
+        ("grammar", "<think>", "</think>", 5),
+        ("regex", "<think>", "</think>", None),
+        (None, "<think>", "</think>", 0),
+    ]
+
+
 def test_tools_stand_in_the_system_message_of_a_template_that_knows_of_none(
     client: openai.OpenAI, thinking: Served
 ) -> None:
