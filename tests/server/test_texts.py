@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Awaitable
@@ -22,6 +23,8 @@ from octavo.server.open_requests import OpenRequests
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
 from octavo.server.schema.health import DrainRequest
+from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
+from octavo.server.schema.responses import ResponsesRequest
 from octavo.server.schema.tokens import TokenizeRequest
 from octavo.server.text_pool import TextPool
 from octavo.server.texts import INLINE_BYTES, REQUESTS, Preparer, TextPolicy, Texts, TextSetup
@@ -84,6 +87,15 @@ ATTACKS: dict[str, tuple[Any, Any, Any]] = {
         lambda: b'{"messages": [' + json.dumps(USER).encode() + (b"," + json.dumps(USER).encode()) * 500_000 + b"]}",
         "messages",
     ),
+    "items": (ResponsesRequest, lambda: {"input": [{"role": "user", "content": "a"}] * 50_000}, "input"),
+    "blocks": (
+        MessagesRequest,
+        lambda: {
+            "max_tokens": 1,
+            "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}] * 50_000}],
+        },
+        "messages",
+    ),
     "arrays": (CompletionRequest, lambda: b'{"prompt": "a", "vllm_xargs": [' + b"[]," * 6_000_000 + b"0]}", None),
     "depth": (CompletionRequest, lambda: b'{"prompt": "a", "vllm_xargs": ' + b"[" * 9_000_000, None),
     "ids": (CompletionRequest, lambda: b'{"prompt": [' + b"65," * 3_000_000 + b"1]}", "prompt"),
@@ -132,14 +144,20 @@ def test_small_and_large_requests_become_the_same_prompts(tmp_path: Path) -> Non
     async def run() -> None:
         reads = texts(tmp_path)
         tokenizer = byte_tokenizer(tmp_path)
-        for length in (1, INLINE_BYTES):
+        kinds: tuple[Any, ...] = (ChatCompletionRequest, ResponsesRequest, MessagesRequest)
+        for length, kind in itertools.product((1, INLINE_BYTES), kinds):
             content = "x" * length
-            asked, [prompt] = await reads.read(
-                request({"messages": [{"role": "user", "content": content}], "temperature": 0.5}), ChatCompletionRequest
-            )
+            messages = [{"role": "user", "content": content}]
+            fields: Any = {"input": content} if kind is ResponsesRequest else {"messages": messages}
+            if kind is MessagesRequest:
+                fields["max_tokens"] = 5
+            asked, [prompt] = await reads.read(request({**fields, "temperature": 0.5}), kind)
             ids = prompt.token_ids or tokenizer.encode(prompt.text or "", prompt.add_special_tokens, prompt.cuts)
             assert ids == [BOS, *b"[user]", *content.encode(), EOS, *b"[assistant]"]
             assert asked.temperature == 0.5
+            if kind is MessagesRequest:
+                counted = await reads.answer(request({"messages": messages}), CountTokensRequest)
+                assert json.loads(counted.body) == {"input_tokens": len(ids)}
 
     asyncio.run(run())
 

@@ -144,8 +144,8 @@ class MessageMetadata(Struct, kw_only=True, forbid_unknown_fields=True):
     user_id: str | None = None
 
 
-class CountTokensRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v1/messages/count_tokens`: a conversation; sampling parameters are accepted without effect."""
+class ConversationRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
+    """What both requests have."""
 
     names: ClassVar[dict[str, str]] = {
         "response_format": "output_config.format",
@@ -232,7 +232,11 @@ class CountTokensRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True):
         ] or None
 
 
-class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):
+class CountTokensRequest(ConversationRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/messages/count_tokens`: a conversation; sampling parameters are accepted without effect."""
+
+
+class MessagesRequest(ConversationRequest, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/messages`."""
 
     max_tokens: Int

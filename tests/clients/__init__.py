@@ -1,0 +1,1 @@
+"""Scripts that run the real clients of others against a server."""
