@@ -37,12 +37,16 @@ _MOST_RECOMPILED: Final = 16
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """The masks of the rows of a sequence in one step. `outputs` are the tokens before each row, which begin alike."""
+    """The masks of the rows of a sequence in one step. `outputs` are the tokens before each row, which begin alike.
+
+    is_late: a step has waited for it, and the next ones do not.
+    """
 
     positions: list[int]
     outputs: list[NDArray[np.int32]]
     num_drafts: list[int]
     masks: Future[dict[int, Mask | None]] = field(default_factory=Future)
+    is_late: bool = False
 
     def covers(self, row: SamplingRow) -> bool:
         """Return whether it has the mask of a row, computed from the same tokens."""
@@ -155,11 +159,14 @@ class GrammarProcessor:
                 self._pool.submit(self._work)
 
     def wait(self, rows: Sequence[SamplingRow]) -> None:
-        """Wait for the masks of rows, at most as long again as it takes since `start`, or the patience."""
-        states = [self._states[row.sequence] for row in rows if row.sequence in self._states]
-        late = [state.job.masks for state in states if state.job is not None and not _is_settled(state)]
-        if late:
-            wait(late, timeout=max(self._patience_s, time.monotonic() - self._started_s))
+        """Wait for the masks of rows that were begun in this step, at most as long again as it takes since `start`, or
+        the patience."""
+        jobs = [self._states[row.sequence].job for row in rows if row.sequence in self._states]
+        wanted = [job for job in jobs if job is not None and not job.is_late and not job.masks.done()]
+        if wanted:
+            wait([job.masks for job in wanted], timeout=max(self._patience_s, time.monotonic() - self._started_s))
+            for job in wanted:
+                job.is_late = True
 
     def is_ready(self, row: SamplingRow) -> bool:
         """Return whether the mask of a row is there."""

@@ -223,8 +223,9 @@ def _consume(matcher: LLMatcher, token_ids: list[int]) -> int:
     for place, token_id in enumerate(token_ids):
         if not matcher.try_consume_tokens([token_id]):
             return place
-        if time.perf_counter() - since > _MOST_LOCKED_S:
-            time.sleep(0)
+        held_s = time.perf_counter() - since
+        if held_s > _MOST_LOCKED_S:
+            time.sleep(held_s)  # a thread that waits for the lock needs a moment to get it
             since = time.perf_counter()
     return len(token_ids)
 
