@@ -58,10 +58,10 @@ class EngineModel:
 
 
 class ServerModel:
-    """A model of an OpenAI-compatible server, whose defaults apply. tell: gets lines about the connection."""
+    """A model of an OpenAI-compatible server, whose defaults apply. notice: writes a line about the connection."""
 
-    def __init__(self, server: OpenAIClient, name: str | None, tell: Callable[[str], None]) -> None:
-        self._server, self._tell = server, tell
+    def __init__(self, server: OpenAIClient, name: str | None, notice: Callable[[str], None]) -> None:
+        self._server, self._notice = server, notice
         with asyncio.Runner() as runner:
             self.name = name or next(iter(runner.run(server.models())), "")
 
@@ -92,7 +92,7 @@ class ServerModel:
             except ServerUnreachable as error:
                 if pause_s is None:
                     raise
-                self._tell(f"{error}; the request is sent again in {pause_s:g} s")
+                self._notice(f"{error}; the request is sent again in {pause_s:g} s")
                 pieces.clear()
                 await self._pause(pause_s, interrupt)
             if interrupt.requested:

@@ -131,8 +131,9 @@ def with_options(
         if model == "positional":
             options["model"] = options["model"].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
             own = sorted([*own, options.pop("model")], key=lambda parameter: parameter.kind)
-        config = _flag("config", str, "YAML file with arguments.", "Configuration")
-        signature = inspect.Signature([*own, *options.values(), config], return_annotation=int)
+        if set(classes) & {EngineArgs, ServerArgs, RankArgs}:
+            options["config"] = _flag("config", str, "YAML file with arguments.", "Configuration")
+        signature = inspect.Signature([*own, *options.values()], return_annotation=int)
         own_names = {parameter.name for parameter in own} - {"model"}
         positional = [p.name for p in own if p.kind is inspect.Parameter.POSITIONAL_ONLY]
 

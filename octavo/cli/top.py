@@ -31,7 +31,7 @@ class TopOptions(Options):
 
     url: Annotated[str, Arg("Address of the server.")] = "http://127.0.0.1:8000"
     api_key_file: Annotated[str | None, Arg("File whose first line is the API key; it needs the right observe.")] = None
-    interval: Annotated[float, Arg("Seconds between two looks.", ge=0.1, le=3600)] = 1.0
+    interval: Annotated[float, Arg("Seconds between two readings.", ge=0.1, le=3600)] = 1.0
     once: Annotated[bool, Arg("Write the figures of one interval as a line of JSON, and end.")] = False
 
 

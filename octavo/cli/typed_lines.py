@@ -101,7 +101,7 @@ def line_history(folder: Path | None) -> Iterator[None]:
         if file is not None:
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                # what was typed is nobody else's to read
+                # other users may not read what was typed
                 os.close(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600))
                 readline.write_history_file(file)
             except OSError as error:
