@@ -28,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -163,9 +163,16 @@ def figures(load: Sequence[Asked], found: Sequence[Streamed]) -> dict[str, float
     }
 
 
+class Served(NamedTuple):
+    """A server that was started: its URL, and its front's process."""
+
+    url: str
+    pid: int
+
+
 @contextmanager
-def served(arguments: str, log: Path) -> Iterator[str]:
-    """The URL of `octavo serve` with these arguments; it ends with the block. Raises EngineDeadError."""
+def served(arguments: str, log: Path) -> Iterator[Served]:
+    """`octavo serve` with these arguments, which ends with the block. Raises EngineDeadError."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -175,14 +182,12 @@ def served(arguments: str, log: Path) -> Iterator[str]:
     try:
         deadline = time.monotonic() + _START_S
         while True:
-            try:
-                with urlopen(f"http://127.0.0.1:{port}/health", timeout=10):
-                    break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise EngineDeadError(f"octavo serve did not start: {log.read_text()[-500:]}") from None
-                time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}"
+            with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/health", timeout=10):
+                break
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise EngineDeadError(f"octavo serve did not start: {log.read_text()[-500:]}")
+            time.sleep(0.2)
+        yield Served(f"http://127.0.0.1:{port}", process.pid)
     finally:
         process.terminate()
         process.wait()
@@ -214,7 +219,8 @@ def main() -> None:
         servers = []
         for place, text in enumerate(args.serve):
             name, words = _named(text, f"octavo{place or ''}")
-            servers.append(Server(name, stack.enter_context(served(words, folder / f"{place}.log")), args.api_key))
+            url = stack.enter_context(served(words, folder / f"{place}.log")).url
+            servers.append(Server(name, url, args.api_key))
         for place, text in enumerate(args.url):
             name, url = _named(text, f"server{place or ''}")
             servers.append(Server(name, url, args.api_key))

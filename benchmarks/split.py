@@ -113,7 +113,7 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="octavo-split-")))
         servers = [
-            Server(name, stack.enter_context(served(f"{common} {words}", folder / f"{name}.log")))
+            Server(name, stack.enter_context(served(f"{common} {words}", folder / f"{name}.log")).url)
             for name, words in arrangements.items()
         ]
         for server in servers:
