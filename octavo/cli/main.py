@@ -22,6 +22,7 @@ _COMMANDS = (
     ("run", "octavo.cli.run:run", "Continue a text, written as it is generated."),
     ("chat", "octavo.cli.chat:chat", "Talk to a model."),
     ("serve", "octavo.cli.serve:serve", "Serve a model over HTTP, as the OpenAI API does."),
+    ("run-batch", "octavo.cli.run_batch:run_batch", "Run the requests of a file in OpenAI's batch format."),
     ("proxy", "octavo.cli.proxy:proxy", "Serve a model over HTTP with engines on other machines."),
     ("rank", "octavo.cli.rank:rank", "Compute on this machine for an engine that another machine serves."),
     ("top", "octavo.cli.top:top", "Watch a server: requests, tokens per second, queues, KV cache."),

@@ -10,7 +10,8 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +111,20 @@ async def _start_and_serve(
         return EXIT_STOPPED
     try:
         return await serve_until_stopped(llm, server, signals)
+    finally:
+        await llm.shutdown()
+
+
+@asynccontextmanager
+async def app_in_process(args: EngineArgs) -> AsyncIterator[App]:
+    """Yield the application over an engine of its own, for requests that come through no connection."""
+    from octavo.async_llm import AsyncLLM
+
+    llm = await AsyncLLM.start(args)
+    try:
+        app = loading_app(ServerArgs())
+        app.context.attach(llm)
+        yield app
     finally:
         await llm.shutdown()
 

@@ -1,0 +1,144 @@
+"""`octavo run-batch -i IN -o OUT`: the requests of a file in OpenAI's batch format, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
+from uuid import uuid4
+
+import msgspec
+from cyclopts import Parameter
+
+from octavo.cli.options import Given, heading, with_options
+from octavo.cli.start import log_quietly
+from octavo.config.args import EngineArgs
+from octavo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from octavo.server.app import App
+
+_MOST_OPEN: Final = 512
+"""Lines that are read ahead of the first one whose result is not written yet."""
+_MOST_LINE_BYTES: Final = 32 << 20
+
+
+class _Line(msgspec.Struct):
+    custom_id: str
+    url: str
+    body: msgspec.Raw
+    method: str = "POST"
+
+
+@with_options(EngineArgs)
+def run_batch(
+    *,
+    input_file: Annotated[str, Parameter(name=["--input-file", "-i"], group=heading("Prompt"), help="JSON Lines.")],
+    output_file: Annotated[
+        str,
+        Parameter(name=["--output-file", "-o"], group=heading("Prompt"), help="Results, in the order of the input."),
+    ],
+    given: Given,
+) -> int:
+    """Run the requests of a file in OpenAI's batch format. Started again after an interruption, it goes on."""
+    args = given.arguments(EngineArgs)
+    log_quietly(args)
+    asyncio.run(_run(args, Path(input_file), Path(output_file)))
+    return 0
+
+
+async def _run(args: EngineArgs, source: Path, target: Path) -> None:
+    from octavo.server.serving import app_in_process
+
+    if not source.is_file():
+        raise ConfigError(f"input_file {source} is no file; give one with a request in each line")
+    async with app_in_process(args) as app:
+        await write_results(app, source, target)
+
+
+async def write_results(app: App, source: Path, target: Path) -> None:
+    """Write a result for each line of `source`. What is not complete stands in a file of its own beside `target`."""
+    partial = target.with_name(f"{target.name}.partial")
+    num_done = _keep_complete_lines(partial)
+    results: deque[asyncio.Task[bytes]] = deque()
+    with source.open("rb") as lines, partial.open("ab") as out:
+        for line in islice(_lines(lines), num_done, None):
+            results.append(asyncio.create_task(_result(app, line)))
+            if len(results) == _MOST_OPEN:
+                out.write(await results.popleft())
+                out.flush()
+        while results:
+            out.write(await results.popleft())
+    os.replace(partial, target)
+
+
+def _keep_complete_lines(partial: Path) -> int:
+    """Cut off a line that breaks off, and return the number of the others."""
+    if not partial.exists():
+        return 0
+    num_lines = num_bytes = 0
+    with partial.open("rb+") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                num_lines, num_bytes = num_lines + 1, num_bytes + len(line)
+        file.truncate(num_bytes)
+    return num_lines
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes | None]:
+    """Yield lines that are not blank; None for one that is too long."""
+    while line := file.readline(_MOST_LINE_BYTES):
+        if len(line) == _MOST_LINE_BYTES and not line.endswith(b"\n"):
+            while (rest := file.readline(_MOST_LINE_BYTES)) and not rest.endswith(b"\n"):
+                pass
+            yield None
+        elif line.strip():
+            yield line
+
+
+async def _result(app: App, line: bytes | None) -> bytes:
+    """Return the line of the output for a line of the input; what is wrong with it becomes its error."""
+    asked, custom_id = None, None
+    try:
+        if line is None:
+            raise ValueError(f"the line has more than {_MOST_LINE_BYTES:,} bytes; send several requests")
+        asked = msgspec.json.decode(line, type=_Line)
+        custom_id = asked.custom_id
+        if asked.method != "POST" or not asked.url.startswith("/v1/"):
+            raise ValueError(f"{asked.method} {asked.url} is no request of a batch; use POST and a path below /v1/")
+        content = msgspec.json.decode(asked.body)
+        if isinstance(content, dict) and content.get("stream"):
+            raise ValueError("stream is true, but a batch has no streams; leave it out")
+        status, request_id, body = await _ask(app, asked)
+    except (ValueError, UnicodeError) as error:
+        problem: dict[str, Any] = {"code": "invalid_request", "message": str(error)}
+        return _encoded(custom_id, None, problem)
+    return _encoded(custom_id, {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}, None)
+
+
+def _encoded(custom_id: str | None, response: Any, error: Any) -> bytes:
+    line = {"id": f"batch_req_{uuid4().hex}", "custom_id": custom_id, "response": response, "error": error}
+    return msgspec.json.encode(line) + b"\n"
+
+
+async def _ask(app: App, asked: _Line) -> tuple[int, str, bytes]:
+    """Return status, id and body of the response of the application to a line."""
+    messages: list[Any] = []
+    body = [{"type": "http.request", "body": bytes(asked.body), "more_body": False}]
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    headers.append((b"content-length", str(len(bytes(asked.body))).encode()))
+    scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": asked.url, "root_path": ""}
+
+    async def receive() -> Any:
+        return body.pop() if body else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    await app({**scope, "query_string": b"", "headers": headers}, receive, send)
+    sent = dict(messages[0]["headers"])
+    return messages[0]["status"], sent[b"x-request-id"].decode(), b"".join(each["body"] for each in messages[1:])

@@ -1,0 +1,37 @@
+"""A batch has a result for each line, whatever is in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from octavo.async_llm import AsyncLLM
+from octavo.cli.run_batch import write_results
+from octavo.config.server_args import ServerArgs
+from octavo.server.app import build_app
+from tests.server.fake_llm import FakeAsyncLLM
+
+
+def line(custom_id: str, url: str = "/v1/completions", **body: object) -> str:
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": {"max_tokens": 3, **body}})
+
+
+@pytest.mark.anyio
+async def test_each_line_has_its_result_and_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    source, target, partial = (tmp_path / name for name in ("in", "out", "out.partial"))
+    chat = line("b", "/v1/chat/completions", messages=[{"role": "user", "content": "a"}])
+    bad = ["no JSON", line("c", prompt=5), line("d", prompt="a", stream=True), line("e", "/metrics")]
+    source.write_text("\n".join([line("done", prompt="a"), line("a", prompt="a"), "", chat, *bad]))
+    partial.write_text('{"custom_id":"done"}\n{"cut')
+    app = build_app(cast(AsyncLLM, FakeAsyncLLM()), ServerArgs())
+    await write_results(app, source, target)
+    results = [json.loads(each) for each in target.read_text().splitlines()]
+    assert [each["custom_id"] for each in results] == ["done", "a", "b", None, "c", "d", "e"]
+    assert results[1]["response"]["body"]["choices"][0]["text"] == "Blo"
+    assert results[2]["response"]["body"]["choices"][0]["message"]["content"] == "Blo"
+    assert results[4]["response"]["status_code"] == 400
+    assert [bool(each["error"]) for each in results[3:]] == [True, False, True, True]
+    assert not partial.exists()
