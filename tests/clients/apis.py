@@ -191,7 +191,7 @@ def main() -> int:
     check("anthropic: count_tokens", lambda: messages.messages.count_tokens(model=MODEL, messages=USER).input_tokens)
     parse = messages.messages.parse
     check(
-        "anthropic: parse", lambda: parse(model=MODEL, max_tokens=80, messages=USER, output_format=City).parsed_output
+        "anthropic: parse", lambda: parse(model=MODEL, max_tokens=400, messages=USER, output_format=City).parsed_output
     )
     check("anthropic: error", messages_error)
     check("agents, responses", lambda: agent(OpenAIResponsesModel, streams=False))
@@ -203,7 +203,7 @@ def main() -> int:
     check("litellm messages", lambda: litellm.completion(**ANTHROPIC, **short).choices[0].message.content)
     called: Any = {"messages": USER, "max_tokens": 80, "tools": [CHAT_TOOL], "tool_choice": "required"}
     check("litellm messages: tools", lambda: litellm.completion(**ANTHROPIC, **called).choices[0].message.tool_calls)
-    fields: Any = {"model": MODEL, "api_key": "none", "max_tokens": 60}
+    fields: Any = {"model": MODEL, "api_key": "none", "max_tokens": 400, "temperature": 0}
     langchain("chat", ChatOpenAI(base_url=f"{URL}/v1", **fields))
     langchain("responses", ChatOpenAI(base_url=f"{URL}/v1", use_responses_api=True, **fields))
     langchain("messages", ChatAnthropic(base_url=URL, **fields))
