@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
@@ -93,6 +94,7 @@ class Run:
             ),
         )
         self.client._process, self.client._dispatch.to_resume = self.process, self.to_resume
+        self.client._tasks = asyncio.TaskGroup()  # nothing begins in it: cores end and start when the test says so
 
     async def process(self, number: int, step: StepOutputs) -> None:
         for output in step.outputs:

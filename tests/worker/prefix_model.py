@@ -39,16 +39,16 @@ class PrefixModel:
     def __call__(self, batch: ModelInput) -> Tensor:
         (attention,) = batch.attention
         self.batches.append(batch.token_ids.tolist())
-        cache = batch.kv_caches[0]  # [2, blocks, 1, block_size, 1]
-        flat = cache[0].view(-1)
-        flat[attention.slot_mapping] = batch.token_ids.to(cache.dtype) + 1
+        slots = batch.kv_caches[0][0].view(-1, BLOCK_SIZE)  # of the keys: [blocks, block_size]
+        blocks, places = attention.slot_mapping // BLOCK_SIZE, attention.slot_mapping % BLOCK_SIZE
+        slots[blocks, places] = batch.token_ids.to(slots.dtype) + 1
         hidden = []
         for row, (queries, length) in enumerate(zip(attention.query_lengths, attention.lengths, strict=True)):
             assert batch.positions[int(attention.query_starts[row]) :][:queries].tolist() == list(
                 range(length - queries, length)
             )
             table = attention.block_tables[row].tolist()
-            stored = [flat[table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE].item() for p in range(length)]
+            stored = [slots[table[p // BLOCK_SIZE], p % BLOCK_SIZE].item() for p in range(length)]
             prefix = [int(value) - 1 for value in stored]
             assert int(attention.sequence_lengths[row]) == length
             for end in range(length - queries + 1, length + 1):
