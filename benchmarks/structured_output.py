@@ -76,7 +76,9 @@ class Octavo:
     def open(self, schema: str) -> Text:
         params = StructuredOutputsParams(json=schema)
         check_grammar(params)
-        matcher = self._matchers.compile(params).result().deep_copy()
+        compiled = self._matchers.compile(params).result().matcher
+        assert compiled is not None
+        matcher = compiled.deep_copy()
         return OctavoText(matcher)
 
 
