@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
-from octavo.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from octavo.core.outputs import CompletionOutput, RequestOutput
 from octavo.core.prompt import Prompt
 from octavo.core.request_options import RequestOptions
 from octavo.core.sampling_params import SamplingParams
@@ -64,42 +64,55 @@ def in_namespace_of(caller: Caller, prompt: Prompt) -> Prompt:
 
 
 class UsageCounts:
-    """Adds up the token counts of one request over the outputs of its prompts."""
+    """Adds up the token counts of one request over the outputs of its prompts, each at the same cost."""
 
     def __init__(self, num_prompts: int, asked: GenerationRequest) -> None:
-        self._prompts = [CacheInfo(0, 0, None)] * num_prompts
-        self._completions = [0] * num_prompts
-        self._times: list[RequestMetrics | None] = [None] * num_prompts
+        self._last: list[RequestOutput | None] = [None] * num_prompts
+        self._counts = [(0, 0, 0, 0)] * num_prompts
+        self._sums = [0, 0, 0, 0]
+        """Tokens of prompts, of these cached and fetched ones, and generated tokens."""
         self._with_cache_info = bool(asked.return_cache_info)
         self._with_timings = bool(asked.return_timings)
 
-    def add(self, index: int, output: RequestOutput) -> None:
-        """Set the counts of prompt `index` from its latest output."""
-        num_tokens = len(output.prompt_token_ids)
-        self._prompts[index] = CacheInfo(
-            num_tokens, output.num_cached_tokens, output.cache_miss_reason, output.num_fetched_tokens
+    def add(self, index: int, output: RequestOutput) -> int:
+        """Set the counts of prompt `index` from its latest output; return how many tokens are new."""
+        before = self._counts[index]
+        counts = (
+            *(len(output.prompt_token_ids), output.num_cached_tokens, output.num_fetched_tokens),
+            output.num_generated_tokens,
         )
-        self._completions[index] = output.num_generated_tokens
-        self._times[index] = output.metrics
+        self._sums = [each + new - old for each, new, old in zip(self._sums, counts, before, strict=True)]
+        self._last[index], self._counts[index] = output, counts
+        return counts[0] + counts[3] - before[0] - before[3]
 
     def usage(self, *, without_completion: bool = False) -> Usage:
         """Return the counts of all prompts together."""
-        num_tokens = sum(prompt.prompt_tokens for prompt in self._prompts)
-        num_cached = sum(prompt.cached_tokens for prompt in self._prompts)
-        num_fetched = sum(prompt.fetched_tokens for prompt in self._prompts)
-        details = PromptTokensDetails(
-            num_cached,
-            num_fetched,
-            num_tokens - num_cached - num_fetched,
-            list(self._prompts) if self._with_cache_info else UNSET,
+        num_tokens, num_cached, num_fetched, num_generated = self._sums
+        usage = Usage.of(
+            num_tokens,
+            0 if without_completion else num_generated,
+            PromptTokensDetails(num_cached, num_fetched, num_tokens - num_cached - num_fetched),
         )
-        timings = [
-            Timings.of(times, prompt, num_generated)
-            for times, prompt, num_generated in zip(self._times, self._prompts, self._completions, strict=True)
-            if self._with_timings and times is not None
+        if not self._with_cache_info and not self._with_timings:
+            return usage
+        outputs = [output for output in self._last if output is not None]
+        infos = [
+            CacheInfo(
+                len(each.prompt_token_ids), each.num_cached_tokens, each.cache_miss_reason, each.num_fetched_tokens
+            )
+            for each in outputs
         ]
-        usage = Usage.of(num_tokens, 0 if without_completion else sum(self._completions), details)
-        return msgspec.structs.replace(usage, timings=timings) if timings else usage
+        if self._with_timings:
+            timings = [
+                Timings.of(each.metrics, info, each.num_generated_tokens)
+                for each, info in zip(outputs, infos, strict=True)
+                if each.metrics is not None
+            ]
+            usage = msgspec.structs.replace(usage, timings=timings)
+        if self._with_cache_info:
+            details = msgspec.structs.replace(usage.prompt_tokens_details, cache_info=infos)
+            usage = msgspec.structs.replace(usage, prompt_tokens_details=details)
+        return usage
 
 
 class Generation(ABC):
@@ -131,7 +144,6 @@ class Generation(ABC):
         self._counts = UsageCounts(len(prompts), asked)
         self._receive = request.receive
         self._meter: Meter | None = request.scope["state"].get("meter")
-        self._num_metered_tokens = 0
         self._fields: Fields = request.scope["state"]["fields"]
         self.params = self.sampling_params()
 
@@ -233,18 +245,12 @@ class Generation(ABC):
                         tracer.record(output, self.params, self.frame["model"], self._fields)
                     if output.error is not None:
                         raise ended_with_error(output.error, shows_others=self.caller.may(Right.OBSERVE))
-                    if any(completion.finish_reason == "abort" for completion in output.outputs):
+                    if output.finished and any(each.finish_reason == "abort" for each in output.outputs):
                         raise ApiError(503, "the request was aborted by the engine", code="request_aborted")
-                    self._counts.add(index, output)
+                    num_new = self._counts.add(index, output)
                     if self._meter is not None:
-                        self._spend(self._meter)
+                        self._meter.spend(num_new)
                     yield index, output
-
-    def _spend(self, meter: Meter) -> None:
-        """Count the tokens that are new for the limits of the sender's key."""
-        num_tokens = self._counts.usage().total_tokens
-        meter.spend(num_tokens - self._num_metered_tokens)
-        self._num_metered_tokens = num_tokens
 
 
 @contextmanager
