@@ -17,9 +17,8 @@ _NOT_YET: Final = {
     "lora_extra_vocab_size fully_sharded_loras default_mm_loras enable_lora_bias lora_request",
     "prompt adapters are": "enable_prompt_adapter prompt_adapters max_prompt_adapters max_prompt_adapter_token",
     "speculative decoding is": "speculative_config speculative_model num_speculative_tokens",
-    "calling of tools is": "enable_auto_tool_choice tool_call_parser tool_parser_plugin tool_server "
-    "exclude_tools_when_tool_choice_none",
-    "parsing of reasoning is": "reasoning_parser reasoning_parser_plugin enable_reasoning",
+    "this about tools is": "tool_parser_plugin tool_server exclude_tools_when_tool_choice_none",
+    "this about reasoning is": "reasoning_parser_plugin enable_reasoning",
     "input of images, audio and video is": "limit_mm_per_prompt mm_processor_kwargs mm_processor_cache_gb "
     "mm_processor_cache_type mm_encoder_tp_mode mm_encoder_attn_backend media_io_kwargs interleave_mm_strings "
     "allowed_local_media_path allowed_media_domains skip_mm_profiling enable_mm_embeds video_pruning_rate "

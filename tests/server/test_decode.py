@@ -28,7 +28,7 @@ def refusal(body: bytes, kind: Any = ChatCompletionRequest) -> InvalidRequest:
         (b'{"user": "abcd",}', "trailing comma in object (byte 16)"),
         (b'{"temperature": NaN}', "invalid character (byte 16)"),
         (b'{"user": "\xff"}', "not UTF-8"),
-        (b'{"documents": ' + b"[" * 100_000, "too deeply"),
+        (b'{"web_search_options": ' + b"[" * 100_000, "too deeply"),
         (b"[]", "the body: expected `object`, got `array`"),
     ],
 )
