@@ -41,9 +41,9 @@ class Front(NamedTuple):
     pid: int
 
     def cpu_s(self) -> float:
-        """Return the processor seconds of the process so far, in user and system mode."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Return the seconds for which threads of the process, which are there still, have run."""
+        run_ns = (int(each.read_text().split()[0]) for each in Path(f"/proc/{self.pid}/task").glob("*/schedstat"))
+        return sum(run_ns) / 1e9
 
     def resident_mib(self) -> float:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
