@@ -40,11 +40,20 @@ class Browser:
         self._number = 0
         self._session: str | None = None
         self.errors: list[str] = []
-        [target] = [each for each in self.send("Target.getTargets")["targetInfos"] if each["type"] == "page"]
-        attached = self.send("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        attached = self.send("Target.attachToTarget", targetId=self._first_tab(), flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.send(f"{domain}.enable")
+
+    def _first_tab(self) -> str:
+        """Return the id of the tab, which may come after the browser has begun to reply."""
+        deadline = time.monotonic() + 100
+        while True:
+            for each in self.send("Target.getTargets")["targetInfos"]:
+                if each["type"] == "page":
+                    return str(each["targetId"])
+            assert time.monotonic() < deadline, "the browser has no tab"
+            time.sleep(0.05)
 
     def close(self) -> None:
         self._process.terminate()
