@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from octavo.cli.openai_client import OpenAIClient
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.interrupt import Interrupt
-from octavo.errors import ServerUnreachable
+from octavo.errors import RequestFailed, ServerUnreachable
 
 if TYPE_CHECKING:
     from octavo.engine.llm_engine import LLMEngine
@@ -102,12 +102,17 @@ class ServerModel:
     async def _read(self, body: dict[str, Any], pieces: list[str], write: Callable[[str], None]) -> None:
         async with aclosing(self._server.events("/v1/chat/completions", body)) as events:
             async for event in events:
-                for choice in event.get("choices") or ():
-                    delta = choice.get("delta") or {}
+                try:
+                    deltas = [choice.get("delta") or {} for choice in event.get("choices") or ()]
                     # thoughts are shown, and are no part of the conversation
-                    write(str(delta.get("reasoning_content") or delta.get("reasoning") or ""))
-                    pieces.append(str(delta.get("content") or ""))
-                    write(pieces[-1])
+                    thoughts = [str(each.get("reasoning_content") or each.get("reasoning") or "") for each in deltas]
+                    texts = [str(each.get("content") or "") for each in deltas]
+                except (AttributeError, TypeError) as error:
+                    raise RequestFailed("the server sends an event that is no part of a chat completion") from error
+                for thought, text in zip(thoughts, texts, strict=True):
+                    write(thought)
+                    pieces.append(text)
+                    write(text)
 
     async def _pause(self, seconds: float, interrupt: Interrupt) -> None:
         for _ in range(int(seconds / _POLL_S)):

@@ -75,7 +75,7 @@ class OpenAIClient:
         try:
             listed = msgspec.json.decode(await self.get("/v1/models"))
             return [str(each["id"]) for each in listed["data"]]
-        except (msgspec.DecodeError, LookupError, TypeError) as error:
+        except (ValueError, RecursionError, LookupError, TypeError) as error:
             raise RequestFailed(f"{self.address}/v1/models is no list of models: is this an OpenAI server?") from error
 
     async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
@@ -98,7 +98,7 @@ class OpenAIClient:
     def _event(self, data: bytes) -> dict[str, Any]:
         try:
             event = msgspec.json.decode(data)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestFailed(f"{self.address} sends an event that is no JSON") from error
         if not isinstance(event, dict) or event.get("error"):
             raise RequestFailed(_error_message(data))
@@ -167,5 +167,5 @@ def _error_message(body: bytes) -> str:
         error = found.get("error", found)
         message = error.get("message") or error.get("detail") if isinstance(error, dict) else error
         return str(message or found)[:1000]
-    except (msgspec.DecodeError, AttributeError):
+    except (ValueError, RecursionError, AttributeError):
         return body[:200].decode(errors="replace") or "no reason given"

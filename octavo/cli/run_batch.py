@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _MOST_OPEN: Final = 512
 """Lines that are read ahead of the first one whose result is not written yet."""
 _MOST_LINE_BYTES: Final = 32 << 20
+_MOST_OPEN_BYTES: Final = 256 << 20
+"""Of these lines together."""
 
 
 class _Line(msgspec.Struct):
@@ -64,15 +66,19 @@ async def write_results(app: App, source: Path, target: Path) -> None:
     """Write a result for each line of `source`. What is not complete stands in a file of its own beside `target`."""
     partial = target.with_name(f"{target.name}.partial")
     num_done = _keep_complete_lines(partial)
-    results: deque[asyncio.Task[bytes]] = deque()
+    results: deque[tuple[int, asyncio.Task[bytes]]] = deque()
+    num_open_bytes = 0
     with source.open("rb") as lines, partial.open("ab") as out:
         for line in islice(_lines(lines), num_done, None):
-            results.append(asyncio.create_task(_result(app, line)))
-            if len(results) == _MOST_OPEN:
-                out.write(await results.popleft())
+            results.append((len(line or b""), asyncio.create_task(_result(app, line))))
+            num_open_bytes += len(line or b"")
+            while len(results) >= _MOST_OPEN or num_open_bytes > _MOST_OPEN_BYTES:
+                num_bytes, result = results.popleft()
+                out.write(await result)
                 out.flush()
-        while results:
-            out.write(await results.popleft())
+                num_open_bytes -= num_bytes
+        for _, result in results:
+            out.write(await result)
     os.replace(partial, target)
 
 
@@ -114,7 +120,7 @@ async def _result(app: App, line: bytes | None) -> bytes:
         if isinstance(content, dict) and content.get("stream"):
             raise ValueError("stream is true, but a batch has no streams; leave it out")
         status, request_id, body = await _ask(app, asked)
-    except (ValueError, UnicodeError) as error:
+    except (ValueError, RecursionError) as error:
         problem: dict[str, Any] = {"code": "invalid_request", "message": str(error)}
         return _encoded(custom_id, None, problem)
     return _encoded(custom_id, {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
 from collections import deque
@@ -137,6 +138,8 @@ class Counters(msgspec.Struct, frozen=True):
             prefix, _, name = sample.name.rpartition(":")
             if prefix not in ("octavo", "vllm") or sample.labels.get("tier", "device") != "device":
                 continue
+            if not math.isfinite(sample.value):
+                continue
             model = sample.labels.get("model_name", model)
             role = sample.labels.get("role")
             replica = sample.labels.get("engine", "0") + (f" {role}" if role else "")
@@ -187,7 +190,7 @@ async def _recent(server: OpenAIClient) -> list[dict[str, Any]]:
     try:
         found = msgspec.json.decode(await server.get("/scheduler/timelines"))
         return list(found["timelines"][-_NUM_RECENT:])[::-1]
-    except (InvalidRequest, msgspec.DecodeError, LookupError, TypeError):
+    except (InvalidRequest, ValueError, RecursionError, LookupError, TypeError):
         return []
 
 

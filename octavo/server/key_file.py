@@ -134,6 +134,11 @@ def _read_file(path: str) -> list[_Entry]:
     except yaml.YAMLError as error:
         # what was raised quotes the line, and a key may be in it
         raise ConfigError(f"the API key file {path} is not YAML: {yaml_problem(error)}") from None
+    except (ValueError, AttributeError, RecursionError):
+        # a scalar of a type that it has not, such as a date 2024-13-45: what was raised quotes it, too
+        raise ConfigError(
+            f"the API key file {path} has a value that is no number or date, or nests too deeply; put texts into quotes"
+        ) from None
     if not isinstance(content, list) or not content:
         what = "no entries" if content is None or content == [] else "no list"
         raise ConfigError(

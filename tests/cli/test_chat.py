@@ -271,6 +271,22 @@ def test_what_a_server_refuses_is_said_and_a_flag_of_an_engine_too(
     assert "block_size has no effect with url" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        *({"choices": value} for value in (5, [5], [{"delta": 5}])),
+        b'{"choices": "\xff"}',
+        b"[" * 100_000,
+    ],
+)
+def test_events_of_another_shape_are_a_refused_turn(
+    event: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve_openai(FakeOpenAI(lambda body: [event])) as fake:
+        remote(fake, monkeypatch, "one")
+    assert "sends an event that is no" in capsys.readouterr().err
+
+
 def test_lines_are_kept_for_the_next_conversation_and_only_for_their_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,3 +35,14 @@ async def test_each_line_has_its_result_and_what_is_done_is_not_done_again(tmp_p
     assert results[4]["response"]["status_code"] == 400
     assert [bool(each["error"]) for each in results[3:]] == [True, False, True, True]
     assert not partial.exists()
+
+
+@pytest.mark.anyio
+async def test_a_line_that_nests_deeply_has_an_error_and_the_others_their_results(tmp_path: Path) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    deep = '{"custom_id": "deep", "url": "/v1/completions", "body": {"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}}"
+    source.write_text("\n".join([deep, line("a", prompt="a")]))
+    await write_results(build_app(cast(AsyncLLM, FakeAsyncLLM()), ServerArgs()), source, target)
+    results = [json.loads(each) for each in target.read_text().splitlines()]
+    assert "recursion" in results[0]["error"]["message"]
+    assert results[1]["response"]["status_code"] == 200

@@ -62,6 +62,14 @@ def test_a_server_without_metrics_is_named(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "1e999"])
+def test_what_is_no_number_is_left_out(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = METRICS.replace("} 3.0", "} " + value)
+    with serve_openai(FakeOpenAI(pages={"/metrics": page})) as fake:
+        assert main(["top", "--url", f"127.0.0.1:{fake.port}", "--once", "--interval", "0.1"]) == 0
+    assert [each["running"] for each in json.loads(capsys.readouterr().out)["replicas"]] == [0, 1, 1]
+
+
 def test_without_a_screen_each_look_is_a_line_and_a_lost_server_is_tried_again(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 @dataclass
 class FakeOpenAI:
-    """`pages`: bodies of GET by path. `reply`: events for the body of a POST; a number in their place is a status, and
-    None cuts the connection."""
+    """`pages`: bodies of GET by path. `reply`: events for the body of a POST; a number in their place is a status,
+    bytes are data as they stand, and None cuts the connection."""
 
     reply: Callable[[dict[str, Any]], list[Any]] = lambda body: []
     pages: dict[str, str] = field(default_factory=lambda: {"/v1/models": '{"data": [{"id": "fake"}]}'})
@@ -60,7 +60,8 @@ def serve_openai(fake: FakeOpenAI) -> Iterator[FakeOpenAI]:
             for event in events:
                 if event is None:
                     return
-                self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+                data = event if isinstance(event, bytes) else json.dumps(event).encode()
+                self.wfile.write(b"data: " + data + b"\n\n")
             self.wfile.write(b"data: [DONE]\n\n")
 
         def send(self, status: int, body: bytes) -> None:

@@ -104,6 +104,10 @@ def test_keys_of_one_name_are_one_tenant_so_that_a_key_can_be_replaced(tmp_path:
         ("- {key: given-hush}", "keys.yaml, entry 1 has the same key as --api-key; give each key once"),
         ("- {key: hush-1", "keys.yaml is not YAML: .*line 1"),
         ("- {key: !hush-1 x}", "keys.yaml is not YAML: could not determine a constructor for the tag …, line 1"),
+        ("- {key: 2024-13-45}", "keys.yaml has a value that is no number or date, .*put texts into quotes"),
+        ("- {key: !!int 'hush-1'}", "keys.yaml has a value that is no number or date"),
+        ("- {key: !!timestamp 'hush-1'}", "keys.yaml has a value that is no number or date"),
+        ("[" * 5000, "keys.yaml has a value .* or nests too deeply"),
         ("- {key: *hush-1}", "keys.yaml is not YAML: found undefined alias …, line 1, column 9"),
     ],
 )
