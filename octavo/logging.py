@@ -13,6 +13,7 @@ from typing import TextIO
 
 _NAME = "octavo"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_ESCAPED = re.compile(r"[^\x20-\x7e█▓▒░]+")  # those four draw the bar of the memory plan
 
 
 def escaped(text: str) -> str:
@@ -28,14 +29,16 @@ class _LineFormatter(logging.Formatter):
     """`12:34:56.789 core INFO message`; the process's role distinguishes the lines of a server.
 
     A record cannot imitate another one, nor steer a terminal, whatever a client put into it: further lines are
-    indented, and everything but printable ASCII is escaped.
+    indented, and everything but printable ASCII and the bar of the memory plan is escaped.
     """
 
     def __init__(self, role: str) -> None:
         super().__init__(f"%(asctime)s.%(msecs)03d {role} %(levelname)s %(message)s", datefmt="%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        return "\n    ".join(escaped(line) for line in super().format(record).split("\n"))
+        return "\n    ".join(
+            _ESCAPED.sub(lambda match: escaped(match[0]), line) for line in super().format(record).split("\n")
+        )
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):

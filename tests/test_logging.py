@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from octavo.config.explain import render_bar
 from octavo.logging import escaped, set_up
 
 
@@ -56,6 +57,13 @@ def test_no_text_imitates_a_line_or_steers_the_terminal() -> None:
     assert all(line.startswith("    ") for line in others)
     assert others[0] == r"    12:00:00.000 server INFO forged\r\x1b[2J\x7f\x9b\u202e\xe9\ud800"
     assert all(line.isascii() and line.isprintable() for line in others)
+
+
+def test_the_bar_of_the_memory_plan_is_shown() -> None:
+    stream = io.StringIO()
+    set_up(stream=stream)
+    logging.getLogger("octavo").info("plan\n  %s\u2588\u00e9", render_bar([0.25, 0.5], 8))
+    assert stream.getvalue().splitlines()[1] == r"      ██▓▓▓▓░░█\xe9"
 
 
 def test_escaped_text_is_one_line() -> None:

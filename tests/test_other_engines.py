@@ -8,6 +8,7 @@ import pytest
 
 from octavo.cli.llama_cpp_flags import llama_cpp_flags
 from octavo.config.sources import known_arguments
+from octavo.core.absent import absent_options
 from octavo.core.sampling_params import documented_fields
 from octavo.server.endpoints import ENDPOINTS
 from octavo.server.schema.chat import ChatCompletionRequest
@@ -44,6 +45,15 @@ def test_a_name_is_the_same_or_has_another_name_or_one_value_or_a_reason() -> No
     assert "| `enable_lora` | not there yet | LoRA adapters |" in page
     assert "| `enable_ssl_refresh` | refused | SIGHUP reads" in page
     assert "| `vllm_xargs` | refused | octavo has no such extensions |" in page
+
+
+def test_what_servers_have_is_not_said_to_be_absent() -> None:
+    notes = {spellings: (ours, note) for spellings, ours, note in llama_cpp_flags()}
+    assert notes["--ssl-cert-file"][0] == "--ssl-certfile"
+    assert notes["--reasoning-format"][0] == "--reasoning-parser"
+    assert notes["--slot-save-path"][0] == "--kv-disk"
+    assert not any("not there" in notes[name][1] for name in ("--grammar, --json-schema", "--webui"))
+    assert "not there yet" not in absent_options()["thinking_token_budget"]
 
 
 def test_names_of_octavo_beside_those_of_llama_cpp_are_there() -> None:

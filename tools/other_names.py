@@ -69,7 +69,8 @@ min_tokens skip_special_tokens spaces_between_special_tokens truncate_prompt_tok
 bad_words echo add_generation_prompt continue_final_message add_special_tokens documents chat_template
 chat_template_kwargs mm_processor_kwargs structured_outputs guided_json guided_regex guided_choice guided_grammar
 guided_decoding_backend guided_whitespace_pattern priority request_id logits_processors return_tokens_as_token_ids
-return_token_ids cache_salt kv_transfer_params vllm_xargs include_reasoning prompt_embeds
+return_token_ids cache_salt kv_transfer_params vllm_xargs include_reasoning thinking_token_budget
+prompt_embeds
 """
 
 VLLM_NOTES: Final = {
@@ -124,6 +125,8 @@ VLLM_INTERFACES: Final = (
         "on one machine, on several ([recipe](split.md))",
     ),
     Row("vllm bench", "octavo bench", "`serve`, `throughput`, `latency` and `startup`"),
+    Row("vllm chat", "octavo chat --url http://127.0.0.1:8000", "without `--url` it loads the model itself"),
+    Row("vllm run-batch", "octavo run-batch", "continues after an interruption"),
     Row("LLM", "LLM", "arguments by name; a refused prompt has an output with `error`, the others go on"),
     Row("LLM.generate, LLM.chat", "LLM.generate, LLM.chat"),
     Row("LLM.beam_search(prompts, params)", "LLM.beam_search(prompts, beam_width=4, …)", "returns outputs"),

@@ -19,7 +19,7 @@ _TABLE: Final = """
 -ctk, -ctv, --cache-type-k, --cache-type-v | --kv-cache-dtype | float32, bfloat16, int8 or fp8, for both
 -fa, --flash-attn | - | always: attention is computed block by block
 --cache-prompt, --cache-reuse | --enable-prefix-caching | on by default, between all requests of a key
---slot-save-path | - | not there yet; prefixes can be pinned in memory (`POST /pin_prefix`)
+--slot-save-path | --kv-disk | a directory of KV blocks, found by the tokens of any prompt; it survives restarts
 --cache-ram | --kv-cache-memory | memory of the whole KV cache
 --no-mmap, --mlock, --load-mode | --packed-cache | where packed weights are kept, so that later starts map them
 -ngl, --n-gpu-layers | - | not there yet: octavo runs on the CPU
@@ -28,23 +28,24 @@ _TABLE: Final = """
 --lora | - | not there yet
 -md, --model-draft; --draft-max | - | not there yet
 --mmproj | - | not there yet: text only
---grammar, --json-schema | - | not there yet
+--grammar, --json-schema | - | fields of the request: `structured_outputs`, `response_format`
 --jinja | - | always: a chat template is rendered as transformers does it
 --chat-template, --chat-template-file | --chat-template | a file, or the template itself
 --chat-template-kwargs | - | a field of the request: `chat_template_kwargs`
---reasoning-format | - | not there yet: reasoning stays in the text
+--reasoning-format | --reasoning-parser | found in the checkpoint by default; `none` leaves reasoning in the text
 --rope-scaling, --rope-freq-base, --yarn-* | - | from the checkpoint's `config.json`
 --context-shift | - | not there: a request that does not fit its context is refused, or ends with `length`
 --host | --host
 --port | --port | 8000 by default, not 8080
 --api-key | --api-key | may be given several times
 --api-key-file | --api-key-file | YAML, with a name and rights for each key
---ssl-key-file, --ssl-cert-file | - | not there: put a proxy before it
+--ssl-key-file | --ssl-keyfile
+--ssl-cert-file | --ssl-certfile
 --api-prefix | --root-path
 --metrics | - | always: `GET /metrics`
 --slots | - | always: `GET /scheduler/decisions` and `/scheduler/timelines`
 --embedding, --reranking | - | not there yet
---webui | - | not there; `octavo chat` is a conversation in the terminal
+--webui | - | always: a page for browsers at `/`; `octavo chat` is a conversation in the terminal
 --warmup | - | always, as part of measuring memory at the start
 -v, --log-verbosity | --log-level
 --offline | - | the variable `HF_HUB_OFFLINE=1`

@@ -18,7 +18,7 @@ _NOT_YET: Final = {
     "prompt adapters are": "enable_prompt_adapter prompt_adapters max_prompt_adapters max_prompt_adapter_token",
     "speculative decoding is": "speculative_config speculative_model num_speculative_tokens",
     "this about tools is": "tool_parser_plugin tool_server exclude_tools_when_tool_choice_none",
-    "this about reasoning is": "reasoning_parser_plugin enable_reasoning",
+    "this about reasoning is": "reasoning_parser_plugin",
     "input of images, audio and video is": "limit_mm_per_prompt mm_processor_kwargs mm_processor_cache_gb "
     "mm_processor_cache_type mm_encoder_tp_mode mm_encoder_attn_backend media_io_kwargs interleave_mm_strings "
     "allowed_local_media_path allowed_media_domains skip_mm_profiling enable_mm_embeds video_pruning_rate "
@@ -38,7 +38,7 @@ _NOT_YET: Final = {
     "tracing of a model's parts is": "collect_detailed_traces",
     "GGUF files are": "gguf_file",
     "log-probabilities of chosen tokens are": "logprob_token_ids",
-    "a limit of thinking or repeating is": "thinking_token_budget repetition_detection",
+    "a limit of repeating is": "repetition_detection",
     "default arguments for chat templates are": "default_chat_template_kwargs",
 }
 """What is not there yet, with its verb, and the options that belong to it."""
@@ -84,9 +84,11 @@ _WITHOUT: Final = {
     "worker_extension_cls disable_frontend_multiprocessing additional_config",
     "octavo runs no code that it is given": "middleware logits_processors logits_processor_pattern "
     "io_processor_plugin extra_args",
+    "reasoning is read wherever its marks are known": "enable_reasoning",
+    "chats have it; elsewhere give reasoning_end and reasoning_budget in structured_outputs": "thinking_token_budget",
     "octavo always reports cached tokens": "enable_prompt_tokens_details",
     "octavo always sends X-Request-Id": "enable_request_id_headers",
-    "octavo always serves /openapi.json, and no pages": "disable_fastapi_docs",
+    "octavo always serves /openapi.json, and no page that shows it": "disable_fastapi_docs",
     "requests get their usage by stream_options": "enable_force_include_usage",
     "requests get ids by return_token_ids": "return_tokens_as_token_ids",
     "GET /load and /metrics always have the load": "enable_server_load_tracking show_hidden_metrics_for_version",
