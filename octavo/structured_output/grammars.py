@@ -15,6 +15,7 @@ _MOST_SPACE: Final = r"\r?\n[ \t]{0,32}|[ \t]{1,4}"
 """White space between the parts of JSON, at most one line end: models that get lost in it fill the text with it."""
 
 _MOST_MESSAGE: Final = 400
+_NO_FORCING: Final = '%llguidance {"no_forcing": true}'
 
 
 def grammar_of(params: StructuredOutputsParams) -> str:
@@ -46,6 +47,19 @@ def grammar_of(params: StructuredOutputsParams) -> str:
         raise
     except Exception as error:  # of converters that other people wrote
         raise _refused(params, str(error)) from None
+
+
+def without_forcing(grammar: str) -> str:
+    """Return a grammar that leaves the tokens of a text that can only be one to the model.
+
+    Else llguidance encodes such a text, in which the spelling of a special token becomes that token.
+    """
+    if not grammar.startswith("{"):
+        return f"{_NO_FORCING}\n{grammar}"
+    parts = json.loads(grammar)["grammars"]
+    assert len(parts) == 1, "converters make one grammar"
+    lark, schema = parts[0]["lark_grammar"], parts[0]["json_schema"]
+    return f"{_NO_FORCING}\n{lark or f'start: %json {json.dumps(schema)}'}"
 
 
 def check_grammar(params: StructuredOutputsParams) -> None:

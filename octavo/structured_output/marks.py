@@ -46,6 +46,10 @@ class Vocabulary:
             return _special(token_id)
         return self.tokenizer.decode_bytes([token_id])
 
+    def has_special_in(self, text: str) -> bool:
+        """Return whether a text spells a special token."""
+        return any(name in text for name in self._special_names)
+
     def only(self, token_ids: Sequence[int]) -> Mask:
         """Return the mask of these tokens alone."""
         return _packed(self._flags(token_ids))
@@ -79,6 +83,12 @@ class Vocabulary:
         flags = np.zeros((self.tokenizer.vocab_size // 32 + 1) * 32, dtype=bool)  # as many as a matcher's
         flags[token_ids] = True
         return flags
+
+    @cached_property
+    def _special_names(self) -> list[str]:
+        special = filter(self.tokenizer.is_special_token, range(self.tokenizer.vocab_size))
+        names = (self.tokenizer.decode_bytes([token_id]).decode(errors="replace") for token_id in special)
+        return [name for name in names if name]
 
     @cached_property
     def _all_bytes(self) -> list[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Final
 
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.errors import InvalidRequest
-from octavo.structured_output.grammars import grammar_of, parser_limits
+from octavo.structured_output.grammars import grammar_of, parser_limits, without_forcing
 from octavo.structured_output.marks import Vocabulary
 from octavo.structured_output.progress import CompiledForm
 
@@ -23,6 +24,7 @@ _NUM_THREADS: Final = 2
 """A grammar that takes seconds does not hold up the others."""
 
 _NICENESS: Final = 10
+_ESCAPE: Final = re.compile(r"\\+u([0-9a-fA-F]{4})")
 
 
 class Matchers:
@@ -96,7 +98,9 @@ class Matchers:
                     field="structured_outputs",
                 ) from error
             self._vocabulary = Vocabulary(tokenizer, self._end_token_ids)
-        return self._vocabulary, "" if params.form is None else grammar_of(params)
+        grammar = "" if params.form is None else grammar_of(params)
+        plain = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), grammar).replace("\\", "")
+        return self._vocabulary, without_forcing(grammar) if self._vocabulary.has_special_in(plain) else grammar
 
     def _compile(self, params: StructuredOutputsParams, vocabulary: Vocabulary, text: str) -> CompiledForm:
         from llguidance import LLMatcher

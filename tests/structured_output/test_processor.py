@@ -407,6 +407,28 @@ def test_text_under_random_choices_is_of_the_form(matchers: Matchers, tokenizer:
 
 
 @pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ({"choice": ["x<|endoftext|>y"]}, "x<|endoftext|>y"),
+        ({"json": {"const": "<|endoftext|>"}}, '"<|endoftext|>"'),
+        ({"json": '{"const": "\\u003c|im_start|>"}'}, '"<|im_start|>"'),
+        ({"regex": r"x<\|im_start\|>"}, "x<|im_start|>"),
+        ({"grammar": '%llguidance {}\nstart: %json {"const": "<|endoftext|>"}'}, '"<|endoftext|>"'),
+    ],
+)
+def test_a_text_that_spells_a_special_token_is_text(
+    form: dict[str, Any], text: str, matchers: Matchers, tokenizer: Tokenizer
+) -> None:
+    processor, sequence = GrammarProcessor(matchers), guided(structured_outputs=form)
+    ready(processor, sequence)
+    while (choices := allowed(processor, sequence.row())) != {END}:
+        sequence.output.append(max(choices, key=lambda token: len(tokenizer.decode([token]))))
+        assert len(sequence.output) < 40
+    assert tokenizer.decode(sequence.output, skip_special_tokens=False) == text
+    assert END not in sequence.output
+
+
+@pytest.mark.parametrize(
     ("path", "vocab_size", "ends", "message"),
     [
         (Path("/nonexistent/tokenizer.json"), VOCABULARY, [END], "need a tokenizer.json"),
