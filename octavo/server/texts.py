@@ -142,6 +142,8 @@ class Preparer:
         """Return the prompts of a request, not tokenised yet, and check its form. limits: what rendering may cost."""
         if isinstance(asked, ShimRequest):
             chat = asked.as_chat()
+            if chat.thinking_token_budget is not None and not self.format.marks_reasoning:
+                chat.thinking_token_budget = None  # clients send it to every model
             with asked.named():
                 return self.prompts(chat, limits)
         if isinstance(asked, FormFields):

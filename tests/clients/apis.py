@@ -68,7 +68,8 @@ def check(name: str, run: Callable[[], Any]) -> None:
 
 
 def chat_tools() -> Any:
-    first = chat.chat.completions.create(model=MODEL, messages=USER, tools=[CHAT_TOOL], tool_choice="required")
+    once: Any = {"tool_choice": "required", "parallel_tool_calls": False}
+    first = chat.chat.completions.create(model=MODEL, messages=USER, tools=[CHAT_TOOL], **once)
     [call] = first.choices[0].message.tool_calls or []
     assert first.choices[0].finish_reason == "tool_calls"
     turn: Any = first.choices[0].message.model_dump(exclude_none=True)
@@ -82,7 +83,7 @@ def chat_tools() -> Any:
 
 def responses_tools() -> Any:
     fields: Any = {"model": MODEL, "tools": [RESPONSES_TOOL]}
-    with chat.responses.stream(input="hi", tool_choice="required", **fields) as stream:
+    with chat.responses.stream(input="hi", tool_choice="required", parallel_tool_calls=False, **fields) as stream:
         kinds = [event.type for event in stream]
         first = stream.get_final_response()
     assert "response.function_call_arguments.delta" in kinds
@@ -115,7 +116,8 @@ def messages_stream() -> Any:
 
 def messages_tools() -> Any:
     fields: Any = {"model": MODEL, "max_tokens": 80, "tools": [MESSAGES_TOOL]}
-    with messages.messages.stream(messages=USER, tool_choice={"type": "any"}, **fields) as stream:
+    once: Any = {"type": "any", "disable_parallel_tool_use": True}
+    with messages.messages.stream(messages=USER, tool_choice=once, **fields) as stream:
         first = stream.until_done() or stream.get_final_message()
     assert first.stop_reason == "tool_use"
     [use] = [block for block in first.content if block.type == "tool_use"]
@@ -145,7 +147,7 @@ def weather(city: Literal["Rome", "Oslo"]) -> str:
 def agent(kind: Any, *, streams: bool) -> Any:
     async def run() -> Any:
         client = openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
-        settings = ModelSettings(tool_choice="required", max_tokens=120)
+        settings = ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=120)
         model = kind(model=MODEL, openai_client=client)
         of = Agent(name="a", instructions="Be short.", model=model, tools=[weather], model_settings=settings)
         if not streams:

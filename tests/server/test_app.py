@@ -16,6 +16,8 @@ from octavo.config.server_args import ServerArgs
 from octavo.server.app import build_app
 from octavo.server.schema.chat import ChatCompletionRequest
 from octavo.server.schema.completions import CompletionRequest
+from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
+from octavo.server.schema.responses import ResponsesRequest
 from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
 from tests.server.conftest import Served
 from tests.server.fake_llm import FakeAsyncLLM
@@ -26,6 +28,9 @@ ENDPOINTS = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
 }
 
 scalars = (
@@ -52,6 +57,9 @@ def bodies(path: str) -> st.SearchStrategy[dict[str, Any]]:
         "/v1/chat/completions": {"messages": st.lists(messages, max_size=3) | values},
         "/tokenize": {"prompt": st.text(max_size=5) | values},
         "/detokenize": {"tokens": st.lists(st.integers(-1, 1200), max_size=4) | values},
+        "/v1/responses": {"input": st.text(max_size=5) | st.lists(messages | values, max_size=3) | values},
+        "/v1/messages": {"messages": st.lists(messages, max_size=3) | values},
+        "/v1/messages/count_tokens": {"messages": st.lists(messages, max_size=3) | values},
     }[path]
     names = st.sampled_from(ENDPOINTS[path].__struct_fields__)
     others = st.dictionaries(names, values, max_size=3)
@@ -62,7 +70,7 @@ def bodies(path: str) -> st.SearchStrategy[dict[str, Any]]:
 def check(answer: Answer) -> None:
     assert answer.status < 500, answer.body
     if answer.status != 200:
-        assert answer.error["message"]
+        assert answer.json["error"]["message"]
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

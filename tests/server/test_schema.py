@@ -13,15 +13,20 @@ from octavo.errors import InvalidRequest
 from octavo.server.decode import decode, refused_fields
 from octavo.server.schema.chat import ChatCompletionRequest, Message
 from octavo.server.schema.completions import CompletionRequest
+from octavo.server.schema.messages import CountTokensRequest, MessagesRequest
 from octavo.server.schema.prefix_cache import PinPrefixRequest, PrefixRequest
+from octavo.server.schema.responses import ResponsesRequest
 from octavo.server.schema.tokens import DetokenizeRequest, TokenizeRequest
 
 REQUESTS = [
     ChatCompletionRequest,
     CompletionRequest,
+    CountTokensRequest,
     DetokenizeRequest,
+    MessagesRequest,
     PinPrefixRequest,
     PrefixRequest,
+    ResponsesRequest,
     TokenizeRequest,
 ]
 ENDLESS = (inspect.StrType, inspect.ListType, inspect.DictType, inspect.AnyType)

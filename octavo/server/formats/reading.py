@@ -60,9 +60,14 @@ class ModelFormat:
             calls = "hermes"
         return format_of(self._template, self._own, calls, reasoning)
 
+    @property
+    def marks_reasoning(self) -> bool:
+        """Whether it is known how the model marks its reasoning."""
+        return self.format is not None and self.format.reasoning is not None
+
     def check(self, asked: ChatCompletionRequest) -> None:
         """Raise InvalidRequest for tools and budgets that the model does not know. May take a second."""
-        if asked.thinking_token_budget is not None and (self.format is None or self.format.reasoning is None):
+        if asked.thinking_token_budget is not None and not self.marks_reasoning:
             raise InvalidRequest(
                 "thinking_token_budget cannot be used: it is not known how this model marks its reasoning; start the "
                 "server with --reasoning-parser",

@@ -116,7 +116,10 @@ class ToolChoice(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Thinking(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Whether the model reasons, where its chat template knows `enable_thinking`. adaptive: as the template has it."""
+    """Whether the model reasons, where its chat template knows `enable_thinking`. adaptive: as the template has it.
+
+    budget_tokens: the most tokens of reasoning of a model that marks it.
+    """
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Int | None = None
@@ -153,6 +156,7 @@ class ConversationRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True)
         "stop": "stop_sequences",
         "user": "metadata.user_id",
         "parallel_tool_calls": "tool_choice",
+        "thinking_token_budget": "thinking.budget_tokens",
     }
 
     messages: Annotated[list[InputMessage], Meta(min_length=1)]
@@ -206,6 +210,7 @@ class ConversationRequest(ShimRequest, kw_only=True, forbid_unknown_fields=True)
             fields["tool_choice"] = {"any": "required", "tool": named}.get(choice.type, choice.type)
             fields["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
         if thinking is not None and thinking.type in ("enabled", "disabled"):
+            fields["thinking_token_budget"] = thinking.budget_tokens
             chosen = {"enable_thinking": thinking.type == "enabled"}
             fields["chat_template_kwargs"] = chosen | (self.chat_template_kwargs or {})
         if output is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from octavo.config.server_args import ServerArgs
 from octavo.errors import ConfigError
 from octavo.server.app import loading_app
+from tests.server import raw
 from tests.server.conftest import Served
 
 TOOLS: list[Any] = [
@@ -128,6 +130,57 @@ def test_forms_hold_behind_reasoning_whose_length_may_be_limited(client: openai.
         ("regex", "<think>", "</think>", None),
         (None, "<think>", "</think>", 0),
     ]
+
+
+def test_a_streamed_response_with_a_call_that_is_demanded_ends_with_the_whole_one(
+    client: openai.OpenAI, thinking: Served
+) -> None:
+    tool: Any = {"type": "function", "strict": False, **TOOLS[0]["function"]}
+    other: Any = {"type": "function", "strict": False, "name": "g", "parameters": {"type": "object"}}
+    fields: Any = {"model": "letters", "input": "hi", "tools": [tool, other], "tool_choice": "required"}
+    with client.responses.stream(**fields) as stream:
+        joined = "".join(event.delta for event in stream if event.type == "response.function_call_arguments.delta")
+        streamed = stream.get_final_response()
+    response = client.responses.create(**fields)
+    kinds = ["reasoning", "message", "function_call", "function_call"]
+    texts: Any = [
+        [
+            (getattr(item, "name", None), getattr(item, "arguments", None), [part.text for part in item.content or []])
+            if item.type != "function_call"
+            else (item.name, item.arguments)
+            for item in found.output
+        ]
+        for found in (streamed, response)
+    ]
+    assert [item.type for item in streamed.output] == [item.type for item in response.output] == kinds
+    assert texts[0] == texts[1]
+    assert texts[1][2:] == [("f", '{"x": 1, "y": "“é”"}'), ("g", "{}")]
+    assert joined == "".join(arguments for _, arguments in texts[1][2:])
+    assert all(params.structured_outputs for _, _, params, _ in thinking.llm.requests)
+
+
+def test_a_streamed_message_with_a_call_that_is_demanded_is_the_whole_one(
+    client: openai.OpenAI, thinking: Served
+) -> None:
+    tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("f", "g")]
+    fields = {"messages": MESSAGES, "max_tokens": len(TEXT), "tools": tools, "tool_choice": {"type": "any"}}
+    fields["thinking"] = {"type": "enabled", "budget_tokens": 7}
+    message = raw.ask(thinking.url, "/v1/messages", fields).json
+    events = raw.events(raw.ask(thinking.url, "/v1/messages", {**fields, "stream": True}).body)
+    joined: list[str] = []
+    for event in events:
+        if event["type"] == "content_block_start":
+            joined.append("")
+        elif event["type"] == "content_block_delta" and event["delta"]["type"] != "signature_delta":
+            [joined[-1]] = [joined[-1] + text for key, text in event["delta"].items() if key != "type"]
+    thought, text, *calls = message["content"]
+    assert (thought["thinking"], text["text"]) == ("Let me see.", "I call it.")
+    assert [(call["name"], call["input"]) for call in calls] == [("f", {"x": 1, "y": "“é”"}), ("g", {})]
+    assert joined[:2] == ["Let me see.", "I call it."]
+    assert [json.loads(text) for text in joined[2:]] == [call["input"] for call in calls]
+    assert message["stop_reason"] == events[-2]["delta"]["stop_reason"] == "tool_use"
+    found = [params.structured_outputs for _, _, params, _ in thinking.llm.requests]
+    assert [form.reasoning_budget for form in found if form] == [7, 7]
 
 
 def test_tools_stand_in_the_system_message_of_a_template_that_knows_of_none(

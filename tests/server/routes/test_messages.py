@@ -55,6 +55,10 @@ def test_a_stream_has_the_events_in_their_order(server: Served) -> None:
     assert answer.body.startswith(b"event: message_start\ndata: {")
 
 
+def test_a_budget_of_reasoning_is_accepted_where_the_model_marks_none(server: Served) -> None:
+    assert create(server, thinking={"type": "enabled", "budget_tokens": 1024}).status == 200
+
+
 def test_reasoning_calls_and_text_are_blocks_of_their_own() -> None:
     blocks = _Blocks("sig")
     written = [
@@ -153,6 +157,7 @@ def test_the_turn_ends_where_the_model_ends_it(server: Served) -> None:
         ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [{"name": "f"}]}, "tool_choice names 'g'"),
         ({"mcp_servers": [{}]}, "mcp_servers is not supported"),
         ({"stop_sequences": ["a"] * 65}, "stop_sequences has 65 entries"),
+        ({"stop_sequences": ["a" * 300]}, "stop_sequences[0] has 300 characters"),
         ({"system": "s", "messages": [{"role": "user", "content": "x" * (3 << 20)}]}, "messages[0].content has"),
     ],
 )
