@@ -20,6 +20,7 @@ from octavo.cli.terminal import columns, printable
 from octavo.config.explain import render_bar, render_table
 from octavo.config.fields import Arg
 from octavo.errors import InvalidRequest, RequestFailed, ServerUnreachable
+from octavo.server.responses.scheduler import TimelineList
 
 _NUM_RECENT: Final = 6
 
@@ -188,9 +189,9 @@ def loads(before: Counters, after: Counters) -> list[Load]:
 async def _recent(server: OpenAIClient) -> list[dict[str, Any]]:
     """Return the timelines of the requests that ended last; none where the server has no such endpoint."""
     try:
-        found = msgspec.json.decode(await server.get("/scheduler/timelines"))
-        return list(found["timelines"][-_NUM_RECENT:])[::-1]
-    except (InvalidRequest, ValueError, RecursionError, LookupError, TypeError):
+        found = msgspec.json.decode(await server.get("/scheduler/timelines"), type=TimelineList)
+        return [msgspec.to_builtins(each) for each in found.timelines[-_NUM_RECENT:][::-1]]
+    except (InvalidRequest, ValueError, RecursionError):
         return []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import deque
 from pathlib import Path
@@ -92,6 +93,12 @@ def test_without_a_screen_each_look_is_a_line_and_a_lost_server_is_tried_again(
         first == again == ("4 running, 0 waiting, 0 swapped; KV 25%; 0 prompt and 0 generated tokens/s; 3 preemptions")
     )
     assert lost == "it cannot be reached; trying again"
+
+
+@pytest.mark.parametrize("timelines", ["[5]", '[{"events": 5}]', "5", "[" * 100_000])
+def test_timelines_of_another_shape_are_left_out(timelines: str) -> None:
+    with serve_openai(FakeOpenAI(pages={"/scheduler/timelines": f'{{"timelines": {timelines}}}'})) as fake:
+        assert asyncio.run(top._recent(top.OpenAIClient(f"127.0.0.1:{fake.port}"))) == []
 
 
 def test_a_screen_has_replicas_rates_and_recent_requests() -> None:
