@@ -165,6 +165,12 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fiel
                 f"max_tokens is {self.max_tokens} and max_completion_tokens is {self.max_completion_tokens}; give one",
                 field="max_tokens",
             )
+        budget = self.thinking_token_budget
+        if budget is not None and budget < 0:
+            raise InvalidRequest(
+                f"thinking_token_budget is {budget}, must be at least 0; leave it out for no limit",
+                field="thinking_token_budget",
+            )
         check_tools(self.tools, self.tool_choice)
 
     @property

@@ -157,6 +157,7 @@ def test_the_turn_ends_where_the_model_ends_it(server: Served) -> None:
         ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [{"name": "f"}]}, "tool_choice names 'g'"),
         ({"mcp_servers": [{}]}, "mcp_servers is not supported"),
         ({"stop_sequences": ["a"] * 65}, "stop_sequences has 65 entries"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -3}}, "thinking.budget_tokens is -3, must be at least 0"),
         ({"stop_sequences": ["a" * 300]}, "stop_sequences[0] has 300 characters"),
         ({"system": "s", "messages": [{"role": "user", "content": "x" * (3 << 20)}]}, "messages[0].content has"),
     ],
