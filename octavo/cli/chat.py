@@ -40,7 +40,8 @@ _MAX_FILE: Final = 16 << 20
 def chat(
     *,
     system: Annotated[
-        str | None, Parameter(help="Message that tells the model who it is.", group=heading("Prompt"))
+        str | None,
+        Parameter(help="System message: the role of the model in the conversation.", group=heading("Prompt")),
     ] = None,
     url: Annotated[
         str | None,

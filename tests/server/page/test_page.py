@@ -131,6 +131,14 @@ def test_a_key_is_asked_for_and_kept_out_of_addresses(browser: Browser, start: C
     timeline = browser.wait("document.querySelector('.timeline')?.textContent")
     assert all(event in timeline for event in ("queued", "admitted: 0 of 9 tokens", "first token", "finished"))
     assert "blocks" in browser.run("document.querySelector('canvas').ariaLabel")
+    assert browser.run(
+        """(() => {
+          const box = document.querySelector('.map .scroll');
+          const width = box.clientWidth;
+          box.firstChild.style.height = '2000px';
+          return box.scrollHeight > box.clientHeight && box.clientWidth === width;
+        })()"""
+    ), "a map that is scrolled becomes narrower than it was drawn"
     browser.press("Escape")
     browser.wait("!document.querySelector('.timeline')")
     browser.run("sessionStorage.setItem('octavo-api-key', 'b-key'); location.hash = '#chat'")
