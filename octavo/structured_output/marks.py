@@ -87,8 +87,8 @@ class Vocabulary:
     @cached_property
     def _special_names(self) -> list[str]:
         special = filter(self.tokenizer.is_special_token, range(self.tokenizer.vocab_size))
-        names = (self.tokenizer.decode_bytes([token_id]).decode(errors="replace") for token_id in special)
-        return [name for name in names if name]
+        names = ((token_id, self.tokenizer.decode_bytes([token_id]).decode(errors="replace")) for token_id in special)
+        return [name for token_id, name in names if name not in ("", f"<[{token_id}]>")]  # a place without a token
 
     @cached_property
     def _all_bytes(self) -> list[bytes]:

@@ -428,6 +428,12 @@ def test_a_text_that_spells_a_special_token_is_text(
     assert END not in sequence.output
 
 
+def test_places_of_a_vocabulary_without_tokens_have_no_spelling() -> None:
+    matchers = Matchers(model_directory(), VOCABULARY + 8, [END])
+    vocabulary, _ = matchers._prepare(StructuredOutputsParams(json_object=True))
+    assert vocabulary._special_names == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
 @pytest.mark.parametrize(
     ("path", "vocab_size", "ends", "message"),
     [
