@@ -191,6 +191,7 @@ FROM_PREFILL = [
 ]
 
 
+@pytest.mark.long
 async def test_damaged_transfers_are_computed_instead() -> None:
     async with started() as split:
         for outward, inward in [*(([each], []) for each in TO_PREFILL), *(([], [each]) for each in FROM_PREFILL)]:
