@@ -79,7 +79,7 @@ class FileStore:
         except OSError as error:
             raise ConfigError(
                 f"{option} is {folder}, where KV blocks cannot be kept ({error.strerror}: {error.filename or folder}); "
-                "name a directory of your own that nobody else can write to, or one that can be made"
+                "name a directory of your own that no other user can write to, or one that can be made"
             ) from error
 
     def has(self, digest: bytes, group: int) -> bool:

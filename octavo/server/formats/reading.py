@@ -165,19 +165,19 @@ class ModelFormat:
 
     def ends_in_reasoning(self, prompt: Prompt) -> bool:
         """Return whether a prompt ends inside of reasoning, which its chat template has opened."""
-        if self.format is None or self.format.reasoning is None:
-            return False
         if prompt.token_ids is not None:
             return self.is_open(prompt.token_ids)
-        text = (prompt.text or "").rstrip()
-        return any(text.endswith(mark.spelled()) for mark in self.format.reasoning.opens)
+        return self._opens_at_end(prompt.text or "")
 
     def is_open(self, prompt_token_ids: Sequence[int]) -> bool:
         """Return whether a prompt ends inside of reasoning, which its chat template has opened."""
-        if self.format is None or self.format.reasoning is None:
+        if not self.marks_reasoning:
             return False
-        tail = self.tokenizer.decode(prompt_token_ids[-_TAIL_TOKENS:], skip_special_tokens=False).rstrip()
-        return any(tail.endswith(mark.spelled()) for mark in self.format.reasoning.opens)
+        return self._opens_at_end(self.tokenizer.decode(prompt_token_ids[-_TAIL_TOKENS:], skip_special_tokens=False))
+
+    def _opens_at_end(self, text: str) -> bool:
+        reasoning = self.format.reasoning if self.format is not None else None
+        return reasoning is not None and any(text.rstrip().endswith(mark.spelled()) for mark in reasoning.opens)
 
     def num_tokens_to_close(self, token_ids: Sequence[int], num_known: int) -> int:
         """Return how many tokens the text has up to the first end mark of reasoning, behind `num_known`."""
@@ -195,11 +195,9 @@ class ModelFormat:
 
 
 class OutputReader:
-    """Reads the choices of one request. shows_special: marks are special tokens, so
-    these must be shown."""
+    """Reads the choices of one request. shows_special: marks are special tokens, so these must be shown."""
 
     def __init__(self, model: ModelFormat, asked: ChatCompletionRequest, *, calls: bool, reasoning: bool) -> None:
-        assert model.format is not None
         self._model = model
         self._asked = asked
         self._reasoning = reasoning
