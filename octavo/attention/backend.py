@@ -15,12 +15,14 @@ class Scores(NamedTuple):
 
     scale: factor of the products. sliding_window: tokens that a query sees, itself included; None for all. soft_cap:
     scores become `cap * tanh(score / cap)`. alibi: float32 [heads], the slope that is added per position of distance.
+    sinks: float32 [heads], one more score of every query, which takes part in the softmax and has no value.
     """
 
     scale: float
     sliding_window: int | None = None
     soft_cap: float | None = None
     alibi: Tensor | None = None
+    sinks: Tensor | None = None
 
 
 class AttentionBackend(Protocol):

@@ -32,14 +32,18 @@ class Norm(Layer):
 
 
 class RMSNorm(Norm):
-    """Scales x by its root mean square and a learned weight [dim]."""
+    """Scales x by its root mean square and a learned weight [dim], to which `offset` is added."""
+
+    def __init__(self, dim: int, eps: float, *, offset: float = 0.0) -> None:
+        super().__init__(dim, eps)
+        self.offset = offset
 
     def forward(self, x: Tensor) -> Tensor:
-        normed: Tensor = self.ops.rms_norm(x, self.weight, self.eps)
+        normed: Tensor = self.ops.rms_norm(x, self.weight, self.eps, self.offset)
         return normed
 
     def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        normed, residual = self.ops.add_rms_norm(x, residual, self.weight, self.eps)
+        normed, residual = self.ops.add_rms_norm(x, residual, self.weight, self.eps, self.offset)
         return normed, residual
 
 

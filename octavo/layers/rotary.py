@@ -22,7 +22,9 @@ class Rotary(Layer):
         self, q: Tensor, k: Tensor, batch: ModelInput, norms: tuple[RMSNorm, RMSNorm] | None = None
     ) -> tuple[Tensor, Tensor]:
         """q [tokens, heads, dim], k [tokens, kv_heads, dim] → the same shapes; `norms` are those of q and k."""
-        weights = (None, None, 0.0) if norms is None else (norms[0].weight, norms[1].weight, norms[0].eps)
+        weights: tuple[Tensor | None, Tensor | None, tuple[float, float]] = (None, None, (0.0, 0.0))
+        if norms is not None:
+            weights = norms[0].weight, norms[1].weight, (norms[0].eps, norms[0].offset)
         q, k = self.ops.rotary(q, k, batch.positions, self._table, *weights, self.rope.interleaved)
         return q, k
 

@@ -1,4 +1,4 @@
-"""Functions of single elements: activations of the feed-forward layers, and addition."""
+"""Functions of single elements: activations of the feed-forward layers, addition, and factors."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ def silu_and_mul(x: Tensor) -> Tensor:
     """
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    """Return `gelu_tanh(gate) * up` [tokens, dim], where x [tokens, 2 · dim] is gate beside up."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -40,6 +46,16 @@ def add(x: Tensor, y: Tensor) -> Tensor:
     return x + y
 
 
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """Return `x · factor`, rounded once."""
+    return x * factor
+
+
+def soft_capped(x: Tensor, cap: float) -> Tensor:
+    """Return `cap · tanh(x / cap)`, computed in float32."""
+    return (torch.tanh(x.float() / cap) * cap).to(x.dtype)
+
+
 def examples(dtype: torch.dtype) -> Iterator[tuple[Tensor]]:
     """Yield values around zero and where the functions saturate."""
     generator = torch.Generator().manual_seed(0)
@@ -53,10 +69,19 @@ def add_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
         yield x, x.flip(0) * 0.5
 
 
+def parameter_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, float]]:
+    """Yield a parameter with each tensor."""
+    for (x,) in examples(dtype):
+        yield x, 2.5
+
+
 OPERATORS = (
     Operator("silu_and_mul", silu_and_mul, examples),
+    Operator("gelu_tanh_and_mul", gelu_tanh_and_mul, examples),
     Operator("gelu", gelu, examples),
     Operator("gelu_tanh", gelu_tanh, examples),
     Operator("relu", relu, examples),
     Operator("add", add, add_examples),
+    Operator("scaled", scaled, parameter_examples),
+    Operator("soft_capped", soft_capped, parameter_examples),
 )

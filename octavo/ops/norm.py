@@ -15,20 +15,22 @@ from torch import Tensor
 from octavo.ops.registry import Operator
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return `x / sqrt(mean(x²) + eps) * weight` over the last dimension; x is [..., dim], weight [dim].
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """Return `x / sqrt(mean(x²) + eps) * (weight + offset)` over the last dimension; x is [..., dim], weight [dim].
 
     Computed in float32 and rounded once. (Some models are trained with a rounding before the weight as well, which
     differs by one unit in the last place at most, and is further from the formula.)
     """
+    if offset:
+        return F.rms_norm(x.float(), weight.shape, weight.float() + offset, eps).to(x.dtype)
     # with a weight: torch takes a path without one that is twenty times slower in bfloat16
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return (`rms_norm(x + residual)`, `x + residual`): the norm's input is the new residual stream."""
     residual = residual + x
-    return rms_norm(residual, weight, eps), residual
+    return rms_norm(residual, weight, eps, offset), residual
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -44,13 +46,14 @@ def add_layer_norm(
     return layer_norm(residual, weight, bias, eps), residual
 
 
-def rms_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, float]]:
-    """Yield tokens, heads of tokens, and values small enough for eps to matter."""
+def rms_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, float, float]]:
+    """Yield tokens, heads of tokens, and values small enough for eps to matter, with weights around 1 and around 0."""
     generator = torch.Generator().manual_seed(0)
     for shape, scale in (((1, 64), 1.0), ((5, 96), 30.0), ((3, 4, 16), 1e-3)):
         x = torch.randn(shape, generator=generator) * scale
         weight = torch.rand(shape[-1], generator=generator) + 0.5
-        yield x.to(dtype), weight.to(dtype), 1e-5
+        yield x.to(dtype), weight.to(dtype), 1e-5, 0.0
+        yield x.to(dtype), (weight - 1.0).to(dtype), 1e-5, 1.0
 
 
 def layer_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None, float]]:
@@ -64,10 +67,10 @@ def layer_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor | None, 
         yield x, None, None, 1e-5
 
 
-def add_rms_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor, float]]:
+def add_rms_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor, float, float]]:
     """Yield `rms_examples` with a residual stream."""
-    for x, weight, eps in rms_examples(dtype):
-        yield x, x.flip(0) * 0.5, weight, eps
+    for x, weight, eps, offset in rms_examples(dtype):
+        yield x, x.flip(0) * 0.5, weight, eps, offset
 
 
 def add_layer_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor | None, float]]:

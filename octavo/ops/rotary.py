@@ -6,7 +6,8 @@ most checkpoints have it, or neighbours, as in the paper.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,21 +35,26 @@ def rotary(
     table: Tensor,
     q_weight: Tensor | None = None,
     k_weight: Tensor | None = None,
-    eps: float = 0.0,
+    eps_and_offset: tuple[float, float] = (0.0, 0.0),
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Rotate q [tokens, heads, dim] and k [tokens, kv_heads, dim] by their positions, int64 [tokens].
 
     `table` is that of `rotary_table`; where it is narrower than the heads, their last elements stay. With `q_weight`
-    and `k_weight` [dim], `rms_norm` is applied to each head first. Computed in float32 and rounded once.
+    and `k_weight` [dim], `rms_norm` with `eps_and_offset` is applied to each head first. Computed in float32 and
+    rounded once.
     """
     cos, sin = table[positions].unsqueeze(1).chunk(2, dim=-1)
-    return _turn(q, cos, sin, q_weight, eps, interleaved), _turn(k, cos, sin, k_weight, eps, interleaved)
+    eps, offset = eps_and_offset
+    norm = partial(rms_norm, eps=eps, offset=offset)
+    return _turn(q, cos, sin, q_weight, norm, interleaved), _turn(k, cos, sin, k_weight, norm, interleaved)
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float, interleaved: bool) -> Tensor:
-    """Rotate x [tokens, heads, dim] by cos and sin [tokens, 1, rotated / 2]."""
-    values = x.float() if weight is None else rms_norm(x.float(), weight.float(), eps)
+def _turn(
+    x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, norm: Callable[..., Tensor], interleaved: bool
+) -> Tensor:
+    """Rotate x [tokens, heads, dim] by cos and sin [tokens, 1, rotated / 2]; `norm(x, weight)` of it first."""
+    values = x.float() if weight is None else norm(x.float(), weight.float())
     half = cos.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     first, second = (
@@ -70,8 +76,9 @@ def examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         q, k, _ = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
         q_weight, k_weight = (torch.rand(2, dim, generator=generator) + 0.5).to(dtype)
         for interleaved in (False, True):
-            yield q, k, torch.tensor(positions), table, None, None, 0.0, interleaved
-            yield q, k, torch.tensor(positions), table, q_weight, k_weight, 1e-6, interleaved
+            yield q, k, torch.tensor(positions), table, None, None, (0.0, 0.0), interleaved
+            for offset in (0.0, 1.0):
+                yield q, k, torch.tensor(positions), table, q_weight, k_weight, (1e-6, offset), interleaved
 
 
 def table_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, int, float]]:

@@ -58,7 +58,12 @@ def make_rows(
 
 
 def attend_slowly(
-    rows: Rows, scale: float, window: int | None = None, soft_cap: float | None = None, alibi: Tensor | None = None
+    rows: Rows,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention token by token and head by head in float64, without a cache."""
     heads, kv_heads = rows.q.shape[1], rows.k.shape[1]
@@ -76,6 +81,9 @@ def attend_slowly(
                     scores = soft_cap * torch.tanh(scores / soft_cap)
                 if alibi is not None:
                     scores = scores + alibi[head].double() * (torch.arange(first, position + 1) - position)
-                out[token, head] = torch.softmax(scores, 0) @ rows.values[row][first : position + 1, shared].double()
+                if sinks is not None:
+                    scores = torch.cat((scores, sinks[head : head + 1].double()))
+                weights = torch.softmax(scores, 0)[: position + 1 - first]
+                out[token, head] = weights @ rows.values[row][first : position + 1, shared].double()
             token += 1
     return out.float()

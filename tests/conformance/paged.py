@@ -26,9 +26,16 @@ class Heads:
     window: int | None = None
     soft_cap: float | None = None
     alibi: bool = False
+    has_sinks: bool = False
 
     def slopes(self) -> Tensor | None:
         return torch.linspace(0.02, 0.3, self.heads) if self.alibi else None
+
+    def sinks(self) -> Tensor | None:
+        return torch.linspace(-3.0, 6.0, self.heads) if self.has_sinks else None
+
+    def scores(self) -> Scores:
+        return Scores(self.scale, self.window, self.soft_cap, self.slopes(), self.sinks())
 
 
 @dataclass(frozen=True)
@@ -88,9 +95,7 @@ class Sequences:
                 shape.block_size,
             )
             q, k, v = (torch.cat([each[i][start:stop] for i, start, stop in step]) for each in (self.q, self.k, self.v))
-            found = backend.run(
-                q, k, v, cache, metadata, Scores(shape.scale, shape.window, shape.soft_cap, shape.slopes())
-            ).clone()
+            found = backend.run(q, k, v, cache, metadata, shape.scores()).clone()
             for (i, start, stop), answer in zip(
                 step, found.split([stop - start for _, start, stop in step]), strict=True
             ):
@@ -119,7 +124,10 @@ def attend(shape: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     hidden = distance > 0
     if shape.window is not None:
         hidden |= distance <= -shape.window
-    return (scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v).transpose(0, 1)
+    scores, sinks = scores.masked_fill(hidden, float("-inf")), shape.sinks()
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.double()[:, None, None].expand(-1, len(q), 1)), dim=-1)
+    return (scores.softmax(-1)[..., : len(q)] @ v).transpose(0, 1)
 
 
 def _rounded(x: Tensor, cache_dtype: torch.dtype) -> Tensor:

@@ -25,7 +25,10 @@ SHAPES = {
     "dim 128, cap": Heads(heads=8, kv_heads=2, dim=128, soft_cap=3.0),
     "dim 256, all share": Heads(heads=5, kv_heads=1, dim=256, scale=0.06),
     "dim 24, slopes": Heads(dim=24, alibi=True),
-    "everything, blocks of 32": Heads(heads=6, kv_heads=3, dim=72, window=20, soft_cap=2.0, alibi=True, block_size=32),
+    "dim 64, sinks": Heads(heads=8, kv_heads=1, has_sinks=True, window=30),
+    "everything, blocks of 32": Heads(
+        heads=6, kv_heads=3, dim=72, window=20, soft_cap=2.0, alibi=True, block_size=32, has_sinks=True
+    ),
 }
 LENGTHS = [1, 15, 16, 17, 64, 131]
 
@@ -91,7 +94,7 @@ def test_long_contexts_are_cut_among_threads_without_a_trace(
     level: str, dtype: torch.dtype, cache_dtype: torch.dtype
 ) -> None:
     for window in (None, 900):
-        shape = Heads(heads=2, kv_heads=1, dim=32, window=window)
+        shape = Heads(heads=2, kv_heads=1, dim=32, window=window, has_sinks=window is None)
         sequences = Sequences.make(shape, [2085, 1027], dtype, seed=2)
         whole = sequences.compute(backend(level, cache_dtype), sequences.whole())
         last: list[Step] = [[(0, 0, 2050), (1, 0, 1020)], [(0, 2050, 2084)], [(1, 1020, 1027), (0, 2084, 2085)]]
@@ -113,6 +116,7 @@ def mixtures(draw: st.DrawFn) -> tuple[Sequences, list[Step]]:
         window=draw(st.sampled_from([None, 1, 20, 64])),
         soft_cap=draw(st.sampled_from([None, 2.0])),
         alibi=draw(st.booleans()),
+        has_sinks=draw(st.booleans()),
     )
     dtype = draw(st.sampled_from(TYPES))
     sequences = Sequences.make(shape, draw(st.lists(st.integers(1, 150), min_size=1, max_size=4)), dtype)

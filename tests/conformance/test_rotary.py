@@ -31,16 +31,16 @@ def test_a_token_has_the_same_bits_in_any_batch_on_any_number_of_threads(
     for dim in (rotated, rotated + 6):
         q, k, positions = make(dtype, dim)
         norms = torch.rand(2, dim).add(0.5).to(dtype)
-        whole = ops(level).rotary(q, k, positions, table, *norms, 1e-6, interleaved)
-        expected = reference(q, k, positions, table, *norms, 1e-6, interleaved)
+        whole = ops(level).rotary(q, k, positions, table, *norms, (1e-6, 0.0), interleaved)
+        expected = reference(q, k, positions, table, *norms, (1e-6, 0.0), interleaved)
         tolerance = 1e-5 if dtype is torch.float32 else 2e-2
         for one, other, shared in zip(
-            whole, expected, ops(level, 2).rotary(q, k, positions, table, *norms, 1e-6, interleaved), strict=True
+            whole, expected, ops(level, 2).rotary(q, k, positions, table, *norms, (1e-6, 0.0), interleaved), strict=True
         ):
             torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
             assert torch.equal(one, shared)
         for piece in (slice(0, 1), slice(39, 40), slice(3, 20)):
-            alone = ops(level).rotary(q[piece], k[piece], positions[piece], table, *norms, 1e-6, interleaved)
+            alone = ops(level).rotary(q[piece], k[piece], positions[piece], table, *norms, (1e-6, 0.0), interleaved)
             assert torch.equal(alone[0], whole[0][piece])
             assert torch.equal(alone[1], whole[1][piece])
 

@@ -16,8 +16,8 @@ from octavo.ops.rotary import rotary_table
 OPERATORS = {name: each for name, each in operators().items() if each.examples is not None}
 
 
-def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+def rms(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * (weight + offset)
 
 
 def layer(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -33,7 +33,7 @@ def rotated(
     table: Tensor,
     q_weight: Tensor | None,
     k_weight: Tensor | None,
-    eps: float,
+    eps_and_offset: tuple[float, float],
     interleaved: bool,
 ) -> tuple[Tensor, Tensor]:
     """Pairs are complex numbers, multiplied by one of length one; what lies beyond the rotated elements stays."""
@@ -47,7 +47,7 @@ def rotated(
         return torch.cat(((turned if interleaved else turned.transpose(-1, -2)).flatten(-2), rest), dim=-1)
 
     if q_weight is not None and k_weight is not None:
-        q, k = rms(q, q_weight, eps), rms(k, k_weight, eps)
+        q, k = rms(q, q_weight, *eps_and_offset), rms(k, k_weight, *eps_and_offset)
     return turn(q), turn(k)
 
 
@@ -82,7 +82,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "embedding": lambda ids, weight, offset: torch.stack([weight[i + offset] for i in ids.tolist()]),
     "add": lambda x, y: y + x,
     "rms_norm": rms,
-    "add_rms_norm": lambda x, residual, weight, eps: (rms(x + residual, weight, eps), x + residual),
+    "add_rms_norm": lambda x, residual, *rest: (rms(x + residual, *rest), x + residual),
     "layer_norm": layer,
     "add_layer_norm": lambda x, residual, weight, bias, eps: (layer(x + residual, weight, bias, eps), x + residual),
     "rotary": rotated,
@@ -91,6 +91,9 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "gelu": erf_gelu,
     "gelu_tanh": tanh_gelu,
     "relu": lambda x: x * (x > 0),
+    "gelu_tanh_and_mul": lambda x: tanh_gelu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
+    "scaled": lambda x, factor: factor * x,
+    "soft_capped": lambda x, cap: cap * (1 - 2 / (torch.exp(2 * x / cap) + 1)),
 }
 
 

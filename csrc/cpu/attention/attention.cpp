@@ -196,13 +196,13 @@ void bind_attention(nb::class_<Cpu>& cpu) {
   cpu.def(
       "attention",
       [](Cpu& cpu, Address q, Address k, Address v, Address out, Address cache, Address query_starts,
-         Address sequence_lengths, Address block_tables, Address slots, Address alibi, std::int64_t q_stride,
-         std::int64_t k_stride, std::int64_t v_stride, std::int64_t table_stride, std::int64_t block_stride, int tokens,
+         Address sequence_lengths, Address block_tables, Address slots, Address alibi, Address sinks,
+         std::int64_t q_stride, std::int64_t k_stride, std::int64_t v_stride, std::int64_t table_stride, std::int64_t block_stride, int tokens,
          int rows, int heads, int kv_heads, int dim, int block_size, int type, int cache_type, float scale, int window,
          float soft_cap) {
         Attention a{pointer(q), pointer(k), pointer(v), pointer(out), pointer<std::uint8_t>(cache),
                     pointer<std::int32_t>(query_starts), pointer<std::int32_t>(sequence_lengths),
-                    pointer<std::int32_t>(block_tables), pointer<std::int64_t>(slots), pointer<float>(alibi),
+                    pointer<std::int32_t>(block_tables), pointer<std::int64_t>(slots), pointer<float>(alibi), pointer<float>(sinks),
                     q_stride, k_stride, v_stride, table_stride, block_stride, tokens, rows, heads, kv_heads, dim, block_size,
                     static_cast<Type>(type), static_cast<Type>(cache_type), scale, window, soft_cap,
                     layout_of(kv_heads, dim, block_size, static_cast<Type>(cache_type))};

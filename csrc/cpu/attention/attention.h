@@ -42,6 +42,7 @@ struct Attention {
   const std::int32_t* block_tables;      // [rows, ...], `table_stride` apart
   const std::int64_t* slots;             // [tokens]
   const float* alibi;                    // [heads] slopes, or null
+  const float* sinks;                    // [heads] scores that take part in the softmax without a value, or null
   std::int64_t q_stride, k_stride, v_stride, table_stride, block_stride;
   int tokens, rows, heads, kv_heads, dim, block_size;
   Type type, cache_type;
@@ -76,7 +77,7 @@ struct AttentionKernels {
                  std::uint8_t* scratch);
   // Adds a later split to the sum of earlier ones.
   void (*merge)(const Attention&, const AttentionItem&, const AttentionPartial& total, const AttentionPartial& part);
-  // Divides by the weights and stores the result.
+  // Divides by the weights, those of the sinks included, and stores the result.
   void (*finish)(const Attention&, const AttentionItem&, const AttentionPartial&);
 };
 

@@ -205,7 +205,14 @@ void finish(const Attention& a, const AttentionItem& item, const AttentionPartia
   const int group = a.heads / a.kv_heads, rows = item.queries * group;
   for (int r = 0; r < rows; ++r) {
     const float* sums = total.sums + r * a.layout.padded_dim;
-    const Floats share = all(1.0f / total.weights[r]);
+    float factor = 1.0f, weight = total.weights[r];
+    if (a.sinks) {  // as a split behind all others, whose values are zero
+      const Floats before = all(total.maxima[r]), sink = all(a.sinks[item.kv_head * group + r % group] * kLog2E);
+      const Floats top = maximum(before, sink);
+      factor = first_lane(power_of_two<5>(sub(before, top)));
+      weight = factor * weight + first_lane(power_of_two<5>(sub(sink, top)));
+    }
+    const Floats share = all(factor / weight);
     const std::int64_t first = (static_cast<std::int64_t>(item.first_token + r / group) * a.heads + item.kv_head * group + r % group) * a.dim;
     const auto write = [&](auto* out) {
       int i = 0;

@@ -17,9 +17,9 @@ void bind_elementwise(nb::class_<Cpu>& cpu) {
   cpu.def(
       "elementwise",
       [](Cpu& cpu, int function, Address x, Address y, Address out, int rows, std::int64_t x_stride,
-         std::int64_t y_stride, int width, int type) {
+         std::int64_t y_stride, int width, int type, float parameter) {
         const Elementwise a{static_cast<Function>(function), pointer(x), pointer(y), pointer(out), x_stride, y_stride,
-                            width,                           static_cast<Type>(type)};
+                            width,                           static_cast<Type>(type), parameter};
         cpu.submit([&cpu, a, rows, kernel = elementwise_kernels(cpu.level).elementwise] {
           cpu.pool.run_pieces(rows, rows_grain(a.width), [&](int begin, int end, int) { kernel(a, begin, end); });
         });

@@ -1,4 +1,4 @@
-// Functions of single elements: activations, and the addition of two tensors.
+// Functions of single elements: activations, the addition of two tensors, and factors.
 #pragma once
 
 #include "../types.h"
@@ -6,18 +6,19 @@
 namespace octavo {
 
 // The numbers are part of the Python interface.
-enum class Function : int { relu = 0, gelu = 1, gelu_tanh = 2, silu_and_mul = 3, add = 4 };
+enum class Function : int { relu = 0, gelu = 1, gelu_tanh = 2, silu_and_mul = 3, add = 4, gelu_tanh_and_mul = 5, scaled = 6, soft_capped = 7 };
 
 // out [rows, width] of x and y, all of `type`; rows of x and y may lie apart, those of out are dense.
 struct Elementwise {
   Function function;
   const void* x;
-  const void* y;  // the other operand of silu_and_mul (up) and add; else null
+  const void* y;  // the other operand of the products (up) and add; else null
   void* out;
   std::int64_t x_stride;
   std::int64_t y_stride;
   int width;
   Type type;
+  float parameter;  // the factor, or the cap; else unused
 };
 
 struct ElementwiseKernels {

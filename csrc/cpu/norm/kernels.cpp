@@ -10,7 +10,7 @@ namespace {
 
 template <class Element>
 void rms_norm_row(const Element* x, const Element* residual, const Element* weight, Element* sum, Element* out, int dim,
-                  float eps) {
+                  float eps, float offset) {
   const auto add_square = [&](Floats squares, int i, int count) {
     Floats value = load_some(x + i, count);
     if (residual) {
@@ -23,7 +23,8 @@ void rms_norm_row(const Element* x, const Element* residual, const Element* weig
   const Floats scale = all(1.0f / std::sqrt(sum_over(dim, add_square) / static_cast<float>(dim) + eps));
   const Element* values = residual ? sum : x;
   for_vectors(dim, [&](int i, int count) {
-    store_some(out + i, mul(mul(load_some(values + i, count), scale), load_some(weight + i, count)), count);
+    const Floats factor = add(load_some(weight + i, count), all(offset));
+    store_some(out + i, mul(mul(load_some(values + i, count), scale), factor), count);
   });
 }
 
@@ -34,7 +35,7 @@ void rms_norm_rows(const RmsNorm& a, int begin, int end) {
     rms_norm_row(static_cast<const Element*>(a.x) + row * a.x_stride,
                  a.residual ? static_cast<const Element*>(a.residual) + dense : nullptr,
                  static_cast<const Element*>(a.weight), a.sum ? static_cast<Element*>(a.sum) + dense : nullptr,
-                 static_cast<Element*>(a.out) + dense, a.dim, a.eps);
+                 static_cast<Element*>(a.out) + dense, a.dim, a.eps, a.offset);
   }
 }
 

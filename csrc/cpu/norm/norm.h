@@ -9,12 +9,12 @@ namespace octavo {
 struct RmsNorm {
   const void* x;
   const void* residual;  // null: nothing is added
-  const void* weight;    // [dim]
+  const void* weight;    // [dim]; `offset` is added to it
   void* sum;             // x + residual, rounded to `type`; null without a residual
   void* out;
   std::int64_t x_stride;
   int dim;
-  float eps;
+  float eps, offset;
   Type type;
 };
 

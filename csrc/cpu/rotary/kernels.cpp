@@ -20,11 +20,11 @@ float scale_of(const Element* x, const Element* weight, int dim, float eps) {
 }
 
 template <class Element>
-void rotate_halves(const Element* x, const Element* weight, Floats scale, const float* cosines, const float* sines,
-                   Element* out, int half) {
+void rotate_halves(const Element* x, const Element* weight, Floats scale, Floats offset, const float* cosines,
+                   const float* sines, Element* out, int half) {
   const auto value = [&](int i, int count) {
     const Floats plain = load_some(x + i, count);
-    return weight ? mul(mul(plain, scale), load_some(weight + i, count)) : plain;
+    return weight ? mul(mul(plain, scale), add(load_some(weight + i, count), offset)) : plain;
   };
   for_vectors(half, [&](int i, int count) {
     const Floats one = value(i, count), other = value(half + i, count);
@@ -38,15 +38,15 @@ void put(float* out, float x) { *out = x; }
 void put(bf16* out, float x) { *out = to_bf16(x); }
 
 template <class Element>
-float normed(const Element* x, const Element* weight, float scale, int i) {
-  return weight ? to_float(x[i]) * scale * to_float(weight[i]) : to_float(x[i]);
+float normed(const Element* x, const Element* weight, float scale, float offset, int i) {
+  return weight ? to_float(x[i]) * scale * (to_float(weight[i]) + offset) : to_float(x[i]);
 }
 
 template <class Element>
-void rotate_neighbours(const Element* x, const Element* weight, float scale, const float* cosines, const float* sines,
-                       Element* out, int half) {
+void rotate_neighbours(const Element* x, const Element* weight, float scale, float offset, const float* cosines,
+                       const float* sines, Element* out, int half) {
   for (int i = 0; i < half; ++i) {
-    const float one = normed(x, weight, scale, 2 * i), other = normed(x, weight, scale, 2 * i + 1);
+    const float one = normed(x, weight, scale, offset, 2 * i), other = normed(x, weight, scale, offset, 2 * i + 1);
     put(out + 2 * i, one * cosines[i] - other * sines[i]);
     put(out + 2 * i + 1, other * cosines[i] + one * sines[i]);
   }
@@ -64,13 +64,13 @@ void rotate_heads(const Rotary& a, const RotaryHeads& heads, int token, const fl
   for (int head = 0; head < heads.count; ++head, x += a.dim, out += a.dim) {
     const float scale = scales[head];
     if (a.interleaved) {
-      rotate_neighbours(x, weight, scale, row, row + half, out, half);
+      rotate_neighbours(x, weight, scale, a.offset, row, row + half, out, half);
     } else if (weight) {
-      rotate_halves(x, weight, all(scale), row, row + half, out, half);
+      rotate_halves(x, weight, all(scale), all(a.offset), row, row + half, out, half);
     } else {
-      rotate_halves(x, static_cast<const Element*>(nullptr), all(1.0f), row, row + half, out, half);
+      rotate_halves(x, static_cast<const Element*>(nullptr), all(1.0f), zero(), row, row + half, out, half);
     }
-    for (int i = a.rotated; i < a.dim; ++i) put(out + i, normed(x, weight, scale, i));
+    for (int i = a.rotated; i < a.dim; ++i) put(out + i, normed(x, weight, scale, a.offset, i));
   }
 }
 

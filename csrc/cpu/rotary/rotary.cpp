@@ -18,7 +18,7 @@ void bind_rotary(nb::class_<Cpu>& cpu) {
       "rotary",
       [](Cpu& cpu, Address q, Address k, Address q_out, Address k_out, std::int64_t q_stride, std::int64_t k_stride,
          int heads, int kv_heads, int dim, int tokens, Address positions, Address table, std::int64_t table_rows,
-         int rotated, bool interleaved, Address q_weight, Address k_weight, float eps, int type) {
+         int rotated, bool interleaved, Address q_weight, Address k_weight, float eps, float offset, int type) {
         const Rotary rotary{{pointer(q), pointer(q_weight), pointer(q_out), q_stride, heads},
                             {pointer(k), pointer(k_weight), pointer(k_out), k_stride, kv_heads},
                             pointer<std::int64_t>(positions),
@@ -28,6 +28,7 @@ void bind_rotary(nb::class_<Cpu>& cpu) {
                             rotated,
                             interleaved,
                             eps,
+                            offset,
                             static_cast<Type>(type)};
         cpu.submit([&cpu, rotary, tokens, kernel = rotary_kernels(cpu.level).rotary] {
           check_rows(rotary.positions, tokens, 0, rotary.table_rows, "position");

@@ -8,7 +8,7 @@ namespace octavo {
 // Heads of every token: in [tokens, count, dim] with rows `stride` elements apart, out dense.
 struct RotaryHeads {
   const void* in;
-  const void* weight;  // [dim], or null without a norm
+  const void* weight;  // [dim], or null without a norm; `offset` is added to it
   void* out;
   std::int64_t stride;
   int count;
@@ -22,7 +22,7 @@ struct Rotary {
   int dim;
   int rotated;       // the first elements of a head, an even number; the others stay
   bool interleaved;  // pairs are neighbours; else the halves of the rotated elements
-  float eps;
+  float eps, offset;
   Type type;
 };
 

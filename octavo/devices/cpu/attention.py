@@ -87,6 +87,7 @@ class CpuBackend:
             tables.data_ptr(),
             metadata.slot_mapping.data_ptr(),
             0 if scores.alibi is None else scores.alibi.data_ptr(),
+            0 if scores.sinks is None else scores.sinks.data_ptr(),
             _token_stride(q),
             _token_stride(k),
             _token_stride(v),

@@ -276,39 +276,44 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, scores: Scores) -> T
     """Attend q [rows or queries, heads, dim] to k, v [rows, kv_heads, keys, dim]; the result has q's shape.
 
     Query heads that share a key head are laid out so that keys are never repeated: as queries of one token (decode),
-    as heads with a stride of zero (one row).
+    as heads with a stride of zero (one row). Queries are padded to a multiple of four: with fewer, matrix products sum
+    in another order.
     """
-    scale, _, soft_cap, alibi = scores
     tokens, heads, dim = q.shape
     kv_heads, num_keys = k.shape[1:3]
     shared = heads // kv_heads
-    mask = piece.mask()
     if piece.is_decode:
         q = q.view(tokens, kv_heads, shared, dim)
     else:
         q = q.view(tokens, kv_heads, shared, dim).permute(1, 2, 0, 3)
         k, v = (each.transpose(0, 1).expand(kv_heads, shared, num_keys, dim) for each in (k, v))
-    if soft_cap is None and alibi is None:
-        out = _attend_in_fours(q, k, v, mask, scale)
+    num_queries = q.shape[2]
+    extra = -num_queries % 4
+
+    def padded(x: Tensor) -> Tensor:
+        return F.pad(x, (0, 0, 0, extra)) if extra and x.dim() > 1 and x.shape[-2] > 1 else x
+
+    q, mask = F.pad(q, (0, 0, 0, extra)) if extra else q, padded(piece.mask())
+    if scores.soft_cap is None and scores.alibi is None and scores.sinks is None:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scores.scale)
     else:
-        scored = torch.matmul(q.float(), k.float().transpose(-1, -2)) * scale
-        if soft_cap is not None:
-            scored = torch.tanh(scored / soft_cap) * soft_cap
-        if alibi is not None:
-            slopes = alibi.view(1, kv_heads, shared, 1) if piece.is_decode else alibi.view(kv_heads, shared, 1, 1)
-            scored += slopes * piece.distance()
-        scored += mask
-        out = torch.matmul(torch.softmax(scored, dim=-1), v.float()).to(q.dtype)
+        by_head = (1, kv_heads, shared, 1) if piece.is_decode else (kv_heads, shared, 1, 1)
+        alibi, sinks = (None if each is None else padded(each.view(by_head)) for each in (scores.alibi, scores.sinks))
+        slopes = None if alibi is None else alibi * padded(piece.distance())
+        out = _attend_bent(q, k, v, mask, scores._replace(alibi=slopes, sinks=sinks))
+    out = out[:, :, :num_queries]
     return (out if piece.is_decode else out.permute(2, 0, 1, 3)).reshape(tokens, heads, dim)
 
 
-def _attend_in_fours(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Attend with a multiple of four queries: with fewer, the matrix products below sum in another order."""
-    num_queries = q.shape[2]
-    extra = -num_queries % 4
-    if extra:
-        q = F.pad(q, (0, 0, 0, extra))
-        if mask.shape[-2] > 1:
-            mask = F.pad(mask, (0, 0, 0, extra))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    return out[:, :, :num_queries] if extra else out
+def _attend_bent(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scores: Scores) -> Tensor:
+    """Attend q [.., queries, dim] to k, v [.., keys, dim]. Slopes are multiplied by distances, sinks end in 1."""
+    scored = torch.matmul(q.float(), k.float().transpose(-1, -2)) * scores.scale
+    if scores.soft_cap is not None:
+        scored = torch.tanh(scored / scores.soft_cap) * scores.soft_cap
+    if scores.alibi is not None:
+        scored += scores.alibi
+    scored += mask
+    if scores.sinks is not None:
+        scored = torch.cat((scored, scores.sinks.expand(*scored.shape[:-1], 1)), dim=-1)
+    weights = torch.softmax(scored, dim=-1)[..., : k.shape[-2]]
+    return torch.matmul(weights, v.float()).to(q.dtype)

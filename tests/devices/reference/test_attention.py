@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -48,6 +50,14 @@ def test_slopes_and_soft_caps_bend_the_scores(window: int | None, soft_cap: floa
     torch.testing.assert_close(found, attend_slowly(rows, 0.3, window, soft_cap, alibi), atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("window", [None, 6])
+def test_sinks_take_a_share_of_the_weights(window: int | None) -> None:
+    rows = make_rows(MIXED, heads=4, kv_heads=2, dim=8, block_size=4)
+    sinks = torch.tensor([-2.0, 0.0, 1.5, 9.0])
+    found = run(rows, sliding_window=window, sinks=sinks)
+    torch.testing.assert_close(found, attend_slowly(rows, 0.3, window, sinks=sinks), atol=2e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("window", [None, 37])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_decode_row_has_the_same_bits_alone_and_beside_longer_ones(dtype: torch.dtype, window: int | None) -> None:
@@ -62,14 +72,15 @@ def test_a_decode_row_has_the_same_bits_alone_and_beside_longer_ones(dtype: torc
         assert torch.equal(found[0], together[i])
 
 
+@pytest.mark.parametrize("bends", [{}, {"soft_cap": 2.0}, {"sinks": torch.linspace(-1.0, 2.0, 6)}], ids=str)
 @pytest.mark.parametrize("window", [None, 37])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_has_the_same_bits_in_a_whole_prefill_in_any_piece_and_in_a_decode_step(
-    dtype: torch.dtype, window: int | None
+    dtype: torch.dtype, window: int | None, bends: dict[str, Any]
 ) -> None:
     need_exact_products(dtype)
     rows = make_rows([(0, 150)], heads=6, kv_heads=2, dim=16, block_size=4, dtype=dtype)
-    whole = run(rows, sliding_window=window)
+    whole = run(rows, sliding_window=window, **bends)
     table = rows.metadata.block_tables[0].tolist()
     for size in (1, 3, 17, 64):
         for start in range(0, 150, max(size, 13)):
@@ -77,7 +88,7 @@ def test_a_token_has_the_same_bits_in_a_whole_prefill_in_any_piece_and_in_a_deco
             piece = AttentionMetadata.build([stop - start], [stop], [table], 4)
             here = slice(start, stop)
             found = ReferenceBackend().run(
-                rows.q[here], rows.k[here], rows.v[here], rows.cache, piece, Scores(0.3, window)
+                rows.q[here], rows.k[here], rows.v[here], rows.cache, piece, Scores(0.3, window, **bends)
             )
             assert torch.equal(found, whole[here])
 

@@ -1,4 +1,4 @@
-"""Functions of single elements: activations, and elementwise."""
+"""Functions of single elements: activations, addition and factors."""
 
 from __future__ import annotations
 
@@ -13,42 +13,48 @@ from octavo.ops import elementwise
 from octavo.ops.registry import Implementation
 
 _TYPES = (torch.float32, torch.bfloat16)
-_RELU, _GELU, _GELU_TANH, _SILU_AND_MUL, _ADD = range(5)
+_RELU, _GELU, _GELU_TANH, _SILU_AND_MUL, _ADD, _GELU_TANH_AND_MUL, _SCALED, _SOFT_CAPPED = range(8)
 
 
-def make_activation(function: int, reference: Callable[[Tensor], Tensor], runtime: CpuRuntime) -> Callable[..., Tensor]:
-    """Return a function of one tensor, by the library's number; types but float32 and bfloat16 by `reference`."""
+def make_function(function: int, reference: Callable[..., Tensor], runtime: CpuRuntime) -> Callable[..., Tensor]:
+    """Return a function of one tensor and perhaps a parameter, by the library's number.
+
+    Types other than float32 and bfloat16 are left to `reference`.
+    """
     kernel, empty = runtime.cpu.elementwise, runtime.empty
 
-    def activate(x: Tensor) -> Tensor:
+    def compute(x: Tensor, *parameter: float) -> Tensor:
+        dtype = x.dtype
+        if dtype not in _TYPES:
+            return reference(x, *parameter)
+        out = empty(x.shape, dtype)
+        count, width, stride = rows_of(x)
+        kernel(
+            *(function, x.data_ptr(), 0, out.data_ptr(), count, stride, 0, width, TYPE_CODES[dtype]),
+            *(parameter or (0.0,)),
+        )
+        return out
+
+    return compute
+
+
+def make_gated(function: int, reference: Callable[[Tensor], Tensor], runtime: CpuRuntime) -> Callable[[Tensor], Tensor]:
+    """Return a function of a gate beside its other factor likewise."""
+    kernel, empty = runtime.cpu.elementwise, runtime.empty
+
+    def compute(x: Tensor) -> Tensor:
         dtype = x.dtype
         if dtype not in _TYPES:
             return reference(x)
-        out = empty(x.shape, dtype)
-        count, width, stride = rows_of(x)
-        kernel(function, x.data_ptr(), 0, out.data_ptr(), count, stride, 0, width, TYPE_CODES[dtype])
-        return out
-
-    return activate
-
-
-def make_silu_and_mul(runtime: CpuRuntime) -> Callable[[Tensor], Tensor]:
-    """Make `octavo.ops.elementwise.silu_and_mul` likewise."""
-    kernel, empty = runtime.cpu.elementwise, runtime.empty
-
-    def silu_and_mul(x: Tensor) -> Tensor:
-        dtype = x.dtype
-        if dtype not in _TYPES:
-            return elementwise.silu_and_mul(x)
         count, both, stride = rows_of(x)
         width = both // 2
         out = empty((*x.shape[:-1], width), dtype)
         gate = x.data_ptr()
         up = gate + width * dtype.itemsize
-        kernel(_SILU_AND_MUL, gate, up, out.data_ptr(), count, stride, stride, width, TYPE_CODES[dtype])
+        kernel(function, gate, up, out.data_ptr(), count, stride, stride, width, TYPE_CODES[dtype], 0.0)
         return out
 
-    return silu_and_mul
+    return compute
 
 
 def make_add(runtime: CpuRuntime) -> Callable[[Tensor, Tensor], Tensor]:
@@ -62,16 +68,21 @@ def make_add(runtime: CpuRuntime) -> Callable[[Tensor, Tensor], Tensor]:
         assert y.shape == shape, f"cannot add {tuple(y.shape)} to {tuple(shape)}"
         out, y = empty(shape, dtype), dense(y)
         count, width, stride = rows_of(x)
-        kernel(_ADD, x.data_ptr(), y.data_ptr(), out.data_ptr(), count, stride, width, width, TYPE_CODES[dtype])
+        kernel(_ADD, x.data_ptr(), y.data_ptr(), out.data_ptr(), count, stride, width, width, TYPE_CODES[dtype], 0.0)
         return out
 
     return add
 
 
 IMPLEMENTATIONS = (
-    Implementation("relu", "native", partial(make_activation, _RELU, elementwise.relu)),
-    Implementation("gelu", "native", partial(make_activation, _GELU, elementwise.gelu)),
-    Implementation("gelu_tanh", "native", partial(make_activation, _GELU_TANH, elementwise.gelu_tanh)),
-    Implementation("silu_and_mul", "native", make_silu_and_mul),
+    Implementation("relu", "native", partial(make_function, _RELU, elementwise.relu)),
+    Implementation("gelu", "native", partial(make_function, _GELU, elementwise.gelu)),
+    Implementation("gelu_tanh", "native", partial(make_function, _GELU_TANH, elementwise.gelu_tanh)),
+    Implementation("silu_and_mul", "native", partial(make_gated, _SILU_AND_MUL, elementwise.silu_and_mul)),
+    Implementation(
+        "gelu_tanh_and_mul", "native", partial(make_gated, _GELU_TANH_AND_MUL, elementwise.gelu_tanh_and_mul)
+    ),
     Implementation("add", "native", make_add),
+    Implementation("scaled", "native", partial(make_function, _SCALED, elementwise.scaled)),
+    Implementation("soft_capped", "native", partial(make_function, _SOFT_CAPPED, elementwise.soft_capped)),
 )

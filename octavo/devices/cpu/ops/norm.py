@@ -14,39 +14,42 @@ from octavo.ops.registry import Implementation
 _TYPES = (torch.float32, torch.bfloat16)
 
 
-def make_rms_norm(runtime: CpuRuntime) -> Callable[[Tensor, Tensor, float], Tensor]:
+def make_rms_norm(runtime: CpuRuntime) -> Callable[..., Tensor]:
     """Make `octavo.ops.norm.rms_norm`; types other than float32 and bfloat16 are left to the reference."""
     kernel, empty = runtime.cpu.rms_norm, runtime.empty
 
-    def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         dtype, shape = x.dtype, x.shape
         if dtype not in _TYPES or weight.dtype is not dtype:
-            return reference.rms_norm(x, weight, eps)
+            return reference.rms_norm(x, weight, eps, offset)
         if len(shape) > 2:
             x = dense(x)
         out = empty(shape, dtype)
         count, dim, stride = rows_of(x)
-        kernel(x.data_ptr(), 0, weight.data_ptr(), 0, out.data_ptr(), count, stride, dim, eps, TYPE_CODES[dtype])
+        code = TYPE_CODES[dtype]
+        kernel(x.data_ptr(), 0, weight.data_ptr(), 0, out.data_ptr(), count, stride, dim, eps, code, offset)
         return out
 
     return rms_norm
 
 
-def make_add_rms_norm(runtime: CpuRuntime) -> Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]:
+def make_add_rms_norm(runtime: CpuRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
     """Make `octavo.ops.norm.add_rms_norm` likewise."""
     kernel, empty = runtime.cpu.rms_norm, runtime.empty
 
-    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         dtype, shape = x.dtype, x.shape
         if dtype not in _TYPES or weight.dtype is not dtype or residual.dtype is not dtype:
-            return reference.add_rms_norm(x, residual, weight, eps)
+            return reference.add_rms_norm(x, residual, weight, eps, offset)
         residual = dense(residual)
         if len(shape) > 2:
             x = dense(x)
         total, out = empty(shape, dtype), empty(shape, dtype)
         count, dim, stride = rows_of(x)
         inputs, results = (x.data_ptr(), residual.data_ptr(), weight.data_ptr()), (total.data_ptr(), out.data_ptr())
-        kernel(*inputs, *results, count, stride, dim, eps, TYPE_CODES[dtype])
+        kernel(*inputs, *results, count, stride, dim, eps, TYPE_CODES[dtype], offset)
         return out, total
 
     return add_rms_norm

@@ -29,12 +29,12 @@ def make_rotary(runtime: CpuRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
         table: Tensor,
         q_weight: Tensor | None = None,
         k_weight: Tensor | None = None,
-        eps: float = 0.0,
+        eps_and_offset: tuple[float, float] = (0.0, 0.0),
         interleaved: bool = False,
     ) -> tuple[Tensor, Tensor]:
         dtype = q.dtype
         if dtype not in _TYPES or k.dtype is not dtype:
-            return reference.rotary(q, k, positions, table, q_weight, k_weight, eps, interleaved)
+            return reference.rotary(q, k, positions, table, q_weight, k_weight, eps_and_offset, interleaved)
         q_shape, k_shape = q.shape, k.shape
         tokens, heads, dim = q_shape
         q_out, k_out = empty(q_shape, dtype), empty(k_shape, dtype)
@@ -57,7 +57,7 @@ def make_rotary(runtime: CpuRuntime) -> Callable[..., tuple[Tensor, Tensor]]:
             interleaved,
             _address(q_weight, dtype),
             _address(k_weight, dtype),
-            eps,
+            *eps_and_offset,
             TYPE_CODES[dtype],
         )
         return q_out, k_out
