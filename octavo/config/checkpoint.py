@@ -233,18 +233,36 @@ class Checkpoint(Section):
             return int(max(length, min(original * rope.positive_float("factor"), _LARGEST_SIZE)))
         return length
 
-    def rope(self) -> Section:
+    def rope(self, kind: builtins.str = "full_attention") -> Section:
         """Return the rotary parameters in one layout: `rope_type`, `rope_theta` and what the type needs.
 
-        Reads `rope_parameters` as well as the older `rope_theta` beside `rope_scaling`.
+        Reads `rope_parameters`, those of one `kind` of layer where they differ, as well as the older `rope_theta` and
+        `partial_rotary_factor` (GPT-NeoX: `rotary_emb_base`, `rotary_pct`) beside `rope_scaling`.
         """
         section = self.section("rope_parameters") or self.section("rope_scaling")
         values: dict[builtins.str, Any] = {**(section.values if section else {})}
+        if self.has_ropes_by_kind():
+            if not isinstance(values.get(kind), Mapping):
+                raise Section(values, self.where, "rope_parameters.").error(
+                    kind, "the rotary parameters of such layers"
+                )
+            values = {**values[kind]}
         values["rope_type"] = values.get("rope_type") or values.get("type") or "default"
         if values.get("rope_theta") is None:
-            values["rope_theta"] = self.positive_float("rope_theta", 10_000.0)
+            theta = self.positive_float("rotary_emb_base", 10_000.0)
+            values["rope_theta"] = self.positive_float("rope_theta", theta)
+        if self.values.get("original_max_position_embeddings") is not None:
+            values["original_max_position_embeddings"] = self.values["original_max_position_embeddings"]
+        for name in ("partial_rotary_factor", "rotary_pct"):
+            if values.get("partial_rotary_factor") is None:
+                values["partial_rotary_factor"] = self.values.get(name)
         prefix = section._prefix if section else ""
         return Section(values, self.where, prefix)
+
+    def has_ropes_by_kind(self) -> builtins.bool:
+        """Return whether the rotary parameters differ by kind of layer."""
+        section = self.section("rope_parameters")
+        return section is not None and any(isinstance(value, Mapping) for value in section.values.values())
 
     def dtype_name(self) -> builtins.str:
         """Return `float32`, `float16` or `bfloat16`: what the config states, else what most weights have."""

@@ -49,7 +49,9 @@ class Binding:
     ops: Ops
     backend: AttentionBackend
     max_positions: int = 4096
-    """Positions of the longest sequence."""
+    """Positions of the longest sequence of a step, which may be a made-up one."""
+    max_model_len: int = 4096
+    """Positions of the longest sequence that is served."""
     device: torch.device | str = "cpu"
     """The device of the weights."""
     scratch: Scratch = field(default_factory=Scratch, repr=False)

@@ -48,11 +48,11 @@ class RMSNorm(Norm):
 
 
 class LayerNorm(Norm):
-    """Centres x and scales it by its standard deviation, a learned weight [dim] and bias [dim]."""
+    """Centres x and scales it by its standard deviation, a learned weight [dim] and bias [dim], which may be absent."""
 
-    def __init__(self, dim: int, eps: float) -> None:
+    def __init__(self, dim: int, eps: float, *, bias: bool = True) -> None:
         super().__init__(dim, eps)
-        self.bias = nn.Parameter(torch.empty(dim), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(dim), requires_grad=False) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         normed: Tensor = self.ops.layer_norm(x, self.weight, self.bias, self.eps)

@@ -20,8 +20,8 @@ class Scaling(Protocol):
         """The factor of cosines and sines."""
         ...
 
-    def bend(self, frequencies: Tensor, theta: float) -> Tensor:
-        """Bend plain frequencies `theta ** (-2i / dim)`, float32 [dim / 2]."""
+    def bend(self, frequencies: Tensor, theta: float, max_model_len: int) -> Tensor:
+        """Bend plain frequencies `theta ** (-2i / dim)`, float32 [dim / 2], for sequences of up to `max_model_len`."""
         ...
 
 
@@ -32,7 +32,7 @@ class LinearScaling:
     factor: float
     attention_factor: float = 1.0
 
-    def bend(self, frequencies: Tensor, theta: float) -> Tensor:
+    def bend(self, frequencies: Tensor, theta: float, max_model_len: int) -> Tensor:
         return frequencies / self.factor
 
 
@@ -46,7 +46,7 @@ class Llama3Scaling:
     original_max_positions: int
     attention_factor: float = 1.0
 
-    def bend(self, frequencies: Tensor, theta: float) -> Tensor:
+    def bend(self, frequencies: Tensor, theta: float, max_model_len: int) -> Tensor:
         wavelengths = 2 * math.pi / frequencies
         # 0 where a wave turns less than low_freq_factor times over the original context, 1 above high_freq_factor
         kept = (self.original_max_positions / wavelengths - self.low_freq_factor) / (
@@ -76,7 +76,7 @@ class YarnScaling:
         """Return `0.1 scale ln(factor) + 1`, as in the paper; scores are multiplied by it twice."""
         return 0.1 * scale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
-    def bend(self, frequencies: Tensor, theta: float) -> Tensor:
+    def bend(self, frequencies: Tensor, theta: float, max_model_len: int) -> Tensor:
         pairs = len(frequencies)
         low, high = (self._pair_that_turns(times, theta, pairs) for times in (self.beta_fast, self.beta_slow))
         if self.truncate:
@@ -92,6 +92,31 @@ class YarnScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class LongScaling:
+    """LongRoPE: each frequency is divided by a factor of its own. Source: https://arxiv.org/abs/2402.13753.
+
+    There are factors for sequences within the original context, and others beyond. The longest sequence that the engine
+    serves (`max_model_len`) decides for all of them: a sequence that grew from one kind to the other would find keys in
+    the cache that were rotated by the former.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_max_positions: int
+    attention_factor: float
+
+    def is_long(self, max_model_len: int) -> bool:
+        """Return whether sequences of up to `max_model_len` tokens are rotated by the long factors."""
+        return max_model_len > self.original_max_positions
+
+    def bend(self, frequencies: Tensor, theta: float, max_model_len: int) -> Tensor:
+        factors = self.long_factors if self.is_long(max_model_len) else self.short_factors
+        pairs, device = len(frequencies), frequencies.device
+        wavelengths = theta ** (torch.arange(pairs, dtype=torch.float32, device=device) * 2 / (2 * pairs))
+        return 1.0 / (torch.tensor(factors, dtype=torch.float32, device=device) * wavelengths)
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """Frequencies `theta ** (-2i / dim)` for the first `dim` elements of a head, bent by `scaling`."""
 
@@ -101,16 +126,16 @@ class Rope:
     interleaved: bool = False
     """Pairs are neighbours instead of halves."""
 
-    def inverse_frequencies(self, device: torch.device | str = "cpu") -> Tensor:
-        """Return float32 [dim / 2]: radians per position of each pair."""
+    def inverse_frequencies(self, max_model_len: int = 1, device: torch.device | str = "cpu") -> Tensor:
+        """Return float32 [dim / 2]: radians per position of each pair, for sequences of up to `max_model_len`."""
         exponents = torch.arange(0, self.dim, 2, dtype=torch.float32, device=device) / self.dim
         frequencies = 1.0 / (self.theta**exponents)
-        return frequencies if self.scaling is None else self.scaling.bend(frequencies, self.theta)
+        return frequencies if self.scaling is None else self.scaling.bend(frequencies, self.theta, max_model_len)
 
-    def table(self, ops: Ops, num_positions: int, device: torch.device | str = "cpu") -> Tensor:
+    def table(self, ops: Ops, num_positions: int, max_model_len: int = 1, device: torch.device | str = "cpu") -> Tensor:
         """Return float32 [num_positions, dim], the table of the operator `rotary`."""
         factor = 1.0 if self.scaling is None else self.scaling.attention_factor
-        table: Tensor = ops.rotary_table(self.inverse_frequencies(device), num_positions, factor)
+        table: Tensor = ops.rotary_table(self.inverse_frequencies(max_model_len, device), num_positions, factor)
         return table
 
     def table_bytes(self, num_positions: int) -> int:

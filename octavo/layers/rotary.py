@@ -32,5 +32,6 @@ class Rotary(Layer):
         """Store the operators, and the table that all layers with these frequencies share."""
         super().bind(binding)
         self._table = binding.once(
-            self.rope, lambda: self.rope.table(binding.ops, binding.max_positions, binding.device)
+            self.rope,
+            lambda: self.rope.table(binding.ops, binding.max_positions, binding.max_model_len, binding.device),
         )

@@ -1,4 +1,4 @@
-"""Llama's block, which many architectures share: pre-norm rotary attention, then a pre-norm gated SiLU MLP."""
+"""The blocks of decoders: attention over rotated heads, MLPs, and layers that place norms around both."""
 
 from __future__ import annotations
 
@@ -9,38 +9,60 @@ from torch import Tensor, nn
 from octavo.attention.metadata import ModelInput
 from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import PagedAttention
-from octavo.layers.linear import GatedLinear, QKVLinear, joined_linear
-from octavo.layers.norm import RMSNorm
+from octavo.layers.elementwise import activation, addition
+from octavo.layers.linear import ColumnLinear, GatedLinear, QKVLinear, joined_linear
+from octavo.layers.norm import Norm, RMSNorm
 from octavo.layers.rotary import Rotary
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
 
+NormPair = tuple[Norm, Norm]
+"""The norms of queries and keys."""
+LayerClass = Callable[[DecoderConfig, nn.Module, nn.Module], nn.Module]
+"""Makes a decoder layer of its attention and its MLP."""
+
 
 class RotaryAttention(nn.Module):
-    """Rotary grouped-query attention, over the window that the config has for the layer."""
+    """Grouped-query attention, with the rotation and over the window that the config has for the layer.
 
-    def __init__(self, c: DecoderConfig, mesh: Mesh, layer: int) -> None:
+    Queries and keys are normalised before they turn: by `norms`, or head by head where the config says `qk_norm`.
+    """
+
+    def __init__(self, c: DecoderConfig, mesh: Mesh, layer: int, norms: NormPair | None = None) -> None:
         super().__init__()
-        assert c.rope is not None
-        self.qkv_proj = QKVLinear(c.hidden_size, c.heads, mesh, bias=c.qkv_bias)
-        self.rope = Rotary(c.rope)
-        self.attend = PagedAttention(self.qkv_proj.local_heads, sliding_window=c.window_of(layer))
+        self.qkv_proj = QKVLinear(c.hidden_size, c.heads, mesh, bias=c.qkv_bias, reads=c.qkv_reads)
+        if norms is None and c.qk_norm:
+            norms = RMSNorm(c.heads.dim, c.norm_eps), RMSNorm(c.heads.dim, c.norm_eps)
+        if norms is not None:
+            self.q_norm, self.k_norm = norms
+        rope = c.rope_of(layer)
+        self.rope = None if rope is None else Rotary(rope)
+        # norms of single heads are one operator with the rotation
+        is_fused = rope is not None and norms is not None and type(norms[0]) is RMSNorm
+        self._norms_apart: NormPair | None = None if is_fused else norms
+        self._norms_within = norms if is_fused else None
+        heads, window = self.qkv_proj.local_heads, c.window_of(layer)
+        self.attend = PagedAttention(heads, scale=c.attention_scale, sliding_window=window)
         self.o_proj = joined_linear(c.heads.q_size, c.hidden_size, mesh, bias=c.out_bias)
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
         q, k, v = self.qkv_proj(x)  # each [tokens, heads, dim]
-        q, k = self.rope(q, k, batch)
+        if self._norms_apart is not None:
+            q, k = self._norms_apart[0](q), self._norms_apart[1](k)
+        if self.rope is not None:
+            q, k = self.rope(q, k, batch, norms=self._norms_within)
         out: Tensor = self.o_proj(self.attend(q, k, v, batch))
         return out
 
 
 class GatedMLP(nn.Module):
-    """`down(silu(gate(x)) * up(x))`."""
+    """`down(silu(gate(x)) * up(x))`, or with the config's activation of the gate."""
 
     def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
         super().__init__()
-        self.gate_up_proj = GatedLinear(c.hidden_size, c.intermediate_size, mesh, bias=c.mlp_bias)
+        width = c.intermediate_size
+        self.gate_up_proj = GatedLinear(c.hidden_size, width, mesh, bias=c.mlp_bias, reads=c.gate_up_reads)
         self.down_proj = joined_linear(c.intermediate_size, c.hidden_size, mesh, bias=c.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,14 +71,29 @@ class GatedMLP(nn.Module):
         return out
 
 
+class PlainMLP(nn.Module):
+    """`down(act(up(x)))` with the config's activation."""
+
+    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
+        super().__init__()
+        self.up_proj = ColumnLinear(c.hidden_size, c.intermediate_size, mesh, bias=c.mlp_bias)
+        self.act = activation(c.activation)
+        self.down_proj = joined_linear(c.intermediate_size, c.hidden_size, mesh, bias=c.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        out: Tensor = self.down_proj(self.act(self.up_proj(x)))
+        return out
+
+
 class GatedLayer(nn.Module):
     """Attention and MLP, each behind a norm; the residual stream is carried beside x."""
 
     def __init__(self, c: DecoderConfig, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.input_layernorm = c.norm(c.hidden_size, c.norm_eps)
         self.self_attn = attention
-        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.post_attention_layernorm = c.norm(c.hidden_size, c.norm_eps)
         self.mlp = mlp
 
     def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor]:
@@ -66,8 +103,56 @@ class GatedLayer(nn.Module):
         return self.mlp(x), residual
 
 
+class SandwichLayer(GatedLayer):
+    """Attention and MLP, each between two norms."""
+
+    def __init__(self, c: DecoderConfig, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__(c, attention, mlp)
+        self.attention_output_norm = c.norm(c.hidden_size, c.norm_eps)
+        self.mlp_output_norm = c.norm(c.hidden_size, c.norm_eps)
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        """Return (x, residual), each [tokens, hidden]; the stream is their sum."""
+        x, residual = self.input_layernorm.add(x, residual)
+        x = self.attention_output_norm(self.self_attn(x, batch))
+        x, residual = self.post_attention_layernorm.add(x, residual)
+        return self.mlp_output_norm(self.mlp(x)), residual
+
+
+class LateNormLayer(nn.Module):
+    """Attention and MLP, each before a norm whose result joins the stream. `carries_residual` is False."""
+
+    def __init__(self, c: DecoderConfig, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.self_attn = attention
+        self.attention_output_norm = c.norm(c.hidden_size, c.norm_eps)
+        self.mlp = mlp
+        self.mlp_output_norm = c.norm(c.hidden_size, c.norm_eps)
+        self.add = addition()
+
+    def forward(self, x: Tensor, residual: None, batch: ModelInput) -> tuple[Tensor, None]:
+        """Return (the stream [tokens, hidden], None)."""
+        x = self.add(x, self.attention_output_norm(self.self_attn(x, batch)))
+        return self.add(x, self.mlp_output_norm(self.mlp(x))), None
+
+
+class ParallelLayer(nn.Module):
+    """Attention and MLP read the same stream, behind one norm."""
+
+    def __init__(self, c: DecoderConfig, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.input_layernorm = c.norm(c.hidden_size, c.norm_eps)
+        self.self_attn, self.mlp = attention, mlp
+        self.add = addition()
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        """Return (x, residual), each [tokens, hidden]; the stream is their sum."""
+        x, residual = self.input_layernorm.add(x, residual)
+        return self.add(self.self_attn(x, batch), self.mlp(x)), residual
+
+
 class GatedDecoder(DecoderStack):
-    """A stack of `GatedLayer`s; `attention` and `mlp` make the modules of the layer with a given index."""
+    """A stack of decoder layers; `attention` and `mlp` make the modules of the layer with a given index."""
 
     def __init__(
         self,
@@ -75,8 +160,9 @@ class GatedDecoder(DecoderStack):
         mesh: Mesh,
         attention: Callable[[int], nn.Module] | None = None,
         mlp: Callable[[int], nn.Module] | None = None,
+        layer: LayerClass = GatedLayer,
     ) -> None:
-        """attention, mlp: `RotaryAttention` and `GatedMLP` in every layer unless given."""
-        attention = attention or (lambda layer: RotaryAttention(c, mesh, layer))
+        """attention, mlp: `RotaryAttention` and `GatedMLP` in every layer unless given. layer: how they are joined."""
+        attention = attention or (lambda index: RotaryAttention(c, mesh, index))
         mlp = mlp or (lambda _: GatedMLP(c, mesh))
-        super().__init__(c, mesh, lambda index: GatedLayer(c, attention(index), mlp(index)))
+        super().__init__(c, mesh, lambda index: layer(c, attention(index), mlp(index)), norm=c.norm)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from octavo.config.checkpoint import Checkpoint, Section, shown
 from octavo.core.model_shape import ModelShape, group_layers
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.layers.heads import Heads
-from octavo.layers.rope import LinearScaling, Llama3Scaling, Rope, Scaling, YarnScaling
+from octavo.layers.norm import Norm, RMSNorm
+from octavo.layers.rope import LinearScaling, Llama3Scaling, LongScaling, Rope, Scaling, YarnScaling
+
+KINDS: Final = ("full_attention", "sliding_attention")
+"""Kinds of layers in `layer_types`: those that see all tokens, and those with a window."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +33,24 @@ class DecoderConfig:
     tied: bool
     """The head shares the token embedding's table."""
     rope: Rope | None = None
+    """The rotation of layers that see all tokens; None where there is none."""
+    ropes: tuple[Rope | None, ...] = ()
+    """For each layer its rotation, None for a layer without; () where all layers have `rope`."""
+    qk_norm: bool = False
+    """Heads of queries and keys are scaled by their root mean squares before they turn."""
+    attention_scale: float | None = None
+    """The factor of scores; None for one over the root of the head size."""
     qkv_bias: bool = False
     out_bias: bool = False
     """Whether the projection after attention has a bias."""
     mlp_bias: bool = False
     activation: str = "silu"
+    norm: Callable[[int, float], Norm] = RMSNorm
+    """Makes a norm of the stream: (width, eps)."""
+    qkv_reads: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    """The stored tensors of queries, keys and values: one for each, or one that holds all (QKVLinear)."""
+    gate_up_reads: tuple[str, ...] = ("gate_proj", "up_proj")
+    """The stored tensors of a gated MLP: one for each half, or one that holds both."""
     windows: tuple[int | None, ...] = ()
     """For each layer the tokens that a query sees, itself included, or None for all; () where all layers see all."""
 
@@ -64,8 +83,13 @@ class DecoderConfig:
             "max_positions": c.max_model_len(),
             "norm_eps": c.float("rms_norm_eps", 1e-6),
             "tied": c.bool("tie_word_embeddings", False),
-            "rope": read_rope(c, dim),
         }
+        if "rope" not in own:
+            fields["rope"] = read_rope(c, dim)
+            if c.has_ropes_by_kind():
+                kinds = [KINDS[window is not None] for window in own.get("windows", ())]
+                ropes = {kind: read_rope(c, dim, kind=kind) for kind in kinds}
+                fields["ropes"] = tuple(ropes[kind] for kind in kinds)
         return cls(**{**fields, **own})
 
     def shape(self) -> ModelShape:
@@ -82,20 +106,44 @@ class DecoderConfig:
             cache_groups=group_layers(self.windows or (None,) * self.num_layers),
         )
 
+    def rope_of(self, layer: int) -> Rope | None:
+        """Return the rotation of a layer, None where it has none."""
+        return self.ropes[layer] if self.ropes else self.rope
+
+    def all_ropes(self) -> set[Rope]:
+        """Return the rotations of all layers, each once."""
+        return {rope for rope in self.ropes or (self.rope,) if rope is not None}
+
     def window_of(self, layer: int) -> int | None:
         """Return how many tokens a query sees in a layer, itself included; None for all."""
         return self.windows[layer] if self.windows else None
 
 
-def read_rope(c: Checkpoint, head_dim: int) -> Rope:
-    """Read the rotary parameters for heads of size `head_dim`. Raises UnsupportedModel or CheckpointError."""
-    rope = c.rope()
-    if any(isinstance(value, dict) for value in rope.values.values()):
-        raise UnsupportedModel(f"{c.where}: rotary parameters differ by kind of layer, which is not implemented")
-    _check_whole_heads_turn(c, rope, head_dim)
-    if head_dim % 2:
-        raise CheckpointError(f"{c.where}: heads have {head_dim} elements, expected an even number: they turn in pairs")
-    return Rope(head_dim, rope.positive_float("rope_theta"), _read_scaling(c, rope))
+def read_rope(
+    c: Checkpoint,
+    head_dim: int,
+    *,
+    kind: str = "full_attention",
+    share: float | None = None,
+    interleaved: bool = False,
+) -> Rope:
+    """Read the rotary parameters of one `kind` of layer, for heads of size `head_dim`.
+
+    `share` is the part of a head that turns where the config names none; families without it turn whole heads.
+    Raises UnsupportedModel or CheckpointError.
+    """
+    rope = c.rope(kind)
+    if share is None:
+        _check_whole_heads_turn(c, rope, head_dim)
+        turned = head_dim
+    else:
+        turned = int(head_dim * rope.positive_float("partial_rotary_factor", share))
+    if turned % 2 or not 0 < turned <= head_dim:
+        raise CheckpointError(
+            f"{c.where}: {turned} of the {head_dim} elements of a head turn, expected an even number of them: "
+            "they turn in pairs"
+        )
+    return Rope(turned, rope.positive_float("rope_theta"), _read_scaling(c, rope, turned), interleaved)
 
 
 def _check_whole_heads_turn(c: Checkpoint, rope: Section, head_dim: int) -> None:
@@ -104,18 +152,17 @@ def _check_whole_heads_turn(c: Checkpoint, rope: Section, head_dim: int) -> None
     In transformers, which the families here follow, plain frequencies ignore it; the scaled ones are as many as it
     says, which then do not fit the heads.
     """
-    section = rope if rope.values.get("partial_rotary_factor") is not None else c
-    if rope.str("rope_type") == "default" or section.values.get("partial_rotary_factor") is None:
+    factor = rope.values.get("partial_rotary_factor")
+    if rope.str("rope_type") == "default" or factor is None:
         return
-    if int(head_dim * section.positive_float("partial_rotary_factor")) != head_dim:
+    if int(head_dim * rope.positive_float("partial_rotary_factor")) != head_dim:
         raise UnsupportedModel(
-            f"{section.where}: partial_rotary_factor is {shown(section.values['partial_rotary_factor'])} and rope_type "
-            f'is {shown(rope.values["rope_type"])}; expected 1, or rope_type "default", which turns whole heads '
-            "whatever the factor is"
+            f"{c.where}: partial_rotary_factor is {shown(factor)} and rope_type is {shown(rope.values['rope_type'])}; "
+            'expected 1, or rope_type "default", which turns whole heads whatever the factor is'
         )
 
 
-def _read_scaling(c: Checkpoint, rope: Section) -> Scaling | None:
+def _read_scaling(c: Checkpoint, rope: Section, turned: int) -> Scaling | None:
     kind = rope.str("rope_type")
     # dynamic frequencies are the plain ones up to max_position_embeddings, which is the longest context here: beyond,
     # they change with the length, and keys that are cached would have been rotated by others
@@ -131,14 +178,17 @@ def _read_scaling(c: Checkpoint, rope: Section) -> Scaling | None:
         return Llama3Scaling(rope.positive_float("factor"), low, high, original)
     if kind == "yarn":
         return _read_yarn(c, rope)
+    if kind in ("longrope", "su"):
+        return _read_longrope(c, rope, turned // 2)
     raise UnsupportedModel(
-        f'{c.where}: rope_type is "{kind}", expected "default", "linear", "llama3", "yarn" or "dynamic"; '
+        f'{c.where}: rope_type is "{kind}", expected "default", "linear", "llama3", "yarn", "longrope" or "dynamic"; '
         "this way to stretch the context is not implemented"
     )
 
 
 def _read_yarn(c: Checkpoint, rope: Section) -> YarnScaling:
-    factor = rope.positive_float("factor")
+    original = rope.positive("original_max_position_embeddings", c.positive("max_position_embeddings"))
+    factor = _read_stretch(c, rope, original)
     if rope.values.get("attention_factor") is not None:
         attention_factor = rope.positive_float("attention_factor")
     elif rope.values.get("mscale") and rope.values.get("mscale_all_dim"):
@@ -149,12 +199,41 @@ def _read_yarn(c: Checkpoint, rope: Section) -> YarnScaling:
         attention_factor = YarnScaling.default_attention_factor(factor)
     return YarnScaling(
         factor,
-        rope.positive("original_max_position_embeddings", c.positive("max_position_embeddings")),
+        original,
         attention_factor,
         rope.positive_float("beta_fast", 32.0),
         rope.positive_float("beta_slow", 1.0),
         rope.bool("truncate", True),
     )
+
+
+def _read_longrope(c: Checkpoint, rope: Section, pairs: int) -> LongScaling:
+    original = rope.positive("original_max_position_embeddings", c.positive("max_position_embeddings"))
+    factor = _read_stretch(c, rope, original)
+    if rope.values.get("attention_factor") is not None:
+        attention_factor = rope.positive_float("attention_factor")
+    else:
+        attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
+    short, long = (_read_factors(rope, name, pairs) for name in ("short_factor", "long_factor"))
+    return LongScaling(short, long, original, attention_factor)
+
+
+def _read_stretch(c: Checkpoint, rope: Section, original: int) -> float:
+    """Return by how much the context is longer than the one of the training, `original` positions."""
+    if rope.values.get("factor") is not None:
+        return rope.positive_float("factor")
+    return c.positive("max_position_embeddings") / original
+
+
+def _read_factors(rope: Section, name: str, pairs: int) -> tuple[float, ...]:
+    found = rope.values.get(name)
+    if (
+        not isinstance(found, list)
+        or len(found) != pairs
+        or any(not isinstance(each, int | float) or isinstance(each, bool) or not each > 0 for each in found)
+    ):
+        raise rope.error(name, f"a list of {pairs} numbers above 0, one for each pair of elements that turns")
+    return tuple(float(each) for each in found)
 
 
 def read_windows(c: Checkpoint, *, is_windowed: bool, default: int | None = None) -> tuple[int | None, ...]:
@@ -166,10 +245,9 @@ def read_windows(c: Checkpoint, *, is_windowed: bool, default: int | None = None
     num_layers = c.positive("num_hidden_layers")
     kinds = c.values.get("layer_types")
     if kinds is not None:
-        known = ("full_attention", "sliding_attention")
-        if not isinstance(kinds, list) or any(kind not in known for kind in kinds) or len(kinds) != num_layers:
+        if not isinstance(kinds, list) or any(kind not in KINDS for kind in kinds) or len(kinds) != num_layers:
             raise UnsupportedModel(
-                f"{c.where}: layer_types has {shown(kinds)}, expected {' or '.join(known)} for each of "
+                f"{c.where}: layer_types has {shown(kinds)}, expected {' or '.join(KINDS)} for each of "
                 f"{num_layers} layers"
             )
         has_window = [kind == "sliding_attention" for kind in kinds]

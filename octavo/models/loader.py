@@ -109,8 +109,7 @@ class LoadedModel:
 
     def position_bytes(self) -> int:
         """Return the bytes that tables with a row for each position take per position."""
-        rope = self.model.config.rope
-        return 0 if rope is None else rope.table_bytes(1)
+        return sum(rope.table_bytes(1) for rope in self.model.config.all_ropes())
 
     def received_buffers(self, num_tokens: int, device: torch.device | str) -> IntermediateTensors | None:
         """Return room for what the stage before this one sends of a step of `num_tokens`; None for the first stage."""
@@ -129,6 +128,7 @@ class LoadedModel:
         dummy_seed: int | None = None,
         packed: PackedFolder | None = None,
         max_positions: int | None = None,
+        max_model_len: int | None = None,
         progress: bool = False,
     ) -> DecoderStack:
         """Return the model ready to run on `device`.
@@ -144,7 +144,8 @@ class LoadedModel:
         if headers:
             check_tensors(self._checkpoint, model, headers.values())
         longest = model.config.max_positions
-        binding = Binding(ops, backend, longest if max_positions is None else min(max_positions, longest), device)
+        positions, served = (longest if each is None else min(each, longest) for each in (max_positions, max_model_len))
+        binding = Binding(ops, backend, positions, served, device)
         for _, layer in model.layers_by_path():
             layer.bind(binding)
         cache = None
@@ -179,9 +180,9 @@ class LoadedModel:
         parameters = [dict(layer.named_parameters(recurse=False)) for layer in layers]
         specs = self.model.state_specs(ops)
         with torch._C.DisableTorchFunction():  # weights and tables are not what is measured here
-            rope = self.model.config.rope
             # on the meta device torch imports seconds of Python before it computes a table
-            tables: dict[Hashable, Tensor] = {} if rope is None else {rope: torch.empty((1, rope.dim), device="meta")}
+            ropes = self.model.config.all_ropes()
+            tables: dict[Hashable, Tensor] = {rope: torch.empty((1, rope.dim), device="meta") for rope in ropes}
             state = {name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for name, spec in specs.items()}
         binding = Binding(ops, backend, max_positions=1, device="meta", made=tables)
         for layer in layers:

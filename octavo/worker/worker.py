@@ -264,6 +264,7 @@ class Worker:
                 dummy_seed=(model.seed or 0) if model.load_format == "dummy" else None,
                 packed=self._ahead.packed,
                 max_positions=longest_sequence(self.plan.max_model_len, scheduler),
+                max_model_len=self.plan.max_model_len,
                 progress=sys.stderr.isatty() and self.plan.weights_bytes >= _PROGRESS_FROM_BYTES,
             )
         self.plan = self.plan.limited_to(num_blocks, num_host_blocks)

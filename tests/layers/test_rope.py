@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from octavo.layers.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from octavo.layers.rope import LinearScaling, Llama3Scaling, LongScaling, Rope, YarnScaling
 from octavo.ops.registry import bind
 
 
@@ -58,3 +58,13 @@ def test_a_yarn_ramp_without_extent_is_a_step() -> None:
     scaling = YarnScaling(2.0, 512, 1.0, beta_fast=8.0, beta_slow=8.0, truncate=False)
     ratio = Rope(16, 10_000.0, scaling).inverse_frequencies() / Rope(16, 10_000.0).inverse_frequencies()
     assert set(ratio.tolist()) == {1.0, 0.5}
+
+
+def test_the_longest_sequence_that_is_served_chooses_the_factors_of_longrope() -> None:
+    rope = Rope(8, 10_000.0, LongScaling((1.0, 1.0, 2.0, 2.0), (4.0, 4.0, 4.0, 8.0), 64, 1.1))
+    plain = Rope(8, 10_000.0).inverse_frequencies()
+    torch.testing.assert_close(plain / rope.inverse_frequencies(64), torch.tensor([1.0, 1.0, 2.0, 2.0]))
+    torch.testing.assert_close(plain / rope.inverse_frequencies(65), torch.tensor([4.0, 4.0, 4.0, 8.0]))
+    # a step may have more positions than any sequence that is served
+    assert torch.equal(rope.table(bind(), 100, 64)[:10], rope.table(bind(), 10, 64))
+    assert torch.equal(rope.table(bind(), 10, 64)[0, :4], torch.full((4,), 1.1))

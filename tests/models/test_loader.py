@@ -211,8 +211,7 @@ def test_an_archive_of_something_else_is_named(llama: Path, content: Any) -> Non
     ("family", "changes", "message"),
     [
         ("llama", {"hidden_act": "gelu"}, 'hidden_act is "gelu", expected "silu"'),
-        ("llama", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, 'rope_type is "longrope"'),
-        ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ by kind of layer"),
+        ("llama", {"rope_parameters": {"rope_type": "other", "rope_theta": 1e4}}, 'rope_type is "other"'),
         (
             "qwen3",
             {"layer_types": ["full_attention", "other"]},
@@ -245,7 +244,7 @@ def test_a_variant_that_is_not_implemented_is_refused_by_name(
             {"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": None},
             "hidden_size is 32, expected a multiple",
         ),
-        ({"head_dim": 7}, "heads have 7 elements, expected an even number"),
+        ({"head_dim": 7}, "7 of the 7 elements of a head turn, expected an even number"),
         ({"head_dim": -8}, "head_dim is -8, expected an integer of at least 1"),
         ({"hidden_size": 10**20}, "hidden_size is 100000000000000000000, expected an integer of at most"),
         ({"rms_norm_eps": float("inf")}, "rms_norm_eps is Infinity, expected a finite number"),
@@ -272,6 +271,20 @@ def test_a_variant_that_is_not_implemented_is_refused_by_name(
                 "partial_rotary_factor": 0.5,
             },
             'partial_rotary_factor is 0.5 and rope_type is "linear"; expected 1, or rope_type "default"',
+        ),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_type": "default"}}},
+            "rope_parameters.full_attention is missing, expected the rotary parameters of such layers",
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "short_factor": [1.0] * 4,
+                    "long_factor": [1.0, 2.0, 0.0, 4.0],
+                }
+            },
+            "rope_parameters.long_factor is .*, expected a list of 4 numbers above 0",
         ),
         ({"vocab_size": "130"}, 'vocab_size is "130", expected an integer'),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected an integer of at least 1"),
