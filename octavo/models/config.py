@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from octavo.config.checkpoint import Checkpoint, Section, shown
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import Section, shown
 from octavo.core.model_shape import ModelShape, group_layers
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.layers.heads import Heads

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
-from octavo.config.checkpoint import CONFIG, Section, read_json_object
+from octavo.config.checkpoint import CONFIG, read_json_object
 from octavo.config.hub import locate
+from octavo.config.section import Section
 from octavo.errors import UnsupportedModel
 
 

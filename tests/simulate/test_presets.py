@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.config.checkpoint import CONFIG, Section
+from octavo.config.checkpoint import CONFIG
+from octavo.config.section import Section
 from octavo.errors import CheckpointError, ConfigError, UnsupportedModel
 from octavo.simulate import model_facts
 from octavo.simulate.cost_model import StepWork

@@ -1,0 +1,134 @@
+"""Typed reading of the objects in JSON files."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from octavo.errors import CheckpointError, UnsupportedModel
+
+T = TypeVar("T")
+
+_REQUIRED: Final[Any] = object()
+LARGEST_SIZE: Final = 2**31 - 1
+_TYPE_WORDS: Final[Mapping[builtins.type, builtins.str]] = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
+
+
+class Section:
+    """Typed reading of one JSON object; every complaint names the file, the key, what was found and what is expected.
+
+    A key that is `null` counts as absent.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
+        self.values = values
+        self.where = where
+        self._prefix = prefix
+
+    def int(self, name: str, default: builtins.int = _REQUIRED) -> builtins.int:
+        """Return the integer `name`; required when no default is given."""
+        return self._read(name, int, default)
+
+    def float(self, name: str, default: builtins.float = _REQUIRED) -> builtins.float:
+        """Return the number `name`, an integer included; JSON's NaN and Infinity are refused."""
+        value = float(self._read(name, float, default))
+        if not math.isfinite(value):
+            raise self.error(name, "a finite number")
+        return value
+
+    def positive_float(self, name: builtins.str, default: builtins.float = _REQUIRED) -> builtins.float:
+        """Return the number `name`, above 0: a factor or a base."""
+        value = self.float(name, default)
+        if value <= 0.0:
+            raise self.error(name, "a number above 0")
+        return value
+
+    def bool(self, name: str, default: builtins.bool = _REQUIRED) -> builtins.bool:
+        """Return the flag `name`."""
+        return self._read(name, bool, default)
+
+    def str(self, name: str, default: builtins.str = _REQUIRED) -> builtins.str:
+        """Return the string `name`."""
+        return self._read(name, str, default)
+
+    def optional_int(self, name: builtins.str) -> builtins.int | None:
+        """Return the integer `name`, or None when it is absent or null."""
+        return None if self.values.get(name) is None else self.int(name)
+
+    def positive(self, name: builtins.str, default: builtins.int = _REQUIRED) -> builtins.int:
+        """Return the integer `name`, at least 1: a size or a count."""
+        value = self.int(name, default)
+        if value < 1:
+            raise self.error(name, "an integer of at least 1")
+        if value > LARGEST_SIZE:
+            raise self.error(name, f"an integer of at most {LARGEST_SIZE}")
+        return value
+
+    def optional_positive(self, name: builtins.str) -> builtins.int | None:
+        """Return the integer `name`, at least 1, or None when it is absent or null."""
+        return None if self.values.get(name) is None else self.positive(name)
+
+    def section(self, name: builtins.str) -> Section | None:
+        """Return the object `name`, or None when it is absent or null."""
+        if self.values.get(name) is None:
+            return None
+        return Section(self._read(name, dict, {}), self.where, f"{self._prefix}{name}.")
+
+    def expect(self, name: builtins.str, *allowed: object, default: object = _REQUIRED) -> Any:
+        """Return the value of `name` when it is one of `allowed`; any other is a model that is not implemented.
+
+        Without a `default` an absent key stands for the first allowed value.
+        """
+        value = self.values.get(name)
+        if value is None:
+            value = allowed[0] if default is _REQUIRED else default
+        if value not in allowed:
+            wanted = " or ".join(json.dumps(each) for each in allowed)
+            raise UnsupportedModel(
+                f"{self.where}: {self._prefix}{name} is {json.dumps(value)}, expected {wanted}; "
+                "this variant of the model is not implemented"
+            )
+        return value
+
+    def refuse(self, *names: builtins.str, because: builtins.str) -> None:
+        """Raise when one of `names` is set to anything but null, false or empty."""
+        for name in names:
+            if self.values.get(name):
+                raise UnsupportedModel(f"{self.where}: {self._prefix}{name} is {shown(self.values[name])}; {because}")
+
+    def error(self, name: builtins.str, expected: builtins.str) -> CheckpointError:
+        """Return the complaint that `name` is not as `expected`."""
+        found = f"is {shown(self.values[name])}" if name in self.values else "is missing"
+        return CheckpointError(f"{self.where}: {self._prefix}{name} {found}, expected {expected}")
+
+    def _read(self, name: builtins.str, kind: type[T], default: T) -> T:
+        value: T | None = self.values.get(name)
+        if value is None:
+            if default is _REQUIRED:
+                raise self.error(name, _TYPE_WORDS[kind])
+            return default
+        # an integer is a fine number, but a flag is no integer although Python says so
+        accepted = (int, float) if kind is float else (kind,)
+        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+            raise self.error(name, _TYPE_WORDS[kind])
+        return value
+
+
+def shown(value: object) -> str:
+    """Return `value` as JSON, cut to a length that fits a message."""
+    text = json.dumps(value, ensure_ascii=False) if _plain(value) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _plain(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float | bool | Mapping | Sequence)
