@@ -11,7 +11,7 @@ check:
 
 # The tests; `just test tests/core` runs a part, `just test -m "not slow"` the quick ones.
 test *arguments:
-    python -m pytest {{arguments}}
+    python -m pytest -n auto {{arguments}}
 
 # Thousands of random schedules, for minutes.
 fuzz *arguments:

@@ -342,7 +342,9 @@ async def test_drained_replica_moves_its_requests(tmp_path: Path, stop: bool, ca
         assert 10 < num_moved <= 16
         assert await asyncio.gather(*reading) == expected
         await eventually(lambda: llm.stats.num_ready == (1 if stop else 2))
-        assert (llm.stats.num_restarts, llm.stats.num_resumed) == (0, num_moved)
+        assert llm.stats.num_restarts == 0
+        # one whose last tokens were on their way has ended meanwhile
+        assert 10 < llm.stats.num_resumed <= num_moved
         assert not [each for each in caplog.records if each.levelname == "ERROR"]
         with pytest.raises(InvalidRequest, match="those that are ready: "):
             await llm.drain(5)
