@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from octavo.config.safetensors_header import TensorInfo, read_header
 from octavo.config.section import LARGEST_SIZE, Section, shown
+from octavo.config.text_config import TEXT_CONFIG, flattened
 from octavo.errors import CheckpointError, UnsupportedModel
 
 CONFIG: Final = "config.json"
@@ -43,10 +44,11 @@ class WeightFile:
 
 
 class Checkpoint(Section):
-    """A model directory. Keys of `config.json` are read with the accessors of `Section`."""
+    """A model directory. Keys of `config.json` are read with the accessors of `Section`, those of `text_config` too."""
 
     def __init__(self, path: Path, config: Mapping[builtins.str, Any]) -> None:
-        super().__init__(config, str(path / CONFIG))
+        where = str(path / CONFIG)
+        super().__init__(flattened(config, where), where)
         self.path = path
 
     @classmethod
@@ -89,6 +91,16 @@ class Checkpoint(Section):
             return self.str("model_type") if "model_type" in self.values else self._first_architecture(names)
         return self._first_architecture(names)
 
+    @property
+    def text_model_type(self) -> builtins.str | None:
+        """The `model_type` of the text model within a model that reads images or sound too; None for other models."""
+        text = self.section(TEXT_CONFIG)
+        return None if text is None else text.str("model_type", "").removesuffix("_text") or None
+
+    def _path(self, name: builtins.str) -> builtins.str:
+        text = self.values.get(TEXT_CONFIG)
+        return f"{TEXT_CONFIG}.{name}" if text and text.get(name) is not None else name
+
     def _first_architecture(self, names: object) -> builtins.str:
         if not isinstance(names, list) or not names or not isinstance(names[0], str):
             raise self.error("architectures", 'a list with the name of the architecture, such as ["LlamaForCausalLM"]')
@@ -100,16 +112,13 @@ class Checkpoint(Section):
         A number beyond all memory is no reason to refuse: an engine takes the context that fits it.
         """
         name = "n_positions" if "n_positions" in self.values else "max_position_embeddings"
-        if self.values.get(name) is None and "text_config" in self.values:
-            raise UnsupportedModel(
-                f"{self.where}: the text model of {self.architecture} is described in text_config, as where a model "
-                "reads images or sound too; such families are not there yet: use a model of text alone"
-            )
         length = self.int(name)
         return self._stretched(min(length, LARGEST_SIZE) if length > 0 else self.positive(name))
 
     def _stretched(self, length: builtins.int) -> builtins.int:
         """Return `length` positions with what rotary scaling adds to them."""
+        if self.has_ropes_by_kind():
+            return length
         rope = self.rope()
         kind = rope.str("rope_type")
         # linear scaling stretches the positions that max_position_embeddings states; llama3's figure includes it, and

@@ -82,7 +82,7 @@ class Section:
         """Return the object `name`, or None when it is absent or null."""
         if self.values.get(name) is None:
             return None
-        return Section(self._read(name, dict, {}), self.where, f"{self._prefix}{name}.")
+        return Section(self._read(name, dict, {}), self.where, f"{self._path(name)}.")
 
     def expect(self, name: builtins.str, *allowed: object, default: object = _REQUIRED) -> Any:
         """Return the value of `name` when it is one of `allowed`; any other is a model that is not implemented.
@@ -95,7 +95,7 @@ class Section:
         if value not in allowed:
             wanted = " or ".join(json.dumps(each) for each in allowed)
             raise UnsupportedModel(
-                f"{self.where}: {self._prefix}{name} is {json.dumps(value)}, expected {wanted}; "
+                f"{self.where}: {self._path(name)} is {json.dumps(value)}, expected {wanted}; "
                 "this variant of the model is not implemented"
             )
         return value
@@ -104,12 +104,16 @@ class Section:
         """Raise when one of `names` is set to anything but null, false or empty."""
         for name in names:
             if self.values.get(name):
-                raise UnsupportedModel(f"{self.where}: {self._prefix}{name} is {shown(self.values[name])}; {because}")
+                raise UnsupportedModel(f"{self.where}: {self._path(name)} is {shown(self.values[name])}; {because}")
 
     def error(self, name: builtins.str, expected: builtins.str) -> CheckpointError:
         """Return the complaint that `name` is not as `expected`."""
         found = f"is {shown(self.values[name])}" if name in self.values else "is missing"
-        return CheckpointError(f"{self.where}: {self._prefix}{name} {found}, expected {expected}")
+        return CheckpointError(f"{self.where}: {self._path(name)} {found}, expected {expected}")
+
+    def _path(self, name: builtins.str) -> builtins.str:
+        """Return where the key is in the file."""
+        return f"{self._prefix}{name}"
 
     def _read(self, name: builtins.str, kind: type[T], default: T) -> T:
         value: T | None = self.values.get(name)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
@@ -17,7 +16,6 @@ from octavo.attention.backend import AttentionBackend
 from octavo.attention.metadata import IntermediateTensors
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import RankShare
-from octavo.config.safetensors_header import TensorInfo
 from octavo.core.model_shape import ModelShape
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
@@ -29,7 +27,8 @@ from octavo.models.decoder import DecoderStack
 from octavo.models.packed_cache import PackedCache, made_of
 from octavo.models.packed_folder import PackedFolder
 from octavo.models.registry import resolve_model
-from octavo.models.weight_files import FLOATS, StoredTensor, Wanted, progress_bar, read_ahead, stored_tensors
+from octavo.models.stored_names import check_tensors, strip_prefix, tensor_slots
+from octavo.models.weight_files import Wanted, progress_bar, read_ahead, stored_tensors
 from octavo.ops.codes import NotFinite
 from octavo.ops.memory import zeroed
 from octavo.ops.registry import Ops
@@ -222,52 +221,6 @@ def _shape_of_rank(shape: ModelShape, heads: Heads, mesh: Mesh) -> ModelShape:
     )
 
 
-def tensor_slots(model: DecoderStack) -> dict[str, TensorSlot]:
-    """Return everything that the model's layers read, by name without prefix."""
-    slots: dict[str, TensorSlot] = {}
-    for path, layer in model.layers_by_path():
-        for slot in layer.tensor_slots(path):
-            assert slot.name not in slots, f"two layers read {slot.name}"
-            slots[slot.name] = slot
-    return slots
-
-
-def check_tensors(checkpoint: Checkpoint, model: DecoderStack, stored: Iterable[TensorInfo | StoredTensor]) -> None:
-    """Compare what the model reads with all stored tensors, before any is read. Raises CheckpointError."""
-    slots = tensor_slots(model)
-    found: dict[str, str] = {}
-    for tensor in stored:
-        name = strip_prefix(model, tensor.name)
-        if name in found:
-            raise CheckpointError(
-                f"{tensor.file}: holds {tensor.name}, which came before as {found[name]}; "
-                "the checkpoint is damaged, download it again"
-            )
-        found[name] = tensor.name
-        slot = slots.get(name)
-        if slot is None:
-            continue
-        if tensor.dtype not in FLOATS:
-            raise CheckpointError(
-                f"{tensor.file}: {tensor.name} is stored as {tensor.dtype}, expected F32, F16 or BF16; "
-                "quantised weights are not implemented, use the unquantised checkpoint"
-            )
-        if tensor.shape != slot.shape:
-            raise CheckpointError(
-                f"{tensor.file}: {tensor.name} has shape {list(tensor.shape)}, config.json requires "
-                f"{list(slot.shape)}; the two do not belong together"
-            )
-    _check_names(checkpoint, model, slots, found)
-
-
-def strip_prefix(model: DecoderStack, name: str) -> str:
-    """Return a checkpoint's name for a tensor without prefix."""
-    for prefix in model.PREFIXES:
-        if name.startswith(prefix):
-            return name.removeprefix(prefix)
-    return name
-
-
 def random_tensor(
     name: str, shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> Tensor:
@@ -346,37 +299,3 @@ def _fill(checkpoint: Checkpoint, model: DecoderStack, device: torch.device | st
                 raise CheckpointError(f"{checkpoint.path}: {error}") from error
             tensor.release()
             advance(read.nbytes)
-
-
-def _check_names(
-    checkpoint: Checkpoint, model: DecoderStack, slots: Mapping[str, TensorSlot], found: Mapping[str, str]
-) -> None:
-    """Compare names; `found` has the checkpoint's name of each stored tensor by its name without prefix."""
-    missing = [slot.name for slot in slots.values() if slot.required and slot.name not in found]
-    architecture = checkpoint.architecture
-    if missing:
-        raise CheckpointError(
-            f"{checkpoint.path}: {_counted(missing)} missing, which {architecture} needs by its config.json; "
-            "the checkpoint is incomplete or its config.json belongs to another: download it again"
-        )
-    known = re.compile("|".join(f"(?:{pattern})" for pattern in model.IGNORED))
-    surplus = {
-        short: name
-        for short, name in found.items()
-        if short not in slots and model.owns(short) and not known.fullmatch(short)
-    }
-    # names inside the decoder, where another model would compute with them
-    parts = {path.partition(".")[0] for path, _ in model.layers_by_path()}
-    inside = [name for short, name in surplus.items() if short != name or short.partition(".")[0] in parts]
-    if inside:
-        raise CheckpointError(
-            f"{checkpoint.path}: {_counted(inside)} left over, which {architecture} does not read by its "
-            "config.json; the weights belong to another config.json, or to a variant that is not implemented"
-        )
-    if surplus:
-        _log.warning("%s: %s no part of %s and ignored", checkpoint.path, _counted([*surplus.values()]), architecture)
-
-
-def _counted(names: list[str]) -> str:
-    """Return `a.weight is` or `a.weight and 3 more are`."""
-    return f"{names[0]} is" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more are"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import octavo.models
 from octavo.config.checkpoint import Checkpoint
@@ -19,6 +19,23 @@ from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
+
+_AROUND_A_TEXT_MODEL: Final = frozenset(
+    f"{name}ForConditionalGeneration"
+    for name in (
+        *("Cohere2Vision", "Gemma3", "Gemma4", "Idefics3", "InternVL", "KimiK25", "KimiVL", "Lfm2Vl", "Llava"),
+        *("LlavaNext", "LlavaOnevision", "Mistral3", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5"),
+        *("Qwen3_5Moe", "SmolVLM", "Voxtral"),
+    )
+)
+"""Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""
+_FAMILY_OF_TEXT_MODEL: Final = {
+    "qwen2_vl": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
+}
+"""Families by the `model_type` of a text model, where the two have other names."""
 
 
 class ModelClass(Protocol):
@@ -35,10 +52,14 @@ def resolve_model(checkpoint: Checkpoint) -> ModelClass:
     """Return the class for the checkpoint's architecture. Raises UnsupportedModel, which names the families that are
     there."""
     wanted = checkpoint.architecture
-    for module in _model_files(wanted):
-        if wanted in module.ARCHITECTURES or module.__name__.endswith(f".{wanted}"):
-            model: ModelClass = module.MODEL
-            return model
+    names = [wanted.removesuffix("_text")]
+    if wanted in _AROUND_A_TEXT_MODEL and checkpoint.text_model_type is not None:
+        names.append(_FAMILY_OF_TEXT_MODEL.get(checkpoint.text_model_type, checkpoint.text_model_type))
+    for name in names:
+        for module in _model_files(name):
+            if name in module.ARCHITECTURES or module.__name__.endswith(f".{name}"):
+                model: ModelClass = module.MODEL
+                return model
     own_code = (
         "; its auto_map names code in its directory, which octavo does not run"
         if "auto_map" in checkpoint.values

@@ -302,9 +302,3 @@ def test_what_cannot_be_fetched_ahead_is_left_to_its_reader(tmp_path: Path) -> N
     checkpoint.weight_files()[0].path.unlink()
     with pytest.raises(CheckpointError, match="has no weights"):
         checkpoint.fetch_ahead()
-
-
-def test_a_model_that_nests_its_text_model_is_refused_by_the_name_of_its_architecture(tmp_path: Path) -> None:
-    nested = {"max_position_embeddings": None, "architectures": ["Gemma3ForConditionalGeneration"], "text_config": {}}
-    with pytest.raises(UnsupportedModel, match=r"Gemma3ForConditionalGeneration is described in text_config"):
-        write(tmp_path, **nested).max_model_len()

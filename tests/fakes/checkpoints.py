@@ -130,6 +130,31 @@ def rename_tensors(path: Path, old_prefix: str, new_prefix: str) -> None:
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
 
 
+def to_layout_with_images(path: Path, architecture: str, prefix: str = "model.language_model.", **text: Any) -> None:
+    """Rewrite a checkpoint as the text model of one that reads images too.
+
+    `prefix` stands before the names of the text model; `text` replaces keys of its config, None removes one.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    config = json.loads((path / "config.json").read_text())
+    outer = {"architectures": [architecture], "model_type": "outer", "dtype": config.pop("dtype"), "eos_token_id": 2}
+    del config["architectures"]
+    nested = {name: value for name, value in {**config, **text}.items() if value is not None}
+    outer.update(vision_config={"hidden_size": 8, "num_hidden_layers": 1}, text_config=nested)
+    (path / "config.json").write_text(json.dumps(outer))
+    head = prefix.removesuffix("model.") if prefix.startswith("language_model.") else ""
+    renamed = {
+        prefix + name.removeprefix("model.") if name.startswith("model.") else head + name: tensor
+        for name, tensor in load_file(path / "model.safetensors").items()
+    }
+    beside = "model." if prefix.startswith("model.") else ""
+    for part in ("vision_tower.encoder.layers.0.fc1.weight", "vision_tower.norm.bias", "multi_modal_projector.weight"):
+        renamed[beside + part] = torch.ones(8)
+    save_file(renamed, path / "model.safetensors", metadata={"format": "pt"})
+
+
 def to_pytorch_archive(path: Path) -> None:
     """Replace model.safetensors by pytorch_model.bin."""
     import torch

@@ -17,7 +17,8 @@ from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.models.decoder import DecoderStack
-from octavo.models.loader import DTYPES, tensor_slots
+from octavo.models.loader import DTYPES
+from octavo.models.stored_names import tensor_slots
 from octavo.ops.registry import bind
 from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint, to_pytorch_archive
 from tests.models.loading import load_model, open_model
@@ -151,7 +152,7 @@ class TestWhatDoesNotFit:
     def test_a_surplus_tensor_that_no_model_of_this_kind_has_is_ignored(
         self, llama: Path, archive: bool, caplog: pytest.LogCaptureFixture
     ) -> None:
-        edit_tensors(llama, **{"score.weight": torch.ones(2, 32), "mtp.head.weight": torch.ones(3)})
+        edit_tensors(llama, **{"score.weight": torch.ones(2, 32), "value_head.weight": torch.ones(3)})
         if archive:
             to_pytorch_archive(llama)
         load(llama)

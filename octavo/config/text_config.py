@@ -1,0 +1,66 @@
+"""One layout for `config.json`: the keys of the text model, which a model of images or sound has in `text_config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from octavo.config.section import Section
+
+TEXT_CONFIG: Final = "text_config"
+
+_OF_THE_WHOLE: Final = frozenset(
+    {"architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "quantization_config", "torch_dtype"}
+)
+"""Keys whose value beside `text_config` counts; of the others the one within."""
+_GEMMA3: Final[Mapping[str, Any]] = {
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 262_208,
+}
+_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {"gemma3_text": _GEMMA3}
+"""By `model_type`: values that published configs leave out."""
+
+
+def flattened(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Return the config of a text model with all keys on one level, in the layout of today.
+
+    `where` is the file for messages. Raises CheckpointError where `text_config` is no object.
+    """
+    text = Section(config, where).section(TEXT_CONFIG)
+    values = dict(config)
+    for name, value in text.values.items() if text else ():
+        if value is not None and (name not in _OF_THE_WHOLE or values.get(name) is None):
+            values[name] = value
+    model_type = values.get("model_type")
+    for name, value in _DEFAULTS.get(model_type, {}).items() if isinstance(model_type, str) else ():
+        if values.get(name) is None:
+            values[name] = value
+    if model_type == "gemma3_text" and values.get("rope_parameters") is None:
+        values["rope_parameters"] = _gemma3_rope(values)
+    for name in ("rope_parameters", "rope_scaling"):
+        if isinstance(values.get(name), Mapping):
+            values[name] = _of_text(values[name])
+    return values
+
+
+def _gemma3_rope(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary parameters of both kinds of layers; older configs stretch those without a window alone."""
+    full = {"rope_theta": 1_000_000.0, **_stated(values, rope_theta="rope_theta")}
+    scaling = values.get("rope_scaling")
+    if isinstance(scaling, Mapping):
+        full.update(scaling)
+    local = {"rope_theta": 10_000.0, **_stated(values, rope_theta="rope_local_base_freq")}
+    return {"full_attention": full, "sliding_attention": local}
+
+
+def _stated(values: Mapping[str, Any], **names: str) -> dict[str, Any]:
+    return {ours: values[theirs] for ours, theirs in names.items() if values.get(theirs) is not None}
+
+
+def _of_text(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rotary parameters for text, whose tokens have one position in all sections (`mrope`)."""
+    kinds = {name: "default" for name in ("type", "rope_type") if rope.get(name) == "mrope"}
+    return {**rope, **kinds}

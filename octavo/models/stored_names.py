@@ -1,0 +1,126 @@
+"""The names of stored tensors: which of them a model reads, which text is generated without, and what is wrong."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.safetensors_header import TensorInfo
+from octavo.errors import CheckpointError
+from octavo.layers.layer import TensorSlot
+from octavo.models.decoder import DecoderStack
+from octavo.models.weight_files import FLOATS, StoredTensor
+
+_log = logging.getLogger(__name__)
+
+_OF_A_TEXT_MODEL: Final = ("model.language_model.", "language_model.model.", "language_model.", "model.text_model.")
+"""What may stand before the names of a text model within one that reads images or sound too."""
+_OTHER_PARTS: Final = re.compile(
+    r"(?:model\.)?((?:vision|visual|image|audio|speech|multi_modal|embed_vision|embed_audio|mm_|connector|mtp)\w*)\..*"
+)
+"""Encoders of images and sound, what projects their results, and layers that predict further tokens."""
+_MOST_DRAFT_LAYERS: Final = 16
+
+
+def tensor_slots(model: DecoderStack) -> dict[str, TensorSlot]:
+    """Return everything that the model's layers read, by name without prefix."""
+    slots: dict[str, TensorSlot] = {}
+    for path, layer in model.layers_by_path():
+        for slot in layer.tensor_slots(path):
+            assert slot.name not in slots, f"two layers read {slot.name}"
+            slots[slot.name] = slot
+    return slots
+
+
+def check_tensors(checkpoint: Checkpoint, model: DecoderStack, stored: Iterable[TensorInfo | StoredTensor]) -> None:
+    """Compare what the model reads with all stored tensors, before any is read. Raises CheckpointError."""
+    slots = tensor_slots(model)
+    found: dict[str, str] = {}
+    for tensor in stored:
+        name = strip_prefix(model, tensor.name)
+        if name in found:
+            raise CheckpointError(
+                f"{tensor.file}: holds {tensor.name}, which came before as {found[name]}; "
+                "the checkpoint is damaged, download it again"
+            )
+        found[name] = tensor.name
+        slot = slots.get(name)
+        if slot is None:
+            continue
+        if tensor.dtype not in FLOATS:
+            raise CheckpointError(
+                f"{tensor.file}: {tensor.name} is stored as {tensor.dtype}, expected F32, F16 or BF16; "
+                "quantised weights are not implemented, use the unquantised checkpoint"
+            )
+        if tensor.shape != slot.shape:
+            raise CheckpointError(
+                f"{tensor.file}: {tensor.name} has shape {list(tensor.shape)}, config.json requires "
+                f"{list(slot.shape)}; the two do not belong together"
+            )
+    _check_names(checkpoint, model, slots, found)
+
+
+def strip_prefix(model: DecoderStack, name: str) -> str:
+    """Return a checkpoint's name for a tensor without prefix."""
+    for prefix in (*_OF_A_TEXT_MODEL, *model.PREFIXES):
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return name
+
+
+def _check_names(
+    checkpoint: Checkpoint, model: DecoderStack, slots: Mapping[str, TensorSlot], found: Mapping[str, str]
+) -> None:
+    """Compare names; `found` has the checkpoint's name of each stored tensor by its name without prefix."""
+    missing = [slot.name for slot in slots.values() if slot.required and slot.name not in found]
+    architecture = checkpoint.architecture
+    if missing:
+        raise CheckpointError(
+            f"{checkpoint.path}: {_counted(missing)} missing, which {architecture} needs by its config.json; "
+            "the checkpoint is incomplete or its config.json belongs to another: download it again"
+        )
+    known = re.compile("|".join(f"(?:{pattern})" for pattern in model.IGNORED))
+    surplus = {
+        short: name
+        for short, name in found.items()
+        if short not in slots and model.owns(short) and not known.fullmatch(short)
+    }
+    parts = {short: part for short in surplus if (part := _other_part(checkpoint, model, short))}
+    if parts:
+        counts = ", ".join(f"{part} ({count} tensors)" for part, count in sorted(Counter(parts.values()).items()))
+        _log.info("%s: skipped what %s generates text without: %s", checkpoint.path, architecture, counts)
+    surplus = {short: name for short, name in surplus.items() if short not in parts}
+    # names inside the decoder, where another model would compute with them
+    own = {path.partition(".")[0] for path, _ in model.layers_by_path()}
+    inside = [name for short, name in surplus.items() if short != name or short.partition(".")[0] in own]
+    if inside:
+        raise CheckpointError(
+            f"{checkpoint.path}: {_counted(inside)} left over, which {architecture} does not read by its "
+            "config.json; the weights belong to another config.json, or to a variant that is not implemented"
+        )
+    if surplus:
+        _log.warning("%s: %s no part of %s and ignored", checkpoint.path, _counted([*surplus.values()]), architecture)
+
+
+def _other_part(checkpoint: Checkpoint, model: DecoderStack, name: str) -> str | None:
+    """Return the part of the checkpoint that a tensor without slot belongs to, where text is generated without it.
+
+    Layers behind the last one are such a part where `num_nextn_predict_layers` counts them.
+    """
+    if found := _OTHER_PARTS.fullmatch(name):
+        return found[1]
+    num_drafts = min(checkpoint.optional_int("num_nextn_predict_layers") or 0, _MOST_DRAFT_LAYERS)
+    part, _, rest = name.partition(".")
+    index = rest.partition(".")[0]
+    if part == "layers" and index.isdigit() and 0 <= int(index) - model.config.num_layers < num_drafts:
+        return f"layers.{index}"
+    return None
+
+
+def _counted(names: list[str]) -> str:
+    """Return `a.weight is` or `a.weight and 3 more are`."""
+    return f"{names[0]} is" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more are"

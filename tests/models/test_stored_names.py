@@ -1,0 +1,84 @@
+"""Published layouts: prefixes, tensors that text is generated without, and those that must not be skipped."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from octavo.errors import CheckpointError, UnsupportedModel
+from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint, rename_tensors, to_layout_with_images
+from tests.models.paged_run import PagedRun, Stream, load
+
+
+def logits(path: Path) -> torch.Tensor:
+    run, stream = PagedRun(load(path)), Stream([5, 9, 77, 30])
+    run.step([(stream, 4)])
+    return torch.stack(stream.logits)
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model.", "model.text_model."])
+@pytest.mark.parametrize(
+    ("family", "architecture", "model_type"),
+    [
+        ("mistral", "Mistral3ForConditionalGeneration", "mistral"),
+        ("qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl_text"),
+    ],
+)
+def test_the_text_model_of_one_that_reads_images_is_loaded_alone(
+    family: str, architecture: str, model_type: str, prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make_checkpoint(family, tmp_path)
+    expected = logits(path)
+    to_layout_with_images(path, architecture, prefix, model_type=model_type)
+    with caplog.at_level(logging.INFO):
+        assert torch.equal(logits(path), expected)
+    assert "multi_modal_projector (1 tensors), vision_tower (2 tensors)" in caplog.text
+    assert f"skipped what {architecture} generates text without" in caplog.text
+
+
+def test_layers_that_predict_further_tokens_are_skipped_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make_checkpoint("llama", tmp_path)
+    expected = logits(path)
+    edit_tensors(path, **{"model.layers.2.eh_proj.weight": torch.ones(3), "mtp.fc.weight": torch.ones(3)})
+    with pytest.raises(CheckpointError, match=r"model\.layers\.2\.eh_proj\.weight is left over"):
+        load(path)
+    edit_config(path, num_nextn_predict_layers=1)
+    with caplog.at_level(logging.INFO):
+        assert torch.equal(logits(path), expected)
+    assert "layers.2 (1 tensors), mtp (1 tensors)" in caplog.text
+    edit_tensors(path, **{"model.layers.3.eh_proj.weight": torch.ones(3)})
+    with pytest.raises(CheckpointError, match=r"model\.layers\.3\.eh_proj\.weight is left over"):
+        load(path)
+
+
+def test_a_tensor_that_a_layer_needs_is_never_skipped(tmp_path: Path) -> None:
+    path = make_checkpoint("mistral", tmp_path)
+    to_layout_with_images(path, "Mistral3ForConditionalGeneration")
+    rename_tensors(path, "model.language_model.layers.1.mlp.", "model.vision_tower.layers.1.mlp.")
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.\S+ and 2 more are missing, which Mistral3For"):
+        load(path)
+
+
+def test_what_stands_beside_the_text_model_without_a_known_name_is_refused(tmp_path: Path) -> None:
+    path = make_checkpoint("mistral", tmp_path)
+    to_layout_with_images(path, "Mistral3ForConditionalGeneration")
+    edit_tensors(path, **{"model.memory.weight": torch.ones(3)})
+    with pytest.raises(CheckpointError, match=r"model\.memory\.weight is left over"):
+        load(path)
+
+
+def test_a_model_around_an_unknown_text_model_is_refused_by_name(tmp_path: Path) -> None:
+    path = make_checkpoint("mistral", tmp_path)
+    to_layout_with_images(path, "Mistral3ForConditionalGeneration", model_type="mamba9")
+    with pytest.raises(UnsupportedModel, match="no model family Mistral3 yet"):
+        load(path)
+    to_layout_with_images(make_checkpoint("llama", path), "PrefixLMForConditionalGeneration")
+    assert json.loads((path / "config.json").read_text())["text_config"]["model_type"] == "llama"
+    with pytest.raises(UnsupportedModel, match="no model family PrefixLM yet"):
+        load(path)
