@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from octavo.attention.backend import CacheLayout
 from octavo.cli.report import report
 from octavo.config.schema import DeviceConfig, SchedulerConfig
 from octavo.core.cache_limits import CacheLimits
@@ -172,7 +173,7 @@ def measure_cache_engine(num_blocks: int, threads: int, repetitions: int) -> dic
     """Medians in GB/s of keys and values that a cache engine moves out and in, `num_blocks` at a time."""
     shape = (2, num_blocks + 1, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
     device = open_device(DeviceConfig(threads=threads), Platform.detect())
-    engine = CacheEngine([Arena(range(NUM_LAYERS), shape, num_blocks)], torch.bfloat16, device)
+    engine = CacheEngine([Arena(range(NUM_LAYERS), CacheLayout(shape, torch.bfloat16), num_blocks)], device)
     moves = [BlockCopy(source, target) for source, target in enumerate(range(num_blocks, 0, -1), 1)]
     num_bytes = num_blocks * NUM_LAYERS * 2 * NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM * 2
 

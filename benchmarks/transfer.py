@@ -34,7 +34,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.resolve import resolve
 from octavo.core import frames
-from octavo.core.model_shape import CacheGroup
+from octavo.core.model_shape import CacheGroup, KeysAndValues
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import BlockOps, NewSequence, ScheduledSequence, SchedulerOutput
 from octavo.kv_transfer.messages import FetchBlocks, Fetched, PeerRank, RankCommands, RankNotes, SendBlocks
@@ -54,7 +54,7 @@ def fetch(channel: Connection, shape: tuple[int, ...], dtype: torch.dtype, num_l
     """Be the rank that fetches: for each command return what came of it, when, and the processor time."""
     torch.set_num_threads(1)  # as in a rank
     caches = [torch.ones(shape, dtype=dtype) for _ in range(num_layers)]  # written once: their memory is there
-    blocks = BlockIO(caches, [CacheGroup(tuple(range(num_layers)))], num_heads)
+    blocks = BlockIO(caches, [CacheGroup(tuple(range(num_layers)), KeysAndValues(num_heads, 128))], num_heads)
 
     def notify(payload: bytes) -> None:
         (fetched,) = msgspec.msgpack.decode(payload, type=RankNotes).fetched

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
+from octavo.core.model_shape import Kept, KeysAndValues, State
 
 
 class Scores(NamedTuple):
@@ -23,6 +25,17 @@ class Scores(NamedTuple):
     soft_cap: float | None = None
     alibi: Tensor | None = None
     sinks: Tensor | None = None
+
+
+class CacheLayout(NamedTuple):
+    """The cache of one layer: a tensor whose dimension 1 counts blocks, the null block included, and its type."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class AttentionBackend(Protocol):
@@ -65,3 +78,13 @@ class AttentionBackend(Protocol):
         `q` is [tokens, heads, dim], `k` and `v` [tokens, kv_heads, dim]; the result is [tokens, heads, dim].
         """
         ...
+
+
+def cache_layout(backend: AttentionBackend, keeps: Kept, num_blocks: int, block_size: int) -> CacheLayout:
+    """Return the layout of the cache of a layer that keeps this on a rank. States are float32 in any backend."""
+    match keeps:
+        case KeysAndValues(kv_heads, head_dim):
+            return CacheLayout(backend.cache_shape(num_blocks, block_size, kv_heads, head_dim), backend.element_type)
+        case State(num_values):
+            return CacheLayout((1, num_blocks, num_values), torch.float32)
+    raise NotImplementedError(f"{backend.name} has no cache of latents")

@@ -7,16 +7,49 @@ from collections.abc import Sequence
 import msgspec
 
 
+class KeysAndValues(msgspec.Struct, frozen=True, tag=True):
+    """A layer keeps a key and a value of `head_dim` elements per token and head."""
+
+    kv_heads: int
+    head_dim: int
+
+
+class Latent(msgspec.Struct, frozen=True, tag=True):
+    """A layer keeps one vector of `size` elements per token, which is a key; its first `value_size` are the value.
+
+    It is the same on all ranks that share a layer.
+    """
+
+    size: int
+    value_size: int
+
+
+class State(msgspec.Struct, frozen=True, tag=True):
+    """A layer keeps `num_values` float32 per block: its state after the last computed token of the block."""
+
+    num_values: int
+
+
+Kept = KeysAndValues | Latent | State
+"""What a layer keeps of a sequence."""
+
+
+class LayerCache(msgspec.Struct, frozen=True):
+    """One cache of a layer. window: tokens that a query sees in it, itself included; None for all."""
+
+    keeps: Kept
+    window: int | None = None
+
+
 class CacheGroup(msgspec.Struct, frozen=True):
-    """Layers that keep the same tokens of a sequence: they share block tables, and have pools and caches of their own.
+    """Layers that keep the same of a sequence: they share block tables, and have pools and caches of their own.
 
-    layers: their indices, in ascending order. window: tokens that a query sees in them, itself included; None for all.
-
-    Layers that keep something else, such as a recurrent state or a latent, are one more kind of group, with a field
-    here that says what they keep (CONTRIBUTING.md, "How to add a kind of cache group").
+    layers: their indices, in ascending order; a layer may be in several groups. window: tokens that a query sees in
+    them, itself included; None for all.
     """
 
     layers: tuple[int, ...]
+    keeps: Kept
     window: int | None = None
 
     def of_range(self, layers: range) -> CacheGroup:
@@ -25,16 +58,16 @@ class CacheGroup(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, layers=part)
 
 
-def group_layers(windows: Sequence[int | None]) -> tuple[CacheGroup, ...]:
-    """Return the cache groups of layers with these windows, in the order of their first layers."""
+def group_layers(caches: Sequence[Sequence[LayerCache]]) -> tuple[CacheGroup, ...]:
+    """Return the cache groups of layers with these caches, in the order of their first layers."""
     return tuple(
-        CacheGroup(tuple(layer for layer, each in enumerate(windows) if each == window), window)
-        for window in dict.fromkeys(windows)
+        CacheGroup(tuple(layer for layer, each in enumerate(caches) if kind in each), kind.keeps, kind.window)
+        for kind in dict.fromkeys(kind for each in caches for kind in each)
     )
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a decoder-only transformer, as the whole model has them (before any sharding)."""
+    """Sizes of a decoder-only transformer: of the whole model, or of one rank's part."""
 
     num_layers: int
     hidden_size: int
@@ -45,4 +78,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_position_embeddings: int
     cache_groups: tuple[CacheGroup, ...]
-    """The layers by what they keep of a sequence; every layer is in one group."""
+    """The layers by what they keep of a sequence; every layer is in one group at least."""
+
+    @property
+    def num_caches(self) -> int:
+        """Caches of all layers together."""
+        return sum(len(group.layers) for group in self.cache_groups)

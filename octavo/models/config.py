@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+import msgspec
+
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.section import Section, shown
-from octavo.core.model_shape import ModelShape, group_layers
+from octavo.core.model_shape import CacheGroup, KeysAndValues, LayerCache, ModelShape, group_layers
+from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.layers.heads import Heads
 from octavo.layers.norm import Norm, RMSNorm
@@ -93,19 +96,36 @@ class DecoderConfig:
                 fields["ropes"] = tuple(ropes[kind] for kind in kinds)
         return cls(**{**fields, **own})
 
-    def shape(self) -> ModelShape:
-        """Return the sizes that memory arithmetic needs."""
+    def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
+        """Return the caches that a rank of `mesh` has of a layer, in the order of its cached modules."""
+        heads = self.heads.share(mesh)
+        return (LayerCache(KeysAndValues(heads.kv, heads.dim), self.window_of(layer)),)
+
+    def shape(self, mesh: Mesh | None = None) -> ModelShape:
+        """Return the sizes that memory arithmetic needs: of the part of a rank of `mesh`, else of the whole model."""
+        single = Mesh.single()
+        caches = [self.caches_of(layer, single) for layer in range(self.num_layers)]
+        groups = group_layers(caches)
+        heads, layers = self.heads, range(self.num_layers)
+        if mesh is not None:
+            heads, layers = heads.share(mesh), mesh.layer_range(self.num_layers)
+            groups = tuple(self._of_rank(group, caches[group.layers[0]], mesh).of_range(layers) for group in groups)
         return ModelShape(
-            num_layers=self.num_layers,
+            num_layers=len(layers),
             hidden_size=self.hidden_size,
             intermediate_size=self.intermediate_size,
-            num_heads=self.heads.query,
-            num_kv_heads=self.heads.kv,
-            head_dim=self.heads.dim,
+            num_heads=heads.query,
+            num_kv_heads=heads.kv,
+            head_dim=heads.dim,
             vocab_size=self.vocab_size,
             max_position_embeddings=self.max_positions,
-            cache_groups=group_layers(self.windows or (None,) * self.num_layers),
+            cache_groups=groups,
         )
+
+    def _of_rank(self, group: CacheGroup, caches: Sequence[LayerCache], mesh: Mesh) -> CacheGroup:
+        """Return a group with what a rank keeps in it. caches: of the group's first layer in the whole model."""
+        place = caches.index(LayerCache(group.keeps, group.window))
+        return msgspec.structs.replace(group, keeps=self.caches_of(group.layers[0], mesh)[place].keeps)
 
     def rope_of(self, layer: int) -> Rope | None:
         """Return the rotation of a layer, None where it has none."""

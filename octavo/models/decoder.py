@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from octavo.attention.metadata import IntermediateTensors, ModelInput
+from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.layers.embedding import embedding_and_head
 from octavo.layers.layer import CachedLayer, Layer
@@ -62,11 +63,22 @@ class DecoderStack(nn.Module):
         self.layers = nn.ModuleDict({str(index): layer(index) for index in self.layer_range})
         self.norm = norm(c.hidden_size, c.norm_eps) if self.is_last else None
         self.lm_head = lm_head if self.is_last else None
-        group_of = {layer: place for place, group in enumerate(c.shape().cache_groups) for layer in group.layers}
-        for cache_index, (index, module) in enumerate(self.layers.items()):
-            for each in module.modules():
-                if isinstance(each, CachedLayer):
-                    each.cache_index, each.cache_group = cache_index, group_of[int(index)]
+        self._assign_caches(c, mesh)
+
+    def _assign_caches(self, c: DecoderConfig, mesh: Mesh) -> None:
+        """Give each cached module the places of its cache and its cache group."""
+        groups = c.shape(mesh).cache_groups
+        # a layer's caches follow each other in the order of their groups, as the worker makes them
+        places = sorted((layer, place) for place, group in enumerate(groups) for layer in group.layers)
+        for number, (index, layer) in enumerate(self.layers.items()):
+            modules = [each for each in layer.modules() if isinstance(each, CachedLayer)]
+            for module, cache in zip(modules, c.caches_of(int(index), mesh), strict=True):
+                module.cache_group = next(
+                    place
+                    for place, group in enumerate(groups)
+                    if number in group.layers and LayerCache(group.keeps, group.window) == cache
+                )
+                module.cache_index = places.index((number, module.cache_group))
 
     def forward(self, batch: ModelInput) -> Tensor | IntermediateTensors:
         """Return the normalised last hidden state of every token, [tokens, hidden]; or what the next stage receives."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -20,7 +19,6 @@ from octavo.core.model_shape import ModelShape
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError
 from octavo.layers.embedding import VocabularyShare
-from octavo.layers.heads import Heads
 from octavo.layers.layer import Binding, Layer, TensorSlot
 from octavo.models.content import WeightContent
 from octavo.models.decoder import DecoderStack
@@ -83,7 +81,7 @@ class LoadedModel:
         method = method or UNQUANTIZED
         model_class = resolve_model(checkpoint)
         config = model_class.Config.read(checkpoint)
-        shape = _shape_of_rank(config.shape(), config.heads.share(mesh), mesh)
+        shape = config.shape(mesh)
         with torch.device("meta"):
             model = model_class(config, mesh)
             for _, layer in model.layers_by_path():
@@ -207,18 +205,6 @@ class LoadedModel:
         content = WeightContent((file.path for file in checkpoint.weight_files()), packed.threads)
         packed.make()
         return PackedCache(packed, checkpoint.path.name, content, made)
-
-
-def _shape_of_rank(shape: ModelShape, heads: Heads, mesh: Mesh) -> ModelShape:
-    """Return the sizes of one rank's part, which has `heads`."""
-    layers = mesh.layer_range(shape.num_layers)
-    return msgspec.structs.replace(
-        shape,
-        num_layers=len(layers),
-        cache_groups=tuple(group.of_range(layers) for group in shape.cache_groups),
-        num_heads=heads.query,
-        num_kv_heads=heads.kv,
-    )
 
 
 def random_tensor(

@@ -10,7 +10,7 @@ from octavo.attention.backend import AttentionBackend
 from octavo.attention.metadata import AttentionMetadata, ModelInput
 from octavo.config.schema import SchedulerConfig
 from octavo.core.arithmetic import num_blocks_for
-from octavo.core.model_shape import ModelShape
+from octavo.core.model_shape import KeysAndValues, ModelShape
 from octavo.devices.device import Device
 from octavo.models.loader import LoadedModel
 from octavo.ops.registry import Ops
@@ -53,13 +53,20 @@ class Activations:
     def num_bytes(self, max_model_len: int, block_size: int) -> int:
         """Return the most bytes for sequences of at most `max_model_len` tokens."""
         shape = self._opened.shape
-        workspace = self._attention.workspace_bytes(
-            self._num_tokens,
-            max_model_len,
-            shape.num_heads,
-            shape.num_kv_heads,
-            shape.head_dim,
-            self._opened.dtype.itemsize,
+        workspace = max(
+            (
+                self._attention.workspace_bytes(
+                    self._num_tokens,
+                    max_model_len,
+                    shape.num_heads,
+                    keeps.kv_heads,
+                    keeps.head_dim,
+                    self._opened.dtype.itemsize,
+                )
+                for keeps in {group.keeps for group in shape.cache_groups}
+                if isinstance(keeps, KeysAndValues)
+            ),
+            default=0,
         )
         tables = 4 * self._num_rows * num_blocks_for(max_model_len, block_size) * len(shape.cache_groups)
         return self._fixed_bytes + workspace + tables
@@ -82,4 +89,4 @@ def _dry_input(num_tokens: int, shape: ModelShape) -> ModelInput:
     ids = torch.empty(num_tokens, dtype=torch.int64, device="meta")
     small = torch.empty(0, dtype=torch.int32, device="meta")
     metadata = AttentionMetadata(small, small, small, ids, 1, (num_tokens,), (num_tokens,))
-    return ModelInput(ids, ids, (metadata,) * len(shape.cache_groups), (small,) * shape.num_layers)
+    return ModelInput(ids, ids, (metadata,) * len(shape.cache_groups), (small,) * shape.num_caches)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from octavo.attention.backend import CacheLayout
 from octavo.core.step import BlockCopy, BlockOps
 from octavo.devices.device import CacheTier, Device
 from octavo.ops.memory import zeroed
@@ -17,11 +18,11 @@ from octavo.ops.pages import release
 
 
 class Arena(NamedTuple):
-    """The memory of one cache group: the layers in it, the shape of each layer's cache with blocks in dimension 1, and
-    its blocks in the swap space."""
+    """The memory of one cache group: the layers in it, the layout of each layer's cache, and its blocks in the swap
+    space."""
 
     layers: Sequence[int]
-    shape: tuple[int, ...]
+    layout: CacheLayout
     num_host_blocks: int = 0
 
 
@@ -32,20 +33,19 @@ class CacheEngine:
     takes memory for that block alone. Block 0 is the null block, which is in no count of blocks.
     """
 
-    def __init__(self, arenas: Sequence[Arena], dtype: torch.dtype, device: Device) -> None:
-        """arenas: of each cache group; together they have every layer once."""
+    def __init__(self, arenas: Sequence[Arena], device: Device) -> None:
+        """arenas: of each cache group; together they have every layer, some in several of them."""
         self._copy_blocks = device.copy_blocks
         self._arenas = arenas
-        self._dtype = dtype
-        self._device = [_tier(arena.shape, len(arena.layers), dtype, device.torch_device) for arena in arenas]
+        self._device = [_tier(arena.layout, len(arena.layers), device.torch_device) for arena in arenas]
         self._host: list[CacheTier | None] = [None] * len(arenas)
-        by_layer = {
-            layer: cache
-            for arena, tier in zip(arenas, self._device, strict=True)
+        by_place = {
+            (layer, place): cache
+            for place, (arena, tier) in enumerate(zip(arenas, self._device, strict=True))
             for layer, cache in zip(arena.layers, tier.caches, strict=True)
         }
-        self.caches: Sequence[Tensor] = [by_layer[layer] for layer in sorted(by_layer)]
-        """One per layer."""
+        self.caches: Sequence[Tensor] = [by_place[place] for place in sorted(by_place)]
+        """Of each layer, one in each cache group that has it."""
 
     @property
     def num_groups(self) -> int:
@@ -93,16 +93,16 @@ class CacheEngine:
     def _host_tier(self, group: int) -> CacheTier:
         tier = self._host[group]
         if tier is None:
-            layers, shape, num_host_blocks = self._arenas[group]
+            layers, (shape, dtype), num_host_blocks = self._arenas[group]
             assert num_host_blocks > 0, "a step swaps, but there is no swap space"
-            tier = _tier((shape[0], num_host_blocks + 1, *shape[2:]), len(layers), self._dtype)
+            tier = _tier(CacheLayout((shape[0], num_host_blocks + 1, *shape[2:]), dtype), len(layers))
             self._host[group] = tier
         return tier
 
 
-def _tier(shape: tuple[int, ...], num_layers: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> CacheTier:
-    planes, num_blocks, *block = shape
-    memory = zeroed((num_blocks, num_layers, planes, *block), dtype, device)
+def _tier(layout: CacheLayout, num_layers: int, device: torch.device | str = "cpu") -> CacheTier:
+    planes, num_blocks, *block = layout.shape
+    memory = zeroed((num_blocks, num_layers, planes, *block), layout.dtype, device)
     caches = tuple(memory[:, layer].transpose(0, 1) for layer in range(num_layers))
     return CacheTier(caches, torch.tensor([plane.data_ptr() for cache in caches for plane in cache]))
 

@@ -27,18 +27,23 @@ class CacheDivision:
     """Divides bytes so that each group has blocks for as many sequences of full length as the others.
 
     Numbers of blocks are those of the group that needs most; `blocks_of` returns those of the others beside it.
+    layer_block_bytes: of a block in one layer of each group.
     """
 
     def __init__(
-        self, groups: Sequence[CacheGroup], layer_block_bytes: int, cache: CacheConfig, scheduler: SchedulerConfig
+        self,
+        groups: Sequence[CacheGroup],
+        layer_block_bytes: Sequence[int],
+        cache: CacheConfig,
+        scheduler: SchedulerConfig,
     ) -> None:
         self._cache = cache
         self._scheduler = scheduler
         self._groups = []
-        for group in groups:
+        for group, layer_bytes in zip(groups, layer_block_bytes, strict=True):
             max_live_tokens = scheduler.max_live_tokens(group.window)
             needed = max_blocks_of_group(scheduler.max_model_len, 1, 1, cache.block_size, max_live_tokens)
-            block_bytes = len(group.layers) * layer_block_bytes
+            block_bytes = len(group.layers) * layer_bytes
             self._groups.append(_Group(group.window, max_live_tokens, block_bytes, needed))
         self._needed = max(group.needed for group in self._groups)
         self._null_bytes = sum(group.block_bytes for group in self._groups)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from octavo.attention.backend import AttentionBackend
+from octavo.attention.backend import AttentionBackend, cache_layout
 from octavo.config.explain import MemoryPlan, render_bytes
 from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.model_shape import ModelShape
@@ -25,8 +24,8 @@ class ModelSizes:
     weights_bytes: int
     position_bytes: int
     """Bytes of the tables that have a row for each position, per position."""
-    layer_block_bytes: int
-    """A KV block in one layer."""
+    layer_block_bytes: tuple[int, ...]
+    """Bytes of a block in one layer, for each cache group."""
     activation_bytes: Callable[[int], int]
     """Returns the most bytes of a step beside weights and KV cache, for sequences of at most so many tokens."""
 
@@ -41,13 +40,12 @@ class ModelSizes:
     ) -> ModelSizes:
         """Ask a model that is opened, and its device."""
         shape = opened.shape
-        one_block = attention.cache_shape(1, block_size, shape.num_kv_heads, shape.head_dim)
         activations = Activations(opened, device, attention, scheduler)
         return cls(
             shape,
             opened.model.planned_bytes(device.ops),
             opened.position_bytes(),
-            math.prod(one_block) * attention.element_type.itemsize,
+            tuple(cache_layout(attention, each.keeps, 1, block_size).num_bytes for each in shape.cache_groups),
             lambda max_model_len: activations.num_bytes(max_model_len, block_size),
         )
 

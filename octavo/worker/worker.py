@@ -16,6 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from octavo.attention.backend import cache_layout
 from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import MemoryPlan
@@ -272,7 +273,7 @@ class Worker:
         arenas = [
             Arena(
                 group.layers,
-                backend.cache_shape(each.num_blocks + 1, limits.block_size, shape.num_kv_heads, shape.head_dim),
+                cache_layout(backend, group.keeps, each.num_blocks + 1, limits.block_size),
                 each.num_host_blocks,
             )
             for group, each in zip(shape.cache_groups, limits.groups, strict=True)
@@ -285,7 +286,7 @@ class Worker:
         if self._mesh.pipeline.size > 1:
             received = opened.received_buffers(scheduler.max_num_batched_tokens, device.torch_device)
             model_of_rank = Stage(model_of_rank, self._mesh, received)
-        self._cache = CacheEngine(arenas, backend.element_type, device)
+        self._cache = CacheEngine(arenas, device)
         draws = loaded.is_last and self._mesh.tensor.rank == 0
         grammars = GrammarProcessor(self._matchers()) if draws else None
         sampler = device.sampler() if grammars is None else GuidedSampler(device.sampler([grammars]), grammars)

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.core.model_shape import CacheGroup
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
@@ -21,6 +20,7 @@ from octavo.models.loader import DTYPES
 from octavo.models.stored_names import tensor_slots
 from octavo.ops.registry import bind
 from tests.fakes.checkpoints import edit_config, edit_tensors, make_checkpoint, to_pytorch_archive
+from tests.fakes.shapes import group
 from tests.models.loading import load_model, open_model
 from tests.models.paged_run import PagedRun, Stream
 
@@ -80,7 +80,7 @@ def test_the_shape_for_memory_arithmetic_is_the_configs(tmp_path: Path) -> None:
     assert (shape.num_layers, shape.hidden_size, shape.intermediate_size) == (2, 32, 56)
     assert (shape.num_heads, shape.num_kv_heads, shape.head_dim) == (4, 2, 8)
     assert (shape.vocab_size, shape.max_position_embeddings, shape.cache_groups) == (
-        130, 256, (CacheGroup((0, 1), 7),),
+        130, 256, (group(0, 1, window=7),),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from octavo.attention.backend import CacheLayout
 from octavo.attention.metadata import ModelInput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import BlockOps, ModelRunnerOutput, NewSequence, ScheduledSequence, SchedulerOutput
@@ -69,7 +70,9 @@ def make_runner(
     draws: bool = True,
 ) -> tuple[ModelRunner, PrefixModel]:
     model = PrefixModel(bad)
-    cache = CacheEngine([Arena([0], (2, num_blocks + 1, 1, BLOCK_SIZE, 1), num_host_blocks)], torch.float32, REFERENCE)
+    cache = CacheEngine(
+        [Arena([0], CacheLayout((2, num_blocks + 1, 1, BLOCK_SIZE, 1), torch.float32), num_host_blocks)], REFERENCE
+    )
     runner = ModelRunner(
         model,
         cache,

@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+from octavo.attention.backend import CacheLayout
 from octavo.config.schema import DeviceConfig
 from octavo.core.step import BlockCopy, BlockOps
 from octavo.devices.device import Device, open_device
@@ -21,9 +22,13 @@ def device(kernels: bool) -> Device:
     return open_device(DeviceConfig(threads=1), PLATFORM) if kernels else REFERENCE
 
 
+def layout(num_blocks: int) -> CacheLayout:
+    return CacheLayout((2, num_blocks, 2, 4, 3), torch.float32)
+
+
 def make_engine(kernels: bool, num_host_blocks: int = 4) -> CacheEngine:
     """Two layers; every value of block `i` is `i`, plus 100 in the second layer."""
-    engine = CacheEngine([Arena([0, 1], (2, 9, 2, 4, 3), num_host_blocks)], torch.float32, device(kernels))
+    engine = CacheEngine([Arena([0, 1], layout(9), num_host_blocks)], device(kernels))
     for layer, cache in enumerate(engine.caches):
         cache += torch.arange(9).view(1, 9, 1, 1, 1) + 100 * layer
     return engine
@@ -70,8 +75,11 @@ def test_swap_outs_come_before_swap_ins_and_copies(kernels: bool) -> None:
 
 
 def test_each_cache_group_has_blocks_of_its_own(kernels: bool) -> None:
-    arenas = [Arena([0, 2], (2, 9, 2, 4, 3), 4), Arena([1], (2, 4, 2, 4, 3), 2)]
-    engine = CacheEngine(arenas, torch.float32, device(kernels))
+    arenas = [
+        Arena([0, 2], layout(9), 4),
+        Arena([1], layout(4), 2),
+    ]
+    engine = CacheEngine(arenas, device(kernels))
     assert [len(cache[0]) for cache in engine.caches] == [9, 4, 9]
     for cache in engine.caches:
         cache += torch.arange(cache.shape[1]).view(1, -1, 1, 1, 1)
@@ -86,7 +94,7 @@ def test_each_cache_group_has_blocks_of_its_own(kernels: bool) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems keep memory until the process ends")
 def test_memory_is_that_of_the_blocks_in_use(kernels: bool) -> None:
     # a block of all layers is half a large page
-    engine = CacheEngine([Arena([0, 1], (2, 65, LARGE_PAGE_BYTES // 8))], torch.uint8, device(kernels))
+    engine = CacheEngine([Arena([0, 1], CacheLayout((2, 65, LARGE_PAGE_BYTES // 8), torch.uint8))], device(kernels))
     first = engine.caches[0]
 
     def num_pages() -> int:

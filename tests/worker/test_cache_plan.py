@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.config.schema import CacheConfig, SchedulerConfig
-from octavo.core.model_shape import CacheGroup, group_layers
 from octavo.devices.device import DeviceMemory
 from octavo.errors import ConfigError
 from octavo.worker.cache_plan import CacheDivision
+from tests.fakes.shapes import group, group_windows
 
 LAYER_BYTES = 100
 MEMORY = DeviceMemory(total=1 << 40, available=1 << 40, source="machine", most_kv_bytes=None)
@@ -19,12 +19,12 @@ MEMORY = DeviceMemory(total=1 << 40, available=1 << 40, source="machine", most_k
 def division(windows: list[int | None], *, max_model_len: int = 256, chunk: int = 16, **cache: object) -> CacheDivision:
     scheduler = SchedulerConfig(max_model_len=max_model_len, max_num_batched_tokens=chunk, max_num_seqs=4)
     config = CacheConfig(dtype="float32", block_size=4, **cache)  # type: ignore[arg-type]
-    return CacheDivision(group_layers(windows), LAYER_BYTES, config, scheduler)
+    return CacheDivision(groups := group_windows(windows), [LAYER_BYTES] * len(groups), config, scheduler)
 
 
 def test_layers_are_grouped_by_their_window_in_the_order_of_their_first_layers() -> None:
-    assert group_layers([7, None, 7, 3]) == (CacheGroup((0, 2), 7), CacheGroup((1,)), CacheGroup((3,), 3))
-    assert CacheGroup((1, 4, 6), 7).of_range(range(4, 8)) == CacheGroup((0, 2), 7)
+    assert group_windows([7, None, 7, 3]) == (group(0, 2, window=7), group(1), group(3, window=3))
+    assert group(1, 4, 6, window=7).of_range(range(4, 8)) == group(0, 2, window=7)
 
 
 def test_each_group_has_blocks_for_as_many_sequences() -> None:

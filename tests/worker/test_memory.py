@@ -7,14 +7,15 @@ import pytest
 
 from octavo.config.explain import MemoryPlan
 from octavo.config.schema import CacheConfig, SchedulerConfig
-from octavo.core.model_shape import ModelShape, group_layers
+from octavo.core.model_shape import ModelShape
 from octavo.devices.device import KV_BYTES_ON_HOST, DeviceMemory
 from octavo.errors import ConfigError
 from octavo.worker.memory import ModelSizes, divide_memory
+from tests.fakes.shapes import group_windows
 
 GIB = 1 << 30
 QWEN3_06B = ModelShape(
-    cache_groups=group_layers([None] * 28),
+    cache_groups=group_windows([None] * 28),
     num_layers=28,
     hidden_size=1024,
     intermediate_size=3072,
@@ -43,11 +44,11 @@ def make_plan(
     return divide_memory(
         ModelSizes(
             msgspec.structs.replace(
-                QWEN3_06B, cache_groups=group_layers(windows or [None] * 28), max_position_embeddings=2**31 - 1
+                QWEN3_06B, cache_groups=group_windows(windows or [None] * 28), max_position_embeddings=2**31 - 1
             ),
             weights_bytes,
             position_bytes=512,
-            layer_block_bytes=BLOCK_BYTES // 28,
+            layer_block_bytes=(BLOCK_BYTES // 28,) * len(set(windows or [None])),
             activation_bytes=lambda max_model_len: ACTIVATION_BYTES,
         ),
         DeviceMemory(total=64 * GIB, available=available, source="cgroup"),

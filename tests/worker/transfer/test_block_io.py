@@ -13,6 +13,7 @@ from octavo.devices.cpu.device import CpuDevice
 from octavo.devices.reference.attention import ReferenceBackend
 from octavo.platform import Platform
 from octavo.worker.transfer.block_io import BlockIO
+from tests.fakes.shapes import group
 
 NUM_BLOCKS, BLOCK_SIZE, HEADS, DIM = 6, 16, 4, 8
 DTYPES = [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
@@ -43,7 +44,7 @@ def as_bytes(cache: Tensor) -> Tensor:
 
 
 def groups_of(num_layers: int = 2) -> list[CacheGroup]:
-    return [CacheGroup(tuple(range(num_layers)))]
+    return [group(*range(num_layers))]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -76,7 +77,7 @@ def test_heads_of_two_ranks_are_those_of_one(kind: str, dtype: torch.dtype) -> N
 
 
 def test_layers_of_a_stage_and_their_groups_have_the_numbers_of_the_whole_model() -> None:
-    groups = [CacheGroup((0, 2)), CacheGroup((1,), window=32)]
+    groups = [group(0, 2), group(1, window=32)]
     caches = make_caches("reference", torch.float32, num_layers=3)
     stage = BlockIO(caches, groups, HEADS, (4, 0))
     assert list(stage.layers) == [4, 5, 6]

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from octavo.config.schema import TransferConfig
-from octavo.core.model_shape import CacheGroup
 from octavo.errors import ConfigError
 from octavo.kv_transfer.messages import LoadBlocks, SaveBlocks
 from octavo.worker.transfer.block_io import BlockIO
 from octavo.worker.transfer.file_tier import FileTiers
+from tests.fakes.shapes import group
 from tests.worker.transfer.test_block_io import BLOCK_SIZE, DTYPES, HEADS, as_bytes, groups_of, make_caches
 
 DIGESTS = [bytes([number]) * 32 for number in range(3)]
@@ -93,7 +93,7 @@ def test_each_rank_has_files_of_its_own(open_tiers: Callable[..., FileTiers]) ->
 
 
 def test_null_blocks_are_neither_saved_nor_loaded(open_tiers: Callable[..., FileTiers]) -> None:
-    groups = [CacheGroup((0,)), CacheGroup((1,))]
+    groups = [group(0), group(1)]
     blocks = BlockIO(make_caches("reference", torch.float32), groups, HEADS)
     tiers = open_tiers(blocks)
     tiers.save(SaveBlocks(0, ["disk"], DIGESTS, [[1, 2, 3], [0, 0, 4]]))

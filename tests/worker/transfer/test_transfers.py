@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from octavo.core import frames
-from octavo.core.model_shape import CacheGroup
 from octavo.errors import PipeClosed
 from octavo.kv_transfer.messages import FetchBlocks, Fetched, PeerRank, RankCommands, RankNotes, SendBlocks
 from octavo.pipes.pipe import Listener, Pipe
@@ -23,10 +22,11 @@ from octavo.worker.transfer import pieces
 from octavo.worker.transfer.block_io import BlockIO
 from octavo.worker.transfer.pieces import Piece
 from octavo.worker.transfer.rank_transfer import RankTransfer
+from tests.fakes.shapes import group
 
 SECRET, EPOCH, TRANSFER = b"s" * 32, b"e" * 16, b"t" * 16
 LAYERS, HEADS, BLOCKS = 4, 4, 12
-GROUPS = [CacheGroup((0, 2)), CacheGroup((1, 3), window=8)]
+GROUPS = [group(0, 2), group(1, 3, window=8)]
 
 
 def whole_caches(*, is_filled: bool) -> list[Tensor]:
