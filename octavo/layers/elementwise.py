@@ -14,6 +14,7 @@ OPERATOR_OF: Final[Mapping[str, str]] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu2",
 }
 """Names in config.json, and the operator that computes them."""
 
@@ -29,6 +30,19 @@ class Elementwise(Layer):
         """Return the function of tensors [tokens, dim], of the same shape."""
         result: Tensor = getattr(self.ops, self._operator)(*tensors)
         return result
+
+
+class Factor(Layer):
+    """A tensor [tokens, dim] times a number."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the product, of the same shape."""
+        product: Tensor = self.ops.scaled(x, self.factor)
+        return product
 
 
 def activation(name: str) -> Elementwise:

@@ -34,15 +34,15 @@ class VocabularyShare:
         start = min(mesh.tensor.rank * room, total)
         return cls(start, min(room, total - start), room, total)
 
-    def slot(self, name: str, dim: int, hold: Callable[[Tensor], None]) -> TensorSlot:
-        """Return the slot of a table [total, dim]; `hold` gets this rank's rows, and zeros behind them up to `room`."""
+    def slot(self, name: str, inner: tuple[int, ...], hold: Callable[[Tensor], None]) -> TensorSlot:
+        """Return the slot of a table [total, *inner]; `hold` gets this rank's rows, and zeros up to `room` behind."""
         rows = slice(self.start, self.start + self.length)
 
         def fill(stored: Tensor) -> None:
             own, missing = stored[rows], self.room - self.length
-            hold(nn.functional.pad(own, (0, 0, 0, missing)) if missing else own)
+            hold(nn.functional.pad(own, (*(0, 0) * len(inner), 0, missing)) if missing else own)
 
-        return TensorSlot(name, (self.total, dim), fill, parts=((rows,),))
+        return TensorSlot(name, (self.total, *inner), fill, parts=((rows,),))
 
 
 class Embedding(Layer):
@@ -61,23 +61,24 @@ class Embedding(Layer):
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield the table."""
-        yield self.share.slot(f"{path}.weight", self.weight.shape[1], partial(self.hold, "weight"))
+        yield self.share.slot(f"{path}.weight", tuple(self.weight.shape[1:]), partial(self.hold, "weight"))
 
 
 class LMHead(PreparedLayer):
     """Hidden states [rows, dim] → float32 logits of this rank's tokens, [rows, room], by a table of its own."""
 
-    def __init__(self, dim: int, vocab_size: int, mesh: Mesh) -> None:
+    def __init__(self, dim: int, vocab_size: int, mesh: Mesh, *, bias: bool = False) -> None:
         self.mesh, self.share, self.dim = mesh, VocabularyShare.of(vocab_size, mesh), dim
-        super().__init__(dim, self.share.room)
+        super().__init__(dim, self.share.room, bias=bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [rows, dim] → float32 [rows, room]."""
         return self.prepared.in_float32(hidden)
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
-        """Yield the table."""
-        yield self.share.slot(f"{path}.weight", self.dim, partial(self.hold, "weight"))
+        """Yield the table, and the bias where there is one."""
+        for name, parameter in self.named_parameters(recurse=False):
+            yield self.share.slot(f"{path}.{name}", tuple(parameter.shape[1:]), partial(self.hold, name))
 
 
 class TiedEmbedding(LMHead):
@@ -117,7 +118,7 @@ class TiedHead(Layer):
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         """Yield the table once more, which a checkpoint may repeat."""
         name, (embedding,) = f"{path}.weight", self._shared
-        slot = embedding.share.slot(name, embedding.dim, partial(self._compare, name))
+        slot = embedding.share.slot(name, (embedding.dim,), partial(self._compare, name))
         yield replace(slot, required=False)
 
     def _compare(self, name: str, rows: Tensor) -> None:
@@ -129,11 +130,11 @@ class TiedHead(Layer):
 
 
 def embedding_and_head(
-    vocab_size: int, dim: int, mesh: Mesh, *, tied: bool
+    vocab_size: int, dim: int, mesh: Mesh, *, tied: bool, bias: bool = False
 ) -> tuple[Embedding | TiedEmbedding, LMHead | TiedHead]:
-    """Make embedding and head of a decoder, with one table or two."""
+    """Make embedding and head of a decoder, with one table or two; a tied head has no bias."""
     if not tied:
-        return Embedding(vocab_size, dim, mesh), LMHead(dim, vocab_size, mesh)
+        return Embedding(vocab_size, dim, mesh), LMHead(dim, vocab_size, mesh, bias=bias)
     embedding = TiedEmbedding(dim, vocab_size, mesh)
     return embedding, TiedHead(embedding)
 

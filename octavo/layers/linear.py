@@ -123,7 +123,10 @@ class GatedLinear(ColumnLinear):
 
 
 class QKVLinear(ColumnLinear):
-    """x [tokens, inputs] → q [tokens, heads, dim], k and v [tokens, kv_heads, dim], views of one tensor."""
+    """x [tokens, inputs] → q [tokens, heads, dim], k and v [tokens, kv_heads, dim], views of one tensor.
+
+    `by_head` is for checkpoints whose one tensor has q, k and v of the first head, then those of the next.
+    """
 
     def __init__(
         self,
@@ -134,7 +137,10 @@ class QKVLinear(ColumnLinear):
         bias: bool = False,
         reads: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
         transposed: bool = False,
+        by_head: bool = False,
     ) -> None:
+        assert not by_head or (not reads and heads.query == heads.kv), "heads have one query each, in one tensor"
+        self.by_head = by_head
         self.heads, self.local_heads = heads, heads.share(mesh)
         sections = (heads.q_size, heads.kv_size, heads.kv_size)
         super().__init__(inputs, sections, mesh, bias=bias, reads=reads, transposed=transposed)
@@ -147,6 +153,21 @@ class QKVLinear(ColumnLinear):
         """x [tokens, inputs] → q, k, v."""
         q, k, v = torch.split(self.prepared(x).view(x.shape[0], -1, self.local_heads.dim), self._split, dim=1)
         return q, k, v
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        if not self.by_head:
+            yield from super().tensor_slots(path)
+            return
+        start, length = self.heads.query_share(self.mesh)
+        rows = slice(3 * start, 3 * (start + length))
+        for name, parameter in self.named_parameters(recurse=False):
+            shape = (3 * self.heads.q_size, *parameter.shape[1:])
+            yield TensorSlot(f"{path}.{name}", shape, partial(self._fill_by_head, name, rows), parts=((rows,),))
+
+    def _fill_by_head(self, name: str, rows: slice, stored: Tensor) -> None:
+        own = stored[rows]
+        by_head = own.view(-1, 3, self.heads.dim, *own.shape[1:])
+        self.hold(name, by_head.transpose(0, 1).reshape(own.shape))
 
 
 class GatheredLinear(ColumnLinear):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -11,7 +12,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import PagedAttention
 from octavo.layers.elementwise import activation, addition
 from octavo.layers.linear import ColumnLinear, GatedLinear, QKVLinear, joined_linear
-from octavo.layers.norm import Norm, RMSNorm
+from octavo.layers.norm import HeadLayerNorm, Norm, RMSNorm, WidthNorm
 from octavo.layers.rotary import Rotary
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
@@ -22,6 +23,27 @@ LayerClass = Callable[[DecoderConfig, nn.Module, nn.Module], nn.Module]
 """Makes a decoder layer of its attention and its MLP."""
 
 
+def stream_norm(c: DecoderConfig) -> Norm:
+    """Make a norm of the stream."""
+    return c.norm(c.hidden_size, c.norm_eps)
+
+
+def width_norms(c: DecoderConfig, mesh: Mesh) -> NormPair:
+    """Make norms over all heads of a token together."""
+    heads, make = c.heads, partial(WidthNorm, dim=c.heads.dim, eps=c.norm_eps, mesh=mesh)
+    return make(heads.query, share=heads.query_share(mesh)), make(heads.kv, share=heads.kv_share(mesh))
+
+
+def head_layer_norms(c: DecoderConfig, mesh: Mesh, *, is_apart: bool = False) -> NormPair:
+    """Make norms with a weight for each head."""
+
+    def make(count: int, share: tuple[int, int]) -> Norm:
+        start, length = (each // c.heads.dim for each in share)
+        return HeadLayerNorm(count, range(start, start + length), c.heads.dim, c.norm_eps, is_apart=is_apart)
+
+    return make(c.heads.query, c.heads.query_share(mesh)), make(c.heads.kv, c.heads.kv_share(mesh))
+
+
 class RotaryAttention(nn.Module):
     """Grouped-query attention, with the rotation and over the window that the config has for the layer.
 
@@ -30,7 +52,9 @@ class RotaryAttention(nn.Module):
 
     def __init__(self, c: DecoderConfig, mesh: Mesh, layer: int, norms: NormPair | None = None) -> None:
         super().__init__()
-        self.qkv_proj = QKVLinear(c.hidden_size, c.heads, mesh, bias=c.qkv_bias, reads=c.qkv_reads)
+        self.qkv_proj = QKVLinear(
+            c.hidden_size, c.heads, mesh, bias=c.qkv_bias, reads=c.qkv_reads, by_head=c.qkv_by_head
+        )
         if norms is None and c.qk_norm:
             norms = RMSNorm(c.heads.dim, c.norm_eps), RMSNorm(c.heads.dim, c.norm_eps)
         if norms is not None:
@@ -91,9 +115,9 @@ class GatedLayer(nn.Module):
 
     def __init__(self, c: DecoderConfig, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
-        self.input_layernorm = c.norm(c.hidden_size, c.norm_eps)
+        self.input_layernorm = stream_norm(c)
         self.self_attn = attention
-        self.post_attention_layernorm = c.norm(c.hidden_size, c.norm_eps)
+        self.post_attention_layernorm = stream_norm(c)
         self.mlp = mlp
 
     def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor]:
@@ -104,12 +128,17 @@ class GatedLayer(nn.Module):
 
 
 class SandwichLayer(GatedLayer):
-    """Attention and MLP, each between two norms."""
+    """Attention and MLP, each behind a norm and before a module that `after` makes, a second norm unless given."""
 
-    def __init__(self, c: DecoderConfig, attention: nn.Module, mlp: nn.Module) -> None:
+    def __init__(
+        self,
+        c: DecoderConfig,
+        attention: nn.Module,
+        mlp: nn.Module,
+        after: Callable[[DecoderConfig], nn.Module] = stream_norm,
+    ) -> None:
         super().__init__(c, attention, mlp)
-        self.attention_output_norm = c.norm(c.hidden_size, c.norm_eps)
-        self.mlp_output_norm = c.norm(c.hidden_size, c.norm_eps)
+        self.attention_output_norm, self.mlp_output_norm = after(c), after(c)
 
     def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor]:
         """Return (x, residual), each [tokens, hidden]; the stream is their sum."""
@@ -125,9 +154,9 @@ class LateNormLayer(nn.Module):
     def __init__(self, c: DecoderConfig, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
         self.self_attn = attention
-        self.attention_output_norm = c.norm(c.hidden_size, c.norm_eps)
+        self.attention_output_norm = stream_norm(c)
         self.mlp = mlp
-        self.mlp_output_norm = c.norm(c.hidden_size, c.norm_eps)
+        self.mlp_output_norm = stream_norm(c)
         self.add = addition()
 
     def forward(self, x: Tensor, residual: None, batch: ModelInput) -> tuple[Tensor, None]:
@@ -137,18 +166,20 @@ class LateNormLayer(nn.Module):
 
 
 class ParallelLayer(nn.Module):
-    """Attention and MLP read the same stream, behind one norm."""
+    """Attention and MLP read the same stream, behind one norm or behind one each."""
 
-    def __init__(self, c: DecoderConfig, attention: nn.Module, mlp: nn.Module) -> None:
+    def __init__(self, c: DecoderConfig, attention: nn.Module, mlp: nn.Module, *, has_two_norms: bool = False) -> None:
         super().__init__()
-        self.input_layernorm = c.norm(c.hidden_size, c.norm_eps)
+        self.input_layernorm = stream_norm(c)
+        self.post_attention_layernorm = stream_norm(c) if has_two_norms else None
         self.self_attn, self.mlp = attention, mlp
         self.add = addition()
 
     def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor]:
         """Return (x, residual), each [tokens, hidden]; the stream is their sum."""
         x, residual = self.input_layernorm.add(x, residual)
-        return self.add(self.self_attn(x, batch), self.mlp(x)), residual
+        other = x if self.post_attention_layernorm is None else self.post_attention_layernorm(residual)
+        return self.add(self.self_attn(x, batch), self.mlp(other)), residual
 
 
 class GatedDecoder(DecoderStack):

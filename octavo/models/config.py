@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Self
 
 import msgspec
@@ -44,6 +45,13 @@ class DecoderConfig:
     """Heads of queries and keys are scaled by their root mean squares before they turn."""
     attention_scale: float | None = None
     """The factor of scores; None for one over the root of the head size."""
+    embedding_multiplier: float = 1.0
+    """The factor of token embeddings."""
+    residual_multiplier: float = 1.0
+    """The factor of what attention and MLP add to the stream."""
+    logit_multiplier: float = 1.0
+    head_bias: bool = False
+    """Whether the head has a bias."""
     qkv_bias: bool = False
     out_bias: bool = False
     """Whether the projection after attention has a bias."""
@@ -53,6 +61,8 @@ class DecoderConfig:
     """Makes a norm of the stream: (width, eps)."""
     qkv_reads: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     """The stored tensors of queries, keys and values: one for each, or one that holds all (QKVLinear)."""
+    qkv_by_head: bool = False
+    """Whether the one stored tensor has queries, keys and values of the first head, then those of the next."""
     gate_up_reads: tuple[str, ...] = ("gate_proj", "up_proj")
     """The stored tensors of a gated MLP: one for each half, or one that holds both."""
     windows: tuple[int | None, ...] = ()
@@ -64,10 +74,19 @@ class DecoderConfig:
         """Read the config of `c`. Raises CheckpointError or UnsupportedModel."""
 
     @classmethod
-    def common(cls, c: Checkpoint, *, head_dim: int | None = None, **own: Any) -> Self:
+    def common(
+        cls,
+        c: Checkpoint,
+        *,
+        head_dim: int | None = None,
+        rotary_share: float | None = None,
+        interleaved: bool = False,
+        **own: Any,
+    ) -> Self:
         """Read the keys that Llama and its descendants share; `own` adds or replaces fields.
 
-        `head_dim` defaults to the config's key, else to an even share of the hidden size.
+        `head_dim` defaults to the config's key, else to an even share of the hidden size. `rotary_share` and
+        `interleaved` are those of `read_rope`.
         """
         refuse_quantization(c)
         kinds = c.values.get("layer_types") or []
@@ -89,10 +108,11 @@ class DecoderConfig:
             "tied": c.bool("tie_word_embeddings", False),
         }
         if "rope" not in own:
-            fields["rope"] = read_rope(c, dim)
+            read = partial(read_rope, c, dim, share=rotary_share, interleaved=interleaved)
+            fields["rope"] = read()
             if c.has_ropes_by_kind():
                 kinds = [KINDS[window is not None] for window in own.get("windows", ())]
-                ropes = {kind: read_rope(c, dim, kind=kind) for kind in kinds}
+                ropes = {kind: read(kind=kind) for kind in kinds}
                 fields["ropes"] = tuple(ropes[kind] for kind in kinds)
         return cls(**{**fields, **own})
 
@@ -257,11 +277,14 @@ def _read_factors(rope: Section, name: str, pairs: int) -> tuple[float, ...]:
     return tuple(float(each) for each in found)
 
 
-def read_windows(c: Checkpoint, *, is_windowed: bool, default: int | None = None) -> tuple[int | None, ...]:
+def read_windows(
+    c: Checkpoint, *, is_windowed: bool, default: int | None = None, pattern: int | None = None
+) -> tuple[int | None, ...]:
     """Return the window of each layer, () where none has one.
 
     `layer_types` says which layers have the window `sliding_window`, as do `sliding_window_pattern` (all but every
-    n-th) and `max_window_layers` (all from the n-th on). Without these all layers have it where `is_windowed`.
+    n-th; `pattern` where it is absent) and `max_window_layers` (all from the n-th on). Without these all layers have it
+    where `is_windowed`. `default` is the window where the config names none.
     """
     num_layers = c.positive("num_hidden_layers")
     kinds = c.values.get("layer_types")
@@ -274,8 +297,8 @@ def read_windows(c: Checkpoint, *, is_windowed: bool, default: int | None = None
         has_window = [kind == "sliding_attention" for kind in kinds]
     elif not is_windowed:
         return ()
-    elif c.values.get("sliding_window_pattern") is not None:
-        pattern = c.positive("sliding_window_pattern")
+    elif pattern is not None or c.values.get("sliding_window_pattern") is not None:
+        pattern = c.positive("sliding_window_pattern", 1 if pattern is None else pattern)
         has_window = [(layer + 1) % pattern != 0 for layer in range(num_layers)]
     else:
         first = c.values.get("max_window_layers")

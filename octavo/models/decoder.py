@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from octavo.attention.metadata import IntermediateTensors, ModelInput
 from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
+from octavo.layers.elementwise import Factor
 from octavo.layers.embedding import embedding_and_head
 from octavo.layers.layer import CachedLayer, Layer
 from octavo.layers.norm import Norm, RMSNorm
@@ -57,12 +58,15 @@ class DecoderStack(nn.Module):
         self.config = c
         self.layer_range = mesh.layer_range(c.num_layers)
         self.is_first, self.is_last = self.layer_range.start == 0, self.layer_range.stop == c.num_layers
-        embed_tokens, lm_head = embedding_and_head(c.vocab_size, embedding_size or c.hidden_size, mesh, tied=c.tied)
+        width = embedding_size or c.hidden_size
+        embed_tokens, lm_head = embedding_and_head(c.vocab_size, width, mesh, tied=c.tied, bias=c.head_bias)
         # a tied head multiplies by the embedding's table
         self.embed_tokens = embed_tokens if self.is_first or (self.is_last and c.tied) else None
         self.layers = nn.ModuleDict({str(index): layer(index) for index in self.layer_range})
         self.norm = norm(c.hidden_size, c.norm_eps) if self.is_last else None
         self.lm_head = lm_head if self.is_last else None
+        self.embedding_factor = None if c.embedding_multiplier == 1 else Factor(c.embedding_multiplier)
+        self.logit_factor = None if c.logit_multiplier == 1 else Factor(c.logit_multiplier)
         self._assign_caches(c, mesh)
 
     def _assign_caches(self, c: DecoderConfig, mesh: Mesh) -> None:
@@ -92,7 +96,7 @@ class DecoderStack(nn.Module):
 
     def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
         """Make the first layer's input [tokens, hidden] from the token embeddings x [tokens, embedding_size]."""
-        return x
+        return x if self.embedding_factor is None else self.embedding_factor(x)
 
     def normalize(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Make the last hidden states [tokens, hidden] from what the last layer returned."""
@@ -107,7 +111,7 @@ class DecoderStack(nn.Module):
         """
         assert self.lm_head is not None, "only the last stage has the head"
         logits: Tensor = self.lm_head(hidden)
-        return logits
+        return logits if self.logit_factor is None else self.logit_factor(logits)
 
     def owns(self, name: str) -> bool:
         """Return whether a tensor with this name, without prefix, belongs to this rank's part of the model.

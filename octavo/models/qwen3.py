@@ -1,4 +1,7 @@
-"""Qwen3: grouped-query attention with per-head q/k norms and a gated SiLU MLP. Source: https://arxiv.org/abs/2505.09388."""
+"""Qwen3: grouped-query attention with per-head q/k norms and a gated SiLU MLP.
+
+Source: https://arxiv.org/abs/2505.09388.
+"""
 
 from __future__ import annotations
 

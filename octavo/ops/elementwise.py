@@ -41,6 +41,11 @@ def relu(x: Tensor) -> Tensor:
     return F.relu(x)
 
 
+def relu2(x: Tensor) -> Tensor:
+    """Return `max(x, 0)²`. Source: So et al., "Primer", https://arxiv.org/abs/2109.08668."""
+    return F.relu(x).square()
+
+
 def add(x: Tensor, y: Tensor) -> Tensor:
     """Return `x + y`, each [tokens, dim] in one type, rounded once."""
     return x + y
@@ -81,6 +86,7 @@ OPERATORS = (
     Operator("gelu", gelu, examples),
     Operator("gelu_tanh", gelu_tanh, examples),
     Operator("relu", relu, examples),
+    Operator("relu2", relu2, examples),
     Operator("add", add, add_examples),
     Operator("scaled", scaled, parameter_examples),
     Operator("soft_capped", soft_capped, parameter_examples),

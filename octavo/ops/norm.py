@@ -34,8 +34,15 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Return `(x - mean(x)) / sqrt(var(x) + eps) * weight + bias` over the last dimension; x is [tokens, dim]."""
-    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    """Return `(x - mean(x)) / sqrt(var(x) + eps) * weight + bias` over the last dimension.
+
+    x is [tokens, dim] or [tokens, heads, dim]; the weight is [dim], or [heads, dim] with one for each head. Computed in
+    float32 and rounded once.
+    """
+    if weight is None or weight.dim() == 1:
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    normed = F.layer_norm(x.float(), x.shape[-1:], None, None, eps) * weight.float()
+    return (normed if bias is None else normed + bias.float()).to(x.dtype)
 
 
 def add_layer_norm(
@@ -67,6 +74,16 @@ def layer_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor | None, 
         yield x, None, None, 1e-5
 
 
+def head_layer_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None, float]]:
+    """Yield `layer_examples`, and heads that are slices of a wider tensor, with one weight and with one for each."""
+    yield from layer_examples(dtype)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(5, 6, 24, generator=generator).to(dtype)[:, :4]
+    weight, bias = torch.rand(2, 4, 24, generator=generator).add(0.5).to(dtype)
+    yield x, weight, None, 1e-5
+    yield x, weight[0], bias[0], 1e-5
+
+
 def add_rms_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor, float, float]]:
     """Yield `rms_examples` with a residual stream."""
     for x, weight, eps, offset in rms_examples(dtype):
@@ -82,6 +99,6 @@ def add_layer_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Ten
 OPERATORS = (
     Operator("rms_norm", rms_norm, rms_examples),
     Operator("add_rms_norm", add_rms_norm, add_rms_examples),
-    Operator("layer_norm", layer_norm, layer_examples),
+    Operator("layer_norm", layer_norm, head_layer_examples),
     Operator("add_layer_norm", add_layer_norm, add_layer_examples),
 )

@@ -15,14 +15,14 @@ import torch
 from octavo import LLM, SamplingParams
 from octavo.core.outputs import Logprob, RequestOutput
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
-from tests.fakes.checkpoints import FAMILIES, load_oracle, make_checkpoint
+from tests.fakes.checkpoints import ALWAYS, load_oracle, make_checkpoint
 from tests.fakes.exact_products import need_exact_products
 
 TOLERANCE = 1e-4
 GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, logprobs=0, prompt_logprobs=0)
 
 
-@pytest.fixture(scope="module", params=sorted(FAMILIES))
+@pytest.fixture(scope="module", params=ALWAYS)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
     make_checkpoint(request.param, path, vocab_size=300)

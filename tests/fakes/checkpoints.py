@@ -7,7 +7,48 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+WINDOWS_IN_TWO: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "cohere": ("CohereConfig", "CohereForCausalLM", {"num_key_value_heads": 2}),
+    "cohere2": ("Cohere2Config", "Cohere2ForCausalLM", {"num_key_value_heads": 2, **WINDOWS_IN_TWO}),
+    "ernie4_5": ("Ernie4_5Config", "Ernie4_5ForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
+    "exaone4": ("Exaone4Config", "Exaone4ForCausalLM", {"num_key_value_heads": 2, **WINDOWS_IN_TWO}),
+    "glm": ("GlmConfig", "GlmForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
+    "glm4": ("Glm4Config", "Glm4ForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
+    "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", {}),
+    "granite": (
+        "GraniteConfig",
+        "GraniteForCausalLM",
+        {
+            "num_key_value_heads": 2,
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.15,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 6.0,
+        },
+    ),
+    "ministral": (
+        "MinistralConfig",
+        "MinistralForCausalLM",
+        {"num_key_value_heads": 2, "head_dim": 8, **WINDOWS_IN_TWO},
+    ),
+    "nemotron": ("NemotronConfig", "NemotronForCausalLM", {"num_key_value_heads": 2}),
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {"num_key_value_heads": 2}),
+    "olmo3": ("Olmo3Config", "Olmo3ForCausalLM", {"num_key_value_heads": 2, **WINDOWS_IN_TWO}),
+    "phi": ("PhiConfig", "PhiForCausalLM", {"num_key_value_heads": 2}),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM", {"num_key_value_heads": 2}),
+    "seed_oss": ("SeedOssConfig", "SeedOssForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
+    "smollm3": (
+        "SmolLM3Config",
+        "SmolLM3ForCausalLM",
+        {"num_key_value_heads": 2, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]},
+    ),
+    "stablelm": ("StableLmConfig", "StableLmForCausalLM", {"num_key_value_heads": 2, "partial_rotary_factor": 0.5}),
+    "starcoder2": ("Starcoder2Config", "Starcoder2ForCausalLM", {"num_key_value_heads": 2}),
     "llama": ("LlamaConfig", "LlamaForCausalLM", {"num_key_value_heads": 2}),
     "mistral": ("MistralConfig", "MistralForCausalLM", {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 7}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {"num_key_value_heads": 1}),
@@ -16,6 +57,9 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", {}),
 }
 """Family → transformers' config class, its model class, sizes of its own."""
+
+ALWAYS = ("gpt2", "llama", "mistral", "opt", "qwen2", "qwen3")
+"""Families that are run in every way; of the others, which share their parts, tests run a selection."""
 
 ALTERNATING: dict[str, Any] = {
     "num_hidden_layers": 4,

@@ -11,6 +11,7 @@ from tests.layers.bound import fill, random
 
 EXPECTED = {
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x) ** 2,
     "gelu": F.gelu,
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),

@@ -11,6 +11,7 @@ import torch
 
 from tests.fakes.checkpoints import (
     ALTERNATING,
+    WINDOWS_IN_TWO,
     edit_config,
     load_oracle,
     make_checkpoint,
@@ -58,6 +59,49 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {}),
     "gpt2 untied": ("gpt2", {"tie_word_embeddings": False, "intermediate_size": None, "activation_function": "gelu"}),
 }
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.1],
+    "long_factor": [1.5, 4.0],
+    "partial_rotary_factor": 0.5,
+}
+BY_KIND = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    "full_attention": {**YARN, "rope_theta": 5_000.0},
+}
+HALF_YARN = {**YARN, "partial_rotary_factor": 0.5}
+HALF_DYNAMIC = {**DYNAMIC, "partial_rotary_factor": 0.5}
+HALF_LLAMA3 = {**LLAMA3, "partial_rotary_factor": 0.5}
+VARIANTS |= {
+    family: (family, {})
+    for family in (
+        *("cohere", "cohere2", "ernie4_5", "exaone4", "glm", "glm4", "gpt_neox", "granite", "ministral", "nemotron"),
+        *("olmo2", "olmo3", "phi", "phi3", "seed_oss", "smollm3", "stablelm", "starcoder2"),
+    )
+}
+VARIANTS |= {
+    "cohere with norms and biases": ("cohere", {"use_qk_norm": True, "attention_bias": True, "logit_scale": 0.3}),
+    "cohere2 by pattern": ("cohere2", {"layer_types": None, "num_hidden_layers": 4, "tie_word_embeddings": False}),
+    "ernie4_5 with biases": ("ernie4_5", {"use_bias": True, "tie_word_embeddings": False}),
+    "exaone4 without windows": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "glm with yarn and without biases": ("glm", {"attention_bias": False, "rope_parameters": HALF_YARN}),
+    "glm4 with dynamic positions": ("glm4", {"rope_parameters": HALF_DYNAMIC, "tie_word_embeddings": True}),
+    "gpt_neox one after the other": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    "granite with biases": ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "ministral without layer types": ("ministral", {"layer_types": None, "num_hidden_layers": 2}),
+    "nemotron with biases": ("nemotron", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
+    "nemotron with llama3 positions": ("nemotron", {"rope_parameters": HALF_LLAMA3}),
+    "olmo2 with biases": ("olmo2", {"attention_bias": True, "rope_parameters": YARN}),
+    "olmo3 with rotations by kind": ("olmo3", {"rope_parameters": BY_KIND}),
+    "phi with norms": ("phi", {"qk_layernorm": True, "rope_parameters": {**LINEAR, "partial_rotary_factor": 0.5}}),
+    "phi3 with longrope": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 20}),
+    "phi3 with a window": ("phi3", {"sliding_window": 7, "tie_word_embeddings": True}),
+    "seed_oss with all biases": ("seed_oss", {"attention_out_bias": True, "mlp_bias": True}),
+    "smollm3 with windows": ("smollm3", {**WINDOWS_IN_TWO, "use_sliding_window": True, "attention_bias": True}),
+    "stablelm in parallel": ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": True, "qk_layernorm": True}),
+    "starcoder2 with a window": ("starcoder2", {"sliding_window": 7, "use_bias": False, "hidden_act": "gelu"}),
+}
 PROMPT_LENGTHS = (1, 9, 30, 17)
 
 
@@ -82,7 +126,7 @@ def test_prompts_and_greedy_text_agree(family: str, overrides: dict[str, Any], t
     path = make_checkpoint(family, tmp_path, **overrides)
     run, streams = PagedRun(load(path)), make_streams()
     run.step([(stream, len(stream.token_ids)) for stream in streams])
-    run.decode(streams, 64)
+    run.decode(streams, 24)
     oracle = load_oracle(path)
     for stream in streams:
         assert_same_as_oracle(oracle, stream)

@@ -37,6 +37,8 @@ template <class Element>
 void elementwise_of(const Elementwise& a, int begin, int end) {
   switch (a.function) {
     case Function::relu: return map_rows<Element>(a, begin, end, [](Floats x, Floats) { return relu(x); });
+    case Function::relu2:
+      return map_rows<Element>(a, begin, end, [](Floats x, Floats) { return mul(relu(x), relu(x)); });
     case Function::gelu: return map_rows<Element>(a, begin, end, [](Floats x, Floats) { return gelu(x); });
     case Function::gelu_tanh: return map_rows<Element>(a, begin, end, [](Floats x, Floats) { return gelu_tanh(x); });
     case Function::silu_and_mul:

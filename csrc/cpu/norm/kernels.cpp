@@ -8,6 +8,11 @@
 namespace octavo {
 namespace {
 
+template <class Element, class Norm>
+const Element* row_of(const Norm& a, int row) {
+  return static_cast<const Element*>(a.x) + row / a.heads * a.x_stride + row % a.heads * a.dim;
+}
+
 template <class Element>
 void rms_norm_row(const Element* x, const Element* residual, const Element* weight, Element* sum, Element* out, int dim,
                   float eps, float offset) {
@@ -32,7 +37,7 @@ template <class Element>
 void rms_norm_rows(const RmsNorm& a, int begin, int end) {
   for (int row = begin; row < end; ++row) {
     const std::int64_t dense = static_cast<std::int64_t>(row) * a.dim;
-    rms_norm_row(static_cast<const Element*>(a.x) + row * a.x_stride,
+    rms_norm_row(row_of<Element>(a, row),
                  a.residual ? static_cast<const Element*>(a.residual) + dense : nullptr,
                  static_cast<const Element*>(a.weight), a.sum ? static_cast<Element*>(a.sum) + dense : nullptr,
                  static_cast<Element*>(a.out) + dense, a.dim, a.eps, a.offset);
@@ -75,9 +80,10 @@ template <class Element>
 void layer_norm_rows(const LayerNorm& a, int begin, int end) {
   for (int row = begin; row < end; ++row) {
     const std::int64_t dense = static_cast<std::int64_t>(row) * a.dim;
-    layer_norm_row(static_cast<const Element*>(a.x) + row * a.x_stride,
+    layer_norm_row(row_of<Element>(a, row),
                    a.residual ? static_cast<const Element*>(a.residual) + dense : nullptr,
-                   static_cast<const Element*>(a.weight), static_cast<const Element*>(a.bias),
+                   static_cast<const Element*>(a.weight) + (a.has_weights_of_heads ? row % a.heads * a.dim : 0),
+                   static_cast<const Element*>(a.bias),
                    a.sum ? static_cast<Element*>(a.sum) + dense : nullptr, static_cast<Element*>(a.out) + dense, a.dim,
                    a.eps);
   }

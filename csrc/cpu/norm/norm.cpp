@@ -17,9 +17,9 @@ void bind_norm(nb::class_<Cpu>& cpu) {
   cpu.def(
       "rms_norm",
       [](Cpu& cpu, Address x, Address residual, Address weight, Address sum, Address out, int rows, std::int64_t x_stride,
-         int dim, float eps, int type, float offset) {
-        const RmsNorm norm{pointer(x), pointer(residual), pointer(weight), pointer(sum),           pointer(out),
-                           x_stride,   dim,               eps,             offset, static_cast<Type>(type)};
+         int heads, int dim, float eps, int type, float offset) {
+        const RmsNorm norm{pointer(x), pointer(residual), pointer(weight), pointer(sum), pointer(out),           x_stride,
+                           heads,      dim,               eps,             offset,       static_cast<Type>(type)};
         cpu.submit([&cpu, norm, rows, kernel = norm_kernels(cpu.level).rms_norm] {
           cpu.pool.run_pieces(rows, rows_grain(norm.dim), [&](int begin, int end, int) { kernel(norm, begin, end); });
         });
@@ -29,9 +29,10 @@ void bind_norm(nb::class_<Cpu>& cpu) {
   cpu.def(
       "layer_norm",
       [](Cpu& cpu, Address x, Address residual, Address weight, Address bias, Address sum, Address out, int rows,
-         std::int64_t x_stride, int dim, float eps, int type) {
+         std::int64_t x_stride, int heads, int dim, float eps, int type, bool has_weights_of_heads) {
         const LayerNorm norm{pointer(x),   pointer(residual), pointer(weight), pointer(bias), pointer(sum),
-                             pointer(out), x_stride,          dim,             eps,           static_cast<Type>(type)};
+                             pointer(out), x_stride,          heads,           dim,           has_weights_of_heads,
+                             eps,          static_cast<Type>(type)};
         cpu.submit([&cpu, norm, rows, kernel = norm_kernels(cpu.level).layer_norm] {
           cpu.pool.run_pieces(rows, rows_grain(norm.dim), [&](int begin, int end, int) { kernel(norm, begin, end); });
         });

@@ -5,7 +5,8 @@
 
 namespace octavo {
 
-// x, residual, sum and out are [rows, dim] of `type`; rows of x may lie `x_stride` elements apart, the others are dense.
+// x, residual, sum and out are [rows, dim] of `type`. In x, `heads` rows lie side by side, and the next ones `x_stride`
+// elements behind their first; the others are dense.
 struct RmsNorm {
   const void* x;
   const void* residual;  // null: nothing is added
@@ -13,7 +14,7 @@ struct RmsNorm {
   void* sum;             // x + residual, rounded to `type`; null without a residual
   void* out;
   std::int64_t x_stride;
-  int dim;
+  int heads, dim;
   float eps, offset;
   Type type;
 };
@@ -22,12 +23,13 @@ struct RmsNorm {
 struct LayerNorm {
   const void* x;
   const void* residual;  // null: nothing is added
-  const void* weight;    // [dim], or null for ones
+  const void* weight;    // [dim], or [heads, dim] where `has_weights_of_heads`, or null for ones
   const void* bias;      // [dim], or null for zeros
   void* sum;
   void* out;
   std::int64_t x_stride;
-  int dim;
+  int heads, dim;
+  bool has_weights_of_heads;
   float eps;
   Type type;
 };

@@ -13,7 +13,7 @@ from octavo.ops import elementwise
 from octavo.ops.registry import Implementation
 
 _TYPES = (torch.float32, torch.bfloat16)
-_RELU, _GELU, _GELU_TANH, _SILU_AND_MUL, _ADD, _GELU_TANH_AND_MUL, _SCALED, _SOFT_CAPPED = range(8)
+_RELU, _GELU, _GELU_TANH, _SILU_AND_MUL, _ADD, _GELU_TANH_AND_MUL, _SCALED, _SOFT_CAPPED, _RELU2 = range(9)
 
 
 def make_function(function: int, reference: Callable[..., Tensor], runtime: CpuRuntime) -> Callable[..., Tensor]:
@@ -76,6 +76,7 @@ def make_add(runtime: CpuRuntime) -> Callable[[Tensor, Tensor], Tensor]:
 
 IMPLEMENTATIONS = (
     Implementation("relu", "native", partial(make_function, _RELU, elementwise.relu)),
+    Implementation("relu2", "native", partial(make_function, _RELU2, elementwise.relu2)),
     Implementation("gelu", "native", partial(make_function, _GELU, elementwise.gelu)),
     Implementation("gelu_tanh", "native", partial(make_function, _GELU_TANH, elementwise.gelu_tanh)),
     Implementation("silu_and_mul", "native", partial(make_gated, _SILU_AND_MUL, elementwise.silu_and_mul)),

@@ -22,12 +22,9 @@ def make_rms_norm(runtime: CpuRuntime) -> Callable[..., Tensor]:
         dtype, shape = x.dtype, x.shape
         if dtype not in _TYPES or weight.dtype is not dtype:
             return reference.rms_norm(x, weight, eps, offset)
-        if len(shape) > 2:
-            x = dense(x)
         out = empty(shape, dtype)
-        count, dim, stride = rows_of(x)
-        code = TYPE_CODES[dtype]
-        kernel(x.data_ptr(), 0, weight.data_ptr(), 0, out.data_ptr(), count, stride, dim, eps, code, offset)
+        rows, code = _rows_of_heads(x), TYPE_CODES[dtype]
+        kernel(x.data_ptr(), 0, weight.data_ptr(), 0, out.data_ptr(), *rows, eps, code, offset)
         return out
 
     return rms_norm
@@ -49,7 +46,7 @@ def make_add_rms_norm(runtime: CpuRuntime) -> Callable[..., tuple[Tensor, Tensor
         total, out = empty(shape, dtype), empty(shape, dtype)
         count, dim, stride = rows_of(x)
         inputs, results = (x.data_ptr(), residual.data_ptr(), weight.data_ptr()), (total.data_ptr(), out.data_ptr())
-        kernel(*inputs, *results, count, stride, dim, eps, TYPE_CODES[dtype], offset)
+        kernel(*inputs, *results, count, stride, 1, dim, eps, TYPE_CODES[dtype], offset)
         return out, total
 
     return add_rms_norm
@@ -63,10 +60,9 @@ def make_layer_norm(runtime: CpuRuntime) -> Callable[[Tensor, Tensor | None, Ten
         dtype = x.dtype
         if dtype not in _TYPES or not _are_of(dtype, weight, bias):
             return reference.layer_norm(x, weight, bias, eps)
-        out = empty(x.shape, dtype)
-        count, dim, stride = rows_of(x)
-        inputs = (x.data_ptr(), 0, _address(weight), _address(bias))
-        kernel(*inputs, 0, out.data_ptr(), count, stride, dim, eps, TYPE_CODES[dtype])
+        out, rows = empty(x.shape, dtype), _rows_of_heads(x)
+        inputs = (x.data_ptr(), 0, _address(weight), _address(bias), 0, out.data_ptr())
+        kernel(*inputs, *rows, eps, TYPE_CODES[dtype], weight is not None and weight.dim() > 1)
         return out
 
     return layer_norm
@@ -88,10 +84,24 @@ def make_add_layer_norm(
         total, out = empty(shape, dtype), empty(shape, dtype)
         count, dim, stride = rows_of(x)
         inputs = (x.data_ptr(), residual.data_ptr(), _address(weight), _address(bias))
-        kernel(*inputs, total.data_ptr(), out.data_ptr(), count, stride, dim, eps, TYPE_CODES[dtype])
+        kernel(*inputs, total.data_ptr(), out.data_ptr(), count, stride, 1, dim, eps, TYPE_CODES[dtype], False)
         return out, total
 
     return add_layer_norm
+
+
+def _rows_of_heads(x: Tensor) -> tuple[int, int, int, int]:
+    """x [tokens, dim] or [tokens, heads, dim] as rows: (how many, elements from token to token, heads, dim).
+
+    Tokens may lie apart; the heads of a token lie side by side.
+    """
+    if len(x.shape) == 2:
+        count, dim, stride = rows_of(x)
+        return count, stride, 1, dim
+    tokens, heads, dim = x.shape
+    stride, head, inner = x.stride()
+    assert (head == dim or heads == 1) and inner == 1, "heads of a token lie side by side"  # noqa: PT018
+    return tokens * heads, stride, heads, dim
 
 
 def _are_of(dtype: torch.dtype, *tensors: Tensor | None) -> bool:

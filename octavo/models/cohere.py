@@ -1,0 +1,53 @@
+"""Cohere's Command R: attention and MLP beside each other, behind one LayerNorm. Source: Cohere's releases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
+from octavo.layers.norm import LayerNorm
+from octavo.models.blocks import GatedDecoder, ParallelLayer, RotaryAttention, head_layer_norms
+from octavo.models.config import DecoderConfig
+
+ARCHITECTURES = ("CohereForCausalLM",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CohereConfig(DecoderConfig):
+    """Heads turn in neighbouring pairs; in large models queries and keys have norms with weights for each head."""
+
+    has_head_norms: bool = False
+
+    @classmethod
+    def read(cls, c: Checkpoint) -> Self:
+        c.expect("hidden_act", "silu")
+        bias = c.bool("attention_bias", False)
+        return cls.common(
+            c,
+            interleaved=True,
+            norm=partial(LayerNorm, bias=False),
+            norm_eps=c.float("layer_norm_eps", 1e-5),
+            tied=c.bool("tie_word_embeddings", True),
+            qkv_bias=bias,
+            out_bias=bias,
+            logit_multiplier=c.float("logit_scale", 0.0625),
+            has_head_norms=c.bool("use_qk_norm", False),
+        )
+
+
+class CohereForCausalLM(GatedDecoder):
+    """The whole model."""
+
+    Config = CohereConfig
+
+    def __init__(self, c: CohereConfig, mesh: Mesh) -> None:
+        def attention(layer: int) -> RotaryAttention:
+            return RotaryAttention(c, mesh, layer, head_layer_norms(c, mesh) if c.has_head_norms else None)
+
+        super().__init__(c, mesh, attention, layer=ParallelLayer)
+
+
+MODEL = CohereForCausalLM
