@@ -18,9 +18,13 @@ _GEMMA3: Final[Mapping[str, Any]] = {
     "max_position_embeddings": 131_072,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
+    "sliding_window_pattern": 6,
     "vocab_size": 262_208,
 }
-_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {"gemma3_text": _GEMMA3}
+_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "gemma2": {"sliding_window": 4096, "sliding_window_pattern": 2},
+    "gemma3_text": _GEMMA3,
+}
 """By `model_type`: values that published configs leave out."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from octavo.layers.layer import Layer
@@ -20,28 +21,30 @@ OPERATOR_OF: Final[Mapping[str, str]] = {
 
 
 class Elementwise(Layer):
-    """A function of tensors [tokens, dim] of one shape, which its result has too."""
+    """A function of tensors [tokens, dim] of one shape, which its result has too, and of fixed numbers."""
 
-    def __init__(self, operator: str) -> None:
+    def __init__(self, operator: str, *numbers: float) -> None:
         super().__init__()
-        self._operator = operator
+        self._operator, self._numbers = operator, numbers
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """Return the function of tensors [tokens, dim], of the same shape."""
-        result: Tensor = getattr(self.ops, self._operator)(*tensors)
+        result: Tensor = getattr(self.ops, self._operator)(*tensors, *self._numbers)
         return result
 
 
-class Factor(Layer):
-    """A tensor [tokens, dim] times a number."""
+class RoundedFactor(Elementwise):
+    """A tensor [tokens, dim] times a number, which is rounded to the type of the tensor."""
 
     def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor = factor
+        super().__init__("scaled")
+        types = torch.float32, torch.bfloat16, torch.float16
+        self._factors = {dtype: float(torch.tensor(factor, dtype=dtype, device="cpu")) for dtype in types}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *tensors: Tensor) -> Tensor:
         """Return the product, of the same shape."""
-        product: Tensor = self.ops.scaled(x, self.factor)
+        (x,) = tensors
+        product: Tensor = self.ops.scaled(x, self._factors[x.dtype])
         return product
 
 

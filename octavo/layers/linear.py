@@ -108,7 +108,10 @@ def _part(outputs: slice, *, outputs_last: bool) -> tuple[slice, ...]:
 
 
 class GatedLinear(ColumnLinear):
-    """x [tokens, inputs] → silu(gate(x)) * up(x) [tokens, this rank's share of width], from one product."""
+    """x [tokens, inputs] → act(gate(x)) * up(x) [tokens, this rank's share of width], from one product.
+
+    `activation` is silu, which is a part of the product, or gelu_pytorch_tanh.
+    """
 
     def __init__(
         self,
@@ -118,8 +121,18 @@ class GatedLinear(ColumnLinear):
         *,
         bias: bool = False,
         reads: Sequence[str] = ("gate_proj", "up_proj"),
+        activation: str = "silu",
     ) -> None:
-        super().__init__(inputs, (width, width), mesh, bias=bias, reads=reads, gated=True)
+        assert activation in ("silu", "gelu_pytorch_tanh"), f"no gated {activation}"
+        super().__init__(inputs, (width, width), mesh, bias=bias, reads=reads, gated=activation == "silu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, inputs] → [tokens, share of width]."""
+        product = self.prepared(x)
+        if self._gated:
+            return product
+        activated: Tensor = self.ops.gelu_tanh_and_mul(product)
+        return activated
 
 
 class QKVLinear(ColumnLinear):

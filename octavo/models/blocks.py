@@ -56,7 +56,7 @@ class RotaryAttention(nn.Module):
             c.hidden_size, c.heads, mesh, bias=c.qkv_bias, reads=c.qkv_reads, by_head=c.qkv_by_head
         )
         if norms is None and c.qk_norm:
-            norms = RMSNorm(c.heads.dim, c.norm_eps), RMSNorm(c.heads.dim, c.norm_eps)
+            norms = c.norm(c.heads.dim, c.norm_eps), c.norm(c.heads.dim, c.norm_eps)
         if norms is not None:
             self.q_norm, self.k_norm = norms
         rope = c.rope_of(layer)
@@ -66,7 +66,9 @@ class RotaryAttention(nn.Module):
         self._norms_apart: NormPair | None = None if is_fused else norms
         self._norms_within = norms if is_fused else None
         heads, window = self.qkv_proj.local_heads, c.window_of(layer)
-        self.attend = PagedAttention(heads, scale=c.attention_scale, sliding_window=window)
+        self.attend = PagedAttention(
+            heads, scale=c.attention_scale, sliding_window=window, soft_cap=c.attention_soft_cap
+        )
         self.o_proj = joined_linear(c.heads.q_size, c.hidden_size, mesh, bias=c.out_bias)
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
@@ -86,7 +88,9 @@ class GatedMLP(nn.Module):
     def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
         super().__init__()
         width = c.intermediate_size
-        self.gate_up_proj = GatedLinear(c.hidden_size, width, mesh, bias=c.mlp_bias, reads=c.gate_up_reads)
+        self.gate_up_proj = GatedLinear(
+            c.hidden_size, width, mesh, bias=c.mlp_bias, reads=c.gate_up_reads, activation=c.activation
+        )
         self.down_proj = joined_linear(c.intermediate_size, c.hidden_size, mesh, bias=c.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from octavo.attention.metadata import IntermediateTensors, ModelInput
 from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
-from octavo.layers.elementwise import Factor
+from octavo.layers.elementwise import Elementwise
 from octavo.layers.embedding import embedding_and_head
 from octavo.layers.layer import CachedLayer, Layer
 from octavo.layers.norm import Norm, RMSNorm
@@ -65,8 +65,8 @@ class DecoderStack(nn.Module):
         self.layers = nn.ModuleDict({str(index): layer(index) for index in self.layer_range})
         self.norm = norm(c.hidden_size, c.norm_eps) if self.is_last else None
         self.lm_head = lm_head if self.is_last else None
-        self.embedding_factor = None if c.embedding_multiplier == 1 else Factor(c.embedding_multiplier)
-        self.logit_factor = None if c.logit_multiplier == 1 else Factor(c.logit_multiplier)
+        self.embedding_factor = None if c.embedding_multiplier == 1 else Elementwise("scaled", c.embedding_multiplier)
+        self.logit_factor = None if c.logit_multiplier == 1 else Elementwise("scaled", c.logit_multiplier)
         self._assign_caches(c, mesh)
 
     def _assign_caches(self, c: DecoderConfig, mesh: Mesh) -> None:

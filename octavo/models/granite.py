@@ -7,7 +7,7 @@ from typing import Self
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
-from octavo.layers.elementwise import Factor
+from octavo.layers.elementwise import Elementwise
 from octavo.models.blocks import GatedDecoder, GatedLayer, SandwichLayer
 from octavo.models.config import DecoderConfig
 
@@ -39,7 +39,7 @@ class GraniteForCausalLM(GatedDecoder):
     Config = GraniteConfig
 
     def __init__(self, c: GraniteConfig, mesh: Mesh) -> None:
-        layer = partial(SandwichLayer, after=lambda c: Factor(c.residual_multiplier))
+        layer = partial(SandwichLayer, after=lambda c: Elementwise("scaled", c.residual_multiplier))
         super().__init__(c, mesh, layer=layer if c.residual_multiplier != 1 else GatedLayer)
 
 

@@ -23,7 +23,8 @@ assert "torch._meta_registrations" not in sys.modules
 for config in msgspec.json.decode(sys.stdin.buffer.read(), type=list[EngineConfig]):
     worker = Worker(config)
     plan = worker.prepare()
-    worker.allocate([plan.cache.num_blocks], [plan.cache.num_host_blocks])
+    num_groups = len(plan.cache.groups)
+    worker.allocate([plan.cache.num_blocks] * num_groups, [plan.cache.num_host_blocks] * num_groups)
     run_dummy(worker, num_seqs=2, num_tokens=9)
 import torch._meta_registrations
 assert torch._meta_registrations.meta_index_Tensor

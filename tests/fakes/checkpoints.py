@@ -7,6 +7,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+_GEMMA: dict[str, Any] = {
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": 7,
+    "query_pre_attn_scalar": 20,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 WINDOWS_IN_TWO: dict[str, Any] = {
     "num_hidden_layers": 3,
     "sliding_window": 7,
@@ -17,6 +24,9 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "cohere2": ("Cohere2Config", "Cohere2ForCausalLM", {"num_key_value_heads": 2, **WINDOWS_IN_TWO}),
     "ernie4_5": ("Ernie4_5Config", "Ernie4_5ForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
     "exaone4": ("Exaone4Config", "Exaone4ForCausalLM", {"num_key_value_heads": 2, **WINDOWS_IN_TWO}),
+    "gemma": ("GemmaConfig", "GemmaForCausalLM", {"num_key_value_heads": 1, "head_dim": 16}),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", _GEMMA),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", _GEMMA),
     "glm": ("GlmConfig", "GlmForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
     "glm4": ("Glm4Config", "Glm4ForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
     "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", {}),
@@ -58,7 +68,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """Family → transformers' config class, its model class, sizes of its own."""
 
-ALWAYS = ("gpt2", "llama", "mistral", "opt", "qwen2", "qwen3")
+ALWAYS = ("gemma3", "gpt2", "llama", "mistral", "opt", "qwen2", "qwen3")
 """Families that are run in every way; of the others, which share their parts, tests run a selection."""
 
 ALTERNATING: dict[str, Any] = {

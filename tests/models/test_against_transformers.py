@@ -34,7 +34,17 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}
 PARTIAL = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
 WINDOW = {"use_sliding_window": True, "sliding_window": 7}
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {}),
+    "gemma2 with narrow caps": ("gemma2", {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}),
+    "gemma2 without caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3": ("gemma3", {"rope_parameters": GEMMA3_ROPE}),
+    "gemma3 untied, with biases": ("gemma3", {"attention_bias": True, "tie_word_embeddings": False}),
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
     "llama with llama3 positions": ("llama", {"rope_parameters": LLAMA3}),

@@ -24,6 +24,7 @@ def logits(path: Path) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("family", "architecture", "model_type"),
     [
+        ("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text"),
         ("mistral", "Mistral3ForConditionalGeneration", "mistral"),
         ("qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl_text"),
     ],
@@ -38,6 +39,20 @@ def test_the_text_model_of_one_that_reads_images_is_loaded_alone(
         assert torch.equal(logits(path), expected)
     assert "multi_modal_projector (1 tensors), vision_tower (2 tensors)" in caplog.text
     assert f"skipped what {architecture} generates text without" in caplog.text
+
+
+def test_gemma_3_as_the_hub_has_it(tmp_path: Path) -> None:
+    """Keys that have their usual values are left out, and rotation is described by the older ones."""
+    usual = {"num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 6, "layer_types": None}
+    rope = {"full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}}
+    path = make_checkpoint("gemma3", tmp_path, **usual, rope_parameters=rope)
+    expected = logits(path)
+    left_out = ("num_attention_heads", "num_key_value_heads", "layer_types", "max_position_embeddings")
+    absent = dict.fromkeys((*left_out, "rope_parameters", "hidden_activation", "rms_norm_eps"))
+    scaling = {"factor": 8.0, "rope_type": "linear"}
+    name = "Gemma3ForConditionalGeneration"
+    to_layout_with_images(path, name, "language_model.model.", **absent, rope_scaling=scaling)
+    assert torch.equal(logits(path), expected)
 
 
 def test_layers_that_predict_further_tokens_are_skipped_by_name(

@@ -24,5 +24,6 @@ def start_worker(config: EngineConfig, ahead: Ahead | None = None) -> Worker:
     """Return a worker that is ready for steps."""
     worker = Worker(config, ahead)
     plan = worker.prepare()
-    worker.allocate([plan.cache.num_blocks], [plan.cache.num_host_blocks])
+    num_groups = len(plan.cache.groups)
+    worker.allocate([plan.cache.num_blocks] * num_groups, [plan.cache.num_host_blocks] * num_groups)
     return worker

@@ -85,12 +85,14 @@ def make_runner(
     return runner, model
 
 
-def new_sequence(seq_id: int, token_ids: Sequence[int], block_ids: Sequence[int], **fields: Any) -> NewSequence:
+def new_sequence(
+    seq_id: int, token_ids: Sequence[int], block_ids: Sequence[int], *, num_groups: int = 1, **fields: Any
+) -> NewSequence:
     fields.setdefault("params", SamplingParams(temperature=0.0))
     fields.setdefault("num_prompt_tokens", len(token_ids))
     fields.setdefault("index", 0)
     fields.setdefault("epoch", 0)
-    return NewSequence(seq_id=seq_id, token_ids=list(token_ids), block_tables=[list(block_ids)], **fields)
+    return NewSequence(seq_id=seq_id, token_ids=list(token_ids), block_tables=[list(block_ids)] * num_groups, **fields)
 
 
 def row(seq_id: int, start: int, num_tokens: int, num_samples: int = 1, **fields: Any) -> ScheduledSequence:

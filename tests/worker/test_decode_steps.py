@@ -98,7 +98,8 @@ def watched(worker: Worker) -> Iterator[Computed]:
 def decode(worker: Worker, count: int) -> list[ModelRunnerOutput]:
     """Two prompts of different lengths, then `count` steps of one token each."""
     prompts = [[5, 17, 99, 3], [64, 7]]
-    sequences = [new_sequence(i, prompt, [2 * i + 1, 2 * i + 2], params=PARAMS) for i, prompt in enumerate(prompts)]
+    options = {"params": PARAMS, "num_groups": len(worker.plan.cache.groups)}
+    sequences = [new_sequence(i, prompt, [2 * i + 1, 2 * i + 2], **options) for i, prompt in enumerate(prompts)]
     outputs = [worker.submit(step(sequences, [row(i, 0, len(prompt)) for i, prompt in enumerate(prompts)])).result()]
     for n in range(count):
         outputs.append(

@@ -1,0 +1,78 @@
+"""What the Gemma families share: norms with weights around zero, gated GELU, and scaled embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Self
+
+from torch import nn
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
+from octavo.layers.elementwise import Elementwise, RoundedFactor
+from octavo.layers.norm import RMSNorm
+from octavo.models.blocks import GatedDecoder, LayerClass, SandwichLayer
+from octavo.models.config import DecoderConfig
+
+GELU = "gelu_pytorch_tanh"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmaBaseConfig(DecoderConfig):
+    """Head and embedding share a table unless the config says otherwise."""
+
+    logit_soft_cap: float | None = None
+    """Logits become `cap * tanh(logit / cap)`."""
+
+    @classmethod
+    def gemma(cls, c: Checkpoint, **own: Any) -> Self:
+        """Read what the families share; `own` adds or replaces fields. Raises CheckpointError or UnsupportedModel."""
+        c.refuse("use_bidirectional_attention", because="tokens that see later ones are not implemented")
+        bias = c.bool("attention_bias", False)
+        fields: dict[str, Any] = {
+            "head_dim": c.positive("head_dim", 256),
+            "tied": c.bool("tie_word_embeddings", True),
+            "norm": partial(RMSNorm, offset=1.0),
+            "activation": GELU,
+            "qkv_bias": bias,
+            "out_bias": bias,
+        }
+        return cls.common(c, **{**fields, **own})
+
+
+def read_cap(c: Checkpoint, name: str, default: float | None) -> float | None:
+    """Return the soft cap `name`: None where it is null, `default` where the config does not have it."""
+    if name not in c.values:
+        return default
+    return None if c.values[name] is None else c.positive_float(name)
+
+
+def read_attention_scale(c: Checkpoint) -> float:
+    """Return the factor of scores that `query_pre_attn_scalar` makes."""
+    scale: float = c.positive_float("query_pre_attn_scalar", 256.0) ** -0.5
+    return scale
+
+
+BETWEEN_NORMS: Final[Mapping[str, str]] = {
+    "attention_output_norm": "post_attention_layernorm",
+    "post_attention_layernorm": "pre_feedforward_layernorm",
+    "mlp_output_norm": "post_feedforward_layernorm",
+}
+"""The names of a `SandwichLayer`'s norms."""
+
+
+class GemmaDecoder(GatedDecoder):
+    """A stack whose embeddings are multiplied by the root of their width, and whose logits may have a soft cap."""
+
+    def __init__(
+        self,
+        c: GemmaBaseConfig,
+        mesh: Mesh,
+        mlp: Callable[[int], nn.Module] | None = None,
+        layer: LayerClass = SandwichLayer,
+    ) -> None:
+        super().__init__(c, mesh, mlp=mlp, layer=layer)
+        self.embedding_factor = RoundedFactor(c.hidden_size**0.5)
+        self.logit_factor = None if c.logit_soft_cap is None else Elementwise("soft_capped", c.logit_soft_cap)
