@@ -101,6 +101,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     share: RankShare | None = None
     """What this rank has of the model, where there are several."""
+    rope_note: str = ""
+    """How the rotation of positions follows from `max_model_len`, where it does (LongRoPE)."""
 
     def limited_to(self, num_blocks: list[int], num_host_blocks: list[int]) -> MemoryPlan:
         """Return the plan with so many blocks of each cache group, where another rank has no room for more."""
@@ -161,7 +163,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             f"weights {render_bytes(self.weights_bytes)}, activations {render_bytes(self.activation_bytes)}, "
             f"KV cache {render_bytes(self.kv_bytes)} ({self._num_blocks} blocks of {self.cache.block_size} tokens), "
             f"{self.planned_bytes / max(self.limit, 1):.0%} of {render_bytes(self.limit)}"
-            + (f"; {self.window_note}" if self.window_note else "")
+            + "".join(f"; {note}" for note in (self.window_note, self.rope_note) if note)
         )
 
     def render_bar(self) -> str:
@@ -205,7 +207,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             f"room for {self.kv_tokens:,} tokens: {self.max_concurrency:.1f} requests of {self.max_model_len:,} tokens "
             "at once"
         )
-        room += f"; {self.window_note}" if self.window_note else ""
+        room += "".join(f"; {note}" for note in (self.window_note, self.rope_note) if note)
         return f"memory plan ({self.device})\n  {bar}\n{render_table(rows)}\n  {room}"
 
 

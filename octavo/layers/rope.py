@@ -109,6 +109,11 @@ class LongScaling:
         """Return whether sequences of up to `max_model_len` tokens are rotated by the long factors."""
         return max_model_len > self.original_max_positions
 
+    def note(self, max_model_len: int) -> str:
+        """Return which factors are used, and why, in a sentence."""
+        factors, relation = ("long", "above") if self.is_long(max_model_len) else ("short", "at most")
+        return f"LongRoPE with its {factors} factors: max_model_len is {relation} {self.original_max_positions:,}"
+
     def bend(self, frequencies: Tensor, theta: float, max_model_len: int) -> Tensor:
         factors = self.long_factors if self.is_long(max_model_len) else self.short_factors
         pairs, device = len(frequencies), frequencies.device

@@ -157,6 +157,11 @@ class DecoderConfig:
         """Return the rotations of all layers, each once."""
         return {rope for rope in self.ropes or (self.rope,) if rope is not None}
 
+    def rope_note(self, max_model_len: int) -> str:
+        """Return how positions follow from the longest sequence that is served; empty where they do not."""
+        notes = {each.scaling.note(max_model_len) for each in self.all_ropes() if isinstance(each.scaling, LongScaling)}
+        return "; ".join(sorted(notes))
+
     def window_of(self, layer: int) -> int | None:
         """Return how many tokens a query sees in a layer, itself included; None for all."""
         return self.windows[layer] if self.windows else None

@@ -209,8 +209,13 @@ class Worker:
             **config.numerics,
             "tensor_parallel_reduce": f"sum of {self._mesh.tensor.size}" if is_summed else "gather",
             "dummy_seed": str(model.seed or 0) if model.load_format == "dummy" else "",
+            **({"positions": note} if (note := self._rope_note()) else {}),
             "operators": str(sorted((name, implementation) for name, implementation, _ in self.op_choices())),
         }
+
+    def _rope_note(self) -> str:
+        # of the configured length, which is the same on all ranks, not of the one that fits this rank's memory
+        return self._opened.model.config.rope_note(self._config.model.max_model_len)
 
     def open_tiers(self) -> list[TierFolder]:
         """Open where this rank keeps blocks outside the cache. Raises ConfigError for a folder that cannot be used."""
@@ -239,7 +244,7 @@ class Worker:
             user_set_max_model_len=self._config.model.user_set_max_model_len,
             kept_bytes=self._kept_bytes(),
         )
-        self.plan = msgspec.structs.replace(plan, share=self._opened.share())
+        self.plan = msgspec.structs.replace(plan, share=self._opened.share(), rope_note=self._rope_note())
         return self.plan
 
     def _kept_bytes(self) -> int:
@@ -265,7 +270,7 @@ class Worker:
                 dummy_seed=(model.seed or 0) if model.load_format == "dummy" else None,
                 packed=self._ahead.packed,
                 max_positions=longest_sequence(self.plan.max_model_len, scheduler),
-                max_model_len=self.plan.max_model_len,
+                max_model_len=model.max_model_len,
                 progress=sys.stderr.isatty() and self.plan.weights_bytes >= _PROGRESS_FROM_BYTES,
             )
         self.plan = self.plan.limited_to(num_blocks, num_host_blocks)

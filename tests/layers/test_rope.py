@@ -65,6 +65,9 @@ def test_the_longest_sequence_that_is_served_chooses_the_factors_of_longrope() -
     plain = Rope(8, 10_000.0).inverse_frequencies()
     torch.testing.assert_close(plain / rope.inverse_frequencies(64), torch.tensor([1.0, 1.0, 2.0, 2.0]))
     torch.testing.assert_close(plain / rope.inverse_frequencies(65), torch.tensor([4.0, 4.0, 4.0, 8.0]))
+    assert isinstance(rope.scaling, LongScaling)
+    assert rope.scaling.note(64) == "LongRoPE with its short factors: max_model_len is at most 64"
+    assert rope.scaling.note(65) == "LongRoPE with its long factors: max_model_len is above 64"
     # a step may have more positions than any sequence that is served
     assert torch.equal(rope.table(bind(), 100, 64)[:10], rope.table(bind(), 10, 64))
     assert torch.equal(rope.table(bind(), 10, 64)[0, :4], torch.full((4,), 1.1))

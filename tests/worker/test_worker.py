@@ -41,6 +41,22 @@ def test_greedy_steps_agree_with_transformers(checkpoint: Path) -> None:
     assert [each[0] for each in drawn] == tokens[5:]
 
 
+LONG_ROPE = {"rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0] * 4, "long_factor": [1.5, 2, 4, 9]}
+
+
+def test_the_configured_max_model_len_chooses_the_factors_of_longrope(tmp_path: Path) -> None:
+    path = make_checkpoint("phi3", tmp_path, rope_parameters=LONG_ROPE, original_max_position_embeddings=20)
+    # a step may have more positions than a sequence
+    short, long = (start_worker(make_config(path, max_model_len=length)) for length in (20, 21))
+    for worker in (short, long):
+        worker.submit(step([new_sequence(1, [5, 17, 99], [1])], [row(1, 0, 3)])).result()
+    assert not torch.equal(short._cache.caches[0], long._cache.caches[0])
+    assert "with its short factors: max_model_len is at most 20" in short.plan.summarize()
+    assert "with its long factors: max_model_len is above 20" in long.plan.render()
+    assert short.identity()["positions"] != long.identity()["positions"]
+    assert "positions" not in start_worker(make_config(make_checkpoint("phi3", tmp_path / "plain"))).identity()
+
+
 WIDE = {"hidden_size": 64, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 32, "vocab_size": 3000}
 LARGE_VOCABULARY = {"vocab_size": 60_000}
 
