@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Final
 
 from torch import Tensor, nn
 
+from octavo.attention.backend import AttentionBackend
 from octavo.attention.metadata import IntermediateTensors, ModelInput
 from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
@@ -17,6 +19,9 @@ from octavo.layers.norm import Norm, RMSNorm
 from octavo.models.config import DecoderConfig
 from octavo.ops.prepare_linear import TensorSpec
 from octavo.ops.registry import Ops
+
+PROOF_BLOCK_SIZE: Final = 16
+"""Tokens per block of the caches of a proof."""
 
 
 class DecoderStack(nn.Module):
@@ -112,6 +117,18 @@ class DecoderStack(nn.Module):
         assert self.lm_head is not None, "only the last stage has the head"
         logits: Tensor = self.lm_head(hidden)
         return logits if self.logit_factor is None else self.logit_factor(logits)
+
+    def proof(self, ops: Ops, attention: Callable[[int], AttentionBackend], folder: Path | None) -> str | None:
+        """Return in words what was proved of the class before it is used; None for a family, which tests prove.
+
+        attention: makes a backend for float32 and a head size. folder: where verdicts are kept; None to keep none.
+        Raises UnsupportedModel where the class does not compute what it should.
+        """
+        return None
+
+    def own_name(self, name: str) -> str:
+        """Return the name of a stored tensor in this class, where checkpoints have another."""
+        return name
 
     def owns(self, name: str) -> bool:
         """Return whether a tensor with this name, without prefix, belongs to this rank's part of the model.

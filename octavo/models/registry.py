@@ -19,6 +19,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.errors import UnsupportedModel
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
+from octavo.models.fallback.library import INSTALL, find_class, library_version
 
 _AROUND_A_TEXT_MODEL: Final = frozenset(
     f"{name}ForConditionalGeneration"
@@ -49,8 +50,10 @@ class ModelClass(Protocol):
 
 
 def resolve_model(checkpoint: Checkpoint) -> ModelClass:
-    """Return the class for the checkpoint's architecture. Raises UnsupportedModel, which names the families that are
-    there."""
+    """Return the class for the checkpoint's architecture: a family's, else what runs a class of transformers.
+
+    Raises UnsupportedModel, which names the families that are there.
+    """
     wanted = checkpoint.architecture
     names = [wanted.removesuffix("_text")]
     if wanted in _AROUND_A_TEXT_MODEL and checkpoint.text_model_type is not None:
@@ -60,14 +63,18 @@ def resolve_model(checkpoint: Checkpoint) -> ModelClass:
             if name in module.ARCHITECTURES or module.__name__.endswith(f".{name}"):
                 model: ModelClass = module.MODEL
                 return model
+    without = f"; with transformers there are more: {INSTALL}" if library_version() is None else ""
     own_code = (
         "; its auto_map names code in its directory, which octavo does not run"
         if "auto_map" in checkpoint.values
         else ""
     )
+    if library_version() is not None and find_class(checkpoint) is not None:
+        fallback: ModelClass = import_module("octavo.models.fallback.model").MODEL
+        return fallback
     raise UnsupportedModel(
         f"{checkpoint.where}: there is no model family {_family(wanted)} yet (architecture {wanted}); "
-        f"the families that are there: {', '.join(map(_family, known_architectures()))}{own_code}"
+        f"the families that are there: {', '.join(map(_family, known_architectures()))}{without}{own_code}"
     )
 
 

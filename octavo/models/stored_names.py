@@ -66,6 +66,7 @@ def check_tensors(checkpoint: Checkpoint, model: DecoderStack, stored: Iterable[
 
 def strip_prefix(model: DecoderStack, name: str) -> str:
     """Return a checkpoint's name for a tensor without prefix."""
+    name = model.own_name(name)
     for prefix in (*_OF_A_TEXT_MODEL, *model.PREFIXES):
         if name.startswith(prefix):
             return name.removeprefix(prefix)

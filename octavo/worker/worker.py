@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from octavo.attention.backend import cache_layout
+from octavo.attention.backend import AttentionBackend, cache_layout
 from octavo.attention.cache_format import CACHE_DTYPES
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import MemoryPlan
@@ -27,6 +27,7 @@ from octavo.distributed.groups import Allocate, open_groups
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.kv_transfer.messages import PeerRank, TierFolder
+from octavo.models.decoder import PROOF_BLOCK_SIZE
 from octavo.models.loader import DTYPES, LoadedModel
 from octavo.ops.pages import trim_heap
 from octavo.platform import Platform
@@ -128,12 +129,21 @@ class Worker:
             head_dim=self._opened.shape.head_dim,
             block_size=config.cache.block_size,
         )
+        from octavo import __version__
+
+        packed = config.model.packed_directory
+        folder = None if packed is None else Path(packed) / f"proofs-{__version__}"
+        self._proof = self._opened.model.proof(self._device.ops, self._proving_attention, folder)
         self.plan: MemoryPlan
         """How the memory is divided, after `prepare`."""
         self._cache: CacheEngine
         self._runner: ModelRunner
         self._watch: StepWatch | None = None
         self._failure: str | None = None
+
+    def _proving_attention(self, head_dim: int) -> AttentionBackend:
+        dtype = torch.float32
+        return self._device.attention(dtype, dtype, head_dim=head_dim, block_size=PROOF_BLOCK_SIZE).backend
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run the step; the future is done, with the result or with what was raised.
@@ -316,6 +326,7 @@ class Worker:
         operators = [(each.operator, each.implementation, each.because) for each in device.ops.choices]
         return [
             ("device", device.name, device.because),
+            *([("model", "fallback", self._proof)] if self._proof is not None else []),
             *operators,
             ("attention", attention.backend.name, attention.because),
         ]

@@ -1,0 +1,100 @@
+"""Functions of torch whose bits depend on a row's neighbours, computed so that they do not.
+
+torch computes elements in vectors and what is left at the end one by one, with other roundings in the functions of
+`_OF_ELEMENTS`; so where an element lies in its tensor shows in its bits. A product of few rows sums in another order
+than one of many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from octavo.ops.prepare_linear import linear
+
+_VECTOR: Final = 64
+"""Elements: a multiple of what torch computes at once, whatever the instruction set."""
+_PIECE: Final = 1 << 15
+"""Elements that torch computes in one thread."""
+
+_OF_ELEMENTS: Final = frozenset(
+    {"sigmoid", "silu", "gelu", "softplus", "rsqrt", "exp2", "mish", "elu", "selu", "celu", "pow", "__pow__"}
+)
+_PRODUCTS: Final = frozenset(
+    {"matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "addmm", "baddbmm", "addbmm", "einsum", "tensordot", "mv"}
+    | {"conv1d", "conv2d", "scaled_dot_product_attention", "bilinear", "inner", "dot", "linalg_matmul"}
+)
+
+REPLACED: Final = frozenset({"Conv1D"})
+"""Classes of transformers whose products octavo's layers compute."""
+
+
+class Watch(TorchFunctionMode):
+    """Notes which modules call functions that `Exact` replaces, and raises `refuse` where it has nothing for them."""
+
+    def __init__(self, root: nn.Module, refuse: Callable[[str], Exception]) -> None:
+        super().__init__()
+        self.modules = [root]
+        """The modules that are being called, the innermost last."""
+        self.callers: set[nn.Module] = set()
+        """The innermost module of each call."""
+        self._refuse = refuse
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.__name__
+        caller = self.modules[-1]
+        if name in _PRODUCTS and not _is_outer(args) and type(caller).__name__ not in REPLACED:
+            raise self._refuse(f"{type(caller).__name__} computes {name}, whose bits depend on the batch")
+        if name in _OF_ELEMENTS or name == "linear":
+            self.callers.add(caller)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_outer(args: tuple[Any, ...]) -> bool:
+    """Whether nothing is summed up in a product of two tensors."""
+    return len(args) > 1 and isinstance(args[0], Tensor) and args[0].shape[-1] == 1
+
+
+class _Exact(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.__name__
+        if name == "linear":
+            return _linear(*args, **(kwargs or {}))
+        if name in _OF_ELEMENTS and not any(isinstance(each, Tensor) for each in args[1:]):
+            return _of_elements(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], len(weight))
+
+
+def _of_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    x, rest = args[0], args[1:]
+    flat = x.reshape(-1)
+    missing = -flat.numel() % _VECTOR
+    padded = F.pad(flat, (0, missing), value=1.0) if missing else flat
+    pieces = (padded,) if torch.get_num_threads() == 1 else padded.split(_PIECE)
+    found = [func(piece, *rest, **kwargs) for piece in pieces]
+    whole = found[0] if len(found) == 1 else torch.cat(found)
+    return whole[: flat.numel()].view(x.shape)
+
+
+def make_exact(module: nn.Module) -> None:
+    """Let the module, with all that is in it, compute bits that do not depend on a row's neighbours."""
+    forward = module.forward
+
+    def exact(*args: Any, **kwargs: Any) -> Any:
+        with _Exact():
+            return forward(*args, **kwargs)
+
+    module.forward = exact

@@ -1,0 +1,112 @@
+"""Which class of transformers computes an architecture. No code of a checkpoint is ever run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple
+
+import torch
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import shown
+from octavo.errors import CheckpointError, UnsupportedModel
+from octavo.models.config import refuse_quantization
+
+INSTALL = "pip install 'octavo[transformers]'"
+
+
+class Library(NamedTuple):
+    """A class of transformers and the config that it is made with."""
+
+    model: Any
+    config: Any
+
+    def eager(self) -> Any:
+        """Return the model with random weights in float32, which computes attention as transformers defines it."""
+        return self._made("eager")
+
+    def without_weights(self, name: str) -> Any:
+        """Return the model with weights on the meta device and buffers that have values. name: that of functions in
+        transformers' tables, which compute attention and experts. Raises UnsupportedModel for a buffer without one."""
+        with torch.device("meta"):
+            made = self._made(name)
+        for module in made.modules():
+            temporary = [name for name in module._buffers if name in module._non_persistent_buffers_set]
+            for name in temporary:
+                if module._buffers[name] is not None:
+                    module._buffers[name] = torch.full_like(module._buffers[name], torch.nan, device="cpu")
+            if temporary:
+                with torch.device("cpu"):
+                    made._init_weights(module)
+            for name in temporary:
+                buffer = module._buffers[name]
+                if buffer is not None and (buffer != buffer).any():
+                    raise UnsupportedModel(f"{type(module).__name__} does not set its buffer {name}")
+        return made
+
+    def _made(self, name: str) -> Any:
+        kinds = {"attn_implementation": name, "experts_implementation": name}
+        return self.model._from_config(copy.deepcopy(self.config), dtype=torch.float32, **kinds).eval()
+
+
+def library_version() -> str | None:
+    """Return the version of transformers; None where it is not installed."""
+    try:
+        return version("transformers")
+    except PackageNotFoundError:
+        return None
+
+
+def find_class(checkpoint: Checkpoint) -> str | None:
+    """Return the name of transformers' class of a text model for this checkpoint; None where there is none."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    wanted = checkpoint.architecture
+    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(checkpoint.values.get("model_type")))
+    return wanted if wanted in ((names,) if isinstance(names, str) else names or ()) else None
+
+
+def open_library(checkpoint: Checkpoint) -> Library:
+    """Return the class and the config of the checkpoint. Raises CheckpointError for a config that transformers refuses,
+    and UnsupportedModel."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    refuse_quantization(checkpoint)
+    name, model_type = find_class(checkpoint), str(checkpoint.values.get("model_type"))
+    if name is None:
+        raise UnsupportedModel(
+            f"{checkpoint.where}: architecture is {checkpoint.architecture} and model_type is {shown(model_type)}, "
+            "expected a text model of transformers"
+        )
+    values = {key: value for key, value in checkpoint.values.items() if key != "auto_map"}
+    try:
+        config = CONFIG_MAPPING[model_type].from_dict(values)
+    except Exception as error:  # whatever it raises is about the values
+        raise CheckpointError(
+            f"{checkpoint.where}: transformers {library_version()} refuses it: {first_line(error)}"
+        ) from error
+    return Library(getattr(transformers, name), config)
+
+
+def renamings(causal: Any) -> Callable[[str], str]:
+    """Return the function that maps names of tensors in checkpoints to names in the class of this module."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
+
+    steps = [each for each in get_model_conversion_mapping(causal) if isinstance(each, WeightRenaming)]
+
+    def rename(name: str) -> str:
+        for step in steps:
+            name = step.rename_source_key(name)[0]
+        return name
+
+    return rename
+
+
+def first_line(error: Exception) -> str:
+    """Return the type of an error and the first line of its text, for a message."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

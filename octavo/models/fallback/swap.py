@@ -1,0 +1,184 @@
+"""Layers of octavo in the place of transformers' modules: loading, quantisation and exact rows follow from them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from octavo.distributed.mesh import Mesh
+from octavo.layers.elementwise import OPERATOR_OF, activation
+from octavo.layers.embedding import Embedding, embedding_and_head
+from octavo.layers.layer import Layer
+from octavo.layers.linear import ColumnLinear
+from octavo.layers.norm import LayerNorm, RMSNorm
+from octavo.models.fallback.attention import CallAttention, Step, Unfit
+from octavo.models.fallback.exact import make_exact
+from octavo.models.fallback.recording import Recording
+
+_ONE: Final = Mesh.single()
+_PROBE_ROWS: Final = 3
+
+
+class RowsOf(nn.Module):
+    """A layer of rows [tokens, …] for values [1, tokens, …]."""
+
+    def __init__(self, layer: Layer, last: int = 1) -> None:
+        """last: dimensions of a row."""
+        super().__init__()
+        self.octavo = layer
+        self._last = last
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., inputs] → [..., outputs]; x [...] → [..., outputs] for a table of rows."""
+        shape = x.shape[: x.dim() - self._last]
+        rows: Tensor = self.octavo(x.reshape(-1, *x.shape[x.dim() - self._last :]))
+        return rows.view(*shape, *rows.shape[1:])
+
+
+class Scaled(nn.Module):
+    """A table whose rows are multiplied by a number."""
+
+    def __init__(self, table: Layer, scale: float) -> None:
+        super().__init__()
+        self.octavo = table
+        self._scale = scale
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids [1, tokens] → [1, tokens, dim]."""
+        rows: Tensor = self.octavo(ids.view(-1))
+        return (rows * torch.tensor(self._scale, dtype=rows.dtype)).view(*ids.shape, -1)
+
+
+class Held(Layer):
+    """Parameters of a module that computes by itself: they are loaded and kept as they are."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        # the dictionary itself: what is filled here is there
+        self._parameters = module._parameters
+
+
+def swap(recording: Recording) -> tuple[Step, dict[str, Layer]]:
+    """Put octavo's layers into the recorded module. Return the step that they read, and all layers by their paths.
+
+    Raises Unfit for parameters that nothing multiplies in an exact way.
+    """
+    causal, step = recording.causal, Step()
+    for path in recording.inexact:
+        make_exact(causal.get_submodule(path))
+    _swap_vocabulary(causal)
+    for module in list(causal.modules()):
+        for name, child in module.named_children():
+            made = None if isinstance(child, Layer) else _replacement(child)
+            if made is not None:
+                module._modules[name] = made
+    for path, call in recording.calls.items():
+        causal.get_submodule(path).octavo_attention = CallAttention(call, step)
+    layers: dict[str, Layer] = {}
+    for path, module in causal.named_modules():
+        if isinstance(module, Layer):
+            layers[path.removesuffix(".octavo")] = module
+        elif held := _held(path, module):
+            layers[path] = held
+    return step, layers
+
+
+def _held(path: str, module: nn.Module) -> Held | None:
+    for name, buffer in list(module._buffers.items()):
+        if buffer is not None and name not in module._non_persistent_buffers_set:
+            del module._buffers[name]
+            module.register_parameter(name, nn.Parameter(buffer.to("meta"), requires_grad=False))
+    kept = [each for each in module._parameters.values() if each is not None]
+    for each in kept:
+        if each.dim() > 2:
+            raise Unfit(f"{path} ({type(module).__name__}) has weights of {each.dim()} dimensions")
+    return Held(module) if kept else None
+
+
+def _replacement(module: Any) -> nn.Module | None:
+    kind = type(module)
+    if kind is nn.Linear:
+        has_bias = module.bias is not None
+        return RowsOf(ColumnLinear(module.in_features, module.out_features, _ONE, bias=has_bias))
+    if kind.__name__ == "Conv1D":
+        inputs, outputs = module.weight.shape
+        return RowsOf(ColumnLinear(inputs, outputs, _ONE, bias=True, transposed=True))
+    if kind is nn.Embedding:
+        return RowsOf(Embedding(module.num_embeddings, module.embedding_dim), last=0)
+    if kind is nn.LayerNorm and len(module.normalized_shape) == 1 and module.bias is not None:
+        return RowsOf(LayerNorm(module.normalized_shape[0], module.eps))
+    if not list(module.children()) and not module._buffers:
+        if [name for name, each in module._parameters.items() if each is not None] == ["weight"]:
+            return _norm(module)
+        if not module._parameters:
+            return _activation(module)
+    return None
+
+
+def _norm(module: Any) -> nn.Module | None:
+    """Return the norm that computes what the module does; None where there is none."""
+    eps = next((getattr(module, name) for name in ("variance_epsilon", "eps") if hasattr(module, name)), None)
+    if not isinstance(eps, float) or module.weight.dim() != 1:
+        return None
+    dim = len(module.weight)
+    generator = torch.Generator().manual_seed(0)
+    with torch.device("cpu"):
+        weight = torch.rand(dim, generator=generator) + 0.5
+        x = torch.randn(_PROBE_ROWS, dim, generator=generator)
+        normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+        for offset in (0.0, 1.0):
+            if _computes(module, x, weight, normed * (weight + offset)):
+                break
+        else:
+            return None
+    return RowsOf(RMSNorm(dim, eps, offset=offset))
+
+
+def _activation(module: Any) -> nn.Module | None:
+    """Return the activation that computes what the module does; None where there is none."""
+    with torch.device("cpu"):
+        x = torch.linspace(-9.0, 9.0, 128).view(1, -1)
+        for name, function in _FUNCTIONS.items():
+            if name in OPERATOR_OF and _computes(module, x, None, function(x)):
+                return RowsOf(activation(name))
+    return None
+
+
+_FUNCTIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+def _computes(module: nn.Module, x: Tensor, weight: Tensor | None, expected: Tensor) -> bool:
+    """Return whether the module, with this weight, makes `expected` of x."""
+    twin = copy.copy(module)
+    twin._parameters = {} if weight is None else {"weight": nn.Parameter(weight, requires_grad=False)}
+    twin.__dict__.pop("forward", None)
+    try:
+        found = twin(x)
+    except Exception:  # a module that takes something else is none of these
+        return False
+    return isinstance(found, Tensor) and found.shape == x.shape and torch.allclose(found, expected, 1e-6, 1e-6)
+
+
+def _swap_vocabulary(causal: Any) -> None:
+    """Replace the token embedding and a head without bias, which may share one table."""
+    table, head = causal.get_input_embeddings(), causal.get_output_embeddings()
+    if not isinstance(table, nn.Embedding) or not isinstance(head, nn.Linear) or head.bias is not None:
+        return
+    scale = getattr(table, "embed_scale", None)
+    if type(table) is not nn.Embedding and scale is None:
+        return
+    rows, dim = table.weight.shape
+    tied = bool(causal.config.tie_word_embeddings)
+    embedding, made = embedding_and_head(rows, dim, _ONE, tied=tied)
+    causal.set_input_embeddings(RowsOf(embedding, last=0) if scale is None else Scaled(embedding, float(scale)))
+    causal.set_output_embeddings(RowsOf(made))

@@ -1,0 +1,123 @@
+"""Architectures without a file run by transformers' code in the whole engine, as every family does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from octavo import LLM, SamplingParams
+from octavo.core.outputs import CompletionOutput
+from octavo.errors import ConfigError, UnsupportedModel
+from octavo.models.fallback import proof
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import edit_config, load_oracle
+from tests.fakes.strangers import make_stranger
+
+STRANGERS = ["arcee", "vaultgemma"]
+"""A plain one, and one whose layers with a window alternate with layers that see all."""
+SHARED = [(7 * i) % 290 + 5 for i in range(40)]
+PROMPTS = [[*SHARED[:length], 11 + length] for length in (3, 40, 33, 17)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, logprobs=1, prompt_logprobs=1, ignore_eos=True)
+
+
+def load(path: Path, **options: Any) -> LLM:
+    common = {"dtype": "float32", "max_model_len": 128, "max_num_batched_tokens": 24, "max_num_seqs": 8}
+    return LLM(str(path), **{"num_gpu_blocks_override": 64, **common, **options})
+
+
+def answers(llm: LLM, prompts: list[list[int]]) -> list[CompletionOutput]:
+    return [each.outputs[0] for each in llm.generate(prompts, GREEDY, use_tqdm=False)]
+
+
+@pytest.fixture(scope="module", params=STRANGERS)
+def stranger(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = make_stranger(request.param, tmp_path_factory.mktemp(request.param))
+    write_byte_tokenizer(path)
+    return path
+
+
+def test_greedy_text_is_that_of_transformers_alone_and_in_a_batch_cut_in_pieces(stranger: Path) -> None:
+    with load(stranger, enable_prefix_caching=False) as llm:
+        alone = [answers(llm, [prompt])[0] for prompt in PROMPTS]
+        together = answers(llm, PROMPTS)
+    assert together == alone
+    oracle = load_oracle(stranger)
+    for prompt, found in zip(PROMPTS, alone, strict=True):
+        known = prompt + list(found.token_ids)
+        with torch.inference_mode():
+            logits = oracle(torch.tensor([known])).logits[0, len(prompt) - 1 : -1]
+        expected = logits.log_softmax(-1)
+        assert found.logprobs is not None
+        for row, token, listed in zip(expected, found.token_ids, found.logprobs, strict=True):
+            assert listed[token].logprob == pytest.approx(float(row[token]), abs=1e-5 * float(logits.abs().max()))
+            assert row.max() - row[token] < 1e-4
+
+
+def test_prefix_hits_and_preemption_give_the_same_bits(stranger: Path) -> None:
+    with load(stranger, enable_prefix_caching=False) as llm:
+        expected = [answers(llm, [prompt])[0] for prompt in PROMPTS]
+    with load(stranger, num_gpu_blocks_override=10, max_num_seqs=4) as llm:
+        assert answers(llm, PROMPTS) == expected
+        assert answers(llm, PROMPTS) == expected
+
+
+def test_quantised_weights_load_and_answer(stranger: Path) -> None:
+    with load(stranger, quantization="int8") as llm:
+        alone = [answers(llm, [prompt])[0] for prompt in PROMPTS[:2]]
+        assert answers(llm, PROMPTS[:2]) == alone
+
+
+def test_the_verdict_is_kept_and_what_was_refused_is_refused_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, cache = make_stranger("arcee", tmp_path / "model"), tmp_path / "cache"
+    write_byte_tokenizer(path)
+    found: list[proof.Verdict] = []
+    find = proof._find
+    monkeypatch.setattr(proof, "_find", lambda *arguments: found.append(find(*arguments)) or found[-1])
+    options = {"packed_cache": str(cache), "packed_cache_size": "1GiB"}
+    for _ in range(2):
+        load(path, **options).close()
+    assert len(found) == 1
+    (kept,) = cache.glob("proofs-*/*.json")
+    kept.write_text('{"error": 0.5, "refused": "it differs"}')
+    with pytest.raises(UnsupportedModel, match="ArceeForCausalLM .* refused: it differs"):
+        load(path, **options)
+
+
+def test_a_class_that_computes_something_else_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_stranger("arcee", tmp_path)
+    write_byte_tokenizer(path)
+    monkeypatch.setattr(proof, "TOLERANCE", 1e-12)
+    with pytest.raises(UnsupportedModel, match=r"ArceeForCausalLM .*is refused: it is .* from eager attention"):
+        load(path)
+
+
+@pytest.mark.parametrize("option", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_ranks_are_refused_by_name(option: str, tmp_path: Path) -> None:
+    path = make_stranger("arcee", tmp_path)
+    write_byte_tokenizer(path)
+    with pytest.raises(ConfigError, match=f"{option} is 2, expected 1: ArceeForCausalLM runs by transformers' code"):
+        load(path, **{option: 2})
+
+
+def test_layers_with_states_are_refused_by_name(tmp_path: Path) -> None:
+    path = make_stranger("arcee", tmp_path)
+    write_byte_tokenizer(path)
+    edit_config(path, layer_types=["linear_attention"] * 3)
+    with pytest.raises(UnsupportedModel, match="layer_types has linear_attention, expected"):
+        load(path)
+
+
+def test_code_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    path = make_stranger("arcee", tmp_path)
+    write_byte_tokenizer(path)
+    (path / "own.py").write_text("raise AssertionError('code of a checkpoint was run')")
+    edit_config(path, architectures=["OwnForCausalLM"], auto_map={"AutoModelForCausalLM": "own.OwnForCausalLM"})
+    with pytest.raises(UnsupportedModel, match="no model family Own .*auto_map names code"):
+        load(path)
