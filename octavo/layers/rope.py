@@ -122,6 +122,22 @@ class LongScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries beyond the original context are multiplied by `1 + beta ln(1 + floor(position / original))`.
+
+    Source: Llama 4's release.
+    """
+
+    beta: float
+    original_max_positions: int
+
+    def factors(self, num_positions: int, device: torch.device | str = "cpu") -> Tensor:
+        """Return float32 [num_positions]."""
+        positions = torch.arange(num_positions, dtype=torch.float32, device=device)
+        return 1 + self.beta * torch.log(1 + torch.floor(positions / self.original_max_positions))
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """Frequencies `theta ** (-2i / dim)` for the first `dim` elements of a head, bent by `scaling`."""
 
@@ -130,6 +146,8 @@ class Rope:
     scaling: Scaling | None = None
     interleaved: bool = False
     """Pairs are neighbours instead of halves."""
+    query_growth: QueryGrowth | None = None
+    """The factor of queries, which have a table of their own with it; whole heads turn."""
 
     def inverse_frequencies(self, max_model_len: int = 1, device: torch.device | str = "cpu") -> Tensor:
         """Return float32 [dim / 2]: radians per position of each pair, for sequences of up to `max_model_len`."""
@@ -143,6 +161,13 @@ class Rope:
         table: Tensor = ops.rotary_table(self.inverse_frequencies(max_model_len, device), num_positions, factor)
         return table
 
+    def query_table(self, table: Tensor) -> Tensor:
+        """Return the table of queries: `table` of the keys, multiplied where queries grow."""
+        num_positions = len(table)
+        if self.query_growth is None or num_positions <= self.query_growth.original_max_positions:
+            return table
+        return table * self.query_growth.factors(num_positions, table.device).unsqueeze(1)
+
     def table_bytes(self, num_positions: int) -> int:
-        """Return the bytes of `table`."""
-        return 4 * num_positions * self.dim
+        """Return the bytes of `table`, and of `query_table` where it is another."""
+        return 4 * num_positions * self.dim * (1 if self.query_growth is None else 2)

@@ -17,6 +17,7 @@ class Rotary(Layer):
         super().__init__()
         self.rope = rope
         self._table: Tensor
+        self._query_table: Tensor
 
     def forward(
         self, q: Tensor, k: Tensor, batch: ModelInput, norms: tuple[RMSNorm, RMSNorm] | None = None
@@ -25,13 +26,17 @@ class Rotary(Layer):
         weights: tuple[Tensor | None, Tensor | None, tuple[float, float]] = (None, None, (0.0, 0.0))
         if norms is not None:
             weights = norms[0].weight, norms[1].weight, (norms[0].eps, norms[0].offset)
-        q, k = self.ops.rotary(q, k, batch.positions, self._table, *weights, self.rope.interleaved)
+        positions, table, rest = batch.positions, self._table, (*weights, self.rope.interleaved)
+        if self._query_table is not table:
+            q, _ = self.ops.rotary(q, k[:, :0], positions, self._query_table, *rest)
+            _, k = self.ops.rotary(q[:, :0], k, positions, table, *rest)
+            return q, k
+        q, k = self.ops.rotary(q, k, positions, table, *rest)
         return q, k
 
     def bind(self, binding: Binding) -> None:
-        """Store the operators, and the table that all layers with these frequencies share."""
+        """Store the operators, and the tables that all layers with these frequencies share."""
         super().bind(binding)
-        self._table = binding.once(
-            self.rope,
-            lambda: self.rope.table(binding.ops, binding.max_positions, binding.max_model_len, binding.device),
-        )
+        sizes = binding.max_positions, binding.max_model_len
+        self._table = binding.once(self.rope, lambda: self.rope.table(binding.ops, *sizes, binding.device))
+        self._query_table = binding.once((self.rope, "queries"), lambda: self.rope.query_table(self._table))

@@ -92,7 +92,7 @@ def _model_files(architecture: str) -> Iterator[ModuleType]:
     """Yield the files that state architectures, the most likely first, so that few of them are imported."""
     names = [each.name for each in pkgutil.iter_modules(octavo.models.__path__)]
     likely = architecture.lower()
-    names.sort(key=lambda name: (-len(name) if likely.startswith(name) else 0, name))
+    names.sort(key=lambda name: (-len(name) if likely.startswith(name.replace("_", "")) else 0, name))
     for name in names:
         module = import_module(f"octavo.models.{name}")
         if hasattr(module, "ARCHITECTURES"):

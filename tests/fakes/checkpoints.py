@@ -46,6 +46,23 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "MinistralForCausalLM",
         {"num_key_value_heads": 2, "head_dim": 8, **WINDOWS_IN_TWO},
     ),
+    "ministral3": (
+        "Ministral3Config",
+        "Ministral3ForCausalLM",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
     "nemotron": ("NemotronConfig", "NemotronForCausalLM", {"num_key_value_heads": 2}),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {"num_key_value_heads": 2}),
     "olmo3": ("Olmo3Config", "Olmo3ForCausalLM", {"num_key_value_heads": 2, **WINDOWS_IN_TWO}),

@@ -90,7 +90,8 @@ HALF_LLAMA3 = {**LLAMA3, "partial_rotary_factor": 0.5}
 VARIANTS |= {
     family: (family, {})
     for family in (
-        *("cohere", "cohere2", "ernie4_5", "exaone4", "glm", "glm4", "gpt_neox", "granite", "ministral", "nemotron"),
+        *("cohere", "cohere2", "ernie4_5", "exaone4", "glm", "glm4", "gpt_neox", "granite"),
+        *("ministral", "ministral3", "nemotron"),
         *("olmo2", "olmo3", "phi", "phi3", "seed_oss", "smollm3", "stablelm", "starcoder2"),
     )
 }
@@ -129,10 +130,11 @@ def assert_same_as_oracle(oracle: Any, stream: Stream) -> None:
     with torch.inference_mode():
         expected = oracle(torch.tensor([stream.token_ids[: stream.computed]])).logits[0]
     found = torch.stack(stream.logits)
-    # logits of float32 sums in another order; their size is that of the spread weights
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
+    # float32 sums in another order; the size of the logits is that of the spread weights
+    tolerance = 1e-5 * float(expected.abs().max())
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
     behind = expected.max(dim=-1).values - expected.gather(1, found.argmax(-1, keepdim=True)).squeeze(1)
-    assert behind.max() < 1e-4
+    assert behind.max() < 2 * tolerance
 
 
 @pytest.mark.parametrize(("family", "overrides"), VARIANTS.values(), ids=VARIANTS.keys())

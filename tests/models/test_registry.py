@@ -33,6 +33,7 @@ def test_every_family_is_known() -> None:
         "GlmForCausalLM",
         "GraniteForCausalLM",
         "LlamaForCausalLM",
+        "Ministral3ForCausalLM",
         "MinistralForCausalLM",
         "MistralForCausalLM",
         "NemotronForCausalLM",

@@ -52,6 +52,7 @@ FAMILIES |= {
     "gpt_neox": ("gpt_neox", {}),
     "granite": ("granite", {}),
     "ministral": ("ministral", {}),
+    "ministral3": ("ministral3", {}),
     "nemotron": ("nemotron", {}),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {}),
