@@ -157,6 +157,15 @@ class CacheArgs:
             choices=("lru", "cost"),
         ),
     ] = "lru"
+    state_snapshot_tokens: Annotated[
+        int,
+        Arg(
+            "Tokens between the snapshots of recurrent layers' states that the prefix cache keeps beside those at ends "
+            "of prompts; 0 keeps no others.",
+            ge=0,
+            le=1 << 20,
+        ),
+    ] = 512
     watermark: Annotated[float, Arg("Share of the KV blocks kept free when a request is admitted.", ge=0, le=0.5)] = (
         0.01
     )

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from octavo.core.arithmetic import max_blocks_of_group, num_blocks_touched
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import RequestTooLarge
+
+LIVE_STATES: Final = 2
+"""States of one sequence that are in blocks at once, beside its snapshots: they lie next to each other."""
 
 
 class GroupLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +23,8 @@ class GroupLimits(msgspec.Struct, frozen=True, kw_only=True):
     block_bytes: size of a block over all layers of the group; 0 where there is no model.
     window: tokens that a query sees in these layers, itself included; None where it sees all.
     max_live_tokens: most tokens of one sequence that are in blocks at once; None for all.
+    is_state: a block holds the state after its last token (`octavo.core.model_shape.State`) and not its tokens; then
+        `max_live_tokens` is `LIVE_STATES`: the state that a row reads, and the one that it writes.
     """
 
     num_blocks: int
@@ -26,6 +32,7 @@ class GroupLimits(msgspec.Struct, frozen=True, kw_only=True):
     block_bytes: int = 0
     window: int | None = None
     max_live_tokens: int | None = None
+    is_state: bool = False
 
     def max_blocks(self, num_prompt_tokens: int, max_tokens: int, num_sequences: int, block_size: int) -> int:
         """Return the most blocks that a request holds here at once."""
@@ -123,6 +130,7 @@ class CacheLimits(msgspec.Struct, frozen=True, kw_only=True):
             fewer = f", ask for fewer sequences ({width_field})" if n > 1 else ""
             at_once = group.max_live_tokens
             live = "" if at_once is None else f", at most {at_once} tokens of each at once"
+            live = f", at most {at_once} states of each at once" if group.is_state else live
             raise RequestTooLarge(
                 f"the request needs {needed} KV blocks of {self.block_size} tokens ({num_prompt_tokens} of prompt, "
                 f"{n} × {max_tokens} of output{live}), but the cache has {group.num_blocks}; lower max_tokens, shorten "

@@ -34,6 +34,7 @@ class PrefixHit(NamedTuple):
     sources: for each cache group a block that begins like the next one; its first `num_copied_tokens` tokens are copied
         instead of computed. Empty where there is none.
     because: why it is not more, in words.
+    num_parted: leading blocks of which only states are missing; 0 where they are not.
     """
 
     blocks: Sequence[list[int]] = ()
@@ -42,6 +43,7 @@ class PrefixHit(NamedTuple):
     sources: Sequence[int] = ()
     num_copied_tokens: int = 0
     because: str = ""
+    num_parted: int = 0
 
     @property
     def num_blocks(self) -> int:

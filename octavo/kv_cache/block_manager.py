@@ -1,7 +1,8 @@
 """Block tables of all sequences, and the decisions that need them: may a request start, may a sequence grow.
 
 Sequences share blocks by reference count; the first to write into a shared block copies it. Where layers read a window
-of tokens alone, a table begins with null blocks: those that no later step reads have been released.
+of tokens alone, a table begins with null blocks: those that no later step reads have been released. Of states
+only the last is kept; snapshots are released behind it, and found by their digests.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from octavo.kv_cache.group_cache import GroupCache
 from octavo.kv_cache.holds import BlockHolds
 from octavo.kv_cache.listener import Listeners
 from octavo.kv_cache.pins import Pins
+from octavo.kv_cache.prefix_search import find_hit
 from octavo.kv_cache.swap import SwapSpace
 
 
@@ -30,10 +32,11 @@ class BlockManager:
     A prefix is found where every cache group has it, and a request starts or grows where every group has the blocks.
 
     watermark: share of blocks that stay free at admission. max_cached_bytes: cached blocks take no fresh memory from
-    there on; None for no such limit. releases_unseen: whether any layers stop reading a sequence's first tokens.
-    pins: prefixes that stay in the cache, in at most half of each pool. swap_space: whether sequences can move to the
-    host and back. holds: blocks that something else reads or writes. listeners: called when content enters or leaves
-    the prefix index.
+    there on; None for no such limit. snapshot_tokens: how far apart snapshots of states are; 0 for those of the prompt
+    alone. keeps_states: whether any layers keep a state, so that no sequence can go back. releases_unseen: whether any
+    layers stop reading a sequence's first tokens. pins: prefixes that stay in the cache, in at most half of each pool.
+    swap_space: whether sequences can move to the host and back. holds: blocks that something else reads or writes.
+    listeners: called when content enters or leaves the prefix index.
     """
 
     def __init__(
@@ -44,12 +47,13 @@ class BlockManager:
         enable_prefix_caching: bool = True,
         eviction: str = "lru",
         max_cached_bytes: int | None = None,
+        snapshot_tokens: int = 0,
     ) -> None:
         self.limits = limits
         self.block_size = limits.block_size
         self.enable_prefix_caching = enable_prefix_caching
-        bytes_each = sum(group.block_bytes for group in limits.groups)
-        max_cached_blocks = max_cached_bytes // bytes_each if max_cached_bytes is not None and bytes_each else None
+        num_bytes = sum(group.num_blocks * group.block_bytes for group in limits.groups)
+        share = None if max_cached_bytes is None or not num_bytes else max_cached_bytes / num_bytes
         self.groups = tuple(
             GroupCache(
                 index,
@@ -57,13 +61,18 @@ class BlockManager:
                 limits.block_size,
                 watermark=watermark,
                 eviction=eviction,
-                max_cached_blocks=max_cached_blocks,
+                max_cached_blocks=None if share is None else int(share * group.num_blocks),
+                num_lookahead=limits.num_lookahead,
+                snapshot_tokens=snapshot_tokens,
             )
             for index, group in enumerate(limits.groups)
         )
         self.releases_unseen = any(cache.keeps.releases for cache in self.groups)
-        most_pinned = min(group.num_blocks for group in limits.groups) // 2
-        self.pins = Pins([cache.pool for cache in self.groups], limits.block_size, most_pinned)
+        self.keeps_states = any(cache.keeps.is_sparse for cache in self.groups)
+        self.pins = Pins(self.groups)
+        for cache in self.groups if len(self.groups) > 1 else ():
+            if not cache.keeps.releases:
+                cache.pool.on_evicted = self._demote
         self._tables: dict[int, BlockTable] = {}
         self.swap_space = SwapSpace(self.groups, limits, self._tables)
         self.holds = BlockHolds([cache.pool for cache in self.groups])
@@ -94,9 +103,12 @@ class BlockManager:
         return self._tables[sequence.seq_id].digests
 
     def transfer_digests(self, sequence: Sequence, cache_key: CacheKey) -> list[bytes]:
-        """Return the names of all blocks of a sequence's prompt, of which the last may be partly filled."""
+        """Return the names of all blocks of a sequence's prompt, of which the last may be partly filled. Where layers
+        keep states, only of those before the last token: what is behind them is computed from the snapshot there."""
         end, size = sequence.num_prompt_tokens, self.block_size
         digests = extend_chain(self._table(sequence).digests, sequence.token_ids, size, cache_key)
+        if self.keeps_states:
+            return digests[: (end - 1) // size]
         tail = [tail_digest(digests, sequence.token_ids, end, size, cache_key)] if end % size else []
         return digests[: end // size] + tail
 
@@ -111,7 +123,7 @@ class BlockManager:
         digests = extend_chain(self._table(sequence).digests, sequence.token_ids, self.block_size, key)
         if not group.may_read_prefix_cache:
             return PrefixHit(because="prompt_logprobs needs every position computed")
-        return self._find(digests, sequence.token_ids, min(num_tokens, len(sequence.token_ids) - 1), key)
+        return find_hit(self.groups, digests, sequence.token_ids, min(num_tokens, len(sequence.token_ids) - 1), key)
 
     def num_cached_tokens(self, request: EngineCoreRequest) -> int:
         """Return how many leading tokens of a prompt admission would find in the cache now."""
@@ -119,32 +131,7 @@ class BlockManager:
             return 0
         token_ids, key = request.prompt_token_ids, request.cache_key
         digests = extend_chain([], token_ids, self.block_size, key)
-        return self._find(digests, token_ids, len(token_ids) - 1, key).num_tokens
-
-    def _find(self, digests: list[bytes], token_ids: list[int], num_usable: int, key: CacheKey) -> PrefixHit:
-        """Return the hit among the first `num_usable` tokens. `digests` cover those at least."""
-        size = self.block_size
-        wanted = digests[: num_usable // size]
-        while True:
-            blocks = [cache.keeps.find_prefix(wanted, cache.pool.find) for cache in self.groups]
-            num_blocks = min(map(len, blocks))
-            if num_blocks == max(map(len, blocks)):
-                break
-            wanted = wanted[:num_blocks]  # what one group lacks shortens the prefix of the others
-        start = num_blocks * size
-        missing = digests[num_blocks] if num_blocks < num_usable // size else None
-        parent = digests[num_blocks - 1] if num_blocks else root_digest(key)
-        rest = token_keys(token_ids, start, min(num_usable, start + size), key.placeholders)
-        beginnings = [cache.pool.find_beginning(parent, rest) for cache in self.groups]
-        num_copied = min(num_same for _, num_same in beginnings)
-        sources = [block for block, _ in beginnings] if num_copied else []
-        if missing is None:
-            because = "the rest fills no block" if start + num_copied < num_usable else ""
-        elif any(cache.pool.was_evicted(missing) for cache in self.groups):
-            because = "the next block was evicted"
-        else:
-            because = "the next block is new"
-        return PrefixHit(blocks, start, missing, sources, num_copied, because)
+        return find_hit(self.groups, digests, token_ids, len(token_ids) - 1, key).num_tokens
 
     def shortage(
         self, group: SequenceGroup, hit: PrefixHit, *, waive_watermark: bool, is_returning: bool = False
@@ -157,9 +144,7 @@ class BlockManager:
         """
         return shortage_of_all(
             [
-                cache.shortage(
-                    group, hit, self.limits.num_lookahead, waive_watermark=waive_watermark, is_returning=is_returning
-                )
+                cache.shortage(group, hit, waive_watermark=waive_watermark, is_returning=is_returning)
                 for cache in self.groups
             ]
         )
@@ -179,6 +164,10 @@ class BlockManager:
             cache.pool.note_hit(source)
         blocks = [cache.allocate(num_tokens, hit.blocks_of(cache.index), num_fetched_blocks) for cache in self.groups]
         table.set_blocks(blocks, hit.num_blocks)
+        if self.keeps_states:
+            last = (sequence.num_prompt_tokens - 1) // self.block_size
+            fetched = hit.num_blocks + num_fetched_blocks
+            table.snapshots = (last, hit.num_parted, fetched, *self.pins.lengths(table.digests))
         return [BlockCopy(source, blocks[i][hit.num_blocks], i) for i, source in enumerate(hit.sources)]
 
     def end_planning(self) -> None:
@@ -210,21 +199,24 @@ class BlockManager:
         `start` is the next token to be computed. Returns None, with nothing changed, when too few blocks are free.
         """
         table, size = self._tables[sequence.seq_id], self.block_size
-        end += self.limits.num_lookahead
         if end <= table.writable_end:
             return UNCHANGED
-        first, num_blocks = start // size, -(-end // size)
+        first = start // size
         for cache, blocks in zip(self.groups, table.blocks, strict=True):
-            if not cache.has_room_to_write(blocks, first, num_blocks):
+            if not cache.has_room_to_write(blocks, first, -(-(end + cache.num_lookahead) // size)):
                 return None
         changes: list[TableChange] = []
         copies: list[BlockCopy] = []
+        snapshots = table.snapshots if self.enable_prefix_caching else None
         for cache, blocks in zip(self.groups, table.blocks, strict=True):
-            first_changed, copied = cache.make_writable(blocks, first, num_blocks)
+            num_blocks = -(-(end + cache.num_lookahead) // size)
+            first_changed, copied = cache.make_writable(blocks, first, num_blocks, snapshots, len(self._tables))
             if first_changed < len(blocks):
                 changes.append(TableChange(cache.index, first_changed, blocks[first_changed:]))
             copies += copied
-        table.writable_end = size * min(map(len, table.blocks))
+        table.writable_end = min(
+            size * len(blocks) - cache.num_lookahead for cache, blocks in zip(self.groups, table.blocks, strict=True)
+        )
         return SlotGrowth(changes, copies)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
@@ -237,6 +229,7 @@ class BlockManager:
         )
         table.digests[:] = shared.digests[: parent.num_computed_tokens // self.block_size]
         table.tail = shared.tail
+        table.snapshots = shared.snapshots
         shared.writable_end = 0
 
     def release_unseen(self, sequences: Iterable[Sequence]) -> None:
@@ -244,18 +237,21 @@ class BlockManager:
         findable, and their entries become null. Nothing happens where all layers read all tokens.
 
         The next row of a sequence starts at `num_computed_tokens`, or, when what submitted steps draw is dropped
-        (`Sequence.pause`), at the last known token. Submitted steps, the one just planned among them, may read more.
-        But who gets a block from here on writes to it in a later step, and steps take effect in order: by then those
-        have run. That is why this comes after all of a step is planned, and not while it is.
+        (`Sequence.pause`), at the last known token; of states always at the first. Submitted steps, the one just
+        planned among them, may read more. But who gets a block from here on writes to it in a later step, and steps
+        take effect in order: by then those have run. That is why this comes after all of a step is planned, and not
+        while it is.
         """
         if not self.releases_unseen:
             return
         caches = [cache for cache in self.groups if cache.keeps.releases]
         for sequence in sequences:
             start, last_known = sequence.num_computed_tokens, len(sequence.token_ids) - 1
-            blocks = self._tables[sequence.seq_id].blocks
+            table = self._tables[sequence.seq_id]
             for cache in caches:
-                cache.release_unseen(blocks[cache.index], start if start < last_known else last_known)
+                position = start if start < last_known or cache.keeps.is_sparse else last_known
+                i = cache.index
+                table.num_unseen[i] = cache.release_unseen(table.blocks[i], table.num_unseen[i], position)
 
     def publish(self, sequence: Sequence, cache_key: CacheKey) -> None:
         """Enter blocks that are full of known, computed tokens into the prefix index. Steps take effect in order, so a
@@ -273,7 +269,10 @@ class BlockManager:
     def publish_tail(self, sequence: Sequence, cache_key: CacheKey) -> None:
         """Enter the last block of a sequence's prompt into the prefix index, if it is partly filled and the prompt is
         computed. Prompts that begin like this one are served by a copy of it. It is never found as a full block, also
-        when the sequence has filled it."""
+        when the sequence has filled it. Nothing happens where layers keep states: the next token changes that of the
+        last block."""
+        if self.keeps_states:
+            return
         table, end = self._tables[sequence.seq_id], sequence.num_prompt_tokens
         num_full = end // self.block_size
         if end % self.block_size == 0 or sequence.num_computed_tokens < end or table.num_published < num_full:
@@ -287,7 +286,7 @@ class BlockManager:
     def _enter(self, table: BlockTable, index: int, content: Content) -> None:
         for cache, blocks in zip(self.groups, table.blocks, strict=True):
             # a sequence is swapped in without what it no longer reads
-            if blocks[index] != NULL_BLOCK:
+            if blocks[index] != NULL_BLOCK and (not cache.keeps.is_sparse or cache.is_snapshot(index, table.snapshots)):
                 cache.pool.publish(blocks[index], content)
         if self.pins:
             self.pins.hold(content.digest)
@@ -354,7 +353,9 @@ class BlockManager:
         """Return how many leading blocks of the first of these sequences other sequences use as well, in each group."""
         tables = [self._tables[sequence.seq_id].blocks for sequence in sequences]
         return min(
-            cache.num_leading_shared([blocks[cache.index] for blocks in tables if blocks]) for cache in self.groups
+            cache.num_leading_shared([blocks[cache.index] for blocks in tables if blocks])
+            for cache in self.groups
+            if not cache.keeps.is_sparse
         )
 
     def empty_blocks(self) -> list[list[int]]:
@@ -375,6 +376,12 @@ class BlockManager:
                 others = [] if is_on_host else [*self.pins.blocks_of(cache.index), *self.holds.blocks_of(cache.index)]
                 check_tables(pool, [blocks[cache.index] for blocks in tables.values()], others)
         self.pins.check()
+
+    def _demote(self, digest: bytes) -> None:
+        """Evict what groups that keep less have of a prefix soon: a group that keeps all has lost it."""
+        for cache in self.groups:
+            if cache.keeps.releases:
+                cache.pool.demote(digest)
 
     def _table(self, sequence: Sequence) -> BlockTable:
         return self._tables.setdefault(sequence.seq_id, BlockTable())

@@ -8,12 +8,12 @@ Empty blocks that were used before are given out first, for their memory is ther
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from octavo.core.live import CACHED, FREE, SHARED, USED
 from octavo.kv_cache.block_hash import TokenKey
-from octavo.kv_cache.eviction import Eviction, LeastRecentlyUsed
+from octavo.kv_cache.eviction import Eviction, LeastRecentlyUsed, SpareFirst
 from octavo.kv_cache.listener import BlockListener
 
 NULL_BLOCK = 0
@@ -36,7 +36,8 @@ class BlockPool:
     """`num_blocks` blocks with the ids 1 … num_blocks; id 0 is the null block that padding points to.
 
     While more than `max_cached` blocks are cached, one of them is given out before a fresh one. group: the cache group.
-    listener: called when content enters or leaves the prefix index; None where nothing listens.
+    listener: called when content enters or leaves the prefix index; None where nothing listens. on_evicted: called with
+    the digest of content that is evicted.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class BlockPool:
     ) -> None:
         self.num_blocks = num_blocks
         self.listener: BlockListener | None = None
+        self.on_evicted: Callable[[bytes], None] | None = None
         self._group = group
         self._max_cached = num_blocks if max_cached is None else max_cached
         self._counts = [0] * (num_blocks + 1)
@@ -52,7 +54,7 @@ class BlockPool:
         # the first `_num_fresh` are fresh; the last one is given out next
         self._empty = list(range(num_blocks, 0, -1))
         self._num_fresh = num_blocks
-        self._cached: Eviction = LeastRecentlyUsed() if eviction is None else eviction
+        self._cached = SpareFirst(LeastRecentlyUsed() if eviction is None else eviction)
         self._index: dict[bytes, int] = {}
         self._after: dict[bytes, list[int]] = {}
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
@@ -76,7 +78,10 @@ class BlockPool:
             self._num_fresh = num_empty - 1
         else:
             block = self._cached.pop()
-            self._remember(self._forget(block))
+            digest = self._forget(block)
+            self._remember(digest)
+            if self.on_evicted is not None:
+                self.on_evicted(digest)
         self._counts[block] = 1
         return block
 
@@ -96,8 +101,11 @@ class BlockPool:
         for block in blocks:
             counts[block] += 1
 
-    def release(self, block: int) -> None:
-        """Take a user from a block. Tails come before their heads: of equals the longest prefix is evicted first."""
+    def release(self, block: int, *, is_spare: bool = False) -> None:
+        """Take a user from a block. Tails come before their heads: of equals the longest prefix is evicted first.
+
+        is_spare: others are worth more, unless the block was found before.
+        """
         count = self._counts[block] - 1
         assert count >= 0, f"block {block} released more often than acquired"
         self._counts[block] = count
@@ -105,8 +113,17 @@ class BlockPool:
             return
         if self._contents[block] is None:
             self._empty.append(block)
+        elif is_spare and not self._hits[block]:
+            self._cached.add_spare(block)
         else:
             self._cached.add(block, self._hits[block])
+
+    def demote(self, digest: bytes) -> None:
+        """Evict the block with this content, if it has no users, before others: nothing will find it."""
+        block = self._index.get(digest)
+        if block is not None and self._counts[block] == 0:
+            self._cached.remove(block)
+            self._cached.add_spare(block)
 
     def num_users(self, block: int) -> int:
         """Return how many users the block has."""

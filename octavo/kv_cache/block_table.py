@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from octavo.kv_cache.block_pool import NULL_BLOCK
+
 
 class BlockTable:
     """Written by the block manager alone.
@@ -9,6 +11,8 @@ class BlockTable:
     blocks: for each cache group the block ids in the order of the tokens; null blocks stand for those that no later
         step reads. Empty while the sequence has no blocks.
     is_on_host: the ids are those of host blocks: the sequence is swapped out.
+    num_unseen: for each cache group how many leading blocks are null.
+    snapshots: of the prompt, the numbers of leading blocks behind which a state is to be found later.
     digests: names of the full blocks of known tokens, as far as they were needed.
     num_published: leading blocks that the prefix index may name.
     tail: the name of the partly filled block behind them that the prefix index may have; None where there is none.
@@ -16,10 +20,21 @@ class BlockTable:
         that has to be looked up.
     """
 
-    __slots__ = ("blocks", "digests", "is_on_host", "num_published", "tail", "writable_end")
+    __slots__ = (
+        "blocks",
+        "digests",
+        "is_on_host",
+        "num_published",
+        "num_unseen",
+        "snapshots",
+        "tail",
+        "writable_end",
+    )
 
     def __init__(self) -> None:
         self.blocks: list[list[int]] = []
+        self.num_unseen: list[int] = []
+        self.snapshots: tuple[int, ...] = ()
         self.is_on_host = False
         self.digests: list[bytes] = []
         self.num_published = 0
@@ -29,6 +44,7 @@ class BlockTable:
     def set_blocks(self, blocks: list[list[int]], num_published: int = 0, *, is_on_host: bool = False) -> None:
         """Replace all blocks. `num_published` leading ones are in the prefix index."""
         self.blocks = blocks
+        self.num_unseen = [each.count(NULL_BLOCK) for each in blocks]
         self.num_published = num_published
         self.tail = None
         self.writable_end = 0

@@ -27,6 +27,36 @@ class Eviction(Protocol):
         ...
 
 
+class SpareFirst:
+    """Evicts blocks that are worth less than others (spare ones) before those of `others`, the oldest first."""
+
+    def __init__(self, others: Eviction) -> None:
+        self._others = others
+        self._spare: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._others) + len(self._spare)
+
+    def __contains__(self, block: object) -> bool:
+        return block in self._spare or block in self._others
+
+    def add(self, block: int, num_hits: int) -> None:
+        self._others.add(block, num_hits)
+
+    def add_spare(self, block: int) -> None:
+        """Add a block without users that is evicted before others."""
+        self._spare[block] = None
+
+    def remove(self, block: int) -> None:
+        if block in self._spare:
+            del self._spare[block]
+        else:
+            self._others.remove(block)
+
+    def pop(self) -> int:
+        return self._spare.popitem(last=False)[0] if self._spare else self._others.pop()
+
+
 class LeastRecentlyUsed:
     """Evicts the block that was released longest ago."""
 

@@ -33,21 +33,28 @@ class GroupCache:
         watermark: float,
         eviction: str,
         max_cached_blocks: int | None,
+        num_lookahead: int = 0,
+        snapshot_tokens: int = 0,
     ) -> None:
+        """num_lookahead: token slots that sequences have beyond their tokens. snapshot_tokens: how far apart the states
+        of a sequence are that are to be found later, beside those of its prompt; 0 for none."""
         self.index = index
         self.pool = BlockPool(limits.num_blocks, EVICTIONS[eviction](), max_cached_blocks, index)
         self.host_pool = BlockPool(limits.num_host_blocks)
         self.keeps = retention(limits, block_size)
         self.block_bytes = limits.block_bytes
-        self._block_size = block_size
+        self.block_size = block_size
+        # nothing is written ahead of a state
+        self.num_lookahead = 0 if self.keeps.is_sparse else num_lookahead
+        self._blocks_between = -(-snapshot_tokens // block_size)
         self._num_watermark_blocks = int(watermark * limits.num_blocks)
 
     # ---- admission ----
 
-    def num_required_blocks(self, group: SequenceGroup, num_lookahead: int, num_unseen: int = 0) -> int:
-        """Return the blocks that a request needs at once for all its known tokens, with `num_lookahead` slots more for
-        each sequence: the common prefix, from block `num_unseen` on, once, and a tail for each."""
-        size, at_once = self._block_size, self.keeps.at_once
+    def num_required_blocks(self, group: SequenceGroup, num_unseen: int = 0) -> int:
+        """Return the blocks that a request needs at once for all its known tokens, and the lookahead slots of each
+        sequence: the common prefix, from block `num_unseen` on, once, and a tail for each."""
+        size, at_once, num_lookahead = self.block_size, self.keeps.at_once, self.num_lookahead
         if group.width > 1 and not group.has_output:
             # the first token of each is written too, unless it is also the last
             tail_tokens = [group.num_prompt_tokens + min(1, group.max_tokens - 1) + num_lookahead] * group.width
@@ -61,11 +68,11 @@ class GroupCache:
         return min(required, len(tail_tokens) * at_once(required))
 
     def shortage(
-        self, group: SequenceGroup, hit: PrefixHit, num_lookahead: int, *, waive_watermark: bool, is_returning: bool
+        self, group: SequenceGroup, hit: PrefixHit, *, waive_watermark: bool, is_returning: bool
     ) -> Shortage | None:
         """Return what the request lacks to have its blocks (see `BlockManager.shortage`)."""
         pool, hit_blocks, num_unseen = self.pool, hit.blocks_of(self.index), hit.num_unseen(self.index)
-        required = self.num_required_blocks(group, num_lookahead, num_unseen)
+        required = self.num_required_blocks(group, num_unseen)
         assert required <= pool.num_blocks, "a request that does not fit alone is refused when it arrives"
         # a hit that has users costs nothing; one that is only cached leaves the free blocks like a new one
         from_free = required - (len(hit_blocks) - num_unseen) + sum(map(pool.is_cached, hit_blocks))
@@ -77,20 +84,21 @@ class GroupCache:
 
     def allocate(self, num_tokens: int, hit_blocks: Sequence[int], num_fetched: int) -> list[int]:
         """Return a table for `num_tokens` tokens, the cached blocks first and behind them `num_fetched` that are
-        fetched; where later steps release blocks, no more than are held at once: the table grows with the steps."""
+        fetched; where later steps release blocks, no more than are held at once, and no states: the table grows with
+        the steps."""
         num_unseen = hit_blocks.count(NULL_BLOCK)
         if num_fetched:
             # what a token at the beginning of a block reads: so others find the prefix up to there
-            num_whole = min(len(hit_blocks) + num_fetched, (num_tokens - 1) // self._block_size)
-            num_unseen = self.keeps.num_unseen_blocks(num_whole * self._block_size)
+            num_whole = min(len(hit_blocks) + num_fetched, (num_tokens - 1) // self.block_size)
+            num_unseen = self.keeps.num_unseen_blocks(num_whole * self.block_size)
         table = [NULL_BLOCK] * num_unseen
         for block in hit_blocks[num_unseen:]:
             self.pool.acquire(block)
             self.pool.note_hit(block)
             table.append(block)
-        num_live = self.keeps.at_once(num_blocks_for(num_tokens, self._block_size) - num_unseen)
-        num_new = num_unseen + num_live - len(table)
-        table.extend(self.pool.allocate() for _ in range(num_new))
+        num_live = self.keeps.at_once(num_blocks_for(num_tokens, self.block_size) - num_unseen)
+        end = len(hit_blocks) + num_fetched if self.keeps.is_sparse else num_unseen + num_live
+        table.extend(self.pool.allocate() for _ in range(end - len(table)))
         return table
 
     # ---- growth ----
@@ -98,11 +106,26 @@ class GroupCache:
     def has_room_to_write(self, table: list[int], first: int, num_blocks: int) -> bool:
         """Return whether there are free blocks to make entries from `first` on writable, `num_blocks` in all."""
         num_shared = sum(map(self.pool.is_shared, table[first:]))
-        return max(0, num_blocks - len(table)) + num_shared <= self.pool.num_free_blocks
+        num_new = max(0, num_blocks - len(table))
+        if self.keeps.is_sparse:
+            num_new = min(1, num_new)
+        return num_new + num_shared <= self.pool.num_free_blocks
 
-    def make_writable(self, table: list[int], first: int, num_blocks: int) -> tuple[int, list[BlockCopy]]:
+    def is_snapshot(self, entry: int, snapshots: Sequence[int]) -> bool:
+        """Return whether the state in this entry of a sequence's table is to be found later. `snapshots`: see
+        `BlockTable`."""
+        number = entry + 1
+        return number in snapshots or bool(self._blocks_between and number % self._blocks_between == 0)
+
+    def make_writable(
+        self, table: list[int], first: int, num_blocks: int, snapshots: Sequence[int] | None, num_kept: int
+    ) -> tuple[int, list[BlockCopy]]:
         """Replace shared blocks from entry `first` on by copies, and append new ones up to `num_blocks`; return the
-        first entry that changed, and the copies."""
+        first entry that changed, and the copies.
+
+        Of states, only the last one has a block, and those that are to be found later (None: none are) as long as more
+        than `num_kept` blocks are free: so they take none that other sequences need in this step.
+        """
         first_changed, copies, pool = len(table), [], self.pool
         for i in range(first, len(table)):
             if pool.is_shared(table[i]):
@@ -110,8 +133,11 @@ class GroupCache:
                 pool.release(source)
                 copies.append(BlockCopy(source, table[i], self.index))
                 first_changed = min(first_changed, i)
-        for _ in range(num_blocks - len(table)):
-            table.append(pool.allocate())
+        for i in range(len(table), num_blocks):
+            is_written = not self.keeps.is_sparse or i + 1 == num_blocks
+            if not is_written and snapshots is not None and pool.num_free_blocks > num_kept + 1:
+                is_written = self.is_snapshot(i, snapshots)
+            table.append(pool.allocate() if is_written else NULL_BLOCK)
         return first_changed, copies
 
     def share(self, table: list[int]) -> list[int]:
@@ -119,15 +145,19 @@ class GroupCache:
         self.pool.share(table[table.count(NULL_BLOCK) :])
         return list(table)
 
-    def release_unseen(self, table: list[int], position: int) -> None:
-        """Release the blocks that no token from `position` on reads; their entries become null."""
-        end = first = self.keeps.num_unseen_blocks(position)
-        while first and table[first - 1] != NULL_BLOCK:
-            first -= 1
+    def release_unseen(self, table: list[int], first: int, position: int) -> int:
+        """Release the blocks that no token from `position` on reads; their entries become null. Return how many leading
+        entries are null, of which `first` were so before.
+
+        What leaves a window is evicted before other blocks: it is found only where a prompt parts from this one there.
+        """
+        end = self.keeps.num_unseen_blocks(position)
         # the head first: hits need the blocks next to where they end, so those nearest to the window are worth most
         for i in range(first, end):
-            self.pool.release(table[i])
-            table[i] = NULL_BLOCK
+            if table[i] != NULL_BLOCK:
+                self.pool.release(table[i], is_spare=not self.keeps.is_sparse)
+                table[i] = NULL_BLOCK
+        return max(first, end)
 
     def num_leading_shared(self, tables: list[list[int]]) -> int:
         """Return how many leading blocks of the first table sequences outside `tables` use as well; null blocks are
@@ -163,16 +193,16 @@ class GroupCache:
         return len({block for table in tables for block in table} - {NULL_BLOCK})
 
     def num_blocks_to_swap_in(self, tables: Iterable[tuple[list[int], int, int]]) -> int:
-        """Return the device blocks for tables of host blocks, each with its number of computed and of wanted tokens:
+        """Return the device blocks for tables of host blocks, each with its number of computed and of known tokens:
         what was swapped out, new ones at the end, and a copy for each writer but one of a shared block."""
-        size = self._block_size
+        size = self.block_size
         distinct: set[int] = set()
         writers: set[int] = set()
         num_more = 0
         for table, num_computed_tokens, num_tokens in tables:
             num_unseen = table.count(NULL_BLOCK)
             distinct.update(table[num_unseen:])
-            num_live = self.keeps.at_once(num_blocks_for(num_tokens, size) - num_unseen)
+            num_live = self.keeps.at_once(num_blocks_for(num_tokens + self.num_lookahead, size) - num_unseen)
             num_more += max(0, num_live - (len(table) - num_unseen))
             for block in table[num_computed_tokens // size :]:
                 num_more += block in writers
@@ -194,6 +224,11 @@ class GroupCache:
                 places[block] = target.allocate()
             moved.append(places[block])
         return moved
+
+
+def fewest_blocks(caches: Iterable[GroupCache]) -> int:
+    """Return the device blocks of the smallest group among those that have a block for every block of a prefix."""
+    return min((cache.pool.num_blocks for cache in caches if not cache.keeps.is_sparse), default=1)
 
 
 def _shortage(required: int, pool: BlockPool, num_kept: int) -> Shortage | None:

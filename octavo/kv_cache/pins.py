@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 from octavo.core.cache_key import CacheKey
 from octavo.core.outputs import PinnedPrefix
 from octavo.kv_cache.block_hash import extend_chain
-from octavo.kv_cache.block_pool import BlockPool
+from octavo.kv_cache.group_cache import GroupCache, fewest_blocks
+from octavo.kv_cache.retention import longest_common
 
 _KEPT: Final = b"kept "
 
@@ -24,15 +25,18 @@ class _Pin(NamedTuple):
 
 
 class Pins:
-    """The pins of all cache groups, of which `pools` are the device pools.
+    """The pins of all cache groups.
 
-    At most `max_blocks` different blocks of each pool, cached or to come, are pinned at once.
+    At most half of the blocks of each pool, cached or to come, are pinned at once. Of states, those that a prefix has
+    are held, up to half of their blocks.
     """
 
-    def __init__(self, pools: Sequence[BlockPool], block_size: int, max_blocks: int) -> None:
-        self._pools = pools
-        self._block_size = block_size
-        self._max_blocks = max_blocks
+    def __init__(self, groups: Sequence[GroupCache]) -> None:
+        self._groups = groups
+        self._pools = pools = [cache.pool for cache in groups]
+        self._block_size = groups[0].block_size
+        self._most_held = [pool.num_blocks // 2 for pool in pools]
+        self._max_blocks = fewest_blocks(groups) // 2
         self._pins: dict[bytes, _Pin] = {}
         self._num_pins: dict[bytes, int] = {}
         self._blocks: list[dict[bytes, int]] = [{} for _ in pools]
@@ -57,7 +61,7 @@ class Pins:
         num_cached = self.num_held(digests[:num_kept])
         because = f"only full blocks are kept, of {size} tokens each" if num_kept * size < len(token_ids) else ""
         if num_kept < len(digests):
-            num_blocks = min(pool.num_blocks for pool in self._pools)
+            num_blocks = fewest_blocks(self._groups)
             because = f"pins may take half of the {num_blocks} KV blocks, and this one has no more of them"
         return PinnedPrefix(num_tokens=num_kept * size, num_cached_tokens=num_cached * size, because=because)
 
@@ -81,6 +85,8 @@ class Pins:
 
     def keep(self, digests: Sequence[bytes], until: float) -> None:
         """Pin a prefix for another engine until then, or longer where it is kept for longer."""
+        if not digests:
+            return
         pin = self._pins.get(_KEPT + digests[-1])
         self.pin_digests(digests, until if pin is None else max(until, pin.until), _KEPT)
 
@@ -101,17 +107,24 @@ class Pins:
         return True
 
     def num_held(self, digests: Sequence[bytes]) -> int:
-        """Return how many leading blocks of a prefix are held in every cache group."""
-        held = (all(digest in blocks for blocks in self._blocks) for digest in digests)
-        return next((i for i, is_held in enumerate(held) if not is_held), len(digests))
+        """Return how many leading blocks of a prefix, which are held, a sequence may continue."""
+        keeps, finds = [cache.keeps for cache in self._groups], [blocks.get for blocks in self._blocks]
+        return len(longest_common(keeps, finds, digests)[0][0])
+
+    def lengths(self, digests: Sequence[bytes]) -> list[int]:
+        """Return the numbers of leading blocks of a sequence after which a pinned prefix ends."""
+        if not self._pins:
+            return []
+        ends = {pin.digests[-1] for pin in self._pins.values()}
+        return [i for i, digest in enumerate(digests, 1) if digest in ends]
 
     def hold(self, digest: bytes) -> None:
         """Hold the blocks with this content, if there are any and it is pinned. Called for all that is published."""
         if digest not in self._num_pins:
             return
-        for pool, blocks in zip(self._pools, self._blocks, strict=True):
+        for pool, blocks, most in zip(self._pools, self._blocks, self._most_held, strict=True):
             block = pool.find(digest)
-            if block is not None and digest not in blocks:
+            if block is not None and digest not in blocks and len(blocks) < most:
                 pool.acquire(block)
                 blocks[digest] = block
 
@@ -140,8 +153,9 @@ class Pins:
                 wanted[digest] = wanted.get(digest, 0) + 1
         assert wanted == self._num_pins, "pins and their counts differ"
         assert len(wanted) <= self._max_blocks, "more blocks are pinned than may be"
-        for pool, blocks in zip(self._pools, self._blocks, strict=True):
-            cached = {digest: pool.find(digest) for digest in wanted}
-            assert blocks == {digest: block for digest, block in cached.items() if block is not None}, (
+        for pool, blocks, most in zip(self._pools, self._blocks, self._most_held, strict=True):
+            found = {digest: pool.find(digest) for digest in wanted}
+            cached = {digest: block for digest, block in found.items() if block is not None}
+            assert blocks == cached or (len(blocks) == most and blocks.items() < cached.items()), (
                 "something is pinned and cached but not held, or held but not pinned"
             )

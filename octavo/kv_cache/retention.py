@@ -2,8 +2,8 @@
 
 A kind of layer is one class here that states how many blocks a sequence of some tokens needs at once, which leading
 blocks no later token reads, and which cached prefix a sequence may continue; how many bytes a block has is stated by
-the memory plan. A latent keeps all blocks, of another size. A recurrent state keeps the last block alone: one block
-at once, all before it unread, and a prefix may be continued behind any block whose state is cached.
+the memory plan. A latent keeps all blocks, of another size. A block of a recurrent state holds the state after its last
+token: only the last one is read, and a prefix may be continued behind any block whose state is cached.
 """
 
 from __future__ import annotations
@@ -12,16 +12,22 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from octavo.core.arithmetic import num_blocks_touched
-from octavo.core.cache_limits import GroupLimits
+from octavo.core.cache_limits import LIVE_STATES, GroupLimits
 
 Find = Callable[[bytes], int | None]
 """Returns the block with the content of a digest, or None."""
 
 
 class Retention(Protocol):
-    """`releases`: whether leading blocks of a sequence become unread while it runs."""
+    """name: what reasons call the layers. loss: what they lack where their part of a prefix is not cached.
+    releases: whether leading blocks of a sequence become unread while it runs.
+    is_sparse: a row writes its last block, and of the others only those that are to be found later (snapshots).
+    """
 
+    name: str
+    loss: str
     releases: bool
+    is_sparse: bool
 
     def num_unseen_blocks(self, position: int) -> int:
         """Return how many leading blocks neither the token at `position` nor any later one reads."""
@@ -40,7 +46,10 @@ class Retention(Protocol):
 class KeepAll:
     """Every token reads all tokens before it."""
 
+    name = "full attention layers"
+    loss = "have lost blocks"
     releases = False
+    is_sparse = False
 
     def num_unseen_blocks(self, position: int) -> int:
         return 0
@@ -62,9 +71,12 @@ class SlidingWindow:
     """Every token reads the last `num_tokens` tokens, itself included. `max_live_tokens`: most tokens of one sequence
     that are in blocks at once (`SchedulerConfig.max_live_tokens`); None where a step may compute any number."""
 
+    loss = "have lost blocks"
     releases = True
+    is_sparse = False
 
     def __init__(self, num_tokens: int, block_size: int, max_live_tokens: int | None) -> None:
+        self.name = f"layers with a window of {num_tokens:,} tokens"
         self._num_tokens = num_tokens
         self._block_size = block_size
         self._max_live_blocks = None if max_live_tokens is None else num_blocks_touched(max_live_tokens, block_size)
@@ -99,8 +111,50 @@ class SlidingWindow:
         return []
 
 
+class States:
+    """Every token reads the state after the token before it, which is in the block of that token."""
+
+    name = "recurrent layers"
+    loss = "have no snapshot"
+    releases = True
+    is_sparse = True
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+
+    def num_unseen_blocks(self, position: int) -> int:
+        return (position - 1) // self._block_size if position else 0
+
+    def at_once(self, num_blocks: int) -> int:
+        return min(num_blocks, LIVE_STATES)
+
+    def find_prefix(self, digests: Sequence[bytes], find: Find) -> list[int]:
+        for i in reversed(range(len(digests))):
+            block = find(digests[i])
+            if block is not None:
+                return [0] * i + [block]
+        return []
+
+
+def longest_common(
+    keeps: Sequence[Retention], finds: Sequence[Find], digests: Sequence[bytes]
+) -> tuple[list[list[int]], list[int]]:
+    """Return the blocks, for each cache group, of the longest prefix of `digests` that a sequence may continue in all
+    of them; and how many leading blocks each group has by itself."""
+    wanted, alone = digests, list[int]()
+    while True:
+        blocks = [each.find_prefix(wanted, find) for each, find in zip(keeps, finds, strict=True)]
+        lengths = [*map(len, blocks)]
+        alone = alone or lengths
+        if min(lengths) == max(lengths):
+            return blocks, alone
+        wanted = wanted[: min(lengths)]  # what one group lacks shortens the prefix of the others
+
+
 def retention(limits: GroupLimits, block_size: int) -> Retention:
     """Return what the layers of a cache group with these limits keep."""
+    if limits.is_state:
+        return States(block_size)
     if limits.window is None:
         return KeepAll()
     return SlidingWindow(limits.window, block_size, limits.max_live_tokens)

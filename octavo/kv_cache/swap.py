@@ -52,10 +52,8 @@ class SwapSpace:
 
     def num_blocks_to_swap_in(self, sequences: Iterable[Sequence]) -> list[int]:
         """Return for each cache group the device blocks that swapped sequences need to compute their known tokens."""
-        num_lookahead = self._limits.num_lookahead
         needs = [
-            (self._tables[each.seq_id].blocks, each.num_computed_tokens, len(each.token_ids) + num_lookahead)
-            for each in sequences
+            (self._tables[each.seq_id].blocks, each.num_computed_tokens, len(each.token_ids)) for each in sequences
         ]
         return [
             cache.num_blocks_to_swap_in((blocks[cache.index], computed, wanted) for blocks, computed, wanted in needs)

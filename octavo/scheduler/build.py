@@ -46,6 +46,7 @@ def build_scheduler(
         enable_prefix_caching=cache.enable_prefix_caching,
         eviction=cache.prefix_cache_eviction,
         max_cached_bytes=cache.prefix_cache_size,
+        snapshot_tokens=cache.state_snapshot_tokens,
     )
     rates = Rates(
         settings.preemption_costs, scheduler.prefill_tokens_per_s, scheduler.swap_bytes_per_s, scheduler.target_step_s

@@ -57,7 +57,7 @@ class Preemption:
     def preempt(self, group: SequenceGroup, plan: StepPlan | None = None, because: str = "") -> None:
         """Take a running group's blocks, and its rows and budgets in `plan`. Known tokens stay known."""
         dropped = self._drop_rows(group, plan)
-        choice = self._choose(group, plan)
+        choice = self._choose(group, plan, dropped)
         status = SequenceStatus.SWAPPED if choice.swap else SequenceStatus.WAITING
         self._registry.suspend(group, status, self._log.now)
         if choice.swap:
@@ -161,7 +161,7 @@ class Preemption:
             self._log.note("unpinned", group.request, f"pins held {num_held} blocks, and it runs only without them")
         return num_held > 0
 
-    def _choose(self, group: SequenceGroup, plan: StepPlan | None) -> SwapChoice:
+    def _choose(self, group: SequenceGroup, plan: StepPlan | None, dropped: _Dropped) -> SwapChoice:
         manager = self._block_manager
         if self._mode == "recompute":
             return SwapChoice(False, "preemption_mode is recompute")
@@ -175,6 +175,8 @@ class Preemption:
             return SwapChoice(False, "it is computing its common prefix")
         if manager.releases_unseen and not group.may_read_prefix_cache:
             return SwapChoice(False, "prompt_logprobs that are on their way may need tokens that left the window")
+        if manager.keeps_states and any(dropped.num_computed[s.seq_id] >= len(s.token_ids) for s in group.live):
+            return SwapChoice(False, "its states are past its last known token, which is to be computed again")
         shortage = manager.swap_space.swap_out_shortage(group.live)
         if shortage is not None:
             return SwapChoice(False, f"the swap space {shortage.because}")

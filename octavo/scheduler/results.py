@@ -7,14 +7,16 @@ from octavo.core.outputs import RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.core.step import ModelRunnerOutput, PromptLogprobs, TokenLogprobs
 from octavo.scheduler.beams import extend_beams, nothing_found, take_candidates
+from octavo.scheduler.preemption import Preemption
 from octavo.scheduler.registry import Registry
 
 
 class Results:
     """Applies the results of steps to groups and sequences."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, preemption: Preemption) -> None:
         self._registry = registry
+        self._preemption = preemption
 
     def apply(self, output: ModelRunnerOutput, now: float) -> list[EngineCoreOutput]:
         """Apply the results of a step at time `now`. Returns one output per request for which there is news."""
@@ -31,8 +33,7 @@ class Results:
             # preempted in the meantime: what it drew is drawn again, but what it computed of the prompt may be kept
             is_late = sequence.epoch != row.epoch
             if row.is_undrawn and not is_late:
-                sequence.num_pending -= 1
-                sequence.num_computed_tokens -= 1  # its logits are needed once more
+                is_late = not self._step_back(group, sequence)
             if prompt_logprobs is None and (is_late or (not row.tokens and row.candidates is None)):
                 continue
             result = outputs.get(group.request_id)
@@ -71,6 +72,16 @@ class Results:
                     result.error, status = nothing_found(group), SequenceStatus.FINISHED_ERROR
                 registry.end_group(group, status, now)
         return [each for each in outputs.values() if each.deltas or each.finished or each.prompt_logprobs is not None]
+
+    def _step_back(self, group: SequenceGroup, sequence: Sequence) -> bool:
+        """Let the last token of a sequence be computed once more for its logits. Returns False where a state cannot go
+        back: then the group starts from its last snapshot."""
+        if self._registry.block_manager.keeps_states:
+            self._preemption.preempt(group, because="the form of its next token was not ready")
+            return False
+        sequence.num_pending -= 1
+        sequence.num_computed_tokens -= 1
+        return True
 
     def end_complete(self, group: SequenceGroup, now: float) -> None:
         """End the sequences of a resumed group that need no further token, and the group when all have ended."""

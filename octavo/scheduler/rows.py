@@ -31,7 +31,6 @@ class RowPlanner:
         self._preemption = preemption
         self._policy = policy
         self._tables = registry.block_manager.tables
-        self._num_slots = 1 + registry.block_manager.limits.num_lookahead
         self._proposer = proposer
         self.num_turns = num_turns
 
@@ -70,7 +69,7 @@ class RowPlanner:
             return False
         seq_id = sequence.seq_id
         table = self._tables[seq_id]
-        if start + self._num_slots > table.writable_end:
+        if start >= table.writable_end:
             return False
         plan.rows[seq_id] = ScheduledSequence(seq_id, sequence.epoch, start, 1, 1, (), 0, 0, sent)
         sequence.num_computed_tokens = num_tokens

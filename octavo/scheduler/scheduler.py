@@ -18,7 +18,7 @@ from octavo.core.messages import EngineCoreOutput, EngineCoreRequest, RequestTim
 from octavo.core.outputs import PinnedPrefix, RequestError
 from octavo.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from octavo.core.step import ModelRunnerOutput, SchedulerOutput
-from octavo.errors import RequestTooLarge
+from octavo.errors import ConfigError, RequestTooLarge
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.admission import Admission
@@ -62,6 +62,11 @@ class Scheduler:
         proposer: guesses tokens that the next rows verify. connector: has prefixes that the local cache does not have,
         and other engines fetch from it.
         """
+        if proposer is not None and block_manager.keeps_states:
+            raise ConfigError(
+                f"{type(proposer).__name__} proposes drafts, but the model has recurrent layers, whose states cannot "
+                "go back behind a wrong draft; leave the proposer out, or take a model without such layers"
+            )
         self.block_manager = block_manager
         self.config = config
         self.connector = connector
@@ -73,8 +78,8 @@ class Scheduler:
         self.groups, self.waiting = registry.groups, registry.waiting
         self.running, self.swapped = registry.running, registry.swapped
         self._admission_control = AdmissionControl(config, registry, rates)
-        self._results = Results(registry)
         self._preemption = Preemption(registry, log, policy, config.preemption_mode, rates)
+        self._results = Results(registry, self._preemption)
         self._rows = RowPlanner(
             registry, self._preemption, policy, proposer, config.max_steps_in_flight if sends_tokens else 1
         )

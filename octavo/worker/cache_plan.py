@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from octavo.config.explain import render_bytes
 from octavo.config.schema import CacheConfig, SchedulerConfig
 from octavo.core.arithmetic import max_blocks_of_group, num_blocks_for
-from octavo.core.cache_limits import CacheLimits, GroupLimits
-from octavo.core.model_shape import CacheGroup
+from octavo.core.cache_limits import LIVE_STATES, CacheLimits, GroupLimits
+from octavo.core.model_shape import CacheGroup, State
 from octavo.devices.device import DeviceMemory
 from octavo.errors import ConfigError
 
@@ -21,6 +21,11 @@ class _Group(NamedTuple):
     max_live_tokens: int | None
     block_bytes: int
     needed: int
+    is_state: bool
+
+
+_SNAPSHOTS: Final = 2
+"""Snapshots of states for which each sequence has room: that of its prompt, and one where it parts from others."""
 
 
 class CacheDivision:
@@ -41,10 +46,12 @@ class CacheDivision:
         self._scheduler = scheduler
         self._groups = []
         for group, layer_bytes in zip(groups, layer_block_bytes, strict=True):
-            max_live_tokens = scheduler.max_live_tokens(group.window)
+            is_state = isinstance(group.keeps, State)
+            max_live_tokens = LIVE_STATES if is_state else scheduler.max_live_tokens(group.window)
             needed = max_blocks_of_group(scheduler.max_model_len, 1, 1, cache.block_size, max_live_tokens)
+            needed += _SNAPSHOTS if is_state else 0
             block_bytes = len(group.layers) * layer_bytes
-            self._groups.append(_Group(group.window, max_live_tokens, block_bytes, needed))
+            self._groups.append(_Group(group.window, max_live_tokens, block_bytes, needed, is_state))
         self._needed = max(group.needed for group in self._groups)
         self._null_bytes = sum(group.block_bytes for group in self._groups)
 
@@ -139,6 +146,7 @@ class CacheDivision:
                     block_bytes=group.block_bytes,
                     window=group.window,
                     max_live_tokens=group.max_live_tokens,
+                    is_state=group.is_state,
                 )
                 for group, blocks, host_blocks in counts
             ),

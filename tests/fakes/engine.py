@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from octavo.config.schema import CacheConfig, SchedulerConfig
-from octavo.core.cache_limits import CacheLimits, GroupLimits
+from octavo.core.cache_limits import LIVE_STATES, CacheLimits, GroupLimits
 from octavo.core.messages import CoreReady, EngineCoreOutput, EngineCoreRequest
 from octavo.core.outputs import RequestMetrics
 from octavo.core.resume import ResumedSequence
@@ -24,7 +24,7 @@ from octavo.kv_transfer.connector import Connector
 from octavo.scheduler.build import SchedulerSettings, build_scheduler
 from octavo.scheduler.drafts import Proposer
 from octavo.scheduler.rates import PreemptionCosts
-from tests.fakes.executor import HashExecutor
+from tests.fakes.executor import STATE, HashExecutor
 
 
 class Clock:
@@ -46,6 +46,7 @@ def make_settings(
     enable_prefix_caching: bool = True,
     prefix_cache_eviction: str = "lru",
     num_host_blocks: int = 0,
+    state_snapshot_tokens: int = 16,
     costs: PreemptionCosts | None = None,
     sliding_window: int | tuple[int | None, ...] | None = None,
     policy: str = "fcfs",
@@ -53,7 +54,7 @@ def make_settings(
     **scheduling: Any,
 ) -> SchedulerSettings:
     """A small scheduler; `scheduling` are fields of SchedulerConfig. `sliding_window`, and `num_blocks` too, may have a
-    value for each cache group."""
+    value for each cache group; a group with the window `STATE` keeps states."""
     # the clock counts its readings: steps take no time that says anything, unless a test is about that
     values = {
         "target_step_ms": 0.0,
@@ -71,6 +72,7 @@ def make_settings(
             watermark=watermark,
             enable_prefix_caching=enable_prefix_caching,
             prefix_cache_eviction=prefix_cache_eviction,
+            state_snapshot_tokens=state_snapshot_tokens,
         ),
         scheduler=scheduler,
         limits=CacheLimits(
@@ -80,8 +82,9 @@ def make_settings(
                     num_blocks=num_blocks if isinstance(num_blocks, int) else num_blocks[index],
                     num_host_blocks=num_host_blocks,
                     block_bytes=10,
-                    window=window,
-                    max_live_tokens=scheduler.max_live_tokens(window),
+                    window=None if window == STATE else window,
+                    max_live_tokens=LIVE_STATES if window == STATE else scheduler.max_live_tokens(window),
+                    is_state=window == STATE,
                 )
                 for index, window in enumerate(_each(sliding_window))
             ),
@@ -105,7 +108,9 @@ def make_core(
 ) -> EngineCore:  # fmt: skip
     """A core over the hash executor; `settings` are those of `make_settings`. `keeps_unseen`: blocks that left the
     window are not released. `sends_tokens`: a second worker that never draws follows the first."""
-    kept = tuple(None for _ in _each(sliding_window)) if keeps_unseen else sliding_window
+    kept = sliding_window
+    if keeps_unseen:
+        kept = tuple(STATE if window == STATE else None for window in _each(sliding_window))
     chosen = make_settings(sliding_window=kept, max_steps_in_flight=depth, sends_tokens=sends_tokens, **settings)
     block_size = chosen.cache.block_size
     make_executor = partial(

@@ -26,6 +26,8 @@ from octavo.core.step import (
     TokenLogprobs,
 )
 
+STATE = -1
+"""In place of the window of a cache group: a block holds the state after its last computed token."""
 Slot = tuple[int, int, int]
 """Cache group, block, place in the block."""
 Slots = dict[Slot, int]
@@ -83,6 +85,7 @@ class HashExecutor:
     draws: bool = True
     follower: HashExecutor | None = None
     compile_steps: int = 0
+    ready_at: dict[int, int] = field(default_factory=dict)
     slots: Slots = field(default_factory=dict)
     host_slots: Slots = field(default_factory=dict)
     states: dict[int, State] = field(default_factory=dict)
@@ -150,19 +153,22 @@ class HashExecutor:
         tables = [list(table) for table in new.block_tables]
         state = self.states[new.seq_id] = State(new.index, shared + new.token_ids, tables, new.params, new.epoch)
         if new.params.structured_outputs is not None:
-            state.waits_until = len(self.steps) + self.compile_steps
+            state.waits_until = self.ready_at.setdefault(new.seq_id, len(self.steps) + self.compile_steps)
 
     def _slot(self, state: State, group: int, position: int) -> Slot:
         return group, state.tables[group][position // self.block_size], position % self.block_size
 
     def _first_seen(self, group: int, position: int) -> int:
         window = self.windows[group]
+        if window == STATE:
+            return position
         return 0 if window is None else max(0, position - window + 1)
 
     def _seen(self, state: State, position: int) -> list[int]:
-        """What the query at `position` reads."""
+        """What the query at `position` reads. What goes into a state follows from the tokens up to there: the state
+        itself may be overwritten by then, but `_write_states` has checked that it is this one."""
         return [
-            self.slots.get(self._slot(state, group, p), -1)
+            state.chain(p, 2) if self.windows[group] == STATE else self.slots.get(self._slot(state, group, p), -1)
             for group in range(len(self.windows))
             for p in range(self._first_seen(group, position), position + 1)
         ]
@@ -170,6 +176,8 @@ class HashExecutor:
     def _check_windows(self, state: State, row: ScheduledSequence, written: dict[Slot, int]) -> None:
         """The row reads nothing that another row of its step writes, and under a window all that it should."""
         for group, window in enumerate(self.windows):
+            if window == STATE:
+                continue
             for position in range(self._first_seen(group, row.start), row.start + row.num_tokens):
                 slot = self._slot(state, group, position)
                 assert written.get(slot, row.seq_id) == row.seq_id, "a row reads what another row of its step writes"
@@ -191,7 +199,10 @@ class HashExecutor:
         for change in row.table_changes:
             state.tables[change.group][change.first_index :] = change.block_ids
         self.num_computed_tokens += row.num_tokens
-        for group in range(len(self.windows)):
+        for group, window in enumerate(self.windows):
+            if window == STATE:
+                self._write_states(state, group, row, written)
+                continue
             num_slots = len(state.tables[group]) * self.block_size
             assert num_slots >= row.start + row.num_tokens + self.num_lookahead_slots, "lookahead slots are missing"
             for position in range(row.start, row.start + row.num_tokens):
@@ -204,6 +215,24 @@ class HashExecutor:
                 if self.slots.get(slot) != value:  # a token that is computed again changes nothing for readers
                     self.slots[slot] = value
                     written[slot] = row.seq_id
+
+    def _write_states(self, state: State, group: int, row: ScheduledSequence, written: dict[Slot, int]) -> None:
+        """The row starts from the state behind exactly the tokens before it, and writes one wherever it has a block."""
+        table, size, end = state.tables[group], self.block_size, row.start + row.num_tokens
+        assert not row.drafts, "drafts of a model with states"
+        if row.start:
+            source = group, table[(row.start - 1) // size], 0
+            assert source[1] != 0, f"a row from {row.start} on starts from the null block"
+            assert written.get(source, row.seq_id) == row.seq_id, "a row starts from what another row writes"
+            expected = state.chain(row.start - 1, 2)
+            assert self.slots.get(source) == expected, f"a row from {row.start} on starts from another state"
+        assert table[(end - 1) // size] != 0, "the last state of a row is lost"
+        for entry in range(row.start // size, (end - 1) // size + 1):
+            slot = group, table[entry], 0
+            if slot[1] != 0:
+                assert slot not in written, "two rows write one state"
+                self.slots[slot] = state.chain(min((entry + 1) * size, end) - 1, 2)
+                written[slot] = row.seq_id
 
     def _read(self, row: ScheduledSequence, written: dict[Slot, int]) -> RowOutput:
         state = self.states[row.seq_id]

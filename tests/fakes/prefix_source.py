@@ -10,7 +10,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.kv_cache.block_hash import extend_chain, tail_digest
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_transfer.connector import Fetch
-from tests.fakes.executor import HashExecutor, State
+from tests.fakes.executor import STATE, HashExecutor, State
 
 
 class ToySource:
@@ -52,7 +52,9 @@ class ToySource:
         for i, digest in enumerate(digests):
             places = range(i * size, min((i + 1) * size, len(tokens)))
             self._contents[digest] = [
-                [state.chain(place, 2 if window is None else window) for place in places]
+                [state.chain(places[-1], 2)]
+                if window == STATE
+                else [state.chain(place, 2 if window is None else window) for place in places]
                 for window in self.executor.windows
             ]
 

@@ -209,7 +209,7 @@ class Blocks(RuleBasedStateMachine):
         sequence = group.live[0]
         hit = self.manager.find_prefix(group, sequence, len(token_ids))
         cache = only(self.manager)
-        fits_alone = cache.num_required_blocks(group, 0, hit.num_unseen(0)) <= cache.pool.num_blocks
+        fits_alone = cache.num_required_blocks(group, hit.num_unseen(0)) <= cache.pool.num_blocks
         if fits_alone and self.manager.shortage(group, hit, waive_watermark=True) is None:
             self.manager.allocate(sequence, len(token_ids), hit)
             self.manager.end_planning()

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.core.cache_limits import GroupLimits
 from octavo.kv_cache.block_pool import BlockPool, Content
+from octavo.kv_cache.group_cache import GroupCache
 from octavo.kv_cache.pins import Pins
+
+
+def group(num_blocks: int, index: int = 0) -> GroupCache:
+    limits = GroupLimits(num_blocks=num_blocks)
+    return GroupCache(index, limits, 4, watermark=0, eviction="lru", max_cached_blocks=None)
 
 
 def published(pool: BlockPool, digest: bytes) -> int:
@@ -22,9 +29,10 @@ def checked(pool: BlockPool, pins: Pins) -> None:
 
 
 def test_what_is_cached_is_held_at_once_and_the_rest_when_it_comes() -> None:
-    pool = BlockPool(6)
+    cache = group(6)
+    pool = cache.pool
     first = published(pool, b"1")
-    pins = Pins([pool], 4, max_blocks=3)
+    pins = Pins([cache])
     assert pins.pin_digests([b"1", b"12"], until=5.0) == 2
     assert (pins.blocks_of(0), pins.num_held([b"1", b"12"])) == ([first], 1)
     second = published(pool, b"12")
@@ -37,8 +45,9 @@ def test_what_is_cached_is_held_at_once_and_the_rest_when_it_comes() -> None:
 
 
 def test_there_is_room_for_so_many_different_blocks() -> None:
-    pool = BlockPool(6)
-    pins = Pins([pool], 4, max_blocks=3)
+    cache = group(6)
+    pool = cache.pool
+    pins = Pins([cache])
     assert pins.pin_digests([b"1", b"12"], until=5.0) == 2
     assert pins.pin_digests([b"1", b"12", b"123", b"1234"], until=6.0) == 3
     assert pins.pin_digests([b"2"], until=7.0) == 0
@@ -49,9 +58,10 @@ def test_there_is_room_for_so_many_different_blocks() -> None:
 
 
 def test_what_two_pins_hold_is_let_go_by_the_last() -> None:
-    pool = BlockPool(6)
+    cache = group(6)
+    pool = cache.pool
     published(pool, b"1")
-    pins = Pins([pool], 4, max_blocks=3)
+    pins = Pins([cache])
     pins.pin_digests([b"1"], until=5.0)
     pins.pin_digests([b"1", b"12"], until=6.0)
     assert pool.num_used_blocks == 1
@@ -63,26 +73,28 @@ def test_what_two_pins_hold_is_let_go_by_the_last() -> None:
 
 
 def test_the_tail_is_let_go_before_its_head() -> None:
-    pool = BlockPool(2)
+    cache = group(4)
+    pool = cache.pool
     head, tail = published(pool, b"1"), published(pool, b"12")
-    pins = Pins([pool], 4, max_blocks=2)
+    pins = Pins([cache])
     pins.pin_digests([b"1", b"12"], until=5.0)
     assert pins.clear() == 2
-    assert [pool.allocate(), pool.allocate()] == [tail, head]
+    assert [pool.allocate() for _ in range(4)][2:] == [tail, head]
 
 
 def test_nothing_is_a_prefix_that_cannot_be_pinned() -> None:
-    pins = Pins([BlockPool(2)], 4, max_blocks=1)
+    pins = Pins([group(2)])
     assert pins.pin_digests([], until=5.0) == 0
     assert not pins.unpin_digests([])
     assert pins.clear() == 0
 
 
 def test_a_prefix_is_held_where_every_group_has_it() -> None:
-    pools = [BlockPool(6), BlockPool(4)]
+    caches = [group(6), group(4, 1)]
+    pools = [cache.pool for cache in caches]
     published(pools[0], b"1")
     published(pools[0], b"12")
-    pins = Pins(pools, 4, max_blocks=2)
+    pins = Pins(caches)
     assert pins.pin_digests([b"1", b"12"], until=5.0) == 2
     assert (pins.num_blocks, pins.num_held([b"1", b"12"])) == (2, 0)
     published(pools[1], b"1")

@@ -19,7 +19,7 @@ from octavo.core.sequence import SequenceGroup
 from octavo.scheduler.policies import POLICIES
 from octavo.simulate.replay import Replay
 from tests.fakes.engine import Clock, Collected, make_core, make_request, run_alone
-from tests.fakes.executor import HashExecutor
+from tests.fakes.executor import STATE, HashExecutor
 from tests.fakes.listener import Mirror
 from tests.fakes.prefix_source import ToySource
 from tests.fakes.proposer import ToyProposer
@@ -36,6 +36,7 @@ KINDS: list[dict[str, object]] = [
     {"structured_outputs": FORM, "n": 2, "use_beam_search": True},
 ]  # fmt: skip
 PREFIXES = [[7] * 9, [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 9], list(range(10, 30))]
+STATE_GROUPS = [(None, STATE), (None, STATE), (4, STATE, None), (STATE,)]
 FAIL_TOKEN = 11
 REFUSALS = ("queue_full", "deadline_unreachable", "deadline_too_short", "too_many_prompts")
 
@@ -118,7 +119,10 @@ class Schedules(RuleBasedStateMachine):
         max_queued_requests=st.sampled_from([None, None, None, None, None, 3]),
         max_queued_tokens=st.sampled_from([None, None, None, None, 30]),
         prefill_tokens_per_s=st.sampled_from([None, 2.0, 50.0]),
-        sliding_window=st.sampled_from([None, None, 1, 2, 4, 5, 11, (None, 4), (None, 4), (5, None), (2, 11, None)]),
+        sliding_window=st.sampled_from(
+            [None, None, 1, 2, 4, 5, 11, (None, 4), (5, None), (2, 11, None), *STATE_GROUPS, *STATE_GROUPS]
+        ),
+        state_snapshot_tokens=st.sampled_from([0, 4, 16]),
         later_share=st.sampled_from([1.0, 0.6]),
         fetch_fails=st.sampled_from([None, None, 0.0, 0.5]),
         target_step_ms=st.sampled_from([None, None, 0.0, 1500.0]),
@@ -140,7 +144,9 @@ class Schedules(RuleBasedStateMachine):
         self.fail_token = FAIL_TOKEN if may_fail and not options["enable_prefix_caching"] else None
         self.expected: dict[str, EngineCoreRequest] = {}
         # a recording holds no drafts
-        has_drafts = rightness is not None and not is_recorded
+        sliding_window = options["sliding_window"]
+        has_states = isinstance(sliding_window, tuple) and STATE in sliding_window
+        has_drafts = rightness is not None and not is_recorded and not has_states
         # of several cache groups, the later ones may have fewer blocks
         num_blocks = tuple(int(num_slots * share) // block_size for share in (1.0, later_share, later_share))
         # a replay has no source

@@ -1,0 +1,52 @@
+"""Which part of a sequence the prefix indexes of all cache groups have, and why it is not more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.core.cache_key import CacheKey
+from octavo.kv_cache.allocation import PrefixHit
+from octavo.kv_cache.block_hash import root_digest, token_keys
+from octavo.kv_cache.group_cache import GroupCache
+from octavo.kv_cache.retention import longest_common
+
+
+def find_hit(
+    caches: Sequence[GroupCache], digests: list[bytes], token_ids: list[int], num_usable: int, key: CacheKey
+) -> PrefixHit:
+    """Return the hit among the first `num_usable` tokens. `digests` cover those at least.
+
+    The beginning of the next block is copied where every group keeps tokens: a state is that of one position.
+    """
+    size = caches[0].block_size
+    keeps, finds = [cache.keeps for cache in caches], [cache.pool.find for cache in caches]
+    blocks, alone = longest_common(keeps, finds, digests[: num_usable // size])
+    num_blocks = len(blocks[0])
+    start = num_blocks * size
+    missing = digests[num_blocks] if num_blocks < num_usable // size else None
+    num_parted = min((alone[cache.index] for cache in caches if not cache.keeps.is_sparse), default=0)
+    sources, num_copied = list[int](), 0
+    if not any(cache.keeps.is_sparse for cache in caches):
+        parent = digests[num_blocks - 1] if num_blocks else root_digest(key)
+        rest = token_keys(token_ids, start, min(num_usable, start + size), key.placeholders)
+        beginnings = [cache.pool.find_beginning(parent, rest) for cache in caches]
+        num_copied = min(num_same for _, num_same in beginnings)
+        sources = [block for block, _ in beginnings] if num_copied else []
+    if missing is None:
+        because = "the rest fills no block" if start + num_copied < num_usable else ""
+    else:
+        because = _because(caches, missing, start, alone)
+    parted = num_parted if num_parted > num_blocks else 0
+    return PrefixHit(blocks, start, missing, sources, num_copied, because, parted)
+
+
+def _because(caches: Sequence[GroupCache], missing: bytes, start: int, alone: Sequence[int]) -> str:
+    """Return why a prefix ends at token `start`: the groups that have less than others, or what became of the block
+    there, which all groups lack."""
+    most = max(alone)
+    if most > start // caches[0].block_size:
+        lacking = [cache.keeps for cache in caches if alone[cache.index] < most]
+        losses = " and ".join(f"{each.name} {each.loss}" for each in lacking)
+        return f"{losses} between tokens {start:,} and {most * caches[0].block_size:,}"
+    is_evicted = any(cache.pool.was_evicted(missing) for cache in caches)
+    return "the next block was evicted" if is_evicted else "the next block is new"
