@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from octavo.attention.metadata import AttentionMetadata
-from octavo.core.model_shape import Kept, KeysAndValues, State
+from octavo.core.model_shape import Kept, KeysAndValues, Latent, State
 
 
 class Scores(NamedTuple):
@@ -25,6 +25,10 @@ class Scores(NamedTuple):
     soft_cap: float | None = None
     alibi: Tensor | None = None
     sinks: Tensor | None = None
+
+
+Parts: TypeAlias = tuple[Tensor, Tensor]
+"""Queries or latents: the elements that are the value too, and the rest."""
 
 
 class CacheLayout(NamedTuple):
@@ -48,17 +52,27 @@ class AttentionBackend(Protocol):
     element_type: torch.dtype
     """Type of the elements of a cache tensor; bytes where values have scales beside them."""
 
-    def cache_shape(self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    def cache_shape(
+        self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int, value_size: int = 0
+    ) -> tuple[int, ...]:
         """Return the shape of one layer's cache; `num_blocks` counts the null block. The cache starts zeroed.
 
-        Block ids index dimension 1, so that copying or moving block `i` is copying `cache[:, i]`.
+        value_size: for latents, one head of `head_dim`, the elements that are the value; else 0. Block ids index
+        dimension 1, so that copying or moving block `i` is copying `cache[:, i]`.
         """
         ...
 
     def workspace_bytes(
-        self, max_tokens: int, max_length: int, num_heads: int, kv_heads: int, head_dim: int, element_size: int
+        self,
+        max_tokens: int,
+        max_length: int,
+        num_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        element_size: int,
+        value_size: int = 0,
     ) -> int:
-        """Return the most bytes that `run` allocates beside its output, for the memory plan.
+        """Return the most bytes that `run` or `run_latents` allocates beside its output, for the memory plan.
 
         `max_tokens` is the most tokens in one step, `max_length` the longest sequence.
         """
@@ -79,12 +93,22 @@ class AttentionBackend(Protocol):
         """
         ...
 
+    def run_latents(self, q: Parts, latents: Parts, cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        """Write `latents` to their slots, then let every query see those of its own sequence up to itself.
+
+        `q` is [tokens, heads, value_size] and [tokens, heads, rest], `latents` [tokens, value_size] and [tokens, rest];
+        the result is [tokens, heads, value_size].
+        """
+        ...
+
 
 def cache_layout(backend: AttentionBackend, keeps: Kept, num_blocks: int, block_size: int) -> CacheLayout:
     """Return the layout of the cache of a layer that keeps this on a rank. States are float32 in any backend."""
     match keeps:
         case KeysAndValues(kv_heads, head_dim):
             return CacheLayout(backend.cache_shape(num_blocks, block_size, kv_heads, head_dim), backend.element_type)
+        case Latent(size, value_size):
+            shape = backend.cache_shape(num_blocks, block_size, 1, size, value_size)
+            return CacheLayout(shape, backend.element_type)
         case State(num_values):
             return CacheLayout((1, num_blocks, num_values), torch.float32)
-    raise NotImplementedError(f"{backend.name} has no cache of latents")

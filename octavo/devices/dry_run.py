@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from octavo.attention.backend import Parts
 from octavo.attention.metadata import AttentionMetadata
 
 META = torch.device("meta")
@@ -31,7 +32,7 @@ class DryAttention:
     def __init__(self, empty: Callable[[tuple[int, ...], torch.dtype], Tensor] = _empty) -> None:
         self._empty = empty
 
-    def cache_shape(self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    def cache_shape(self, num_blocks: int, *sizes: int) -> tuple[int, ...]:
         """Return the shape of a cache without elements: a dry run stores nothing."""
         return 1, num_blocks, 0
 
@@ -41,6 +42,9 @@ class DryAttention:
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata, *_: Any) -> Tensor:
         return self._empty(tuple(q.shape), q.dtype)
+
+    def run_latents(self, q: Parts, latents: Parts, cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        return self._empty(tuple(q[0].shape), q[0].dtype)
 
 
 def peak_bytes(run: Callable[[], object]) -> int:

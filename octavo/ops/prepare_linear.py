@@ -52,6 +52,11 @@ class TensorSpec:
         return prod(self.shape) * self.dtype.itemsize
 
 
+def heads_apart(outputs: int) -> int:
+    """Return how many rows of a weight a head of `outputs` rows has with its padding, for `PreparedLinear.by_head`."""
+    return -(-outputs // 32) * 32
+
+
 class PreparedLinear(ABC):
     """A weight [outputs, inputs], with its bias, ready to be multiplied. `state` is all that the format keeps."""
 
@@ -71,6 +76,13 @@ class PreparedLinear(ABC):
     def in_float32(self, x: Tensor) -> Tensor:
         """Return the product in float32, the type of logits; an implementation may omit the rounding in between."""
         return self(x).float()
+
+    def by_head(self, x: Tensor, outputs: int) -> Tensor:
+        """Multiply heads of x [tokens, heads, inputs], which lie side by side, each by rows of the weight of its own.
+
+        Those are `outputs` rows per head, from `heads_apart` times its number on. Returns [tokens, heads, outputs].
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no products by head")
 
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
@@ -164,6 +176,10 @@ class PlainLinear(PreparedLinear):
         if add is not None:
             product = (product + add).to(x.dtype)
         return silu_and_mul(product) if self.shape.is_gated else product
+
+    def by_head(self, x: Tensor, outputs: int) -> Tensor:
+        heads = self._state["weight"].view(x.shape[1], -1, self.shape.inputs)
+        return torch.stack([linear(x[:, i].contiguous(), weight[:outputs]) for i, weight in enumerate(heads)], dim=1)
 
     def rows(self, ids: Tensor) -> Tensor:
         return F.embedding(ids, self._state["weight"])

@@ -10,7 +10,7 @@ from octavo.attention.backend import AttentionBackend
 from octavo.attention.metadata import AttentionMetadata, ModelInput
 from octavo.config.schema import SchedulerConfig
 from octavo.core.arithmetic import num_blocks_for
-from octavo.core.model_shape import KeysAndValues, ModelShape
+from octavo.core.model_shape import KeysAndValues, Latent, ModelShape, State
 from octavo.devices.device import Device
 from octavo.models.loader import LoadedModel
 from octavo.ops.registry import Ops
@@ -55,21 +55,23 @@ class Activations:
         shape = self._opened.shape
         workspace = max(
             (
-                self._attention.workspace_bytes(
-                    self._num_tokens,
-                    max_model_len,
-                    shape.num_heads,
-                    keeps.kv_heads,
-                    keeps.head_dim,
-                    self._opened.dtype.itemsize,
-                )
+                self._workspace_bytes(keeps, max_model_len)
                 for keeps in {group.keeps for group in shape.cache_groups}
-                if isinstance(keeps, KeysAndValues)
+                if not isinstance(keeps, State)
             ),
             default=0,
         )
         tables = 4 * self._num_rows * num_blocks_for(max_model_len, block_size) * len(shape.cache_groups)
         return self._fixed_bytes + workspace + tables
+
+    def _workspace_bytes(self, keeps: KeysAndValues | Latent, max_model_len: int) -> int:
+        kv_heads, dim, value_size = (
+            (1, keeps.size, keeps.value_size) if isinstance(keeps, Latent) else (keeps.kv_heads, keeps.head_dim, 0)
+        )
+        num_heads, element_size = self._opened.shape.num_heads, self._opened.dtype.itemsize
+        return self._attention.workspace_bytes(
+            self._num_tokens, max_model_len, num_heads, kv_heads, dim, element_size, value_size
+        )
 
     def _run(self, ops: Ops, attention: AttentionBackend, num_tokens: int, *, is_decode: bool = False) -> int:
         with self._opened.bound_dry(ops, attention) as model:

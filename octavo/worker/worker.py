@@ -203,8 +203,8 @@ class Worker:
         from octavo.worker.transfer.file_tier import key_of
 
         shape, backend, limits = self._opened.shape, self._attention.backend, self.plan.cache
-        block = backend.cache_shape(1, limits.block_size, shape.num_kv_heads, shape.head_dim)
-        empty = torch.empty(block, dtype=backend.element_type)
+        block = cache_layout(backend, shape.cache_groups[0].keeps, 1, limits.block_size)
+        empty = torch.empty(block.shape, dtype=block.dtype)
         blocks = self._blocks([empty] * len(self._opened.model.layer_range))
         key = key_of(blocks, self.identity(), limits.block_size)
         measured = Measured.read(Path(folder) / key.hex()[:32])

@@ -27,6 +27,8 @@ class Heads:
     soft_cap: float | None = None
     alibi: bool = False
     has_sinks: bool = False
+    value_size: int = 0
+    """Elements of a key that are its value, where latents are kept; one head."""
 
     def slopes(self) -> Tensor | None:
         return torch.linspace(0.02, 0.3, self.heads) if self.alibi else None
@@ -78,11 +80,10 @@ class Sequences:
         """
         shape, tables = self.shape, [list(table) for table in self.tables]
         num_blocks = sum(map(len, self.tables)) + 1
-        cache = torch.zeros(
-            backend.cache_shape(num_blocks, shape.block_size, shape.kv_heads, shape.dim), dtype=backend.element_type
-        )
+        size = backend.cache_shape(num_blocks, shape.block_size, shape.kv_heads, shape.dim, shape.value_size)
+        cache = torch.zeros(size, dtype=backend.element_type)
         cache.view(torch.uint8).fill_(poison)
-        answers = [torch.full_like(q, float("nan")) for q in self.q]
+        answers = [torch.full_like(q[..., : shape.value_size or None], float("nan")) for q in self.q]
         for step in steps:
             for i, start, _ in step if forgets and shape.window is not None else ():
                 for place in range(max(0, start - shape.window + 1) // shape.block_size):
@@ -95,7 +96,13 @@ class Sequences:
                 shape.block_size,
             )
             q, k, v = (torch.cat([each[i][start:stop] for i, start, stop in step]) for each in (self.q, self.k, self.v))
-            found = backend.run(q, k, v, cache, metadata, shape.scores()).clone()
+            if shape.value_size:
+                sizes = [shape.value_size, shape.dim - shape.value_size]
+                (kept, rest), parts = (each.split(sizes, -1) for each in (k.squeeze(1), q.contiguous()))
+                queries = parts[0].contiguous(), parts[1].contiguous()
+                found = backend.run_latents(queries, (kept, rest), cache, metadata, shape.scale).clone()
+            else:
+                found = backend.run(q, k, v, cache, metadata, shape.scores()).clone()
             for (i, start, stop), answer in zip(
                 step, found.split([stop - start for _, start, stop in step]), strict=True
             ):
@@ -105,9 +112,13 @@ class Sequences:
     def expected(self, cache_dtype: torch.dtype) -> list[Tensor]:
         """The answers in float64, from keys and values as `cache_dtype` rounds them."""
         return [
-            attend(self.shape, q, _rounded(k, cache_dtype), _rounded(v, cache_dtype))
+            attend(self.shape, q, _rounded(k, cache_dtype), self._values(k, v, cache_dtype))
             for q, k, v in zip(self.q, self.k, self.v, strict=True)
         ]
+
+    def _values(self, k: Tensor, v: Tensor, cache_dtype: torch.dtype) -> Tensor:
+        size = self.shape.value_size
+        return _rounded(k, cache_dtype)[..., :size] if size else _rounded(v, cache_dtype)
 
 
 def attend(shape: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ SHAPES = {
     "dim 256, all share": Heads(heads=5, kv_heads=1, dim=256, scale=0.06),
     "dim 24, slopes": Heads(dim=24, alibi=True),
     "dim 64, sinks": Heads(heads=8, kv_heads=1, has_sinks=True, window=30),
+    "latents of 24 and 8": Heads(heads=3, kv_heads=1, dim=32, value_size=24),
+    "latents of 64 and 40, 20 heads": Heads(heads=20, kv_heads=1, dim=104, value_size=64, block_size=32, scale=0.1),
     "everything, blocks of 32": Heads(
         heads=6, kv_heads=3, dim=72, window=20, soft_cap=2.0, alibi=True, block_size=32, has_sinks=True
     ),
@@ -93,8 +95,8 @@ def test_a_token_has_the_same_bits_in_every_cut_and_mixture(
 def test_long_contexts_are_cut_among_threads_without_a_trace(
     level: str, dtype: torch.dtype, cache_dtype: torch.dtype
 ) -> None:
-    for window in (None, 900):
-        shape = Heads(heads=2, kv_heads=1, dim=32, window=window, has_sinks=window is None)
+    shapes = [Heads(heads=2, kv_heads=1, dim=32, window=window, has_sinks=window is None) for window in (None, 900)]
+    for shape in (*shapes, Heads(heads=2, kv_heads=1, dim=40, value_size=24)):
         sequences = Sequences.make(shape, [2085, 1027], dtype, seed=2)
         whole = sequences.compute(backend(level, cache_dtype), sequences.whole())
         last: list[Step] = [[(0, 0, 2050), (1, 0, 1020)], [(0, 2050, 2084)], [(1, 1020, 1027), (0, 2084, 2085)]]

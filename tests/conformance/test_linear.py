@@ -10,7 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.ops.prepare_linear import LinearFormat, LinearShape, PreparedLinear, TensorSpec
+from octavo.devices.cpu.ops.linear import PanelFormat
+from octavo.ops.prepare_linear import (
+    LinearFormat,
+    LinearShape,
+    PlainFormat,
+    PreparedLinear,
+    TensorSpec,
+    heads_apart,
+)
 from tests.conformance.runtimes import LEVELS, TYPES, ops, runtime
 
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
@@ -216,3 +224,20 @@ def test_logits_are_not_rounded_on_their_way_to_float32(level: str) -> None:
     assert logits.dtype is torch.float32
     assert torch.equal(logits.bfloat16(), prepared(x))
     assert not torch.equal(logits, prepared(x).float())
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("level", LEVELS)
+def test_products_by_head_are_those_of_each_heads_weight_alone(level: str, dtype: torch.dtype) -> None:
+    tokens, heads, inputs, outputs = 131, 3, 40, 24
+    x = torch.randn(tokens, heads + 1, inputs).to(dtype)[:, :heads]
+    weight = torch.zeros(heads, heads_apart(outputs), inputs, dtype=dtype)
+    weight[:, :outputs] = torch.randn(heads, outputs, inputs).to(dtype) / inputs**0.5
+    prepare = PanelFormat(runtime(level, 2))
+    found = prepare(weight.flatten(0, 1)).by_head(x, outputs).clone()
+    for head in range(heads):
+        alone = prepare(weight[head, :outputs].contiguous())(x[:, head].contiguous())
+        assert torch.equal(found[:, head], alone)
+    assert torch.equal(prepare(weight.flatten(0, 1)).by_head(x[130:], outputs), found[130:])
+    plain = PlainFormat()(weight.flatten(0, 1)).by_head(x, outputs)
+    torch.testing.assert_close(found, plain, atol=1e-5 if dtype is torch.float32 else 3e-2, rtol=1e-5)

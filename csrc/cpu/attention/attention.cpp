@@ -22,13 +22,16 @@ const AttentionKernels& attention_kernels(Level level) {
 
 namespace {
 
-CacheLayout layout_of(int kv_heads, int dim, int block_size, Type cache_type) {
+// value_dim: of latents, the first elements of a key that are its value; 0 for keys and values.
+CacheLayout layout_of(int kv_heads, int dim, int value_dim, int block_size, Type cache_type) {
   CacheLayout layout;
   const bool has_scales = cache_type == Type::int8 || cache_type == Type::fp8_e4m3;
   const int value_bytes = cache_type == Type::float32 ? 4 : cache_type == Type::bfloat16 ? 2 : 1;
   layout.padded_dim = (dim + 15) / 16 * 16;
+  layout.padded_value_dim = value_dim ? (value_dim + 15) / 16 * 16 : layout.padded_dim;
+  layout.sides = value_dim ? 1 : 2;
   layout.side_bytes = kTileKeys * layout.padded_dim * value_bytes;
-  layout.tile_bytes = 2 * layout.side_bytes + (has_scales ? 2 * kTileKeys * static_cast<int>(sizeof(float)) : 0);
+  layout.tile_bytes = layout.sides * (layout.side_bytes + (has_scales ? kTileKeys * static_cast<int>(sizeof(float)) : 0));
   layout.head_bytes = block_size / kTileKeys * layout.tile_bytes;
   layout.block_bytes = static_cast<std::int64_t>(kv_heads) * layout.head_bytes;
   return layout;
@@ -67,11 +70,11 @@ std::vector<AttentionItem> plan_items(const Attention& a) {
 int partial_rows(const Attention& a, int queries) { return (queries * (a.heads / a.kv_heads) + 15) / 16 * 16; }
 
 std::int64_t partial_floats(const Attention& a, int rows) {
-  return static_cast<std::int64_t>(rows) * (a.layout.padded_dim + 2);
+  return static_cast<std::int64_t>(rows) * (a.layout.padded_value_dim + 2);
 }
 
 AttentionPartial partial_at(const Attention& a, float* base, int rows) {
-  float* maxima = base + static_cast<std::int64_t>(rows) * a.layout.padded_dim;
+  float* maxima = base + static_cast<std::int64_t>(rows) * a.layout.padded_value_dim;
   return {base, maxima, maxima + rows};
 }
 
@@ -176,16 +179,16 @@ void copy_blocks(Cpu& cpu, const BlockCopies& c) {
 void bind_attention(nb::class_<Cpu>& cpu) {
   cpu.def_static(
       "attention_block_bytes",
-      [](int kv_heads, int dim, int block_size, int cache_type) {
-        return layout_of(kv_heads, dim, block_size, static_cast<Type>(cache_type)).block_bytes;
+      [](int kv_heads, int dim, int value_dim, int block_size, int cache_type) {
+        return layout_of(kv_heads, dim, value_dim, block_size, static_cast<Type>(cache_type)).block_bytes;
       },
-      "Bytes of one block of one layer's cache; block_size is a multiple of 16.");
+      "Bytes of one block of one layer's cache; block_size is a multiple of 16, value_dim 0 unless it keeps latents.");
   cpu.def(
       "attention_scratch_bytes",
-      [](const Cpu& cpu, int heads, int kv_heads, int dim, int longest, int cache_type) {
+      [](const Cpu& cpu, int heads, int kv_heads, int dim, int value_dim, int longest, int cache_type) {
         Attention a{};
         a.heads = heads, a.kv_heads = kv_heads, a.dim = dim;
-        a.layout = layout_of(kv_heads, dim, kTileKeys, static_cast<Type>(cache_type));
+        a.layout = layout_of(kv_heads, dim, value_dim, kTileKeys, static_cast<Type>(cache_type));
         const std::int64_t rows = partial_rows(a, std::max(1, kItemRows / (heads / kv_heads)));
         const std::int64_t partial = partial_floats(a, static_cast<int>(rows)) * static_cast<std::int64_t>(sizeof(float));
         // either two sums for each thread, or one for each split of the few items that are cut
@@ -203,13 +206,33 @@ void bind_attention(nb::class_<Cpu>& cpu) {
         Attention a{pointer(q), pointer(k), pointer(v), pointer(out), pointer<std::uint8_t>(cache),
                     pointer<std::int32_t>(query_starts), pointer<std::int32_t>(sequence_lengths),
                     pointer<std::int32_t>(block_tables), pointer<std::int64_t>(slots), pointer<float>(alibi), pointer<float>(sinks),
-                    q_stride, k_stride, v_stride, table_stride, block_stride, tokens, rows, heads, kv_heads, dim, block_size,
+                    q_stride, k_stride, v_stride, table_stride, block_stride, tokens, rows, heads, kv_heads, dim, dim, block_size,
                     static_cast<Type>(type), static_cast<Type>(cache_type), scale, window, soft_cap,
-                    layout_of(kv_heads, dim, block_size, static_cast<Type>(cache_type))};
+                    layout_of(kv_heads, dim, 0, block_size, static_cast<Type>(cache_type)), {}};
         cpu.submit([&cpu, a, &kernels = attention_kernels(cpu.level)] { run_attention(cpu, a, kernels); });
       },
       nb::call_guard<nb::gil_scoped_release>(),
       "Write keys and values to their slots, then attend over the paged cache; see csrc/cpu/attention/attention.h.");
+  cpu.def(
+      "latent_attention",
+      [](Cpu& cpu, Address q, Address q_tail, Address k, Address k_tail, Address out, Address cache, Address query_starts,
+         Address sequence_lengths, Address block_tables, Address slots, std::int64_t q_stride, std::int64_t q_tail_stride,
+         std::int64_t k_stride, std::int64_t k_tail_stride, std::int64_t table_stride, std::int64_t block_stride,
+         int tokens, int rows, int heads, int dim, int value_dim, int block_size, int type, int cache_type, float scale) {
+        Attention a{};
+        a.q = pointer(q), a.k = pointer(k), a.out = pointer(out), a.cache = pointer<std::uint8_t>(cache);
+        a.query_starts = pointer<std::int32_t>(query_starts), a.block_tables = pointer<std::int32_t>(block_tables);
+        a.sequence_lengths = pointer<std::int32_t>(sequence_lengths), a.slots = pointer<std::int64_t>(slots);
+        a.q_stride = q_stride, a.k_stride = k_stride, a.table_stride = table_stride, a.block_stride = block_stride;
+        a.tokens = tokens, a.rows = rows, a.heads = heads, a.kv_heads = 1, a.dim = dim, a.value_dim = value_dim;
+        a.block_size = block_size, a.type = static_cast<Type>(type), a.cache_type = static_cast<Type>(cache_type);
+        a.scale = scale, a.window = INT32_MAX;
+        a.layout = layout_of(1, dim, value_dim, block_size, a.cache_type);
+        a.tails = {pointer(q_tail), pointer(k_tail), q_tail_stride, k_tail_stride};
+        cpu.submit([&cpu, a, &kernels = attention_kernels(cpu.level)] { run_attention(cpu, a, kernels); });
+      },
+      nb::call_guard<nb::gil_scoped_release>(),
+      "The same for latents, whose queries and keys come in two parts: the elements that are values too, and the rest.");
   cpu.def(
       "copy_blocks",
       [](Cpu& cpu, Address sources, Address targets, Address pairs, int planes, int count, std::int64_t block_bytes,

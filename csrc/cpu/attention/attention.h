@@ -22,20 +22,31 @@ constexpr float kNothing = -3.0e38f;  // the maximum of no scores; finite, for d
 // One layer's cache: [blocks][KV heads][tiles of a block], blocks lying `block_stride` bytes apart, a tile being keys, values and, where they are stored in 8
 // bits, float32 scales of 16 keys and of 16 values. Keys lie transposed, values in rows; formats of less than 32 bits
 // interleave the two operands of a dot product: keys [dim / 2][16][2], values [8][dim][2]; float32 is [dim][16] and
-// [16][dim]. `dim` is padded with zeros to a multiple of 16.
+// [16][dim]. `dim` is padded with zeros to a multiple of 16. Of latents a tile has the keys alone, whose first elements
+// are the values.
 struct CacheLayout {
   int padded_dim;
+  int padded_value_dim;
+  int sides;       // 2: keys and values; 1: latents
   int side_bytes;  // keys of a tile, or values of a tile
   int tile_bytes;
   int head_bytes;
   std::int64_t block_bytes;
 };
 
+// The elements of queries and keys behind the first `value_dim`, where a layer keeps latents: [tokens, heads, rest],
+// tokens `q_stride` elements apart, and [tokens, rest].
+struct LatentTails {
+  const void* q;
+  const void* k;
+  std::int64_t q_stride, k_stride;
+};
+
 struct Attention {
-  const void* q;  // [tokens, heads, dim] of `type`; tokens `q_stride` elements apart
-  const void* k;  // [tokens, kv_heads, dim] likewise
-  const void* v;
-  void* out;                             // [tokens, heads, dim], dense
+  const void* q;  // [tokens, heads, value_dim] of `type`; tokens `q_stride` elements apart
+  const void* k;  // [tokens, kv_heads, value_dim] likewise
+  const void* v;  // likewise; null for latents
+  void* out;                             // [tokens, heads, value_dim], dense
   std::uint8_t* cache;                   // see CacheLayout
   const std::int32_t* query_starts;      // [rows + 1]
   const std::int32_t* sequence_lengths;  // [rows], this step's tokens included
@@ -44,12 +55,13 @@ struct Attention {
   const float* alibi;                    // [heads] slopes, or null
   const float* sinks;                    // [heads] scores that take part in the softmax without a value, or null
   std::int64_t q_stride, k_stride, v_stride, table_stride, block_stride;
-  int tokens, rows, heads, kv_heads, dim, block_size;
+  int tokens, rows, heads, kv_heads, dim, value_dim, block_size;  // dim is value_dim but for latents
   Type type, cache_type;
   float scale;     // positive
   int window;      // keys that a query sees, itself included; INT32_MAX for all
   float soft_cap;  // 0 for none
   CacheLayout layout;
+  LatentTails tails;
 };
 
 struct AttentionItem {
@@ -63,7 +75,7 @@ struct AttentionItem {
 
 // What a split of an item adds up to: sums of values weighted by 2^(score - maximum), and the sums of the weights.
 struct AttentionPartial {
-  float* sums;      // [rows, padded_dim]
+  float* sums;      // [rows, padded_value_dim]
   float* maxima;    // [rows], rows rounded up to 16
   float* weights;   // [rows]
 };

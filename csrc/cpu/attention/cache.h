@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "../transpose.h"
 #include "arithmetic.h"
 
 namespace octavo {
@@ -74,7 +75,8 @@ inline void split_pairs(const std::uint8_t* pairs, float* even, float* odd) {
   }
 }
 
-// A tile in pairs as operands of float32 products; `ahead` bytes further lies what is read next time.
+// A tile in pairs as operands of float32 products; `ahead` bytes further lies what is read next time. Latents have no
+// `values`.
 template <Type Stored>
 inline void widen_tile(const std::uint8_t* keys, const std::uint8_t* values, std::ptrdiff_t ahead, int dim, int valid,
                        Float32Products, float* key_units, float* value_units) {
@@ -83,7 +85,7 @@ inline void widen_tile(const std::uint8_t* keys, const std::uint8_t* values, std
     bring(keys + pair * kStep + ahead);
     split_pairs<Stored>(keys + pair * kStep, key_units + 2 * pair * kTileKeys, key_units + (2 * pair + 1) * kTileKeys);
   }
-  for (int pair = 0; 2 * pair < valid; ++pair)
+  for (int pair = 0; values && 2 * pair < valid; ++pair)
     for (int i = 0; i < dim; i += 16) {
       const std::uint8_t* piece = values + (pair * dim + i) / 16 * kStep;
       bring(piece + ahead);
@@ -130,7 +132,40 @@ inline void widen_tile(const std::uint8_t* keys, const std::uint8_t* values, std
     }
   };
   widen(keys, key_units, dim / 2 * kTileKeys);
-  widen(values, value_units, (valid + 1) / 2 * dim);
+  if (values) widen(values, value_units, (valid + 1) / 2 * dim);
+}
+#endif
+
+// Values of latents, [units][dim], from the first `dim` elements of the keys of a tile.
+inline void turn_tile(const float* keys, int dim, Float32Products, float* values) {
+  Floats square[kLanes];
+  for (int first = 0; first < kTileKeys; first += kLanes)
+    for (int i = 0; i < dim; i += kLanes) {
+      for (int j = 0; j < kLanes; ++j) square[j] = load(keys + (i + j) * kTileKeys + first);
+      transpose(square);
+      for (int j = 0; j < kLanes; ++j) store(values + (first + j) * dim + i, square[j]);
+    }
+}
+
+#if defined(__AVX512BF16__)
+inline void turn_tile(const float* keys, int dim, Bfloat16Products, float* values) {
+  __m512i low, high;  // elements of one key and of the next by turns
+  for (int i = 0; i < 32; ++i) {
+    reinterpret_cast<std::uint16_t*>(&low)[i] = static_cast<std::uint16_t>(i / 2 + i % 2 * 32);
+    reinterpret_cast<std::uint16_t*>(&high)[i] = static_cast<std::uint16_t>(16 + i / 2 + i % 2 * 32);
+  }
+  Floats square[16];
+  for (int i = 0; i < dim; i += 32) {
+    const int units = dim - i < 32 ? 8 : 16;
+    for (int j = 0; j < 16; ++j) square[j] = j < units ? load(keys + (i / 2 + j) * kTileKeys) : zero();
+    transpose(square);
+    for (int key = 0; key < kTileKeys; key += 2) {
+      const __m512i one = _mm512_castps_si512(square[key]), other = _mm512_castps_si512(square[key + 1]);
+      float* row = values + key / 2 * dim + i;
+      _mm512_storeu_si512(row, _mm512_permutex2var_epi16(one, low, other));
+      if (units == 16) _mm512_storeu_si512(row + 16, _mm512_permutex2var_epi16(one, high, other));
+    }
+  }
 }
 #endif
 
@@ -164,13 +199,13 @@ inline float quantize_row(const float* x, int dim, bool is_integer, std::uint8_t
   return amplitude / top + sum_of(nothing);
 }
 
-// One key into column `key` of a tile's keys, one value into its row of the values.
+// One key into column `key` of a tile's keys, one value into its row of the values; `v` is null for latents.
 inline void write_row(const Attention& a, const float* k, const float* v, std::uint8_t* tile, int key) {
   const int dim = a.layout.padded_dim;
   std::uint8_t* values = tile + a.layout.side_bytes;
   if (a.cache_type == Type::float32) {
     for (int i = 0; i < dim; ++i) reinterpret_cast<float*>(tile)[i * kTileKeys + key] = k[i];
-    std::memcpy(values + sizeof(float) * key * dim, v, sizeof(float) * dim);
+    if (v) std::memcpy(values + sizeof(float) * key * dim, v, sizeof(float) * dim);
     return;
   }
   const std::int64_t first_value = static_cast<std::int64_t>(key / 2) * dim * 2 + key % 2;
@@ -178,15 +213,17 @@ inline void write_row(const Attention& a, const float* k, const float* v, std::u
     alignas(64) bf16 row[kMostDim];
     for (int i = 0; i < dim; i += kLanes) store(row + i, load(k + i));
     for (int i = 0; i < dim; i += 2) std::memcpy(tile + (i * kTileKeys + 2 * key) * sizeof(bf16), row + i, 2 * sizeof(bf16));
+    if (!v) return;
     for (int i = 0; i < dim; i += kLanes) store(row + i, load(v + i));
     bf16* target = reinterpret_cast<bf16*>(values) + first_value;
     for (int i = 0; i < dim; ++i) target[2 * i] = row[i];
     return;
   }
   alignas(64) std::uint8_t codes[kMostDim];
-  float* scales = reinterpret_cast<float*>(values + a.layout.side_bytes);
+  float* scales = reinterpret_cast<float*>(tile + a.layout.sides * a.layout.side_bytes);
   scales[key] = quantize_row(k, dim, a.cache_type == Type::int8, codes);
   for (int i = 0; i < dim; i += 2) std::memcpy(tile + i * kTileKeys + 2 * key, codes + i, 2);
+  if (!v) return;
   scales[kTileKeys + key] = quantize_row(v, dim, a.cache_type == Type::int8, codes);
   for (int i = 0; i < dim; ++i) values[first_value + 2 * i] = codes[i];
 }
@@ -206,14 +243,15 @@ inline std::uint8_t* tile_at(const Attention& a, std::int64_t block, int kv_head
 }
 
 void write_tokens(const Attention& a, int kv_head, int begin, int end) {
-  alignas(64) float k[kMostDim] = {}, v[kMostDim] = {};
+  alignas(64) float k[kMostDim + kLanes] = {}, v[kMostDim] = {};
   for (int token = begin; token < end; ++token) {
-    const std::int64_t first = static_cast<std::int64_t>(kv_head) * a.dim;
-    load_row(a.k, token * a.k_stride + first, a.type, a.dim, k);
-    load_row(a.v, token * a.v_stride + first, a.type, a.dim, v);
+    const std::int64_t first = static_cast<std::int64_t>(kv_head) * a.value_dim;
+    load_row(a.k, token * a.k_stride + first, a.type, a.value_dim, k);
+    if (a.v) load_row(a.v, token * a.v_stride + first, a.type, a.dim, v);
+    else load_row(a.tails.k, token * a.tails.k_stride, a.type, a.dim - a.value_dim, k + a.value_dim);
     const std::int64_t block = a.slots[token] / a.block_size;
     const int offset = static_cast<int>(a.slots[token] % a.block_size);
-    write_row(a, k, v, tile_at(a, block, kv_head, offset), offset % kTileKeys);
+    write_row(a, k, a.v ? v : nullptr, tile_at(a, block, kv_head, offset), offset % kTileKeys);
   }
 }
 

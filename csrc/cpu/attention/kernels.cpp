@@ -31,7 +31,7 @@ int padded_rows(const Attention& a) {
 
 // Returns the bytes; with a base also where everything lies.
 std::int64_t lay_out(const Attention& a, std::uint8_t* base, Scratch* scratch) {
-  const std::int64_t rows = padded_rows(a), dim = a.layout.padded_dim;
+  const std::int64_t rows = padded_rows(a), dim = a.layout.padded_dim, value_dim = a.layout.padded_value_dim;
   std::int64_t bytes = 0;
   const auto take = [&](float*& place, std::int64_t count) {
     place = base ? reinterpret_cast<float*>(base + bytes) : nullptr;
@@ -41,8 +41,8 @@ std::int64_t lay_out(const Attention& a, std::uint8_t* base, Scratch* scratch) {
   take(scratch->scores, rows * kChunkKeys);
   take(scratch->weights, rows * kChunkKeys);
   take(scratch->reader.key_units, kChunkKeys * dim);
-  take(scratch->reader.value_units, kChunkKeys * dim);
-  take(scratch->reader.last_value, dim);
+  take(scratch->reader.value_units, kChunkKeys * value_dim);
+  take(scratch->reader.last_value, value_dim);
   take(scratch->reader.key_factors, kChunkKeys);
   take(scratch->reader.value_scales, kChunkKeys);
   take(scratch->lane_sums, rows * kLanes);
@@ -60,8 +60,12 @@ constexpr float kOnes[kValueRows] = {1, 1, 1, 1, 1, 1, 1, 1};
 void load_query(const Attention& a, const AttentionItem& item, int row, float* out) {
   const int group = a.heads / a.kv_heads;
   const std::int64_t first = (item.first_token + row / group) * a.q_stride +
-                             static_cast<std::int64_t>(item.kv_head * group + row % group) * a.dim;
-  load_row(a.q, first, a.type, a.dim, out);
+                             static_cast<std::int64_t>(item.kv_head * group + row % group) * a.value_dim;
+  load_row(a.q, first, a.type, a.value_dim, out);
+  if (a.v) return;
+  const int rest = a.dim - a.value_dim;
+  load_row(a.tails.q, (item.first_token + row / group) * a.tails.q_stride + row % group * rest, a.type, rest,
+           out + a.value_dim);
 }
 
 template <class R>
@@ -72,12 +76,12 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
   Scratch scratch;
   lay_out(a, memory, &scratch);
   const int group = a.heads / a.kv_heads, rows = item.queries * group, all_rows = (rows + 15) / 16 * 16;
-  const int dim = a.layout.padded_dim, units = dim / Products::kPerUnit;
+  const int dim = a.layout.padded_dim, value_dim = a.layout.padded_value_dim, units = dim / Products::kPerUnit;
   constexpr int kWeightUnits = kChunkKeys / Products::kPerUnit;
   const float* value_scales = R::kHasScales ? scratch.reader.value_scales : nullptr;
   const bool is_bent = a.soft_cap != 0.0f || a.alibi;
 
-  alignas(64) float query[kMostDim] = {}, query_units[kMostDim];
+  alignas(64) float query[kMostDim + kLanes] = {}, query_units[kMostDim];
   for (int r = 0; r < rows; ++r) {
     load_query(a, item, r, query);
     if constexpr (Products::kUsesTiles) {
@@ -89,7 +93,7 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
     }
   }
   for (int r = 0; r < all_rows; ++r) partial.maxima[r] = kNothing;
-  std::memset(partial.sums, 0, sizeof(float) * rows * dim);
+  std::memset(partial.sums, 0, sizeof(float) * rows * value_dim);
   std::memset(scratch.lane_sums, 0, sizeof(float) * rows * kLanes);
 
   typename Products::Tiles tiles;
@@ -140,13 +144,14 @@ void attend_chunks(const Attention& a, const AttentionItem& item, int split, con
                                   scratch.lane_sums + r * kLanes, scratch.weights + r * kWeightUnits);
     for_blocks(kUsesTiles ? 16 : kValueRows, [&](int r, int count, int low, int high) {
       const float* weights = scratch.weights + r * kWeightUnits;
-      float* sums = partial.sums + r * dim;
+      float* sums = partial.sums + r * value_dim;
       if constexpr (kUsesTiles)
-        return add_values(tiles, count, weights, scratch.reader.value_units, low, high, scratch.factors + r, sums, dim);
+        return add_values(tiles, count, weights, scratch.reader.value_units, low, high, scratch.factors + r, sums,
+                          value_dim);
       add_values<Products, Source>(count, chunk.values + low, high - low, weights, scratch.factors + r,
-                                   sums, dim);
+                                   sums, value_dim);
       if (high == chunk.high && chunk.last_value.units > 0)
-        add_values<Products, Plain>(count, &chunk.last_value, 1, weights, kOnes, sums, dim);
+        add_values<Products, Plain>(count, &chunk.last_value, 1, weights, kOnes, sums, value_dim);
       for (int t = low; r == 0 && t < high; ++t) chunk.values[t].ahead = chunk.values[t].values;
     });
   }
@@ -163,7 +168,7 @@ void attend(const Attention& a, const AttentionItem& item, int split, const Atte
     if (a.cache_type == Type::int8) return with(Reader<TileProducts, Plain, Type::int8>());
     return with(Reader<TileProducts, Plain, Type::fp8_e4m3>());
 #else
-    const bool is_shared = item.queries * (a.heads / a.kv_heads) > kScoreRows;
+    const bool is_shared = !a.v || item.queries * (a.heads / a.kv_heads) > kScoreRows;
     if (a.cache_type == Type::bfloat16) return with(Reader<Bfloat16Products, Plain, Type::bfloat16>());
     if (a.cache_type == Type::int8) {
       if (is_shared) return with(Reader<Bfloat16Products, Plain, Type::int8>());
@@ -186,7 +191,7 @@ void attend(const Attention& a, const AttentionItem& item, int split, const Atte
 }
 
 void merge(const Attention& a, const AttentionItem& item, const AttentionPartial& total, const AttentionPartial& part) {
-  const int rows = item.queries * (a.heads / a.kv_heads), dim = a.layout.padded_dim;
+  const int rows = item.queries * (a.heads / a.kv_heads), dim = a.layout.padded_value_dim;
   for (int r = 0; r < rows; ++r) {
     const Floats before = all(total.maxima[r]), after = all(part.maxima[r]);
     const Floats top = maximum(before, after);
@@ -204,7 +209,7 @@ void merge(const Attention& a, const AttentionItem& item, const AttentionPartial
 void finish(const Attention& a, const AttentionItem& item, const AttentionPartial& total) {
   const int group = a.heads / a.kv_heads, rows = item.queries * group;
   for (int r = 0; r < rows; ++r) {
-    const float* sums = total.sums + r * a.layout.padded_dim;
+    const float* sums = total.sums + r * a.layout.padded_value_dim;
     float factor = 1.0f, weight = total.weights[r];
     if (a.sinks) {  // as a split behind all others, whose values are zero
       const Floats before = all(total.maxima[r]), sink = all(a.sinks[item.kv_head * group + r % group] * kLog2E);
@@ -213,11 +218,11 @@ void finish(const Attention& a, const AttentionItem& item, const AttentionPartia
       weight = factor * weight + first_lane(power_of_two<5>(sub(sink, top)));
     }
     const Floats share = all(factor / weight);
-    const std::int64_t first = (static_cast<std::int64_t>(item.first_token + r / group) * a.heads + item.kv_head * group + r % group) * a.dim;
+    const std::int64_t first = (static_cast<std::int64_t>(item.first_token + r / group) * a.heads + item.kv_head * group + r % group) * a.value_dim;
     const auto write = [&](auto* out) {
       int i = 0;
-      for (; i + kLanes <= a.dim; i += kLanes) store(out + i, mul(load(sums + i), share));
-      if (i < a.dim) store_some(out + i, mul(load(sums + i), share), a.dim - i);
+      for (; i + kLanes <= a.value_dim; i += kLanes) store(out + i, mul(load(sums + i), share));
+      if (i < a.value_dim) store_some(out + i, mul(load(sums + i), share), a.value_dim - i);
     };
     a.type == Type::float32 ? write(static_cast<float*>(a.out) + first) : write(static_cast<bf16*>(a.out) + first);
   }

@@ -47,23 +47,26 @@ template <class R>
 inline void fetch_tile(const Attention& a, const std::uint8_t* tile, const std::uint8_t* next, int valid, float factor, int t,
                        const ReaderScratch& scratch, Chunk& chunk) {
   constexpr int kPerUnit = R::Products::kPerUnit;
-  const int dim = a.layout.padded_dim, side_bytes = a.layout.side_bytes;
+  const int key_dim = a.layout.padded_dim, dim = a.layout.padded_value_dim, side_bytes = a.layout.side_bytes;
+  const bool is_latent = a.layout.sides == 1;
   const std::uint8_t *values = tile + side_bytes, *next_values = next + side_bytes;
   chunk.keys[t] = tile;
   chunk.next_keys[t] = next;
   // values of a chunk side by side: the products on tiles go through two tiles of the cache at once
   float* value_units = scratch.value_units + t * kTileKeys / kPerUnit * dim;
   if constexpr (R::Products::kUsesTiles && !R::kIsWidened) {
-    std::memcpy(value_units, values, (valid + 1) / 2 * dim * sizeof(float));
-    for (int i = 0; i < side_bytes; i += 64) {
-      bring(next + i);
-      bring(next_values + i);
-    }
+    if (!is_latent) std::memcpy(value_units, values, (valid + 1) / 2 * dim * sizeof(float));
+    for (int i = 0; i < a.layout.sides * side_bytes; i += 64) bring(next + i);
   }
   if constexpr (R::kIsWidened) {
-    float* key_units = scratch.key_units + t * kTileKeys * dim;
-    widen_tile<R::kStored>(tile, values, next - tile, dim, valid, typename R::Products(), key_units, value_units);
+    float* key_units = scratch.key_units + t * kTileKeys * key_dim;
+    widen_tile<R::kStored>(tile, is_latent ? nullptr : values, next - tile, key_dim, valid, typename R::Products(),
+                           key_units, value_units);
     chunk.keys[t] = chunk.next_keys[t] = reinterpret_cast<const std::uint8_t*>(key_units);
+    values = next_values = reinterpret_cast<const std::uint8_t*>(value_units);
+  }
+  if (is_latent) {
+    turn_tile(reinterpret_cast<const float*>(chunk.keys[t]), dim, typename R::Products(), value_units);
     values = next_values = reinterpret_cast<const std::uint8_t*>(value_units);
   }
   chunk.values[t] = {values, next_values, t * kTileKeys / kPerUnit, valid / kPerUnit};
@@ -83,11 +86,11 @@ inline void fetch_tile(const Attention& a, const std::uint8_t* tile, const std::
     }
     std::memset(end, 0, (value_units + kTileKeys / 2 * dim - end) * sizeof(float));
   }
-  const auto* scales = reinterpret_cast<const float*>(tile + 2 * side_bytes);
+  const auto* scales = reinterpret_cast<const float*>(tile + a.layout.sides * side_bytes);
   for (int i = 0; i < kTileKeys; ++i) {
     const bool is_scaled = R::kHasScales && i < valid;
     scratch.key_factors[t * kTileKeys + i] = is_scaled ? scales[i] * factor : factor;
-    scratch.value_scales[t * kTileKeys + i] = is_scaled ? scales[kTileKeys + i] : 1.0f;
+    scratch.value_scales[t * kTileKeys + i] = is_scaled ? scales[(a.layout.sides - 1) * kTileKeys + i] : 1.0f;
   }
 }
 
@@ -105,7 +108,7 @@ inline Chunk fetch_chunk(const Attention& a, const AttentionItem& item, const At
     return tile_at(a, table[key / a.block_size], whose.kv_head, key % a.block_size);
   };
   if constexpr (R::Products::kUsesTiles) {
-    const int tile_units = kTileKeys / 2 * a.layout.padded_dim;
+    const int tile_units = kTileKeys / 2 * a.layout.padded_value_dim;
     for (int t = 0; t < kChunkTiles; ++t) {
       if (t >= chunk.low && t < chunk.high) continue;
       // read together with a tile that is there

@@ -71,6 +71,36 @@ void multiply(Cpu& cpu, const LinearProduct& a, const LinearKernels& kernels) {
   });
 }
 
+// Rows that a task of `multiply_by_head` computes.
+constexpr int kHeadRows = 128;
+
+std::int64_t head_activation_bytes(const LinearProduct& a, const LinearKernels& kernels) {
+  return line_up(std::min(a.rows, kHeadRows) * kernels.activation_row_bytes(a));
+}
+
+// Each head has panels of its own, reads its inputs of x and writes its outputs. A task is some rows of one head.
+void multiply_by_head(Cpu& cpu, const LinearProduct& a, int heads, const LinearKernels& kernels) {
+  constexpr std::int64_t kSumsBytes = kHeadRows * kPanelColumns * 4;
+  const int groups = divided_up(a.rows, kHeadRows), panels = a.weight.columns().panels();
+  const std::int64_t activation_bytes = head_activation_bytes(a, kernels), own_bytes = activation_bytes + kSumsBytes;
+  char* scratch = static_cast<char*>(cpu.scratch(cpu.pool.threads() * own_bytes));
+  cpu.pool.run(heads * groups, [&](int task, int thread) {
+    const int head = task / groups, first = task % groups * kHeadRows;
+    const std::int64_t out_bytes = a.out_type == Type::float32 ? 4 : 2;
+    LinearProduct part = a;
+    part.rows = std::min(kHeadRows, a.rows - first);
+    part.x = static_cast<const char*>(a.x) + (first * a.x_stride + head * a.weight.inputs) * a.weight.element_bytes();
+    part.out = static_cast<char*>(a.out) + (first * a.out_stride + head * a.weight.outputs) * out_bytes;
+    part.weight.panels = static_cast<char*>(a.weight.panels) + head * panels * a.weight.panel_bytes();
+    char* own = scratch + thread * own_bytes;
+    const bool is_arranged = kernels.activation_row_bytes(part) != 0;
+    const int blocks = kernels.blocks(part).count();
+    for (int block = 0; is_arranged && block < blocks; ++block) kernels.arrange(part, own, block, 0, 1);
+    float* sums = reinterpret_cast<float*>(own + activation_bytes);
+    kernels.multiply(part, is_arranged ? own : nullptr, sums, 0, blocks, 0, panels);
+  });
+}
+
 void submit_linear(Cpu& cpu, Address x, std::int64_t x_stride, int rows, Address panels, Address bias, int outputs,
                    int inputs, int type, bool gated, Address out, std::int64_t out_stride, int out_type, Address addend,
                    std::int64_t addend_stride) {
@@ -109,6 +139,19 @@ void bind_linear(nb::class_<Cpu>& cpu) {
       nb::call_guard<nb::gil_scoped_release>(), "Rows of x times a weight in panels, plus a bias in the panels' order where it is not 0.");
   cpu.def("linear", submit_linear, nb::call_guard<nb::gil_scoped_release>(),
           "Likewise, plus an addend, in float32 for each row and output, before the activation.");
+  cpu.def(
+      "linear_by_head",
+      [](Cpu& cpu, Address x, std::int64_t x_stride, int rows, Address panels, int heads, int outputs, int inputs, int type,
+         Address out) {
+        const LinearProduct product{{pointer(panels), nullptr, outputs, inputs, static_cast<Type>(type), false},
+                                    pointer(x), pointer(out), x_stride, static_cast<std::int64_t>(heads) * outputs, rows,
+                                    static_cast<Type>(type), {nullptr, 0}};
+        cpu.submit([&cpu, product, heads, kernels = &linear_kernels(cpu.level)] {
+          multiply_by_head(cpu, product, heads, *kernels);
+        });
+      },
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Heads of x, rows `x_stride` apart, each times panels of its own that follow each other, into [rows, heads, outputs].");
   cpu.def(
       "linear_rows",
       [](Cpu& cpu, Address ids, int count, Address out, Address panels, Address bias, int outputs, int inputs, int type,

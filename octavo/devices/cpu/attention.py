@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo.attention.backend import Scores
+from octavo.attention.backend import Parts, Scores
 from octavo.attention.cache_format import is_quantized
 from octavo.attention.metadata import AttentionMetadata
 from octavo.devices.cpu.runtime import CpuRuntime
@@ -33,6 +33,7 @@ class CpuBackend:
     def __init__(self, runtime: CpuRuntime, cache_dtype: torch.dtype) -> None:
         self._cpu = runtime.cpu
         self._kernel = runtime.cpu.attention
+        self._latent_kernel = runtime.cpu.latent_attention
         self._empty = runtime.empty
         self._cache_code = _TYPE_CODES[cache_dtype]
         self.element_type = torch.uint8 if is_quantized(cache_dtype) else cache_dtype
@@ -50,16 +51,27 @@ class CpuBackend:
             return f"the kernels take block sizes that are multiples of {TILE_KEYS}, not {block_size}"
         return None
 
-    def cache_shape(self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    def cache_shape(
+        self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int, value_size: int = 0
+    ) -> tuple[int, ...]:
         """Return [1, num_blocks, elements of a block]: tiles of 16 keys, values and scales; see attention.h."""
-        block_bytes = self._cpu.attention_block_bytes(kv_heads, head_dim, block_size, self._cache_code)
+        block_bytes = self._cpu.attention_block_bytes(kv_heads, head_dim, value_size, block_size, self._cache_code)
         return 1, num_blocks, block_bytes // self.element_type.itemsize
 
     def workspace_bytes(
-        self, max_tokens: int, max_length: int, num_heads: int, kv_heads: int, head_dim: int, element_size: int
+        self,
+        max_tokens: int,
+        max_length: int,
+        num_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        element_size: int,
+        value_size: int = 0,
     ) -> int:
         """Return the bytes of tiles, scores and sums of the items at work."""
-        scratch: int = self._cpu.attention_scratch_bytes(num_heads, kv_heads, head_dim, max_length, self._cache_code)
+        scratch: int = self._cpu.attention_scratch_bytes(
+            num_heads, kv_heads, head_dim, value_size, max_length, self._cache_code
+        )
         return scratch
 
     def run(
@@ -104,6 +116,34 @@ class CpuBackend:
             scores.scale,
             _ALL_KEYS if scores.sliding_window is None else scores.sliding_window,
             scores.soft_cap or 0.0,
+        )
+        return out
+
+    def run_latents(self, q: Parts, latents: Parts, cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        tokens, heads, value_size = q[0].shape
+        out = self._empty((tokens, heads, value_size), q[0].dtype)
+        tables = metadata.block_tables
+        self._latent_kernel(
+            *(each.data_ptr() for each in (*q, *latents)),
+            out.data_ptr(),
+            cache.data_ptr(),
+            metadata.query_starts.data_ptr(),
+            metadata.sequence_lengths.data_ptr(),
+            tables.data_ptr(),
+            metadata.slot_mapping.data_ptr(),
+            *(_token_stride(each) for each in q),
+            *(each.stride(0) for each in latents),
+            tables.stride(0),
+            cache.stride(1) * cache.element_size(),
+            tokens,
+            tables.shape[0],
+            heads,
+            value_size + q[1].shape[2],
+            value_size,
+            metadata.block_size,
+            _TYPE_CODES[out.dtype],
+            self._cache_code,
+            scale,
         )
         return out
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 _PADDED: Final = 64
 _PANEL_COLUMNS: Final = 32
+_HEAD_ROWS: Final = 128
 _GROUP_BYTES: Final = 512 << 10
 _NARROW_LEVELS: Final = ("avx512_bf16", "amx", "amx_emulated")
 """Levels that multiply bfloat16 without widening it."""
@@ -38,6 +39,13 @@ class DryLibrary:
     def quantized_linear(self, x: int, stride: int, rows: int, code: int, *rest: Any) -> None:
         """Count a product whose rows of activations are quantised."""
         self._use_scratch(rows, rest[7], 2)
+
+    def linear_by_head(self, x: int, stride: int, rows: int, *rest: Any) -> None:
+        """Count a product by heads, some rows of one head at a time on each thread."""
+        self._call()
+        width = 2 if self.instruction_set in _NARROW_LEVELS else 4
+        row_bytes = (rest[3] + _PADDED) * width + _PANEL_COLUMNS * 4
+        self.scratch_bytes = max(self.scratch_bytes, int(self._cpu.threads) * _HEAD_ROWS * row_bytes)
 
     def _use_scratch(self, rows: int, inputs: int, width: int) -> None:
         self._call()

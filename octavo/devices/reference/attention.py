@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.attention.backend import Scores
+from octavo.attention.backend import Parts, Scores
 from octavo.attention.cache_format import dequantize, is_quantized, quantize
 from octavo.attention.metadata import AttentionMetadata
 
@@ -56,12 +56,30 @@ class ReferenceBackend:
         self._quantized = cache_dtype if is_quantized(cache_dtype) else None
         self.element_type = cache_dtype if self._quantized is None else torch.uint8
 
-    def cache_shape(self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """Return [2, num_blocks, kv_heads, block_size, head_dim]: keys, values; quantised ones end in their scale."""
-        return 2, num_blocks, kv_heads, block_size, head_dim + (0 if self._quantized is None else _SCALE_BYTES)
+    def cache_shape(
+        self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int, value_size: int = 0
+    ) -> tuple[int, ...]:
+        """Return [2, num_blocks, kv_heads, block_size, head_dim]: keys, values; quantised ones end in their scale.
+
+        Latents have one plane.
+        """
+        return (
+            1 if value_size else 2,
+            num_blocks,
+            kv_heads,
+            block_size,
+            head_dim + (0 if self._quantized is None else _SCALE_BYTES),
+        )
 
     def workspace_bytes(
-        self, max_tokens: int, max_length: int, num_heads: int, kv_heads: int, head_dim: int, element_size: int
+        self,
+        max_tokens: int,
+        max_length: int,
+        num_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        element_size: int,
+        value_size: int = 0,
     ) -> int:
         """Return the bytes of gathered keys and values, indices, a mask, writes, and copies of queries and results."""
         # quantised rows are gathered as bytes, split into codes and scales, and widened by way of float32
@@ -82,11 +100,20 @@ class ReferenceBackend:
         metadata: AttentionMetadata,
         scores: Scores,
     ) -> Tensor:
+        return self._run(q, torch.stack((k, v)), cache, metadata, scores)
+
+    def run_latents(self, q: Parts, latents: Parts, cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        new = torch.cat(latents, dim=-1)[None, :, None]
+        # the rest is attended to as well, and cut off
+        return self._run(torch.cat(q, dim=-1), new, cache, metadata, Scores(scale))[..., : q[0].shape[-1]]
+
+    def _run(self, q: Tensor, new: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores) -> Tensor:
+        """Attend with `new` [planes, tokens, kv_heads, dim], planes of keys and of values or one of both."""
         dim, layout = cache.shape[-1], _Layout.of(cache)
         flat = cache.as_strided((layout.num_rows, dim), (dim, 1))
         written = metadata.once(("written", layout), lambda: _cache_rows(metadata.slot_mapping, layout).view(-1))
-        new = torch.stack((k, v)).permute(0, 2, 1, 3)  # [2, kv_heads, tokens, dim]
-        flat.index_copy_(0, written, self._stored(new, cache.dtype).reshape(-1, dim))
+        stored = self._stored(new.transpose(1, 2), cache.dtype)  # [planes, kv_heads, tokens, dim]
+        flat.index_copy_(0, written, stored.reshape(-1, dim))
 
         window, has_alibi = scores.sliding_window, scores.alibi is not None
         pieces = metadata.once(
@@ -99,14 +126,14 @@ class ReferenceBackend:
             # eight bytes for every head of every key: kept for the other layers only where pieces are few
             make = partial(_cache_rows, piece.slots, layout)
             rows = metadata.once(("rows", index, layout, window), make) if len(pieces) < 4 else make()
-            # [2, kv_heads, rows, keys] cache rows give [2, kv_heads, rows, keys, dim]
-            keys, values = self._restored(F.embedding(rows, flat), q.dtype).transpose(1, 2)
-            result = _attend(queries, keys, values, piece, scores)
+            # [planes, kv_heads, rows, keys] cache rows give [planes, kv_heads, rows, keys, dim]
+            gathered = self._restored(F.embedding(rows, flat), q.dtype).transpose(1, 2)
+            result = _attend(queries, gathered[0], gathered[-1], piece, scores)
             if piece.tokens is None:
                 return result
             out[piece.tokens] = result
             # or they would live beside those of the next piece
-            del keys, values
+            del gathered
         return out
 
     def _stored(self, x: Tensor, element_type: torch.dtype) -> Tensor:
@@ -127,6 +154,7 @@ class ReferenceBackend:
 class _Layout(NamedTuple):
     """How a layer's cache lies in memory, in rows of one head of one token."""
 
+    planes: int
     kv_heads: int
     block_size: int
     plane_stride: int
@@ -136,18 +164,19 @@ class _Layout(NamedTuple):
 
     @classmethod
     def of(cls, cache: Tensor) -> _Layout:
-        _, num_blocks, kv_heads, block_size, dim = cache.shape
+        planes, num_blocks, kv_heads, block_size, dim = cache.shape
         plane, block = cache.stride(0) // dim, cache.stride(1) // dim
-        return cls(kv_heads, block_size, plane, block, plane + (num_blocks - 1) * block + kv_heads * block_size)
+        last = (planes - 1) * plane
+        return cls(planes, kv_heads, block_size, plane, block, last + (num_blocks - 1) * block + kv_heads * block_size)
 
 
 def _cache_rows(slots: Tensor, layout: _Layout) -> Tensor:
-    """Return int64 [2, kv_heads, *slots.shape]: rows of keys and values of `slots` in the cache [rows, dim]."""
+    """Return int64 [planes, kv_heads, *slots.shape]: rows of keys and values of `slots` in the cache [rows, dim]."""
     size = layout.block_size
     rows = slots // size * layout.block_stride + slots % size
-    planes = torch.arange(2, device=slots.device)[:, None] * layout.plane_stride
+    planes = torch.arange(layout.planes, device=slots.device)[:, None] * layout.plane_stride
     heads = torch.arange(layout.kv_heads, device=slots.device) * size
-    return (planes + heads).view(2, layout.kv_heads, *(1,) * slots.dim()) + rows
+    return (planes + heads).view(layout.planes, layout.kv_heads, *(1,) * slots.dim()) + rows
 
 
 def _pieces(

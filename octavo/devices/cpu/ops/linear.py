@@ -55,6 +55,7 @@ class PanelLinear(PreparedLinear):
         self._empty = runtime.empty
         self._multiply = runtime.cpu.linear
         self._rows = runtime.cpu.linear_rows
+        self._by_head = runtime.cpu.linear_by_head
         self._columns = shape.outputs // 2 if shape.is_gated else shape.outputs
         bias = state["bias"].data_ptr() if "bias" in state else 0
         code = TYPE_CODES[shape.dtype]
@@ -75,6 +76,14 @@ class PanelLinear(PreparedLinear):
         out = self._empty((rows, self._columns), dtype)
         result = (out.data_ptr(), self._columns, TYPE_CODES[dtype])
         self._multiply(x.data_ptr(), stride, rows, *self._weight, *result, *addend(add, rows, shape.outputs))
+        return out
+
+    def by_head(self, x: Tensor, outputs: int) -> Tensor:
+        (tokens, heads, inputs), stride = x.shape, x.stride(0)
+        assert x.stride()[1:] == (inputs, 1), "heads of a token lie side by side"
+        panels, _, _, _, code, _ = self._weight
+        out = self._empty((tokens, heads, outputs), x.dtype)
+        self._by_head(x.data_ptr(), stride, tokens, panels, heads, outputs, inputs, code, out.data_ptr())
         return out
 
     def rows(self, ids: Tensor) -> Tensor:
