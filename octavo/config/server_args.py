@@ -20,6 +20,15 @@ class ServerArgs:
 
     host: Annotated[str, Arg("Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1"
     port: Annotated[int, Arg("Port to listen on; 0 takes a free one.", ge=0, le=65535)] = 8000
+    api_server_count: Annotated[
+        int,
+        Arg(
+            "Processes that speak HTTP and turn text into tokens, in front of the same engine cores. Limits for each "
+            "key and for connections count in each of them.",
+            ge=1,
+            le=64,
+        ),
+    ] = 1
     uds: Annotated[str | None, Arg("Path of a Unix socket to listen on, instead of host and port.")] = None
     ssl_keyfile: Annotated[str | None, Arg("PEM file with the private key of --ssl-certfile, if it is not in it.")] = (
         None

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from octavo.core.messages import SchedulerStats
 from octavo.core.outputs import RequestMetrics
+from octavo.engine.summed_metrics import Counts, SummedMetrics
 from octavo.engine.vllm_metrics import VllmMetrics
 
 _Collector = TypeVar("_Collector", Gauge, Counter)
@@ -238,9 +239,24 @@ class Metrics:
         if longest > 1:
             self._time_per_output_token.observe((last - first) / (longest - 1))
 
-    def render(self, *, vllm_names: bool = False) -> bytes:
-        """Return all metrics in Prometheus' text format (`CONTENT_TYPE`). vllm_names: those that vLLM has once more."""
-        return generate_latest(self.registry) + (generate_latest(VllmMetrics(self.registry)) if vllm_names else b"")
+    def render(self, *, vllm_names: bool = False, others: Sequence[Counts] = ()) -> bytes:
+        """Return all metrics in Prometheus' text format (`CONTENT_TYPE`). vllm_names: those that vLLM has once more.
+
+        others: `counts` of other servers of the same cores, which are added.
+        """
+        whole = SummedMetrics(self.registry, others) if others else self.registry
+        return generate_latest(whole) + (generate_latest(VllmMetrics(whole)) if vllm_names else b"")
+
+    def counts(self) -> Counts:
+        """Return the samples of requests, without those of the cores, which all servers of the same cores have."""
+        of_cores = {f"octavo:{name}" for name in (*_GAUGES, *_COUNTERS)}
+        return [
+            (sample.name, sample.labels, sample.value)
+            for metric in self.registry.collect()
+            if metric.name not in of_cores
+            for sample in metric.samples
+            if not sample.name.endswith("_created")
+        ]
 
     def _collectors(self, kind: type[_Collector], families: Mapping[str, _Family]) -> list[tuple[_Collector, _Family]]:
         names: list[str] = [*self._labels, *["engine"] * self._has_engines, *["role"] * self._has_roles]

@@ -28,7 +28,7 @@ _NAMES: Final = {name: (name,) for name in _SAME} | {
 class VllmMetrics(Collector):
     """A second view of a registry: nothing is counted twice."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry | Collector) -> None:
         self._registry = registry
 
     def collect(self) -> Iterator[Metric]:

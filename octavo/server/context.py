@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from time import time
 from typing import TYPE_CHECKING, Final
@@ -17,6 +18,7 @@ from octavo.server.texts import TextPolicy, Texts, served_name
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
     from octavo.config.schema import EngineConfig, ModelConfig
+    from octavo.engine.summed_metrics import Counts
     from octavo.server.tracing import Tracer
 
 MOST_KV_READERS: Final = 16
@@ -37,6 +39,10 @@ class ServerContext:
     live: LiveFeed = field(default_factory=LiveFeed)
     created: int = field(default_factory=lambda: int(time()))
     tracer: Tracer | None = None
+    is_first: bool = True
+    """Whether this server prints its address, and logs the load: the first of several API servers does."""
+    counts_of_others: Callable[[], Awaitable[list[Counts]]] | None = None
+    """Returns the counts of the other API servers' metrics, where there are any."""
 
     _model: ModelConfig | None = None
     _llm: AsyncLLM | None = None

@@ -74,21 +74,25 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs, start_replicas: Star
     """
     callers = read_callers(server_args)
     check_tenant_weights(engine_args.tenant_weights, callers)
-    tls = tls_context(server_args)
+    tls_context(server_args)
     with listening(server_args) as listener:
         octavo_logging.set_up(engine_args.log_level, role="server")
-        _raise_open_files()
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            app = loading_app(server_args, callers)
-            return runner.run(_start_and_serve(engine_args, app, listener, tls, start_replicas))
+        if server_args.api_server_count > 1:
+            from octavo.server.api_servers import ApiServers
+
+            return ApiServers(engine_args, server_args, listener).run(start_replicas)
+        return serve_on(listener, engine_args, loading_app(server_args, callers), start_replicas)
+
+
+def serve_on(listener: socket.socket, engine_args: EngineArgs, app: App, start_replicas: StartReplicas) -> int:
+    """Serve an application on a socket until a signal or the engine's end; returns the exit code."""
+    _raise_open_files()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_start_and_serve(engine_args, app, listener, start_replicas))
 
 
 async def _start_and_serve(
-    engine_args: EngineArgs,
-    app: App,
-    listener: socket.socket,
-    tls: ssl.SSLContext | None,
-    start_replicas: StartReplicas,
+    engine_args: EngineArgs, app: App, listener: socket.socket, start_replicas: StartReplicas
 ) -> int:
     from octavo.async_llm import AsyncLLM
 
@@ -97,7 +101,7 @@ async def _start_and_serve(
 
     signals = StopSignals()
     signals.listen()
-    server = HttpServer(app, listener, tls)
+    server = HttpServer(app, listener, tls_context(app.context.args))
     await server.start()
     signals.on_hangup(server.reload)
     try:
@@ -150,11 +154,12 @@ async def serve_until_stopped(llm: AsyncLLM, server: HttpServer, signals: StopSi
     args, open_requests = server.context.args, server.context.open_requests
     model, names = llm.config.model, llm.config.model.served_model_names
     called = "" if names == (model.name,) else f" as {', '.join(names)}"
-    print(f"octavo serves {model.name}{called} at {server.url}", flush=True)
+    if server.context.is_first:
+        print(f"octavo serves {model.name}{called} at {server.url}", flush=True)
     # objects that exist now are kept: the garbage collector need not visit them again
     gc.freeze()
 
-    is_quiet = llm.config.observability.disable_log_stats
+    is_quiet = llm.config.observability.disable_log_stats or not server.context.is_first
     loads = None if is_quiet else asyncio.create_task(log_load(llm, open_requests))
     stopped = asyncio.create_task(signals.first.wait())
     dead = asyncio.create_task(llm.wait_dead())

@@ -54,8 +54,12 @@ _REFUSE_NEW: Final = (
 
 @contextmanager
 def listening(args: ServerArgs) -> Iterator[socket.socket]:
-    """Yield a socket that holds the server's address; a path is removed at the end. Raises ConfigError."""
-    with bind(args.host, args.port) if args.uds is None else bind_path(args.uds) as listener:
+    """Yield a socket that holds the server's address, which API servers may share; a path is removed at the end.
+
+    Raises ConfigError.
+    """
+    is_shared = args.api_server_count > 1
+    with bind(args.host, args.port, is_shared=is_shared) if args.uds is None else bind_path(args.uds) as listener:
         try:
             yield listener
         finally:
@@ -63,8 +67,11 @@ def listening(args: ServerArgs) -> Iterator[socket.socket]:
                 Path(args.uds).unlink(missing_ok=True)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that holds an address, which no other program gets while the model loads. Raises ConfigError."""
+def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """Return a socket that holds an address, which no other program gets while the model loads. Raises ConfigError.
+
+    is_shared: sockets of this user that are bound in this way share the address; each gets a part of the connections.
+    """
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -74,6 +81,8 @@ def bind(host: str, port: int) -> socket.socket:
     # a name such as localhost may have an address of each family; clients try the older one in any case
     family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     listener = socket.socket(family, kind, protocol)
+    if is_shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

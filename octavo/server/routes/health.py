@@ -61,6 +61,7 @@ async def version(context: ServerContext, request: Request) -> Response:
 
 async def metrics(context: ServerContext, request: Request) -> Response:
     """Return the metrics as Prometheus reads them."""
+    others = [] if context.counts_of_others is None else await context.counts_of_others()
     # takes milliseconds, during which no stream would be sent
-    text = await asyncio.to_thread(context.llm.metrics.render, vllm_names=context.args.vllm_metrics)
+    text = await asyncio.to_thread(context.llm.metrics.render, vllm_names=context.args.vllm_metrics, others=others)
     return Response(text, headers={"Content-Type": CONTENT_TYPE})

@@ -1,0 +1,319 @@
+"""The engine cores of several API servers: the hub, a process between them, has the cores as one front would.
+
+An API server connects through a socket of its own. What it sends goes to the cores, and outputs go to the server that
+has the request. When a core dies its requests go on elsewhere, from what the hub has passed on of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from octavo.core import frames
+from octavo.core.messages import (
+    AbortRequests,
+    AddRequests,
+    Call,
+    CallResult,
+    CoreFailed,
+    CoreReady,
+    EngineCoreOutput,
+    EngineCoreRequest,
+    SequenceDelta,
+    Shutdown,
+    StepOutputs,
+    StopSequence,
+)
+from octavo.core.outputs import RequestError, RequestMetrics
+from octavo.core.resume import ResumedSequence
+from octavo.engine.replica import ReplicaState
+from octavo.engine.replicas import Replicas
+from octavo.engine.summed_metrics import Counts
+from octavo.errors import EngineDeadError, EngineRestartingError, OctavoError
+
+STATS_INTERVAL_S: Final = 0.5
+"""How often a server whose requests have no output gets the state of the cores while they work."""
+
+MOST_UNREAD_BYTES: Final = 64 << 20
+"""Outputs that may wait for a server to read them; then it counts as hung."""
+
+COUNTS_S: Final = 1.0
+"""How long a server may take to send its counts."""
+
+
+class Attached(msgspec.Struct, kw_only=True, tag="attached"):
+    """The first message to a server: the cores, and their states in the order of `states`."""
+
+    ready: CoreReady
+    can_grow: bool
+    states: list[ReplicaState]
+
+
+class ReplicaOutputs(msgspec.Struct, tag="replica"):
+    """Outputs of a core, of the requests of this server, and the core's state."""
+
+    state: ReplicaState
+    outputs: list[EngineCoreOutput]
+
+
+class CollectCounts(msgspec.Struct, tag="collect"):
+    """Asks a server for the counts of its own metrics."""
+
+    call_id: int
+
+
+class CollectedCounts(msgspec.Struct, tag="counts"):
+    """The response to `CollectCounts` with this id."""
+
+    call_id: int
+    counts: Counts
+
+
+FromHub = Attached | ReplicaOutputs | CallResult | CoreFailed | CollectCounts
+ToHub = AddRequests | AbortRequests | StopSequence | Call | Shutdown | CollectedCounts
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def take(self, delta: SequenceDelta) -> None:
+        self.token_ids += delta.token_ids
+        for each in delta.logprobs:
+            if each.logprob is not None:
+                self.cumulative_logprob = (self.cumulative_logprob or 0.0) + each.logprob
+        if delta.finish_reason is not None:
+            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+class _OpenRequest:
+    """A request that a server has open, and what was passed on of it."""
+
+    def __init__(self, request: EngineCoreRequest, link: _Link) -> None:
+        self.link = link
+        self._request = request
+        self._metrics = request.metrics or RequestMetrics.begin(request.arrival_time)
+        self._num_cached_tokens = request.num_cached_tokens
+        self._sequences = [_Sequence() for _ in range(request.params.width)]
+        for each in request.resumed:
+            self._sequences[each.index] = _Sequence(
+                list(each.token_ids), each.cumulative_logprob, each.finish_reason, each.stop_reason
+            )
+
+    def take(self, output: EngineCoreOutput) -> None:
+        """Note an output, except that of a beam search, which starts again."""
+        self._metrics = output.metrics or self._metrics
+        self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        if not self._request.params.use_beam_search:
+            for delta in output.deltas:
+                self._sequences[delta.index].take(delta)
+
+    def stop(self, index: int) -> bool:
+        """Note that the server has ended a sequence; return whether it was the last."""
+        if index < len(self._sequences):
+            sequence = self._sequences[index]
+            sequence.finish_reason = sequence.finish_reason or "stop"
+        return all(each.finish_reason is not None for each in self._sequences)
+
+    def to_resume(self) -> EngineCoreRequest:
+        """Return the request with what was passed on, for another core."""
+        metrics = self._metrics.copy()
+        metrics.note(time.monotonic(), "resumed")
+        resumed: tuple[ResumedSequence, ...] = ()
+        if any(each.token_ids for each in self._sequences):
+            resumed = tuple(
+                ResumedSequence(
+                    index=index,
+                    token_ids=list(each.token_ids),
+                    cumulative_logprob=each.cumulative_logprob,
+                    finish_reason=each.finish_reason,
+                    stop_reason=each.stop_reason,
+                )
+                for index, each in enumerate(self._sequences)
+            )
+        return msgspec.structs.replace(
+            self._request, resumed=resumed, metrics=metrics, num_cached_tokens=self._num_cached_tokens
+        )
+
+
+class _Link:
+    """The connection of one server."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.request_ids: set[str] = set()
+        self.sent_at = 0.0
+        self._writer = writer
+
+    def send(self, message: FromHub) -> None:
+        """Send a message. A server that reads too little is disconnected."""
+        if self._writer.is_closing():
+            return
+        self._writer.write(frames.pack(message))
+        if self._writer.transport.get_write_buffer_size() > MOST_UNREAD_BYTES:
+            self._writer.transport.abort()
+
+
+class Hub:
+    """Serves API servers from the cores of `replicas`. One event loop."""
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+        self._open: dict[str, _OpenRequest] = {}
+        self._links: list[_Link] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._collecting: dict[int, asyncio.Future[Counts]] = {}
+        self._num_collected = 0
+
+    async def run(self) -> None:
+        """Pass on the outputs of the cores. Raises EngineDeadError when no core is left; the servers have it then."""
+        try:
+            await self._replicas.run(self._process, self._to_resume)
+        except EngineDeadError as error:
+            for link in self._links:
+                link.send(CoreFailed(message=str(error)))
+            raise
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one API server until it closes its connection; its requests end then."""
+        link = _Link(writer)
+        decoder = msgspec.msgpack.Decoder(ToHub)
+        link.send(Attached(ready=self._replicas.ready, can_grow=self._replicas.can_grow, states=self._replicas.states))
+        self._links.append(link)
+        try:
+            while (body := await frames.read_async(reader)) is not None:
+                message = decoder.decode(body)
+                if isinstance(message, Shutdown):
+                    return
+                self._take(message, link)
+        finally:
+            self._links.remove(link)
+            self._abort(list(link.request_ids))
+            writer.close()
+
+    # ---- from the servers ----
+
+    def _take(self, message: AddRequests | AbortRequests | StopSequence | Call | CollectedCounts, link: _Link) -> None:
+        match message:
+            case AddRequests(requests):
+                self._add(requests, link)
+            case AbortRequests(request_ids):
+                self._abort([each for each in request_ids if each in link.request_ids])
+            case StopSequence(request_id, index):
+                if request_id in link.request_ids:
+                    if self._open[request_id].stop(index):
+                        self._forget(request_id)
+                    self._replicas.send(message)
+            case CollectedCounts(call_id, counts):
+                if (waiting := self._collecting.get(call_id)) is not None and not waiting.done():
+                    waiting.set_result(counts)
+            case Call():
+                task = asyncio.create_task(self._call(message, link))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    def _add(self, requests: list[EngineCoreRequest], link: _Link) -> None:
+        taken = next((each.request_id for each in requests if each.request_id in self._open), None)
+        try:
+            if taken is not None:
+                raise EngineRestartingError(f"another API server has a request with the id {taken}; send it again")
+            for each in requests:
+                self._open[each.request_id] = _OpenRequest(each, link)
+                link.request_ids.add(each.request_id)
+            self._replicas.send(AddRequests(requests))
+        except (EngineDeadError, EngineRestartingError) as error:
+            retry_after_s = error.retry_after_s if isinstance(error, EngineRestartingError) else None
+            code = "engine_restarting" if isinstance(error, EngineRestartingError) else "engine_dead"
+            failure = RequestError(str(error), code=code, retry_after_s=retry_after_s)
+            for each in requests:
+                if taken is None:
+                    self._forget(each.request_id)
+            outputs = [
+                EngineCoreOutput(request_id=each.request_id, deltas=[], finished=True, error=failure)
+                for each in requests
+            ]
+            link.send(ReplicaOutputs(self._replicas.states[0], outputs))
+
+    def _abort(self, request_ids: Iterable[str]) -> None:
+        aborted = list(request_ids)
+        for request_id in aborted:
+            self._forget(request_id)
+        if aborted and self._replicas.is_running:
+            self._replicas.send(AbortRequests(aborted))
+
+    def _forget(self, request_id: str) -> None:
+        entry = self._open.pop(request_id, None)
+        if entry is not None:
+            entry.link.request_ids.discard(request_id)
+
+    async def _call(self, call: Call, link: _Link) -> None:
+        try:
+            value = await self._result_of(call, link)
+        except OctavoError as error:
+            failure = CoreFailed(message=str(error), kind=type(error).__name__)
+            link.send(CallResult(call_id=call.call_id, error=msgspec.json.encode(failure).decode()))
+        else:
+            link.send(CallResult(call_id=call.call_id, value=msgspec.Raw(frames.encode(value))))
+
+    async def _result_of(self, call: Call, link: _Link) -> Any:
+        match call.method:
+            case "check_health":
+                return await self._replicas.check_health()
+            case "drain":
+                number, stops = call.arguments
+                return await self._replicas.drain(number, stops=bool(stops))  # type: ignore[arg-type]
+            case "counts":
+                return await self._counts_of_others(link)
+        return await self._replicas.call(call.method, *call.arguments)
+
+    async def _counts_of_others(self, link: _Link) -> list[Counts]:
+        """Return the counts of all other servers; those of one that does not respond in time are left out."""
+        waiting = []
+        for other in self._links:
+            if other is not link:
+                self._num_collected += 1
+                call_id = self._num_collected
+                waiting.append((call_id, asyncio.get_running_loop().create_future()))
+                self._collecting[call_id] = waiting[-1][1]
+                other.send(CollectCounts(call_id))
+        if waiting:
+            await asyncio.wait([future for _, future in waiting], timeout=COUNTS_S)
+        for call_id, _ in waiting:
+            del self._collecting[call_id]
+        return [future.result() for _, future in waiting if future.done()]
+
+    # ---- from the cores ----
+
+    async def _process(self, number: int, step: StepOutputs) -> None:
+        outputs: dict[_Link, list[EngineCoreOutput]] = {}
+        for output in step.outputs:
+            entry = self._open.get(output.request_id)
+            if entry is None:
+                continue  # its server has ended it
+            outputs.setdefault(entry.link, []).append(output)
+            if output.finished:
+                self._forget(output.request_id)
+            else:
+                entry.take(output)
+        now = time.monotonic()
+        state = next((each for each in self._replicas.states if each.number == number), None)
+        if state is None:
+            return
+        state = state._replace(stats=step.stats)
+        for link in self._links:
+            its = outputs.get(link, [])
+            # a message without outputs is the last one before the core rests
+            if its or not step.outputs or now - link.sent_at > STATS_INTERVAL_S:
+                link.send(ReplicaOutputs(state, its))
+                link.sent_at = now
+
+    def _to_resume(self, request_id: str) -> EngineCoreRequest | None:
+        entry = self._open.get(request_id)
+        return None if entry is None else entry.to_resume()

@@ -1,0 +1,164 @@
+"""The cores behind a hub, as an API server has them: the same interface as `Replicas`, over one connection."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from functools import reduce
+from operator import add
+from typing import Any
+
+import msgspec
+
+from octavo.core import frames
+from octavo.core.messages import (
+    AbortRequests,
+    AddRequests,
+    Call,
+    CallResult,
+    CoreFailed,
+    CoreReady,
+    SchedulerStats,
+    Shutdown,
+    StepOutputs,
+    StopSequence,
+)
+from octavo.engine.dispatch import ToResume
+from octavo.engine.hub import (
+    Attached,
+    CollectCounts,
+    CollectedCounts,
+    FromHub,
+    ReplicaOutputs,
+    ToHub,
+)
+from octavo.engine.replica import ReplicaState
+from octavo.engine.replicas import Process
+from octavo.engine.summed_metrics import Counts
+from octavo.errors import EngineDeadError
+
+
+class HubClient:
+    """The cores, through the hub. counts: returns the counts of this server's metrics, which the others add to theirs.
+
+    ready, roles, can_grow: as of `Replicas`.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, attached: Attached) -> None:
+        self.ready: CoreReady = attached.ready
+        self.can_grow = attached.can_grow
+        self.roles: dict[int, str | None] = {each.number: each.role for each in attached.states}
+        self.counts: Callable[[], Counts] = list
+        self._states = {each.number: each for each in attached.states}
+        self._reader = reader
+        self._writer = writer
+        self._decoder = msgspec.msgpack.Decoder(FromHub)
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._num_calls = 0
+        self._error: EngineDeadError | None = None
+
+    @classmethod
+    async def connect(cls, connection: socket.socket) -> HubClient:
+        """Wait until the cores behind the hub are ready. Raises EngineDeadError, or what ended them."""
+        reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 20)
+        body = await frames.read_async(reader)
+        if body is None:
+            raise EngineDeadError("the server's first process has ended")
+        message = msgspec.msgpack.decode(body, type=Attached | CoreFailed)
+        if isinstance(message, CoreFailed):
+            raise message.error()
+        return cls(reader, writer, message)
+
+    @property
+    def is_running(self) -> bool:
+        """Return False once no core is left, or `shutdown` was called."""
+        return self._error is None
+
+    @property
+    def states(self) -> list[ReplicaState]:
+        """Return the state of each replica, in the order of their numbers."""
+        return [self._states[number] for number in sorted(self._states)]
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """Return the sum of the states of all replicas."""
+        return reduce(add, (each.stats for each in self.states))
+
+    def send(self, message: AddRequests | AbortRequests | StopSequence) -> None:
+        """Send a message about requests. Raises EngineDeadError."""
+        if self._error is not None:
+            raise self._error
+        self._write(message)
+
+    async def run(self, process: Process, to_resume: ToResume) -> None:
+        """Process the outputs of all cores. Raises EngineDeadError when none is left."""
+        while self._error is None:
+            body = await frames.read_async(self._reader)
+            if body is None:
+                self._die("the server's first process has ended")
+                break
+            match self._decoder.decode(body):
+                case ReplicaOutputs(state, outputs):
+                    self.roles.setdefault(state.number, state.role)
+                    self._states[state.number] = state
+                    await process(state.number, StepOutputs(outputs=outputs, stats=state.stats))
+                case CallResult() as result:
+                    self._resolve(result)
+                case CollectCounts(call_id):
+                    self._write(CollectedCounts(call_id, self.counts()))
+                case CoreFailed() as failure:
+                    self._die(failure.message)
+        assert self._error is not None
+        raise self._error
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Return the result of a control call, as built-in types. Raises RequestFailed, and EngineDeadError."""
+        if self._error is not None:
+            raise self._error
+        self._num_calls += 1
+        call_id = self._num_calls
+        result = self._calls[call_id] = asyncio.get_running_loop().create_future()
+        self._write(Call(call_id, method, list(arguments)))
+        try:
+            return await result
+        finally:
+            del self._calls[call_id]
+
+    async def check_health(self) -> None:
+        """Return when one core works. Raises as `Replicas.check_health`."""
+        await self.call("check_health")
+
+    async def drain(self, number: int, *, stops: bool = False) -> int:
+        """Move the requests of a replica to others, as `Replicas.drain`."""
+        return int(await self.call("drain", number, stops))
+
+    async def counts_of_others(self) -> list[Counts]:
+        """Return the counts of the other servers' metrics."""
+        return msgspec.convert(await self.call("counts"), list[Counts])
+
+    async def shutdown(self) -> None:
+        """Close the connection; the hub ends the requests. Idempotent."""
+        if self._error is None:
+            self._write(Shutdown())
+            self._die("the engine has been shut down")
+        self._writer.close()
+
+    def _write(self, message: ToHub) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(frames.pack(message))
+
+    def _resolve(self, result: CallResult) -> None:
+        call = self._calls.get(result.call_id)
+        if call is None or call.done():
+            return
+        if result.error is not None:
+            call.set_exception(msgspec.json.decode(result.error, type=CoreFailed).error())
+        else:
+            call.set_result(msgspec.msgpack.decode(result.value))
+
+    def _die(self, message: str) -> None:
+        self._error = EngineDeadError(message)
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(self._error)

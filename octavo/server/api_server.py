@@ -1,0 +1,71 @@
+"""One API server of several, in a process of its own: `python -m octavo.server.api_server FD`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING, NoReturn, cast
+
+import msgspec
+
+from octavo import logging as octavo_logging
+from octavo.core import frames
+from octavo.engine.hub_client import HubClient
+from octavo.errors import OctavoError
+from octavo.server.api_servers import Setup
+from octavo.server.app import loading_app
+from octavo.server.serving import serve_on
+from octavo.server.sockets import bind
+
+if TYPE_CHECKING:
+    from octavo.config.schema import EngineConfig
+    from octavo.engine.replicas import Replicas
+    from octavo.engine.summed_metrics import Counts
+
+
+def main() -> int:
+    """Serve until a signal or the end of the hub; returns the exit code."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    body = frames.read(connection)
+    if body is None:
+        return 0
+    setup = msgspec.msgpack.decode(body, type=Setup)
+    args = setup.server_args
+    octavo_logging.set_up(setup.engine_args.log_level, role=f"server{setup.number}")
+    app = loading_app(args)
+    clients: list[HubClient] = []
+
+    async def start(config: EngineConfig) -> Replicas:
+        client = await HubClient.connect(connection)
+        client.counts = lambda: app.context.llm.metrics.counts()
+        clients.append(client)
+        return cast("Replicas", client)
+
+    async def counts_of_others() -> list[Counts]:
+        return await clients[0].counts_of_others()
+
+    app.context.is_first = setup.number == 0
+    app.context.counts_of_others = counts_of_others
+    with (
+        bind(args.host, args.port, is_shared=True)
+        if setup.listener is None
+        else socket.socket(fileno=setup.listener) as listener
+    ):
+        return serve_on(listener, setup.engine_args, app, start)
+
+
+def run() -> NoReturn:
+    """Run `main` and end the process."""
+    try:
+        code = main()
+    except OctavoError as error:
+        print(f"octavo: {error}", file=sys.stderr)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    run()

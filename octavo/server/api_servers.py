@@ -1,0 +1,162 @@
+"""Several API servers in front of the same engine cores: their processes, from the first to the last.
+
+This process is the hub between them and the cores (`octavo.engine.hub`) and speaks no HTTP. A server that dies is
+started again; its requests end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+import uvloop
+
+from octavo.config.args import EngineArgs
+from octavo.config.resolve import configure
+from octavo.config.server_args import ServerArgs
+from octavo.core import frames, processes
+from octavo.engine.hub import Hub
+from octavo.engine.replicas import StartReplicas
+from octavo.errors import EngineDeadError
+from octavo.server.connections import CLOSING_S
+
+BACK_OFF_S: Final = 1.0
+"""The wait before a server that has died within `SOON_S` of its start is started again; each time twice as long."""
+MOST_BACK_OFF_S: Final = 30.0
+SOON_S: Final = 60.0
+
+EXIT_ENGINE_DEAD: Final = 1
+
+_log = logging.getLogger(__name__)
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """What an API server is started with. listener: the descriptor of a Unix socket that it accepts connections of;
+    None for one that binds the address of `server_args` itself."""
+
+    number: int
+    engine_args: EngineArgs
+    server_args: ServerArgs
+    listener: int | None
+
+
+class ApiServers:
+    """The API servers of `server_args.api_server_count`. listener: holds their address."""
+
+    def __init__(self, engine_args: EngineArgs, server_args: ServerArgs, listener: socket.socket) -> None:
+        self._engine_args = engine_args
+        self._listener = listener
+        if listener.family != socket.AF_UNIX:
+            server_args = replace(server_args, port=listener.getsockname()[1])
+        self._server_args = server_args
+        self._processes: dict[int, processes.Process] = {}
+        self._is_stopping = False
+        self._is_served = False
+        self._stopped: asyncio.Future[int]
+
+    def run(self, start_replicas: StartReplicas) -> int:
+        """Serve until a signal or the end of the cores; returns the exit code, 0 after a signal."""
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(self._run(start_replicas))
+
+    async def _run(self, start_replicas: StartReplicas) -> int:
+        loop = asyncio.get_running_loop()
+        self._stopped = loop.create_future()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop)
+        loop.add_signal_handler(signal.SIGHUP, self._pass_on, signal.SIGHUP)
+        hub: asyncio.Future[Hub] = loop.create_future()
+        servers = [asyncio.create_task(self._keep(number, hub)) for number in range(self._server_args.api_server_count)]
+        serving = asyncio.create_task(self._serve_cores(start_replicas, hub))
+        try:
+            waiting: set[asyncio.Future[Any]] = {self._stopped, serving}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not self._stopped.done():
+                serving.result()  # raises what the start has raised
+                return EXIT_ENGINE_DEAD
+            return self._stopped.result()
+        finally:
+            self._is_stopping = True
+            self._pass_on(signal.SIGTERM)
+            grace_s = self._server_args.shutdown_timeout_s + 3 * CLOSING_S
+            await asyncio.gather(
+                *(asyncio.to_thread(processes.end, each, grace_s) for each in self._processes.values())
+            )
+            for task in (*servers, serving):
+                task.cancel()
+            await asyncio.gather(*servers, serving, return_exceptions=True)
+
+    async def _serve_cores(self, start_replicas: StartReplicas, hub: asyncio.Future[Hub]) -> None:
+        config = await asyncio.to_thread(configure, self._engine_args)
+        replicas = await start_replicas(config)
+        try:
+            serving = Hub(replicas)
+            hub.set_result(serving)
+            await serving.run()
+        except EngineDeadError as error:
+            _log.error("the engine has stopped: %s", error)
+        finally:
+            await replicas.shutdown()
+
+    async def _keep(self, number: int, hub: asyncio.Future[Hub]) -> None:
+        """Run a server, and another one whenever it dies."""
+        back_off_s = BACK_OFF_S
+        while not self._is_stopping:
+            started_at = time.monotonic()
+            connection, process = self._spawn(number)
+            reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 20)
+            try:
+                ended = asyncio.create_task(asyncio.to_thread(process.wait))
+                waiting: set[asyncio.Future[Any]] = {ended, hub}
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if hub.done() and not ended.done():
+                    self._is_served = True
+                    await hub.result().serve(reader, writer)
+                code = await ended
+            finally:
+                writer.close()
+            if self._is_stopping:
+                return
+            if not self._is_served or code == 0:
+                # it has said why it cannot serve, or was ended by a signal of its own
+                self._finish(code)
+                return
+            if time.monotonic() - started_at > SOON_S:
+                back_off_s = BACK_OFF_S
+            _log.error("API server %d has ended (exit code %d); starting it again in %g s", number, code, back_off_s)
+            await asyncio.sleep(back_off_s)
+            back_off_s = min(MOST_BACK_OFF_S, 2 * back_off_s)
+
+    def _spawn(self, number: int) -> tuple[socket.socket, processes.Process]:
+        is_path = self._listener.family == socket.AF_UNIX
+        descriptors = [self._listener.fileno()] if is_path else []
+        connection, process = processes.spawn("octavo.server.api_server", pass_fds=descriptors)
+        self._processes[number] = process
+        setup = Setup(
+            number=number,
+            engine_args=self._engine_args,
+            server_args=self._server_args,
+            listener=descriptors[0] if is_path else None,
+        )
+        connection.sendall(frames.pack(setup))
+        return connection, process
+
+    def _stop(self) -> None:
+        if self._is_stopping:
+            self._pass_on(signal.SIGTERM)  # the second signal ends what is open
+        self._finish(0)
+
+    def _finish(self, code: int) -> None:
+        if not self._stopped.done():
+            self._stopped.set_result(code)
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.send_signal(number)

@@ -1,0 +1,127 @@
+"""`octavo serve --api-server-count 2` as people run it: processes, a shared address, deaths, signals."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.raw import ask, connect, eventually
+from tests.server.test_serve_process import START_TIMEOUT_S, _children
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+
+
+class Servers:
+    """`octavo serve --api-server-count 2` with the model that ships with octavo."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "octavo", "serve", "octavo-tiny", "--threads", "1", "--api-server-count", "2"]
+        self.process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.lines: list[str] = []
+        assert self.process.stdout is not None
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        eventually(lambda: self.process.poll() is not None or self._address(), START_TIMEOUT_S)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.decode())
+
+    def _address(self) -> str | None:
+        found = re.search(r"octavo serves .* at (\S+)", "".join(self.lines))
+        return None if found is None else found[1]
+
+    @property
+    def url(self) -> str:
+        address = self._address()
+        assert address is not None, "".join(self.lines)
+        return address.removesuffix("/v1")
+
+    def pids(self, module: str) -> list[int]:
+        """The children that run a module."""
+        found = []
+        for pid in _children(self.process.pid):
+            if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+        return found
+
+    def wait(self) -> int:
+        code = self.process.wait(30)
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    started = Servers("--port", "0")
+    yield started
+    started.process.kill()
+    started.wait()
+
+
+def _complete(url: str) -> Any:
+    body = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
+    return ask(url, "/v1/completions", body).json["choices"][0]["text"]
+
+
+def test_servers_share_an_address_outlive_each_other_and_end_with_a_signal(servers: Servers) -> None:
+    eventually(lambda: len(servers.pids("api_server")) == 2)
+    texts = {_complete(servers.url) for _ in range(8)}
+    assert len(texts) == 1
+    metrics = ask(servers.url, "/metrics").body.decode()
+    assert re.search(r'request_success_total\{finished_reason="length",[^}]*\} 8\.0', metrics)
+    [core] = servers.pids("core_process")
+    first, second = servers.pids("api_server")
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: set(servers.pids("api_server")) - {first, second} and _answers(servers.url), 20)
+    assert {_complete(servers.url) for _ in range(4)} == texts
+    with connect(servers.url) as connection:
+        body = b'{"prompt": "Once", "max_tokens": 500, "ignore_eos": true, "stream": true, "temperature": 0}'
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        stream = connection.getresponse()
+        assert stream.read(6) == b"data: "
+        os.kill(core, signal.SIGKILL)
+        servers.process.send_signal(signal.SIGTERM)
+        assert stream.read().endswith(b"data: [DONE]\n\n")
+    assert servers.wait() == 0, "".join(servers.lines)
+    assert not any("Traceback" in line for line in servers.lines), "".join(servers.lines)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in (core, first, second))
+
+
+def _answers(url: str) -> bool:
+    try:
+        return ask(url, "/health").status == 200
+    except OSError:
+        return False
+
+
+def test_what_no_server_can_do_ends_all_with_its_message(tmp_path: Path) -> None:
+    servers = Servers("--uds", str(tmp_path / "socket"), "--max-model-len", "999999")
+    assert servers.wait() != 0
+    assert "max_model_len" in "".join(servers.lines)
+    assert not (tmp_path / "socket").exists()
+
+
+def test_servers_share_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    servers = Servers("--uds", str(path))
+    try:
+        command = ["curl", "-s", "--unix-socket", str(path), "http://localhost/health"]
+        found = subprocess.run(command, capture_output=True, check=True, timeout=10).stdout
+        assert b'"state":"ready"' in found
+    finally:
+        servers.process.send_signal(signal.SIGTERM)
+        assert servers.wait() == 0, "".join(servers.lines)
+    assert not path.exists()
