@@ -70,9 +70,9 @@ def test_a_checkpoint_without_weights_can_be_explained(
     assert re.search(r"number format +bfloat16\n", shown)
     assert "not counted" in shown
     assert main(["explain", str(tmp_path)]) == 0
-    edit_config(tmp_path, architectures=["Gemma2ForCausalLM"])
+    edit_config(tmp_path, architectures=["UnheardOfForCausalLM"])
     assert main(["explain", str(tmp_path)]) == EXIT_ERROR
-    assert "there is no model family Gemma2 yet" in capsys.readouterr().err
+    assert "there is no model family UnheardOf yet" in capsys.readouterr().err
 
 
 def test_each_rank_has_a_plan_with_the_blocks_that_every_rank_has_room_for(tiny_model: str) -> None:
