@@ -53,7 +53,13 @@ class RotaryAttention(nn.Module):
     def __init__(self, c: DecoderConfig, mesh: Mesh, layer: int, norms: NormPair | None = None) -> None:
         super().__init__()
         self.qkv_proj = QKVLinear(
-            c.hidden_size, c.heads, mesh, bias=c.qkv_bias, reads=c.qkv_reads, by_head=c.qkv_by_head
+            c.hidden_size,
+            c.heads,
+            mesh,
+            bias=c.qkv_bias,
+            reads=c.qkv_reads,
+            transposed=c.is_transposed,
+            by_head=c.qkv_by_head,
         )
         if norms is None and c.qk_norm:
             norms = c.norm(c.heads.dim, c.norm_eps), c.norm(c.heads.dim, c.norm_eps)
@@ -69,7 +75,7 @@ class RotaryAttention(nn.Module):
         self.attend = PagedAttention(
             heads, scale=c.attention_scale, sliding_window=window, soft_cap=c.attention_soft_cap
         )
-        self.o_proj = joined_linear(c.heads.q_size, c.hidden_size, mesh, bias=c.out_bias)
+        self.o_proj = joined_linear(c.heads.q_size, c.hidden_size, mesh, bias=c.out_bias, transposed=c.is_transposed)
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
@@ -104,9 +110,10 @@ class PlainMLP(nn.Module):
 
     def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
         super().__init__()
-        self.up_proj = ColumnLinear(c.hidden_size, c.intermediate_size, mesh, bias=c.mlp_bias)
+        width, is_transposed = c.intermediate_size, c.is_transposed
+        self.up_proj = ColumnLinear(c.hidden_size, width, mesh, bias=c.mlp_bias, transposed=is_transposed)
         self.act = activation(c.activation)
-        self.down_proj = joined_linear(c.intermediate_size, c.hidden_size, mesh, bias=c.mlp_bias)
+        self.down_proj = joined_linear(width, c.hidden_size, mesh, bias=c.mlp_bias, transposed=is_transposed)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
@@ -196,8 +203,11 @@ class GatedDecoder(DecoderStack):
         attention: Callable[[int], nn.Module] | None = None,
         mlp: Callable[[int], nn.Module] | None = None,
         layer: LayerClass = GatedLayer,
+        embedding_size: int | None = None,
     ) -> None:
         """attention, mlp: `RotaryAttention` and `GatedMLP` in every layer unless given. layer: how they are joined."""
         attention = attention or (lambda index: RotaryAttention(c, mesh, index))
         mlp = mlp or (lambda _: GatedMLP(c, mesh))
-        super().__init__(c, mesh, lambda index: layer(c, attention(index), mlp(index)), norm=c.norm)
+        super().__init__(
+            c, mesh, lambda index: layer(c, attention(index), mlp(index)), norm=c.norm, embedding_size=embedding_size
+        )

@@ -61,6 +61,8 @@ class DecoderConfig:
     activation: str = "silu"
     norm: Callable[[int, float], Norm] = RMSNorm
     """Makes a norm of the stream: (width, eps)."""
+    is_transposed: bool = False
+    """Whether weights are stored [inputs, outputs]."""
     qkv_reads: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     """The stored tensors of queries, keys and values: one for each, or one that holds all (QKVLinear)."""
     qkv_by_head: bool = False

@@ -32,9 +32,9 @@ class DecoderStack(nn.Module):
     or `compute_logits`.
 
     The names of its modules are the checkpoint's names, except that a checkpoint may put one of `PREFIXES` before all
-    names of the decoder, and that `RENAMED` maps names of modules, wherever they are, to their names there. Tensors
-    that match a pattern of `IGNORED` (a regular expression for the whole name, without prefix) are known and not
-    needed.
+    names of the decoder, and that `RENAMED` maps names of modules, wherever they are, to their names there; a module
+    whose name there is empty leaves no trace. Tensors that match a pattern of `IGNORED` (a regular expression for the
+    whole name, without prefix) are known and not needed.
     """
 
     Config: ClassVar[type[DecoderConfig]]
@@ -146,7 +146,7 @@ class DecoderStack(nn.Module):
         """Yield every layer with its path in the checkpoint."""
         for path, module in self.named_modules():
             if isinstance(module, Layer):
-                yield ".".join(self.RENAMED.get(part, part) for part in path.split(".")), module
+                yield ".".join(filter(None, (self.RENAMED.get(part, part) for part in path.split(".")))), module
 
     def plain_bytes(self) -> int:
         """Return the bytes of all parameters before any layer is finished."""

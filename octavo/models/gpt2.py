@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
-from octavo.layers.attention import PagedAttention
-from octavo.layers.elementwise import OPERATOR_OF, activation, addition
+from octavo.layers.elementwise import OPERATOR_OF, addition
 from octavo.layers.embedding import Embedding
 from octavo.layers.heads import Heads
-from octavo.layers.linear import ColumnLinear, QKVLinear, joined_linear
 from octavo.layers.norm import LayerNorm
+from octavo.models.blocks import GatedDecoder, PlainMLP
 from octavo.models.config import DecoderConfig, even_share, refuse_quantization
-from octavo.models.decoder import DecoderStack
 
 ARCHITECTURES = ("GPT2LMHeadModel",)
 
@@ -44,59 +42,17 @@ class GPT2Config(DecoderConfig):
             max_positions=c.max_model_len(),
             norm_eps=c.float("layer_norm_epsilon", 1e-5),
             tied=c.bool("tie_word_embeddings", True),
+            norm=LayerNorm,
+            qkv_bias=True,
+            out_bias=True,
+            mlp_bias=True,
+            qkv_reads=(),
+            is_transposed=True,
             activation=c.expect("activation_function", *OPERATOR_OF, default="gelu_new"),
         )
 
 
-class Attention(nn.Module):
-    """Multi-head attention with biases."""
-
-    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
-        super().__init__()
-        self.c_attn = QKVLinear(c.hidden_size, c.heads, mesh, bias=True, reads=("c_attn",), transposed=True)
-        self.attend = PagedAttention(self.c_attn.local_heads)
-        self.c_proj = joined_linear(c.hidden_size, c.hidden_size, mesh, bias=True, transposed=True)
-
-    def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
-        """x [tokens, hidden] → [tokens, hidden]."""
-        q, k, v = self.c_attn(x)  # each [tokens, heads, dim]
-        out: Tensor = self.c_proj(self.attend(q, k, v, batch))
-        return out
-
-
-class MLP(nn.Module):
-    """`c_proj(gelu(c_fc(x)))`."""
-
-    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
-        super().__init__()
-        self.c_fc = ColumnLinear(c.hidden_size, c.intermediate_size, mesh, bias=True, transposed=True)
-        self.act = activation(c.activation)
-        self.c_proj = joined_linear(c.intermediate_size, c.hidden_size, mesh, bias=True, transposed=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, hidden] → [tokens, hidden]."""
-        out: Tensor = self.c_proj(self.act(self.c_fc(x)))
-        return out
-
-
-class Block(nn.Module):
-    """Attention and MLP, each behind a norm."""
-
-    def __init__(self, c: DecoderConfig, mesh: Mesh) -> None:
-        super().__init__()
-        self.ln_1 = LayerNorm(c.hidden_size, c.norm_eps)
-        self.attn = Attention(c, mesh)
-        self.ln_2 = LayerNorm(c.hidden_size, c.norm_eps)
-        self.mlp = MLP(c, mesh)
-
-    def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor]:
-        """Return (x, residual), each [tokens, hidden]; the stream is their sum."""
-        x, residual = self.ln_1.add(x, residual)
-        x, residual = self.ln_2.add(self.attn(x, batch), residual)
-        return self.mlp(x), residual
-
-
-class GPT2LMHeadModel(DecoderStack):
+class GPT2LMHeadModel(GatedDecoder):
     """The whole model."""
 
     Config = GPT2Config
@@ -106,13 +62,20 @@ class GPT2LMHeadModel(DecoderStack):
         "embed_positions": "wpe",
         "layers": "h",
         "norm": "ln_f",
+        "input_layernorm": "ln_1",
+        "self_attn": "attn",
+        "qkv_proj": "c_attn",
+        "o_proj": "c_proj",
+        "post_attention_layernorm": "ln_2",
+        "up_proj": "c_fc",
+        "down_proj": "c_proj",
     }
     # causal masks that old checkpoints carry along
     IGNORED = (r"h\.\d+\.attn\.(masked_)?bias",)
     FIRST_STAGE = ("embed_tokens", "embed_positions")
 
     def __init__(self, c: GPT2Config, mesh: Mesh) -> None:
-        super().__init__(c, mesh, lambda _: Block(c, mesh), norm=LayerNorm)
+        super().__init__(c, mesh, mlp=lambda _: PlainMLP(c, mesh))
         self.embed_positions = Embedding(c.max_positions, c.hidden_size) if self.is_first else None
         self.add = addition()
 

@@ -28,6 +28,8 @@ class GPTNeoXConfig(DecoderConfig):
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
+        if c.values.get("num_key_value_heads") not in (None, c.values.get("num_attention_heads")):
+            raise c.error("num_key_value_heads", "num_attention_heads: each head has keys and values of its own")
         bias = c.bool("attention_bias", True)
         return cls.common(
             c,

@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
-from octavo.layers.attention import PagedAttention
-from octavo.layers.elementwise import OPERATOR_OF, activation, addition
+from octavo.layers.elementwise import OPERATOR_OF, addition
 from octavo.layers.embedding import Embedding
 from octavo.layers.heads import Heads
-from octavo.layers.linear import ColumnLinear, QKVLinear, joined_linear
+from octavo.layers.linear import ColumnLinear
 from octavo.layers.norm import LayerNorm
+from octavo.models.blocks import GatedDecoder, GatedLayer, PlainMLP, stream_norm
 from octavo.models.config import DecoderConfig, even_share, refuse_quantization
-from octavo.models.decoder import DecoderStack
 
 ARCHITECTURES = ("OPTForCausalLM",)
 
@@ -48,6 +47,7 @@ class OPTConfig(DecoderConfig):
             heads=Heads(num_heads, num_heads, even_share(c, "hidden_size", hidden_size, num_heads)),
             vocab_size=c.positive("vocab_size"),
             max_positions=c.max_model_len(),
+            norm=LayerNorm,
             norm_eps=1e-5,
             tied=c.bool("tie_word_embeddings", True),
             qkv_bias=bias,
@@ -60,59 +60,43 @@ class OPTConfig(DecoderConfig):
         )
 
 
-class Attention(nn.Module):
-    """Multi-head attention."""
+class LateNormOfSumLayer(nn.Module):
+    """Attention and MLP, each added to the stream before a norm of the sum. `carries_residual` is False."""
 
-    def __init__(self, c: OPTConfig, mesh: Mesh) -> None:
+    def __init__(self, c: DecoderConfig, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
-        self.qkv_proj = QKVLinear(c.hidden_size, c.heads, mesh, bias=c.qkv_bias)
-        self.attend = PagedAttention(self.qkv_proj.local_heads)
-        self.out_proj = joined_linear(c.hidden_size, c.hidden_size, mesh, bias=c.out_bias)
+        self.self_attn, self.mlp = attention, mlp
+        self.input_layernorm, self.post_attention_layernorm = stream_norm(c), stream_norm(c)
 
-    def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
-        """x [tokens, hidden] → [tokens, hidden]."""
-        q, k, v = self.qkv_proj(x)  # each [tokens, heads, dim]
-        out: Tensor = self.out_proj(self.attend(q, k, v, batch))
-        return out
-
-
-class DecoderLayer(nn.Module):
-    """Attention and MLP, their norms before or after them."""
-
-    def __init__(self, c: OPTConfig, mesh: Mesh) -> None:
-        super().__init__()
-        self.pre_norm = c.pre_norm
-        self.self_attn = Attention(c, mesh)
-        self.self_attn_layer_norm = LayerNorm(c.hidden_size, c.norm_eps)
-        self.fc1 = ColumnLinear(c.hidden_size, c.intermediate_size, mesh, bias=c.mlp_bias)
-        self.act = activation(c.activation)
-        self.fc2 = joined_linear(c.intermediate_size, c.hidden_size, mesh, bias=c.mlp_bias)
-        self.final_layer_norm = LayerNorm(c.hidden_size, c.norm_eps)
-
-    def forward(self, x: Tensor, residual: Tensor | None, batch: ModelInput) -> tuple[Tensor, Tensor | None]:
-        """Return (x, residual), each [tokens, hidden]; the stream is their sum, or x alone where norms come late."""
-        if self.pre_norm:
-            x, residual = self.self_attn_layer_norm.add(x, residual)
-            x, residual = self.final_layer_norm.add(self.self_attn(x, batch), residual)
-            return self.fc2(self.act(self.fc1(x))), residual
-        x, _ = self.self_attn_layer_norm.add(self.self_attn(x, batch), x)
-        x, _ = self.final_layer_norm.add(self.fc2(self.act(self.fc1(x))), x)
+    def forward(self, x: Tensor, residual: None, batch: ModelInput) -> tuple[Tensor, None]:
+        """Return (the stream [tokens, hidden], None)."""
+        x, _ = self.input_layernorm.add(self.self_attn(x, batch), x)
+        x, _ = self.post_attention_layernorm.add(self.mlp(x), x)
         return x, None
 
 
-class OPTForCausalLM(DecoderStack):
+class OPTForCausalLM(GatedDecoder):
     """The whole model."""
 
     Config = OPTConfig
     PREFIXES = ("model.decoder.", "decoder.")
-    RENAMED: ClassVar[Mapping[str, str]] = {"norm": "final_layer_norm"}
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "norm": "final_layer_norm",
+        "input_layernorm": "self_attn_layer_norm",
+        "o_proj": "out_proj",
+        "post_attention_layernorm": "final_layer_norm",
+        "mlp": "",
+        "up_proj": "fc1",
+        "down_proj": "fc2",
+    }
     # left over from the training framework
     IGNORED = ("version",)
     FIRST_STAGE = ("embed_tokens", "embed_positions", "project_in")
     LAST_STAGE = ("norm", "project_out", "lm_head")
 
     def __init__(self, c: OPTConfig, mesh: Mesh) -> None:
-        super().__init__(c, mesh, lambda _: DecoderLayer(c, mesh), norm=LayerNorm, embedding_size=c.embedding_size)
+        layer = GatedLayer if c.pre_norm else LateNormOfSumLayer
+        super().__init__(c, mesh, mlp=lambda _: PlainMLP(c, mesh), layer=layer, embedding_size=c.embedding_size)
         narrow = c.embedding_size != c.hidden_size
         self.embed_positions = (
             Embedding(c.max_positions, c.hidden_size, offset=_POSITION_OFFSET) if self.is_first else None

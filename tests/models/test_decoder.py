@@ -170,5 +170,5 @@ def test_narrow_embeddings_are_projected_whole_on_each_of_two_ranks(tmp_path: Pa
         model: Any = load(path, mesh=apart(rank, 2))
         assert torch.equal(model.project_in(narrow), alone.project_in(narrow))
         assert torch.equal(model.project_out(wide), alone.project_out(wide))
-        assert model.layers["0"].fc1(wide).shape == (3, 24)
+        assert model.layers["0"].mlp.up_proj(wide).shape == (3, 24)
         assert model.compute_logits(wide).shape == (3, 65)
