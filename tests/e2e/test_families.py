@@ -1,0 +1,106 @@
+"""Every family gives a request the bits of a lonely run, `==`: in a batch, cut, behind prefix hits, forked, as beams,
+swapped, and preempted in a tiny pool; blocks that are free are full of NaN.
+
+A family of `tests/fakes/checkpoints.py` is here by itself; `QUICK` and `OWN` are the lines that it may add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo.core.outputs import CompletionOutput
+from tests.conformance.runtimes import LEVELS
+from tests.e2e.test_sliding_window import core_of, spoil_free_blocks
+from tests.fakes.byte_tokenizer import write_byte_tokenizer
+from tests.fakes.checkpoints import FAMILIES, make_checkpoint
+
+pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")
+
+QUICK = {
+    "gemma3",
+}
+"""Families that are run each time: one of each kind of layer. The others are run with the long tests."""
+
+OWN: dict[str, dict[str, Any]] = {
+    "gemma3": {"sliding_window": 20},
+    "mistral": {"sliding_window": 60},
+}
+"""Sizes of a family here, where those of `make_checkpoint` do not do."""
+
+VOCABULARY = 300
+BLOCK = 16
+SHARED = [7 * i % VOCABULARY for i in range(40)]
+HARSH: dict[str, dict[str, Any]] = {
+    "cut, swapped": {"preemption_mode": "swap", "max_num_batched_tokens": 12},
+    "recomputed, 3 in flight": {"preemption_mode": "recompute", "max_steps_in_flight": 3, "state_snapshot_tokens": 0},
+}
+
+
+def requests() -> list[tuple[list[int], SamplingParams]]:
+    """Prompts that begin alike, among them one that ends with a block and one that is contained in another."""
+    ways: list[tuple[int, int, int, dict[str, Any]]] = [
+        (40, 13, 21, {"temperature": 0.0}),
+        (40, 8, 14, {"seed": 1, "n": 2}),
+        (40, 24, 9, {"seed": 2, "top_p": 0.9}),
+        (32, 0, 18, {"n": 2, "best_of": 2, "use_beam_search": True}),
+        (0, 3, 30, {"temperature": 0.0, "repetition_penalty": 1.2}),
+    ]
+    return [
+        (
+            SHARED[:shared] + [(number + 11 * i) % VOCABULARY for i in range(own)],
+            SamplingParams(max_tokens=max_tokens, logprobs=1, ignore_eos=True, **way),
+        )
+        for number, (shared, own, max_tokens, way) in enumerate(ways)
+    ]
+
+
+@contextmanager
+def opened(path: Path, **options: Any) -> Iterator[LLM]:
+    common: dict[str, Any] = {"dtype": "bfloat16", "block_size": BLOCK, "max_model_len": 96, "max_num_seqs": 12}
+    with LLM(str(path), **common | options) as llm:
+        spoil_free_blocks(llm)
+        yield llm
+
+
+def run_together(llm: LLM) -> list[list[CompletionOutput]]:
+    """Run all requests in one batch, which they enter one after the other."""
+    found: dict[int, list[CompletionOutput]] = {}
+    for number, (prompt, params) in enumerate(requests()):
+        llm.engine.add_request(str(number), prompt, params)
+        found.update({int(each.request_id): each.outputs for each in llm.engine.step()})
+    while llm.engine.has_unfinished_requests():
+        found.update({int(each.request_id): each.outputs for each in llm.engine.step()})
+        core_of(llm).scheduler.check()
+    return [found[number] for number in sorted(found)]
+
+
+def make(family: str, path: Path) -> Path:
+    """Write a checkpoint of the family with the sizes of heads that kernels take."""
+    heads = {"head_dim": 16} if "head_dim" in FAMILIES[family][2] else {}
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, **heads}
+    make_checkpoint(family, path, **{**sizes, **OWN.get(family, {})})
+    return write_byte_tokenizer(path)
+
+
+@pytest.mark.parametrize(
+    "family", [family if family in QUICK else pytest.param(family, marks=pytest.mark.long) for family in FAMILIES]
+)
+def test_any_schedule_gives_the_bits_of_a_lonely_run(family: str, tmp_path: Path) -> None:
+    path = make(family, tmp_path)
+    with opened(path, num_gpu_blocks_override=100, enable_prefix_caching=False) as llm:
+        expected = [llm.generate(prompt, params, use_tqdm=False)[0].outputs for prompt, params in requests()]
+    num_preemptions = 0
+    for way, options in HARSH.items():
+        with opened(path, **{"num_gpu_blocks_override": 11, "swap_space": 0.01} | options) as llm:
+            for _ in range(2):  # the second time prefixes are in the cache
+                assert run_together(llm) == expected, way
+            stats = core_of(llm).stats()
+            num_preemptions += stats.num_preemptions
+            assert stats.num_cached_tokens > 0, way
+    assert num_preemptions > 0
