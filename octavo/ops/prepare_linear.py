@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.ops.elementwise import silu_and_mul
+from octavo.ops.experts import LinearStack, PreparedStack
 from octavo.ops.memory import zeroed
 from octavo.ops.registry import Operator
 
@@ -126,6 +127,21 @@ class LinearFormat(Protocol):
         """
         ...
 
+    def zeros(self, spec: TensorSpec, device: torch.device | str) -> Tensor:
+        """Return long-lived memory for a tensor of a state."""
+        ...
+
+    def pack_into(self, state: Mapping[str, Tensor], weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
+        """Write what `state` of this weight would be to tensors of zeros that meet `state_specs`."""
+        ...
+
+    def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
+        """Make a stack of weights of one shape; each tensor of `state` has a further dimension, of experts, in front.
+
+        first: the number of the first expert.
+        """
+        ...
+
 
 class ReferenceFormat(ABC):
     """A `LinearFormat` in plain torch: tensors whose dimension 0 counts outputs, and the bias as it is."""
@@ -153,6 +169,27 @@ class ReferenceFormat(ABC):
 
     def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
         return self.linear_class(shape, state)
+
+    def zeros(self, spec: TensorSpec, device: torch.device | str) -> Tensor:
+        return zeroed(spec.shape, spec.dtype, device)
+
+    def pack_into(self, state: Mapping[str, Tensor], weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
+        packed = self.pack(weight) if bias is None else {**self.pack(weight), "bias": bias}
+        for name, tensor in packed.items():
+            state[name].copy_(tensor)
+
+    def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
+        return linear_stack(self, shape, state, first)
+
+
+def linear_stack(kept: LinearFormat, shape: LinearShape, state: Mapping[str, Tensor], first: int) -> PreparedStack:
+    """Make a stack whose weights are restored one by one."""
+    experts = range(len(next(iter(state.values()))))
+    return LinearStack(
+        [kept.restore(shape, {name: tensor[each] for name, tensor in state.items()}) for each in experts],
+        state,
+        first,
+    )
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -117,6 +117,14 @@ VARIANTS |= {
     "stablelm in parallel": ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": True, "qk_layernorm": True}),
     "starcoder2 with a window": ("starcoder2", {"sliding_window": 7, "use_bias": False, "hidden_act": "gelu"}),
 }
+VARIANTS |= {
+    "mixtral": ("mixtral", {}),
+    "mixtral with a window": ("mixtral", {"sliding_window": 7, "tie_word_embeddings": True}),
+    "qwen2_moe": ("qwen2_moe", {}),
+    "qwen2_moe with dense layers": ("qwen2_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True, "qkv_bias": False}),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "qwen3_moe unnormalised": ("qwen3_moe", {"norm_topk_prob": False, "attention_bias": True, "mlp_only_layers": []}),
+}
 PROMPT_LENGTHS = (1, 9, 30, 17)
 
 

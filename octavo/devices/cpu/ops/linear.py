@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, dense, rows_of
-from octavo.ops.prepare_linear import LinearShape, PlainFormat, PreparedLinear, TensorSpec
+from octavo.ops.experts import PreparedStack
+from octavo.ops.prepare_linear import LinearShape, PlainFormat, PreparedLinear, TensorSpec, linear_stack
 from octavo.ops.registry import Implementation
 
 PANEL_COLUMNS = 32
@@ -108,16 +109,27 @@ class PanelFormat:
         shape = LinearShape(outputs, inputs, weight.dtype, bias is not None, gated)
         if shape.dtype not in _STEP_INPUTS:
             return self._plain(weight, bias, gated=gated)
+        state = {name: self.zeros(spec, weight.device) for name, spec in self.state_specs(shape).items()}
+        self.pack_into(state, weight, bias, gated=gated)
+        return self.restore(shape, state)
+
+    def zeros(self, spec: TensorSpec, device: torch.device | str) -> Tensor:
+        """Take memory of the runtime's arena."""
+        return self._runtime.weights.zeroed(spec.shape, spec.dtype)
+
+    def pack_into(self, state: Mapping[str, Tensor], weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
+        """Pack on the runtime's threads."""
+        if weight.dtype not in _STEP_INPUTS:
+            self._plain.pack_into(state, weight, bias, gated=gated)
+            return
         if weight.stride(1) != 1:
             weight = weight.contiguous()
-        spec = self.state_specs(shape)["panels"]
-        panels = self._runtime.weights.zeroed(spec.shape, spec.dtype)
-        code = TYPE_CODES[shape.dtype]
+        if bias is not None:
+            state["bias"].copy_(panel_order(bias, gated))
         self._runtime.cpu.linear_pack(
-            weight.data_ptr(), weight.stride(0), panels.data_ptr(), outputs, inputs, code, gated
+            *(weight.data_ptr(), weight.stride(0), state["panels"].data_ptr()),
+            *(*weight.shape, TYPE_CODES[weight.dtype], gated),
         )
-        state = {"panels": panels} if bias is None else {"panels": panels, "bias": panel_order(bias, gated)}
-        return self.restore(shape, state)
 
     def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
         if shape.dtype not in _STEP_INPUTS:
@@ -130,6 +142,9 @@ class PanelFormat:
         if shape.dtype not in _STEP_INPUTS:
             return self._plain.restore(shape, state)
         return PanelLinear(self._runtime, shape, state)
+
+    def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
+        return linear_stack(self, shape, state, first)
 
 
 IMPLEMENTATIONS = (Implementation("prepare_linear", "native", PanelFormat),)

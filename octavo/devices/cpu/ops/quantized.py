@@ -11,7 +11,8 @@ from torch import Tensor
 from octavo.devices.cpu.ops.linear import PANEL_COLUMNS, addend, bias_spec, num_panels, panel_order
 from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, dense, rows_of
 from octavo.ops.codes import NotFinite, check_inputs
-from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec
+from octavo.ops.experts import PreparedStack
+from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec, linear_stack
 from octavo.ops.registry import Implementation
 
 _STEP = 64
@@ -73,10 +74,19 @@ class QuantizedFormat:
         """Raise NotFinite for a weight with NaN or infinities."""
         outputs, inputs = weight.shape
         shape = LinearShape(outputs, inputs, weight.dtype, bias is not None, gated)
+        state = {name: self.zeros(spec, weight.device) for name, spec in self.state_specs(shape).items()}
+        self.pack_into(state, weight, bias, gated=gated)
+        return self.restore(shape, state)
+
+    def zeros(self, spec: TensorSpec, device: torch.device | str) -> Tensor:
+        """Take memory of the runtime's arena."""
+        return self._runtime.weights.zeroed(spec.shape, spec.dtype)
+
+    def pack_into(self, state: Mapping[str, Tensor], weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
+        """Raise NotFinite for a weight with NaN or infinities."""
+        outputs, inputs = weight.shape
         plain = weight if weight.dtype in _TYPES else weight.float()
         plain = plain if plain.stride(1) == 1 else dense(plain)
-        zeroed = self._runtime.weights.zeroed
-        state = {name: zeroed(spec.shape, spec.dtype) for name, spec in self.state_specs(shape).items()}
         if bias is not None:
             state["bias"].copy_(panel_order(bias, gated))
         source = (plain.data_ptr(), rows_of(plain)[2], TYPE_CODES[plain.dtype])
@@ -84,7 +94,6 @@ class QuantizedFormat:
         spoilt_row = self._runtime.cpu.quantized_pack(*source, *target, outputs, inputs, self._group, gated)
         if spoilt_row >= 0:
             raise NotFinite(spoilt_row)
-        return self.restore(shape, state)
 
     def state_specs(self, shape: LinearShape) -> dict[str, TensorSpec]:
         """Raise ConfigError for a weight that is too wide."""
@@ -104,6 +113,9 @@ class QuantizedFormat:
 
     def restore(self, shape: LinearShape, state: Mapping[str, Tensor]) -> PreparedLinear:
         return QuantizedPanels(self._runtime, self._group, shape, state)
+
+    def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
+        return linear_stack(self, shape, state, first)
 
 
 IMPLEMENTATIONS = tuple(

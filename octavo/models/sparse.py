@@ -1,0 +1,92 @@
+"""MLPs that are mixtures of experts, and what configs say about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.distributed.mesh import Mesh
+from octavo.errors import CheckpointError
+from octavo.layers.experts import ExactLinear, Experts, Router, StoredExperts
+from octavo.models.blocks import GatedMLP, PlainMLP
+from octavo.models.config import DecoderConfig
+from octavo.ops.experts import RouterRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """A mixture of experts as a config describes it."""
+
+    experts: int
+    width: int
+    """Activations of an expert."""
+    rule: RouterRule
+    stored: StoredExperts
+    router_bias: bool = False
+    correction: str | None = None
+    """The tensor that is added to scores for the choice: its name beside the router's."""
+    bias: bool = False
+    activation: str = "silu"
+    """That of experts; `numbers` are its parameters (`layers.experts.Experts`)."""
+    numbers: tuple[float, ...] = ()
+    shared_width: int = 0
+    """Activations of the expert that all tokens take; 0 where there is none."""
+    is_shared_gated: bool = False
+    """The shared expert's output is multiplied with the sigmoid of a gate's."""
+
+
+def read_stored(c: Checkpoint, like: StoredExperts | None = None) -> StoredExperts:
+    """Return how the tensors of `c` hold experts: stacked, in either order of rows and columns, or one by one `like`.
+
+    Without headers (archives, random weights) it is one by one, unless `like` is stacked.
+    """
+    like = like or StoredExperts()
+    try:
+        tensors = c.tensors()
+    except CheckpointError:  # there are no weights: whoever needs them says so
+        return like
+    name = "experts.up_proj" if like.gate is None else "experts.gate_up_proj"
+    found = next((each for each in tensors.values() if each.name.endswith(name) and len(each.shape) == 3), None)
+    if found is None:
+        return like
+    hidden, (rows, columns) = c.positive("hidden_size"), found.shape[1:]
+    is_transposed = like.is_transposed if rows == columns else columns != hidden
+    return replace(like, is_stacked=True, is_transposed=is_transposed)
+
+
+def sparse_layers(c: Checkpoint) -> tuple[bool, ...]:
+    """Return which layers are mixtures, from `decoder_sparse_step` and `mlp_only_layers`. Raises CheckpointError."""
+    step, dense = c.positive("decoder_sparse_step", 1), c.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or any(not isinstance(each, int) for each in dense):
+        raise c.error("mlp_only_layers", "a list of layers")
+    layers = range(c.positive("num_hidden_layers"))
+    return tuple(layer not in dense and (layer + 1) % step == 0 for layer in layers)
+
+
+class SparseMLP(nn.Module):
+    """Σ weight · expert(x) over the experts that the router chooses, plus the shared expert's output."""
+
+    def __init__(self, c: DecoderConfig, mixture: Mixture, mesh: Mesh) -> None:
+        super().__init__()
+        m = mixture
+        self.gate = Router(c.hidden_size, m.experts, m.rule, bias=m.router_bias, correction=m.correction)
+        self.experts = Experts(
+            *(c.hidden_size, m.width, m.experts, mesh),
+            stored=m.stored,
+            bias=m.bias,
+            activation=m.activation,
+            numbers=m.numbers,
+        )
+        shared = GatedMLP if m.stored.gate is not None else PlainMLP
+        own = replace(c, intermediate_size=m.shared_width)
+        self.shared_experts = shared(own, mesh) if m.shared_width else None
+        self.shared_expert_gate = ExactLinear(c.hidden_size, 1) if m.is_shared_gated else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        shared = None if self.shared_experts is None else self.shared_experts(x)
+        gate = None if self.shared_expert_gate is None else self.shared_expert_gate(x)
+        out: Tensor = self.experts(x, self.gate(x), shared, gate)
+        return out

@@ -1,0 +1,173 @@
+"""Mixtures of experts: which experts a token takes, products with one weight per expert, and their weighted sum.
+
+A pair is a token with one of its experts; pair number `token * top_k + place`. Pairs are grouped by expert: a row of a
+stack's product belongs to the pair that `Routing.order` has at its place.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo.ops.registry import Operator
+
+if TYPE_CHECKING:
+    from octavo.ops.prepare_linear import PreparedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class RouterRule:
+    """How a router chooses `top_k` experts and weighs them.
+
+    Softmax over the chosen ones alone ("top-k, then softmax") is softmax with `is_normalized`.
+    """
+
+    top_k: int
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    is_normalized: bool = False
+    """The weights of a token are divided by their sum."""
+    factor: float = 1.0
+    """What weights are multiplied with in the end."""
+    num_groups: int = 1
+    """Experts are in groups of neighbours, of which the best ones alone are chosen from."""
+    groups_kept: int = 1
+    group_best: int = 2
+    """How many of a group's best scores are added up to the group's."""
+
+
+class Routing(NamedTuple):
+    """The experts of tokens. All tensors but the first are int32."""
+
+    weights: Tensor
+    """float32 [tokens, top_k]: of each pair, the best expert first."""
+    order: Tensor
+    """[pairs]: the pair of each row, by expert and then by token."""
+    places: Tensor
+    """[pairs]: the row of each pair."""
+    starts: Tensor
+    """[experts + 1]: the first row of each expert, and the number of rows."""
+
+
+def route(logits: Tensor, rule: RouterRule, bias: Tensor | None = None) -> Routing:
+    """Return the experts of tokens from logits float32 [tokens, experts].
+
+    `bias` float32 [experts] is added to scores for the choice, not for the weights. Of equal scores the first is taken.
+    """
+    tokens, experts = logits.shape
+    scores = torch.softmax(logits, dim=-1) if rule.score == "softmax" else torch.sigmoid(logits)
+    # logits have the order of scores, and differ where scores are rounded to the same number
+    wanted = logits if bias is None and rule.num_groups == 1 else scores if bias is None else scores + bias
+    if rule.num_groups > 1:
+        groups = wanted.view(tokens, rule.num_groups, -1)
+        best = groups.sort(dim=-1, descending=True).values[..., : rule.group_best].sum(-1)
+        kept = best.sort(dim=-1, descending=True, stable=True).indices[:, : rule.groups_kept]
+        is_kept = torch.zeros_like(best, dtype=torch.bool).scatter_(1, kept, torch.ones_like(kept, dtype=torch.bool))
+        wanted = groups.masked_fill(~is_kept[..., None], float("-inf")).view(tokens, experts)
+    chosen = wanted.sort(dim=-1, descending=True, stable=True).indices[:, : rule.top_k]
+    weights = scores.gather(1, chosen)
+    if rule.is_normalized:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    order = chosen.reshape(-1).sort(stable=True).indices
+    counts = torch.zeros(experts + 1, dtype=torch.int32, device=logits.device)
+    ones = torch.ones(order.shape, dtype=torch.int32, device=logits.device)
+    starts = counts.index_add(0, chosen.reshape(-1) + 1, ones).cumsum(0)
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=logits.device))
+    return Routing(weights * rule.factor, *(each.int() for each in (order, places, starts)))
+
+
+def expert_sum(
+    rows: Tensor, routing: Routing, dtype: torch.dtype, shared: Tensor | None = None, gate: Tensor | None = None
+) -> Tensor:
+    """Return for each token Σ weight · row over its pairs, the best expert first, plus `shared`, rounded to `dtype`.
+
+    rows: float32 [pairs, width]. shared: [tokens, width] of `dtype`. gate: float32 [tokens, 1]; `shared` is multiplied
+    with its sigmoid.
+    """
+    tokens, top_k = routing.weights.shape
+    if rows.is_meta:
+        return rows.new_empty((tokens, rows.shape[1]), dtype=dtype)
+    of_pairs = rows[routing.places.long()].view(tokens, top_k, -1)
+    total = torch.zeros_like(of_pairs[:, 0])
+    for place in range(top_k):
+        total = total + routing.weights[:, place, None] * of_pairs[:, place]
+    if shared is not None:
+        total = total + (shared.float() if gate is None else torch.sigmoid(gate) * shared)
+    return total.to(dtype)
+
+
+class PreparedStack(ABC):
+    """One weight [outputs, inputs] for each of `experts`, ready to be multiplied."""
+
+    def __init__(self, state: Mapping[str, Tensor], first: int) -> None:
+        """state: what a `PreparedLinear` keeps, of all experts on top of each other; the first is number `first`."""
+        self._state = dict(state)
+        self.first = first
+        self.experts = len(next(iter(state.values())))
+
+    @abstractmethod
+    def __call__(self, x: Tensor, routing: Routing, *, of_tokens: bool, in_float32: bool = False) -> Tensor:
+        """Return [pairs, outputs], each row of x multiplied with the weight of the row's expert.
+
+        x is [tokens, inputs] if `of_tokens`, else [pairs, inputs] in the order of the rows. Rows of experts that are
+        not in this stack are zeros. A row has the bits that `PreparedLinear` gives it alone.
+        """
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors of the stack, each [experts, ...]."""
+        return dict(self._state)
+
+
+class LinearStack(PreparedStack):
+    """A stack of prepared linears, which multiply one after the other."""
+
+    def __init__(self, linears: Sequence[PreparedLinear], state: Mapping[str, Tensor], first: int) -> None:
+        super().__init__(state, first)
+        self._linears = linears
+
+    def __call__(self, x: Tensor, routing: Routing, *, of_tokens: bool, in_float32: bool = False) -> Tensor:
+        shape, dtype = self._linears[0].shape, torch.float32 if in_float32 else x.dtype
+        out = x.new_zeros((len(routing.order), shape.outputs // 2 if shape.is_gated else shape.outputs), dtype=dtype)
+        if x.is_meta:
+            return out
+        starts = routing.starts.tolist()
+        for number, linear in enumerate(self._linears, self.first):
+            own = slice(starts[number], starts[number + 1])
+            if own.start < own.stop:
+                rows = x[routing.order[own].long() // routing.weights.shape[1]] if of_tokens else x[own]
+                out[own] = linear.in_float32(rows) if in_float32 else linear(rows)
+        return out
+
+
+def _logits(tokens: int, experts: int) -> Tensor:
+    return torch.randn((tokens, experts), generator=torch.Generator().manual_seed(tokens)) * 2.0
+
+
+def route_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, RouterRule, Tensor | None]]:
+    """Yield each way to choose, for one token and for several."""
+    bias = torch.linspace(-0.3, 0.3, 16)
+    for tokens in (1, 9):
+        logits = _logits(tokens, 16)
+        yield logits, RouterRule(4), None
+        yield logits, RouterRule(1, "sigmoid"), None
+        yield logits, RouterRule(3, is_normalized=True, factor=2.5), None
+        yield logits, RouterRule(3, "softmax", is_normalized=True), bias
+        yield logits, RouterRule(4, "sigmoid", is_normalized=True, factor=1.5, num_groups=4, groups_kept=2), bias
+        yield logits, RouterRule(2, num_groups=4, groups_kept=2, group_best=1), None
+
+
+def sum_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Routing, torch.dtype, Tensor | None, Tensor | None]]:
+    """Yield sums with and without what is shared."""
+    for tokens, width in ((1, 64), (5, 37)):
+        routing = route(_logits(tokens, 8), RouterRule(3))
+        rows = torch.randn((3 * tokens, width), generator=torch.Generator().manual_seed(1))
+        yield rows, routing, dtype, None, None
+        yield rows, routing, dtype, rows[:tokens].to(dtype), None
+        yield rows, routing, dtype, rows[:tokens].to(dtype), rows[:tokens, :1]
+
+
+OPERATORS = (Operator("route", route, route_examples), Operator("expert_sum", expert_sum, sum_examples))

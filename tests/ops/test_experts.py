@@ -1,0 +1,114 @@
+"""Experts: a row has the bits that its expert's linear gives it alone, whoever else is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.ops.experts import PreparedStack, RouterRule, Routing, route
+from octavo.ops.prepare_linear import LinearFormat, LinearShape, PreparedLinear
+from octavo.ops.registry import Ops, bind
+from octavo.platform import Platform
+
+FORMATS = ("prepare_linear", "prepare_int8", "prepare_int4", "prepare_int4_g128")
+EXPERTS, TOP_K = 5, 2
+
+
+def all_ops() -> Iterator[tuple[str, Ops]]:
+    """Yield the references, and the compiled operators at each instruction set that runs here."""
+    yield "reference", bind()
+    if Platform.detect().native_module is not None:
+        from octavo import _native
+        from octavo.devices.cpu.runtime import CpuRuntime
+
+        for name in _native.instruction_sets():
+            yield name, CpuRuntime.open(2, name).bind()
+
+
+OPS = dict(all_ops())
+
+
+def make_stack(
+    kept: LinearFormat, dtype: torch.dtype, *, gated: bool, bias: bool, experts: range = range(EXPERTS)
+) -> tuple[PreparedStack, list[PreparedLinear]]:
+    """Make the stack of some of five experts, and all of them as linears of their own."""
+    generator = torch.Generator().manual_seed(0)
+    weights = (torch.randn((EXPERTS, 70, 96), generator=generator) / 10).to(dtype)
+    biases = torch.randn((EXPERTS, 70), generator=generator).to(dtype)
+    shape = LinearShape(70, 96, dtype, bias, gated)
+    specs = kept.state_specs(shape)
+    state = {name: torch.zeros((len(experts), *spec.shape), dtype=spec.dtype) for name, spec in specs.items()}
+    for place, expert in enumerate(experts):
+        own = {name: tensor[place] for name, tensor in state.items()}
+        kept.pack_into(own, weights[expert], biases[expert] if bias else None, gated=gated)
+    linears = [kept(weights[expert], biases[expert] if bias else None, gated=gated) for expert in range(EXPERTS)]
+    return kept.restore_stack(shape, state, experts.start), linears
+
+
+def route_tokens(tokens: int) -> Routing:
+    """Route tokens to five experts, of which the last is chosen by none."""
+    logits = torch.randn((tokens, EXPERTS), generator=torch.Generator().manual_seed(tokens))
+    logits[:, -1] = -9.0
+    return route(logits, RouterRule(TOP_K))
+
+
+def expert_of(routing: Routing, row: int) -> int:
+    return int((routing.starts[1:] <= row).sum())
+
+
+@pytest.mark.parametrize("level", OPS)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_have_the_bits_of_their_experts_linear(level: str, name: str, dtype: torch.dtype) -> None:
+    kept: LinearFormat = getattr(OPS[level], name)
+    for gated in (True, False):
+        stack, linears = make_stack(kept, dtype, gated=gated, bias=not gated)
+        for tokens in (1, 3, 40):
+            routing = route_tokens(tokens)
+            x = torch.randn((tokens, 96), generator=torch.Generator().manual_seed(tokens)).to(dtype)
+            rows = x[routing.order.long() // TOP_K]
+            found = stack(x, routing, of_tokens=True).clone()
+            again = stack(rows, routing, of_tokens=False, in_float32=True)
+            for row in range(len(rows)):
+                linear = linears[expert_of(routing, row)]
+                if level == "reference" and dtype is torch.bfloat16:
+                    continue  # torch's products in bfloat16 depend on the number of rows on some machines
+                assert torch.equal(found[row], linear(rows[row : row + 1])[0])
+                assert torch.equal(again[row], linear.in_float32(rows[row : row + 1])[0])
+
+
+@pytest.mark.parametrize("level", OPS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_of_experts_elsewhere_are_zeros(level: str, name: str) -> None:
+    kept: LinearFormat = getattr(OPS[level], name)
+    parts = [
+        make_stack(kept, torch.float32, gated=True, bias=False, experts=each)[0] for each in (range(2), range(2, 5))
+    ]
+    whole, _ = make_stack(kept, torch.float32, gated=True, bias=False)
+    routing, x = route_tokens(9), torch.randn(9, 96)
+    first, second, both = (stack(x, routing, of_tokens=True).clone() for stack in (*parts, whole))
+    assert torch.equal(first + second, both)
+    assert not torch.equal(first, both)
+
+
+@pytest.mark.parametrize("level", OPS)
+def test_routing_groups_pairs_by_expert_in_the_order_of_tokens(level: str) -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
+    routing = OPS[level].route(logits, RouterRule(2, is_normalized=True))
+    assert routing.starts.tolist() == [0, 2, 4, 6]
+    assert routing.order.tolist() == [2, 4, 0, 5, 1, 3]
+    assert [routing.order[place] for place in routing.places] == list(range(6))
+    torch.testing.assert_close(routing.weights.sum(-1), torch.ones(3))
+
+
+@pytest.mark.parametrize("level", OPS)
+def test_a_tokens_experts_do_not_depend_on_the_others(level: str) -> None:
+    logits = torch.randn((20, 64), generator=torch.Generator().manual_seed(3)) * 3
+    bias = torch.randn(64, generator=torch.Generator().manual_seed(4))
+    rule = RouterRule(6, "sigmoid", is_normalized=True, factor=2.5, num_groups=8, groups_kept=3)
+    whole: Tensor = OPS[level].route(logits, rule, bias).weights.clone()
+    for token in range(20):
+        assert torch.equal(OPS[level].route(logits[token : token + 1], rule, bias).weights[0], whole[token])
