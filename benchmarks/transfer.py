@@ -54,7 +54,8 @@ def fetch(channel: Connection, shape: tuple[int, ...], dtype: torch.dtype, num_l
     """Be the rank that fetches: for each command return what came of it, when, and the processor time."""
     torch.set_num_threads(1)  # as in a rank
     caches = [torch.ones(shape, dtype=dtype) for _ in range(num_layers)]  # written once: their memory is there
-    blocks = BlockIO(caches, [CacheGroup(tuple(range(num_layers)), KeysAndValues(num_heads, 128))], num_heads)
+    group = CacheGroup(tuple(range(num_layers)), KeysAndValues(num_heads, 128))
+    blocks = BlockIO(caches, [group], [range(num_heads)], range(num_layers))
 
     def notify(payload: bytes) -> None:
         (fetched,) = msgspec.msgpack.decode(payload, type=RankNotes).fetched
@@ -119,7 +120,7 @@ class Prefill:
         caches = self.worker._cache.caches
         context = multiprocessing.get_context("spawn")
         self.channel, there = context.Pipe()
-        arguments_of_fetch = there, tuple(caches[0].shape), caches[0].dtype, len(caches), peer.heads[1]
+        arguments_of_fetch = there, tuple(caches[0].shape), caches[0].dtype, len(caches), peer.heads[0][1]
         context.Process(target=fetch, args=arguments_of_fetch, daemon=True).start()
 
     def step(self, commands: RankCommands, num_tokens: int = 0) -> None:

@@ -42,7 +42,7 @@ _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """O_NONBLOCK: opening what is no file, such as a pipe, does not wait."""
 
 
-def folder_key(identity: Mapping[str, str], *, layout: str, block_size: int, **share: Sequence[int]) -> bytes:
+def folder_key(identity: Mapping[str, str], *, layout: str, block_size: int, **share: object) -> bytes:
     """Return 32 bytes that differ wherever the bytes of a block may. share: the layers and heads of a rank."""
     named = {"identity": dict(identity), "layout": layout, "block_size": block_size, **share}
     return hashlib.sha256(_MAGIC + json.dumps(named, sort_keys=True).encode()).digest()

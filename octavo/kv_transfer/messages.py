@@ -10,7 +10,8 @@ import msgspec
 
 
 class PeerRank(msgspec.Struct, frozen=True):
-    """Where a rank of another engine gives blocks away, and which layers and KV heads it has: first and end.
+    """Where a rank of another engine gives blocks away, and what it has: first and end of its layers and, in each cache
+    group, of its heads.
 
     host: an address, or the path of a Unix socket, which begins with "/"; then `port` is 0.
     """
@@ -18,7 +19,7 @@ class PeerRank(msgspec.Struct, frozen=True):
     host: str
     port: int
     layers: tuple[int, int]
-    heads: tuple[int, int]
+    heads: list[tuple[int, int]]
 
 
 # ---- with a step, to all ranks ----

@@ -189,11 +189,11 @@ class Worker:
         )
 
     def _blocks(self, caches: Sequence[Tensor]) -> BlockIO:
-        from octavo.worker.transfer.block_io import BlockIO
+        from octavo.worker.transfer.block_io import BlockIO, held_heads
 
-        model, shape = self._opened.model, self._opened.shape
-        first_head = model.config.heads.kv_share(self._mesh)[0] // shape.head_dim
-        return BlockIO(caches, shape.cache_groups, shape.num_kv_heads, (model.layer_range.start, first_head))
+        model = self._opened.model
+        heads = [held_heads(group.keeps, self._mesh) for group in model.config.shape().cache_groups]
+        return BlockIO(caches, self._opened.shape.cache_groups, heads, model.layer_range)
 
     def explain_disk(self) -> str | None:
         """Return from which length on a prefix is fetched from kv_disk, and why; after `prepare`. None without it."""
@@ -202,10 +202,10 @@ class Worker:
         from octavo.kv_transfer.fetch_rates import Measured
         from octavo.worker.transfer.file_tier import key_of
 
-        shape, backend, limits = self._opened.shape, self._attention.backend, self.plan.cache
-        block = cache_layout(backend, shape.cache_groups[0].keeps, 1, limits.block_size)
-        empty = torch.empty(block.shape, dtype=block.dtype)
-        blocks = self._blocks([empty] * len(self._opened.model.layer_range))
+        limits, groups = self.plan.cache, self._opened.shape.cache_groups
+        layouts = [cache_layout(self._attention.backend, each.keeps, 1, limits.block_size) for each in groups]
+        places = sorted((layer, number) for number, each in enumerate(groups) for layer in each.layers)
+        blocks = self._blocks([torch.empty(layouts[n].shape, dtype=layouts[n].dtype) for _, n in places])
         key = key_of(blocks, self.identity(), limits.block_size)
         measured = Measured.read(Path(folder) / key.hex()[:32])
         return measured.render(limits.block_size, sum(group.block_bytes for group in limits.groups))

@@ -54,7 +54,7 @@ def test_bytes_pass_as_the_script_says(faults: list[Fault], received: bytes | No
 
 def test_the_addresses_of_ranks_become_those_of_relays() -> None:
     secret = b"a secret of these tests"
-    ranks = [PeerRank(host="127.0.0.1", port=port, layers=(0, 1), heads=(0, 1)) for port in (5, 6)]
+    ranks = [PeerRank(host="127.0.0.1", port=port, layers=(0, 1), heads=[(0, 1)]) for port in (5, 6)]
     hello = Hello(identity={"build": "x" * 300}, layout="", block_size=16, epoch=b"e" * 16, ranks=ranks)
     with socket.create_server(("127.0.0.1", 0)) as server, closing(PeerRelay(server.getsockname())) as relay:
         near = socket.create_connection(relay.cores.address)

@@ -111,7 +111,7 @@ class Engine:
         identity: dict[str, str] | None = None, secret: bytes = SECRET, lease_s: float = 30.0, **options: Any,
     ) -> None:  # fmt: skip
         self.epoch, self.address, self.source = os.urandom(16), "", None
-        hello = Hello(identity or {"files": "a"}, "hashes", 4, self.epoch, [PeerRank("ranks", 0, (0, 1), (0, 1))])
+        hello = Hello(identity or {"files": "a"}, "hashes", 4, self.epoch, [PeerRank("ranks", 0, (0, 1), [(0, 1)])])
 
         def connect(block_manager: BlockManager, _: object) -> Sources:
             source: Source

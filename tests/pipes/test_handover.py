@@ -72,7 +72,7 @@ def engines(request: pytest.FixtureRequest, device: str) -> Iterator[tuple[Worke
 
 def blocks_of(worker: Worker) -> BlockIO:
     shape = worker._opened.shape
-    return BlockIO(worker._cache.caches, shape.cache_groups, shape.num_kv_heads)
+    return BlockIO(worker._cache.caches, shape.cache_groups, [range(shape.num_kv_heads)], range(shape.num_layers))
 
 
 def prefill(worker: Worker, block_ids: list[int]) -> tuple[TokenLogprobs, Tensor]:
@@ -98,7 +98,7 @@ def test_the_decode_engine_draws_what_the_prefill_engine_would(engines: tuple[Wo
 
     first, hidden = prefill(producer, [4, 9, 2])
     blocks = blocks_of(producer)
-    read = torch.stack([blocks.read(layer, [4, 9, 2], blocks.heads) for layer in blocks.layers])
+    read = torch.stack([blocks.read(place, [4, 9, 2], blocks.heads[0]) for place in blocks.places])
     # [layers, planes, blocks, heads, bytes]: keys and values have a plane each, or share one
     values = read[:, 1] if read.shape[1] == 2 else None
     assert inserting.insert(torch.tensor(PROMPT), None, read[:, 0], values, hidden)
@@ -110,8 +110,8 @@ def test_the_decode_engine_draws_what_the_prefill_engine_would(engines: tuple[Wo
     planes = [found.keys] if found.values is None else [found.keys, found.values]
     contents = torch.stack(planes, 1)
     blocks = blocks_of(consumer)
-    for layer in blocks.layers:
-        blocks.write(layer, [3, 7, 11], blocks.heads, contents[layer])
+    for place in blocks.places:
+        blocks.write(place, [3, 7, 11], blocks.heads[0], contents[place.layer])
     runner = consumer._runner
     computing, runner.model = runner.model, GivenHidden(runner.model, found.hidden)
     new = new_sequence(5, PROMPT, [3, 7, 11], params=PARAMS)

@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from octavo.core.model_shape import CacheGroup
+from octavo.core.model_shape import CacheGroup, Kept, KeysAndValues, State
+from octavo.distributed.mesh import Mesh
+from octavo.layers.heads import Heads
+
+
+class Place(NamedTuple):
+    """A cache: that of a layer in a cache group, with the layer's number in the whole model."""
+
+    layer: int
+    group: int
+
+
+def held_heads(keeps: Kept, mesh: Mesh) -> range:
+    """Return which heads a rank has of what a layer of the whole model keeps.
+
+    Latents are one head, which all ranks have. A state is one head for each rank: only ranks with the same share of the
+    layer have the same one.
+    """
+    if isinstance(keeps, KeysAndValues):
+        first, count = Heads(1, keeps.kv_heads, 1).kv_share(mesh)
+        return range(first, first + count)
+    rank = mesh.tensor.rank if isinstance(keeps, State) else 0
+    return range(rank, rank + 1)
 
 
 class BlockIO:
@@ -19,46 +42,47 @@ class BlockIO:
     """
 
     def __init__(
-        self, caches: Sequence[Tensor], groups: Sequence[CacheGroup], num_heads: int, first: tuple[int, int] = (0, 0)
+        self, caches: Sequence[Tensor], groups: Sequence[CacheGroup], heads: Sequence[range], layers: range
     ) -> None:
-        """caches: of each layer, blocks in dimension 1. groups: the layers by cache group, counted from the first one
-        here. num_heads: KV heads in each cache. first: the layer and the head of the whole model that are first here.
+        """caches: blocks in dimension 1; of each layer one in each cache group that has it. groups: with layers counted
+        from the first one here. heads: those in the caches of each group. layers: those of this rank.
         """
-        first_layer, first_head = first
-        self.layers = range(first_layer, first_layer + len(caches))
-        self.heads = range(first_head, first_head + num_heads)
-        self.num_groups = len(groups)
-        self._group_of = {first_layer + layer: place for place, group in enumerate(groups) for layer in group.layers}
-        views = [cache.view(*cache.shape[:2], num_heads, -1).view(torch.uint8) for cache in caches]
-        self._views = [view.view(_widest(view.shape[3])) for view in views]
+        self.layers = layers
+        self.heads = heads
+        self.groups = groups
+        self.places = sorted(
+            Place(layers.start + layer, number) for number, group in enumerate(groups) for layer in group.layers
+        )
+        self._views = {}
+        for place, cache in zip(self.places, caches, strict=True):
+            view = cache.view(*cache.shape[:2], len(heads[place.group]), -1).view(torch.uint8)
+            self._views[place] = view.view(_widest(view.shape[3]))
 
-    def group_of(self, layer: int) -> int:
-        """Return the cache group that has a layer."""
-        return self._group_of[layer]
+    @property
+    def num_groups(self) -> int:
+        """Cache groups of the model."""
+        return len(self.groups)
 
-    def shape(self, layer: int, num_blocks: int, heads: range) -> tuple[int, ...]:
+    def shape(self, place: Place, num_blocks: int, heads: range) -> tuple[int, ...]:
         """Return the shape of what `read` returns."""
-        view = self._view(layer)
+        view = self._views[place]
         return view.shape[0], num_blocks, len(heads), view.shape[3] * view.element_size()
 
-    def read(self, layer: int, block_ids: Sequence[int], heads: range) -> Tensor:
+    def read(self, place: Place, block_ids: Sequence[int], heads: range) -> Tensor:
         """Return a copy of these heads of these blocks, uint8 [planes, blocks, heads, bytes of a head]."""
-        view = self._view(layer)
+        view = self._views[place]
         index = torch.tensor(block_ids, device=view.device)
-        return self._cut(view, heads).index_select(1, index).view(torch.uint8)
+        return self._cut(place, heads).index_select(1, index).view(torch.uint8)
 
-    def write(self, layer: int, block_ids: Sequence[int], heads: range, content: Tensor) -> None:
+    def write(self, place: Place, block_ids: Sequence[int], heads: range, content: Tensor) -> None:
         """Write what `read` has returned, here or on another rank, into these blocks, which differ from each other."""
-        view = self._view(layer)
-        assert content.shape == self.shape(layer, len(block_ids), heads), "content has another shape than its blocks"
+        view = self._views[place]
+        assert content.shape == self.shape(place, len(block_ids), heads), "content has another shape than its blocks"
         index = torch.tensor(block_ids, device=view.device)
-        self._cut(view, heads).index_copy_(1, index, content.view(view.dtype).to(view.device))
+        self._cut(place, heads).index_copy_(1, index, content.view(view.dtype).to(view.device))
 
-    def _view(self, layer: int) -> Tensor:
-        return self._views[self.layers.index(layer)]
-
-    def _cut(self, view: Tensor, heads: range) -> Tensor:
-        return view.narrow(2, self.heads.index(heads.start), len(heads))
+    def _cut(self, place: Place, heads: range) -> Tensor:
+        return self._views[place].narrow(2, self.heads[place.group].index(heads.start), len(heads))
 
 
 def _widest(num_bytes: int) -> torch.dtype:

@@ -14,7 +14,8 @@ from octavo.errors import ConfigError
 from octavo.kv_transfer.file_store import folder_key, open_store
 from octavo.kv_transfer.host_folder import HostFolder
 from octavo.kv_transfer.messages import LoadBlocks, SaveBlocks, TierFolder
-from octavo.worker.transfer.block_io import BlockIO
+from octavo.worker.transfer.block_io import BlockIO, Place
+from octavo.worker.transfer.pieces import bounds
 
 
 class FileTiers:
@@ -24,9 +25,8 @@ class FileTiers:
         """identity: what decides the bits of a block. Raises ConfigError for a folder that cannot be used and for a
         size below that of a block."""
         self._blocks = blocks
-        by_group = [[layer for layer in blocks.layers if blocks.group_of(layer) == g] for g in range(blocks.num_groups)]
-        self._layers = by_group
-        self._ends = [list(accumulate([self._layer_bytes(layer) for layer in each], initial=0)) for each in by_group]
+        self._places = [[place for place in blocks.places if place.group == g] for g in range(blocks.num_groups)]
+        self._ends = [list(accumulate(map(self._num_bytes, each), initial=0)) for each in self._places]
         key = key_of(blocks, identity, block_size)
         block_bytes, sizes = sum(ends[-1] for ends in self._ends), {"kv_host_size": config.kv_host_size}
         sizes |= {"kv_disk_size": config.kv_disk_size}
@@ -59,19 +59,20 @@ class FileTiers:
         return num_bytes
 
     def _write(self, group: int, block: int, content: Tensor) -> None:
-        heads = self._blocks.heads
-        for layer, (start, end) in zip(self._layers[group], pairwise(self._ends[group]), strict=True):
-            self._blocks.write(layer, [block], heads, content[start:end].view(self._blocks.shape(layer, 1, heads)))
+        heads = self._blocks.heads[group]
+        for place, (start, end) in zip(self._places[group], pairwise(self._ends[group]), strict=True):
+            self._blocks.write(place, [block], heads, content[start:end].view(self._blocks.shape(place, 1, heads)))
 
     def save(self, command: SaveBlocks) -> None:
         """Store the blocks that are not there yet."""
         stores = [self._stores[tier] for tier in command.tiers]
         for place, digest in enumerate(command.digests):
-            for group, layers in enumerate(self._layers):
+            for group, places in enumerate(self._places):
                 block = command.block_ids[group][place]
                 wanting = [store for store in stores if block and store.is_saving and not store.has(digest, group)]
                 if wanting:
-                    parts = [self._blocks.read(layer, [block], self._blocks.heads).cpu() for layer in layers]
+                    heads = self._blocks.heads[group]
+                    parts = [self._blocks.read(place, [block], heads).cpu() for place in places]
                     for store in wanting:
                         store.write(digest, group, [_bytes(part) for part in parts])
 
@@ -79,7 +80,7 @@ class FileTiers:
         """Remove the files of blocks whose content has proved wrong."""
         for store in self._stores.values():
             for digest in digests:
-                for group in range(len(self._layers)):
+                for group in range(len(self._places)):
                     store.remove(digest, group)
 
     def close(self) -> None:
@@ -89,17 +90,19 @@ class FileTiers:
         if self._host is not None:
             self._host.close()
 
-    def _layer_bytes(self, layer: int) -> int:
-        planes, _, heads, num_bytes = self._blocks.shape(layer, 1, self._blocks.heads)
+    def _num_bytes(self, place: Place) -> int:
+        planes, _, heads, num_bytes = self._blocks.shape(place, 1, self._blocks.heads[place.group])
         return planes * heads * num_bytes
 
 
 def key_of(blocks: BlockIO, identity: Mapping[str, str], block_size: int) -> bytes:
     """Return the key of a rank's blocks (`folder_key`)."""
-    shard = {"layers": (blocks.layers.start, blocks.layers.stop), "heads": (blocks.heads.start, blocks.heads.stop)}
-    planes, *_, num_bytes = blocks.shape(blocks.layers.start, 1, blocks.heads)
-    layout = f"{planes} x {num_bytes}"  # the attention backend is among the operators of the identity
-    return folder_key(identity, layout=layout, block_size=block_size, **shard)
+    layers, heads = bounds(blocks.layers), [bounds(each) for each in blocks.heads]
+    # the attention backend is among the operators of the identity
+    layout = "; ".join(
+        f"{place} of {blocks.groups[place.group]}: {blocks.shape(place, 1, range(1))}" for place in blocks.places
+    )
+    return folder_key(identity, layout=layout, block_size=block_size, layers=layers, heads=heads)
 
 
 def _bytes(content: Tensor) -> memoryview:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from octavo.errors import PipeError
 from octavo.kv_transfer.messages import PeerRank
-from octavo.worker.transfer.block_io import BlockIO
+from octavo.worker.transfer.block_io import BlockIO, Place
 
 PIECE_BYTES: Final = 1 << 20
 """Most bytes of a piece, unless one block of a layer has more. They stay in a processor's cache until they are sent."""
@@ -23,22 +23,25 @@ Range = tuple[int, int]
 
 
 class Subscribe(msgspec.Struct, frozen=True, tag="subscribe"):
-    """A request for these layers and KV heads of a transfer. blocks: their numbers in it, for each cache group."""
+    """A request for these layers of a transfer. heads: for each cache group, empty where none are wanted. blocks: their
+    numbers in the transfer, for each cache group."""
 
     transfer: bytes
     layers: Range
-    heads: Range
+    heads: list[Range]
     blocks: list[list[int]]
 
 
 class Piece(msgspec.Struct, frozen=True, tag="piece"):
-    """The content of these blocks of a transfer, in one layer. epoch: that of the engine that has computed them.
+    """The content of these blocks of a transfer, in one layer and cache group.
 
-    checksum: CRC-32 of the content, begun with that of this message's encoding without checksum.
+    epoch: that of the engine that has computed them. checksum: CRC-32 of the content, begun with
+    that of this message's encoding without checksum.
     """
 
     transfer: bytes
     layer: int
+    group: int
     heads: Range
     blocks: list[int]
     epoch: bytes
@@ -77,34 +80,42 @@ def decode(header: bytes) -> Message:
         raise PipeError(f"what came is no message of a KV transfer: {error}") from error
 
 
-def blocks_per_piece(blocks: BlockIO, layer: int, heads: range) -> int:
+def blocks_per_piece(blocks: BlockIO, place: Place, heads: range) -> int:
     """Return the most blocks of a piece with these heads."""
-    planes, _, num_heads, num_bytes = blocks.shape(layer, 1, heads)
+    planes, _, num_heads, num_bytes = blocks.shape(place, 1, heads)
     return max(1, PIECE_BYTES // (planes * num_heads * num_bytes))
 
 
 class Part(NamedTuple):
-    """What one rank of another engine has of what this rank needs."""
+    """What one rank of another engine has of what this rank needs. heads: in each cache group, empty for none."""
 
     peer: PeerRank
     layers: range
-    heads: range
+    heads: list[range]
 
 
-def divide(peers: list[PeerRank], layers: range, heads: range) -> list[Part]:
-    """Divide layers and heads over the ranks of another engine. Of ranks that have the same, one is used.
+def divide(peers: list[PeerRank], own: BlockIO) -> list[Part]:
+    """Divide the layers and heads of this rank over the ranks of another engine. Of ranks that have the same, one is
+    used.
 
     Raises PipeError when they do not have all.
     """
-    parts: dict[tuple[range, range], Part] = {}
-    for peer in peers:
-        common = overlap(layers, peer.layers), overlap(heads, peer.heads)
-        if all(common):
-            parts.setdefault(common, Part(peer, *common))
-    if sum(len(part.layers) * len(part.heads) for part in parts.values()) != len(layers) * len(heads):
-        needed = f"layers {layers.start} to {layers.stop - 1}, heads {heads.start} to {heads.stop - 1}"
-        raise PipeError(f"the ranks of the other engine do not have {needed} once")
-    return list(parts.values())
+    parts = [Part(peer, overlap(own.layers, peer.layers), []) for peer in peers if len(peer.heads) == own.num_groups]
+    for number, heads in enumerate(own.heads):
+        layers = [place.layer for place in own.places if place.group == number]
+        found, num_found = set(), 0
+        for part in parts:
+            common = overlap(heads, part.peer.heads[number])
+            num_layers = sum(layer in part.layers for layer in layers)
+            is_used = num_layers and len(common) and (part.layers, common) not in found
+            part.heads.append(common if is_used else range(0))
+            if is_used:
+                found.add((part.layers, common))
+                num_found += num_layers * len(common)
+        if num_found != len(layers) * len(heads):
+            needed = f"layers {own.layers.start} to {own.layers.stop - 1}, heads {heads.start} to {heads.stop - 1}"
+            raise PipeError(f"the ranks of the other engine do not have {needed} once")
+    return [part for part in parts if any(part.heads)]
 
 
 def overlap(one: range, other: Range) -> range:

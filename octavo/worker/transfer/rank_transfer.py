@@ -119,7 +119,7 @@ class RankTransfer:
             listener = Listener(f"tcp://[{host}]:0" if ":" in host else f"tcp://{host}:0", secret)
             port = int(listener.address.rpartition(":")[2])
         self._sender = Sender(self._blocks, epoch, listener, lambda transfer: self._send(RankNotes(ended=[transfer])))
-        return PeerRank(host, port, bounds(self._blocks.layers), bounds(self._blocks.heads))
+        return PeerRank(host, port, bounds(self._blocks.layers), [bounds(each) for each in self._blocks.heads])
 
     @contextmanager
     def step(self, payload: bytes) -> Iterator[None]:

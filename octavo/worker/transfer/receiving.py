@@ -13,7 +13,7 @@ from torch import Tensor, uint8
 from octavo.errors import PipeError
 from octavo.kv_transfer.messages import FetchBlocks, Fetched, PeerRank
 from octavo.pipes.pipe import Pipe, connect
-from octavo.worker.transfer.block_io import BlockIO
+from octavo.worker.transfer.block_io import BlockIO, Place
 from octavo.worker.transfer.pieces import Gone, Part, Piece, Subscribe, bounds, decode, divide
 
 _DEADLINE_S: Final = 10.0
@@ -71,7 +71,7 @@ class Fetch:
         began = perf_counter()
         threads: list[threading.Thread] = []
         try:
-            for part in divide(self.command.peers, self._blocks.layers, self._blocks.heads):
+            for part in divide(self.command.peers, self._blocks):
                 thread = threading.Thread(target=self._receive, args=(part,), name="octavo-kv-receive", daemon=True)
                 thread.start()
                 threads.append(thread)
@@ -85,8 +85,8 @@ class Fetch:
     def _receive(self, part: Part) -> None:
         """Receive what one rank has. Whatever is raised ends the fetch."""
         peer, layers, heads = part
-        targets = {layer: self._targets[self._blocks.group_of(layer)] for layer in layers}
-        missing = {layer: dict(blocks) for layer, blocks in targets.items() if blocks}
+        places = (place for place in self._blocks.places if place.layer in layers and heads[place.group])
+        missing = {place: dict(self._targets[place.group]) for place in places if self._targets[place.group]}
         try:
             if not missing:
                 return
@@ -97,15 +97,17 @@ class Fetch:
                     if self._error:
                         return
                 numbers = [list(blocks) for blocks in self._targets]
-                subscribe = Subscribe(self.command.transfer, bounds(layers), bounds(heads), numbers)
+                wanted = [bounds(each) for each in heads]
+                subscribe = Subscribe(self.command.transfer, bounds(layers), wanted, numbers)
                 pipe.send_tensor(None, msgspec.msgpack.encode(subscribe))
                 while missing:
                     content, header = pipe.recv_tensor(self.command.patience_s)
                     piece, content = self._verified(header, content, heads, missing)
-                    block_ids = [missing[piece.layer].pop(number) for number in piece.blocks]
-                    self._blocks.write(piece.layer, block_ids, heads, content)
-                    if not missing[piece.layer]:
-                        del missing[piece.layer]
+                    place = Place(piece.layer, piece.group)
+                    block_ids = [missing[place].pop(number) for number in piece.blocks]
+                    self._blocks.write(place, block_ids, heads[place.group], content)
+                    if not missing[place]:
+                        del missing[place]
                     with self._lock:
                         self._num_bytes += content.nbytes
             finally:
@@ -115,7 +117,7 @@ class Fetch:
             self.cancel(f"{where}: {type(error).__name__}: {error}")
 
     def _verified(
-        self, header: bytes, content: Tensor | None, heads: range, missing: dict[int, dict[int, int]]
+        self, header: bytes, content: Tensor | None, heads: list[range], missing: dict[Place, dict[int, int]]
     ) -> tuple[Piece, Tensor]:
         """Return a piece that may be written. Raises PipeError."""
         piece = decode(header)
@@ -123,14 +125,15 @@ class Fetch:
             raise PipeError(piece.reason)
         if not isinstance(piece, Piece) or content is None:
             raise PipeError("a message is no piece of a transfer")
-        if piece.transfer != self.command.transfer or piece.heads != bounds(heads):
+        place = Place(piece.layer, piece.group)
+        numbers = missing.get(place, {})
+        if piece.transfer != self.command.transfer or (numbers and piece.heads != bounds(heads[place.group])):
             raise PipeError(f"a piece of heads {piece.heads} is not of the subscription")
         if piece.epoch != self.command.epoch:
             raise PipeError("the other engine has started again since the handshake")
-        numbers = missing.get(piece.layer, {})
         if not piece.blocks or len(set(piece.blocks)) < len(piece.blocks) or not numbers.keys() >= set(piece.blocks):
             raise PipeError(f"blocks of layer {piece.layer} are not needed or came twice")
-        shape = self._blocks.shape(piece.layer, len(piece.blocks), heads)
+        shape = self._blocks.shape(place, len(piece.blocks), heads[place.group])
         if content.dtype is not uint8 or content.shape != shape:
             raise PipeError(f"a piece is {content.dtype} {tuple(content.shape)}, must be {uint8} {shape}")
         if piece.checksum != piece.checksum_of(content):

@@ -141,28 +141,32 @@ class Sender:
         own = self._blocks
         if not isinstance(message, Subscribe):
             raise PipeError("the first message is no subscription")
-        common = overlap(own.layers, message.layers), overlap(own.heads, message.heads)
-        is_mine = all(common) and (message.layers, message.heads) == (bounds(common[0]), bounds(common[1]))
-        if not (is_mine and len(message.blocks) == own.num_groups):
+        layers = overlap(own.layers, message.layers)
+        is_mine = bool(layers) and message.layers == bounds(layers)
+        is_mine = is_mine and len(message.blocks) == len(message.heads) == own.num_groups
+        for mine, wanted in zip(own.heads, message.heads, strict=True) if is_mine else ():
+            is_mine = is_mine and (not range(*wanted) or wanted == bounds(overlap(mine, wanted)))
+        if not is_mine:
             raise PipeError(f"layers {message.layers} and heads {message.heads} are not those of this rank")
         return message
 
     def _send(self, pipe: Pipe, subscribe: Subscribe) -> None:
         """Send each block of a subscription once, in the order of offers and, within an offer, of layers."""
-        blocks, layers, heads = self._blocks, range(*subscribe.layers), range(*subscribe.heads)
-        missing = {group: set(subscribe.blocks[group]) for group in {blocks.group_of(layer) for layer in layers}}
+        blocks, layers, heads = self._blocks, range(*subscribe.layers), [range(*each) for each in subscribe.heads]
+        places = [place for place in blocks.places if place.layer in layers and heads[place.group]]
+        missing = {group: set(subscribe.blocks[group]) for group in {place.group for place in places}}
         num_offers = 0
         try:
             while any(missing.values()):
                 offer = self._next_offer(pipe, subscribe.transfer, num_offers)
                 num_offers += 1
                 found = {group: _found(offer.blocks, group, numbers) for group, numbers in missing.items()}
-                for layer in layers:
-                    block_ids = found[blocks.group_of(layer)]
-                    for numbers in _batched(block_ids, blocks_per_piece(blocks, layer, heads)):
-                        with self._reading(pipe, offer, layer):
-                            content = blocks.read(layer, [block_ids[number] for number in numbers], heads)
-                        piece = Piece(subscribe.transfer, layer, subscribe.heads, numbers, self._epoch)
+                for place in places:
+                    block_ids, wanted = found[place.group], heads[place.group]
+                    for numbers in _batched(block_ids, blocks_per_piece(blocks, place, wanted)):
+                        with self._reading(pipe, offer, place.layer):
+                            content = blocks.read(place, [block_ids[number] for number in numbers], wanted)
+                        piece = Piece(subscribe.transfer, *place, bounds(wanted), numbers, self._epoch)
                         pipe.send_tensor(content, msgspec.msgpack.encode(piece.signed(content)))
                 missing = {group: numbers - found[group].keys() for group, numbers in missing.items()}
         except PipeClosed:
@@ -219,7 +223,7 @@ def _found(offered: SendBlocks, group: int, numbers: Iterable[int]) -> dict[int,
         if 0 <= number - offered.first < len(block_ids)
     }
     if not all(found.values()):
-        raise PipeError("a block is not held, since it has left the window of its layers")
+        raise PipeError("a block is not held, since its layers have not kept it")
     return found
 
 

@@ -51,7 +51,7 @@ class Rank:
     def __init__(self) -> None:
         self.tiers = FakeTiers()
         self.notes: SimpleQueue[bytes] = SimpleQueue()
-        self.transfer = RankTransfer(BlockIO([], [], 0), [], self.notes.put, lambda: self.tiers)
+        self.transfer = RankTransfer(BlockIO([], [], [], range(0)), [], self.notes.put, lambda: self.tiers)
 
     def note(self) -> RankNotes:
         return msgspec.msgpack.decode(self.notes.get(timeout=200), type=RankNotes)

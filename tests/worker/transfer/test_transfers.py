@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from octavo.core import frames
+from octavo.core.model_shape import Latent, State
+from octavo.distributed.mesh import Axis, Mesh
 from octavo.errors import PipeClosed
 from octavo.kv_transfer.messages import FetchBlocks, Fetched, PeerRank, RankCommands, RankNotes, SendBlocks
 from octavo.pipes.pipe import Listener, Pipe
 from octavo.worker.transfer import pieces
-from octavo.worker.transfer.block_io import BlockIO
+from octavo.worker.transfer.block_io import BlockIO, Place, held_heads
 from octavo.worker.transfer.pieces import Piece
 from octavo.worker.transfer.rank_transfer import RankTransfer
 from tests.fakes.shapes import group
@@ -43,7 +45,7 @@ class Rank:
         self.layers, self.heads = layers, heads
         self.caches = [torch.zeros(2, BLOCKS, heads[1] - heads[0], 4, 8, dtype=torch.bfloat16) for _ in range(*layers)]
         groups = [group.of_range(range(*layers)) for group in GROUPS]
-        blocks = BlockIO(self.caches, groups, heads[1] - heads[0], (layers[0], heads[0]))
+        blocks = BlockIO(self.caches, groups, [range(*heads)] * len(groups), range(*layers))
         self.modules = [nn.Identity() for _ in range(*layers)]
         self.notes: SimpleQueue[bytes] = SimpleQueue()
         self.transfer = RankTransfer(blocks, self.modules, self.notes.put, no_tiers)
@@ -145,6 +147,55 @@ def test_ranks_that_can_have_no_more_threads_for_a_moment_go_on(
     assert same(gathered([taker])[0][:, TARGETS[0]], source[0][:, SOURCES[0]])
 
 
+KINDS = [group(0, 2, keeps=State(6)), group(0, 1), group(2, keeps=Latent(8, 6))]
+"""The first layer has a state beside its keys and values."""
+
+
+class MixedRank(Rank):
+    """One rank of several that share every layer, with caches of all kinds; of states each has a share of its own."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        torch.manual_seed(mesh.tensor.rank)
+        heads = [held_heads(each.keeps, mesh) for each in KINDS]
+        shapes = [(1, BLOCKS, 6 // mesh.tensor.size), (2, BLOCKS, len(heads[1]), 4, 8), (1, BLOCKS, 1, 4, 8)]
+        self.caches = [torch.randn(shapes[number]) for number in (0, 1, 1, 0)]
+        torch.manual_seed(2)
+        self.caches.append(torch.randn(shapes[2]))  # latents are the same on all ranks
+        self.modules = [nn.Identity() for _ in range(3)]
+        self.notes = SimpleQueue()
+        self.transfer = RankTransfer(
+            BlockIO(self.caches, KINDS, heads, range(3)), self.modules, self.notes.put, no_tiers
+        )
+        peer = self.transfer.open("127.0.0.1", SECRET, EPOCH)
+        assert peer is not None
+        self.peer = peer
+
+
+def test_every_kind_of_cache_moves_between_engines_with_as_many_ranks() -> None:
+    givers, takers = ([MixedRank(Mesh(Axis(place, 2))) for place in range(2)] for _ in range(2))
+    alone = MixedRank(Mesh.single())
+    sources, targets = [[0, 3, 0], [1, 2, 3], [4, 5, 6]], [[0, 7, 0], [7, 8, 9], [1, 2, 3]]
+    for taker in takers:
+        for cache in taker.caches:
+            cache.zero_()
+        taker.step(fetches=[fetch_of(givers, targets)])
+    for giver in givers:
+        giver.step(sends=[SendBlocks(TRANSFER, 0, sources, is_fresh=False)])
+    for giver, taker in zip(givers, takers, strict=True):
+        assert not taker.note().fetched[0].error
+        for number, there, here in zip((0, 1, 1, 0, 2), giver.caches, taker.caches, strict=True):
+            moved = [(a, b) for a, b in zip(sources[number], targets[number], strict=True) if a]
+            assert all(same(there[:, a], here[:, b]) for a, b in moved)
+            assert here.any(dim=tuple(range(2, here.dim()))).sum() == len(moved) * here.shape[0]
+    # a state is not put together from those of several ranks
+    before = alone.caches[0].clone()
+    alone.step(fetches=[fetch_of(givers, targets)])
+    assert "torch.uint8" in alone.note().fetched[0].error
+    assert same(alone.caches[0], before)
+    for rank in (*givers, *takers, alone):
+        rank.transfer.close()
+
+
 @pytest.mark.parametrize("fetching", [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)], ids=str)
 @pytest.mark.parametrize("giving", [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4)], ids=str)
 def test_any_number_of_ranks_fetches_from_any_number(
@@ -225,7 +276,7 @@ def test_blocks_that_left_a_window_end_the_fetch(open_ranks: Open) -> None:
     (giver,), (taker,) = open_ranks(1, 1), open_ranks(1, 1)
     giver.step(sends=[SendBlocks(TRANSFER, 0, SOURCES, is_fresh=False)])
     taker.step(fetches=[fetch_of([giver], [[1, 2], [3, 4]])])
-    assert "has left the window" in taker.note().fetched[0].error
+    assert "its layers have not kept it" in taker.note().fetched[0].error
 
 
 def test_a_transfer_that_ends_ends_its_fetch_now_and_later(open_ranks: Open) -> None:
@@ -248,10 +299,10 @@ def test_ended_follows_when_no_thread_reads(open_ranks: Open, monkeypatch: pytes
     is_reading, may_read = threading.Event(), threading.Event()
     read = BlockIO.read
 
-    def wait_and_read(self: BlockIO, layer: int, block_ids: list[int], heads: range) -> Tensor:
+    def wait_and_read(self: BlockIO, place: Place, block_ids: list[int], heads: range) -> Tensor:
         is_reading.set()
         assert may_read.wait(200)
-        return read(self, layer, block_ids, heads)
+        return read(self, place, block_ids, heads)
 
     monkeypatch.setattr(BlockIO, "read", wait_and_read)
     giver.step(sends=[SendBlocks(TRANSFER, 0, SOURCES, is_fresh=False)])
@@ -314,6 +365,8 @@ WRONG: dict[str, tuple[Change, str]] = {
     "twice": (lambda p, t: signed(p, t, blocks=[1, 1]), "came twice"),
     "unknown": (lambda p, t: signed(p, t, blocks=[1, 77]), "not needed"),
     "layer": (lambda p, t: signed(p, t, layer=9), "not needed"),
+    "group": (lambda p, t: signed(p, t, group=1), "not needed"),
+    "no group": (lambda p, t: signed(p, t, group=7), "not needed"),
     "transfer": (lambda p, t: signed(p, t, transfer=b"x" * 16), "not of the subscription"),
     "heads": (lambda p, t: signed(p, t, heads=(0, 1)), "not of the subscription"),
     "half": (lambda p, t: signed(p, t[:, :1].contiguous()), "must be torch.uint8"),
@@ -329,11 +382,11 @@ def test_a_wrong_piece_ends_the_fetch_and_is_not_written(
     change, message = WRONG[name]
     (taker,) = open_ranks(1, 1)
     listener = Listener("tcp://127.0.0.1:0", SECRET)
-    peer = PeerRank("127.0.0.1", int(listener.address.rpartition(":")[2]), (0, LAYERS), (0, HEADS))
+    peer = PeerRank("127.0.0.1", int(listener.address.rpartition(":")[2]), (0, LAYERS), [(0, HEADS)] * 2)
     taker.step(fetches=[fetch_of([], [[1, 2, 3], [0, 0, 0]], peers=[peer])])
     pipe = listener.accept(30)
     content = torch.zeros(2, 2, HEADS, 64, dtype=torch.uint8).random_(1, 256)
-    piece, changed = change(*signed(Piece(TRANSFER, 2, (0, HEADS), [1, 2], EPOCH), content))
+    piece, changed = change(*signed(Piece(TRANSFER, 2, 0, (0, HEADS), [1, 2], EPOCH), content))
     send(pipe, piece, changed)
     fetched = taker.note().fetched[0]
     assert message in fetched.error
@@ -349,11 +402,13 @@ def send(pipe: Pipe, piece: Piece, content: Tensor | None) -> None:
 def test_a_piece_that_comes_twice_ends_the_fetch(open_ranks: Open) -> None:
     (taker,) = open_ranks(1, 1)
     listener = Listener("tcp://127.0.0.1:0", SECRET)
-    peer = PeerRank("127.0.0.1", int(listener.address.rpartition(":")[2]), (0, LAYERS), (0, HEADS))
+    peer = PeerRank("127.0.0.1", int(listener.address.rpartition(":")[2]), (0, LAYERS), [(0, HEADS)] * 2)
     taker.step(fetches=[fetch_of([], [[1, 2, 3], [0, 0, 0]], peers=[peer])])
     pipe = listener.accept(30)
     for _ in range(2):
-        send(pipe, *signed(Piece(TRANSFER, 0, (0, HEADS), [0], EPOCH), torch.ones(2, 1, HEADS, 64, dtype=torch.uint8)))
+        send(
+            pipe, *signed(Piece(TRANSFER, 0, 0, (0, HEADS), [0], EPOCH), torch.ones(2, 1, HEADS, 64, dtype=torch.uint8))
+        )
     assert "came twice" in taker.note().fetched[0].error
     pipe.close()
     listener.close()
@@ -365,7 +420,7 @@ def test_a_subscription_for_what_a_rank_does_not_have_is_cut(open_ranks: Open, l
     from octavo.worker.transfer.receiving import connect_with
 
     pipe = connect_with(SECRET)(giver.peer)
-    pipe.send_tensor(None, msgspec.msgpack.encode(pieces.Subscribe(TRANSFER, layers, (0, HEADS), [[1], [1]])))
+    pipe.send_tensor(None, msgspec.msgpack.encode(pieces.Subscribe(TRANSFER, layers, [(0, HEADS)] * 2, [[1], [1]])))
     with pytest.raises(PipeClosed):
         pipe.recv_tensor(30)
     pipe.close()
