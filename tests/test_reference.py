@@ -10,6 +10,7 @@ import pytest
 from octavo.config.args import EngineArgs
 from octavo.config.fields import arguments, describe_default
 from octavo.config.server_args import ServerArgs
+from tools import families
 from tools.reference import main, pages
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -19,6 +20,10 @@ FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 def test_reference_page_is_current(name: str) -> None:
     shown = (FOLDER / name).read_text(encoding="utf-8")
     assert shown == pages()[name], "run: python -m tools.reference docs/reference"
+
+
+def test_the_table_of_families_is_current() -> None:
+    assert families.FILE.read_text(encoding="utf-8") == families.text(), "run: python -m tools.reference docs/reference"
 
 
 def test_every_argument_has_its_line() -> None:
@@ -44,5 +49,5 @@ def test_a_default_in_bytes_is_shown_in_the_largest_unit_that_it_is_a_whole_numb
 
 def test_each_page_names_the_file_that_it_is_made_of() -> None:
     for page in pages().values():
-        (source,) = re.findall(r"edit the fields in (\S+) instead", page)
-        assert (FOLDER.parents[1] / source).is_file()
+        (source,) = re.findall(r"edit the (?:fields|families) in (\S+) instead", page)
+        assert (FOLDER.parents[1] / source).exists()

@@ -1,4 +1,5 @@
-"""The reference pages of arguments, sampling parameters and limits, made from the annotated fields and the table.
+"""The reference pages of arguments, sampling parameters, limits and models, made from the annotated fields, the table,
+and the families.
 
 python -m tools.reference docs/reference
 """
@@ -16,6 +17,7 @@ from octavo.config.fields import Argument, arguments, describe_default, shown
 from octavo.config.server_args import ServerArgs
 from octavo.core.absent import absent_options
 from octavo.core.request_limits import MAX_DEPTH, MAX_LOGPROB_ENTRIES, MAX_REQUEST_TOKENS, MAX_SEQUENCES, REQUEST_LIMITS
+from tools import families
 
 _INTRODUCTION = """\
 <!-- Made by `python -m tools.reference docs/reference`; edit the fields in octavo/{source} instead. -->
@@ -65,6 +67,7 @@ def pages() -> dict[str, str]:
         "server-arguments.md": _page("Server arguments", _SERVER_TEXT, ServerArgs, "config/server_args.py"),
         "sampling-parameters.md": _sampling_page(),
         "request-limits.md": _limits_page(),
+        "models.md": families.page(),
     }
 
 
@@ -167,4 +170,5 @@ def main(directory: str) -> None:
 
 
 if __name__ == "__main__":
+    families.FILE.write_text(families.text(), encoding="utf-8")
     main(sys.argv[1] if len(sys.argv) > 1 else "docs/reference")

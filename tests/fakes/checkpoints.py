@@ -149,6 +149,17 @@ _OWN_WORDS = {
 }
 
 
+def family_config(family: str, **overrides: Any) -> Any:
+    """transformers' config of a small model of `family`; `overrides` are keys of it."""
+    import transformers
+
+    config_name, model_name, own = FAMILIES[family]
+    words = _OWN_WORDS.get(family, {})
+    sizes = {words.get(key, key): value for key, value in {**_COMMON, **own, **overrides}.items()}
+    sizes.pop(None, None)
+    return getattr(transformers, config_name)(**sizes, architectures=[model_name])
+
+
 def make_checkpoint(
     family: str, path: Path, *, seed: int = 0, dtype: str = "float32", max_shard_size: str = "50GB", **overrides: Any
 ) -> Path:
@@ -160,12 +171,7 @@ def make_checkpoint(
     import torch
     import transformers
 
-    config_name, model_name, own = FAMILIES[family]
-    words = _OWN_WORDS.get(family, {})
-    sizes = {words.get(key, key): value for key, value in {**_COMMON, **own, **overrides}.items()}
-    sizes.pop(None, None)
-    config = getattr(transformers, config_name)(**sizes)
-    model = getattr(transformers, model_name)(config)
+    model = getattr(transformers, FAMILIES[family][1])(family_config(family, **overrides))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,0 +1,17 @@
+"""`octavo models`."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.cli.families import families
+from octavo.models.registry import known_architectures
+
+
+def test_every_architecture_of_a_family_is_listed_with_what_is_supported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert families() == 0
+    lines = capsys.readouterr().out.splitlines()
+    listed = {name.strip() for line in lines[1:] for name in line.split("  ")[-1].split(",")}
+    assert set(known_architectures()) <= listed
+    qwen3 = next(line for line in lines if line.startswith("qwen3 "))
+    assert all(words in qwen3 for words in ("full, window", "int8", "tensor, pipeline"))

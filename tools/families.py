@@ -1,0 +1,114 @@
+"""What each family supports, found by opening its small models: octavo/models/families.json and a page about it.
+
+The table is made with the reference pages: python -m tools.reference docs/reference
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.core.model_shape import CacheGroup, KeysAndValues, Latent, State
+from octavo.distributed.mesh import Mesh
+from octavo.errors import OctavoError
+from octavo.models.loader import LoadedModel
+from octavo.models.registry import resolve_model
+from octavo.ops.registry import bind
+from octavo.quantization.method import WeightMethod
+from octavo.quantization.registry import METHODS
+from tests.fakes.checkpoints import FAMILIES, family_config
+from tests.models.test_against_transformers import VARIANTS
+
+FILE = Path(__file__).parents[1] / "octavo" / "models" / "families.json"
+_TWO = {"tensor": Mesh.of_rank(0, tensor=2), "pipeline": Mesh.of_rank(0, pipeline=2)}
+_KINDS = ("full", "window", "latent", "state")
+_PAGE = """\
+<!-- Made by `python -m tools.reference docs/reference`; edit the families in octavo/models instead. -->
+# Models
+
+`octavo models` prints this table. A family is a file in `octavo/models`; its architectures are the names in
+`config.json`. Caches: what layers keep of a sequence, the keys and values of all tokens (full) or of those in a window,
+latents, or recurrent states. Quantization is made while loading, by `--quantization`. Parallel: by
+`--tensor-parallel-size` and `--pipeline-parallel-size`. No family has adapters (LoRA) yet.
+
+| family | caches | quantization | parallel | architectures |
+|---|---|---|---|---|
+{rows}
+
+An architecture without a family runs by transformers' class for it (`pip install 'octavo[transformers]'`), where a
+small copy of it is proved to compute over the paged cache what it computes alone; it has quantization and one rank.
+Classes that the proof refuses, and those with recurrent layers, are refused by name.
+"""
+
+
+@cache
+def families() -> dict[str, dict[str, list[str]]]:
+    """Return architectures, caches, quantization and parallel of each family, by its name."""
+    ops = bind()
+    found: dict[str, dict[str, set[str]]] = {}
+    for family, overrides in sorted([(name, {}) for name in FAMILIES] + list(VARIANTS.values()), key=str):
+        checkpoint = _checkpoint(family, overrides)
+        module = import_module(resolve_model(checkpoint).__module__)
+        name = module.__name__.rpartition(".")[2]
+        row = found.setdefault(name, {key: set() for key in ("architectures", "caches", "quantization", "parallel")})
+        row["architectures"] |= set(module.ARCHITECTURES)
+        opened = _open(checkpoint)
+        assert opened is not None, f"{family} with {overrides} cannot be opened"
+        row["caches"] |= {_kind(group) for group in opened.shape.cache_groups}
+        if overrides:
+            continue
+        row["parallel"] |= {way for way, mesh in _TWO.items() if _open(checkpoint, mesh)}
+        plain = opened.model.state_specs(ops)
+        for method in METHODS:
+            held = _open(checkpoint, method=method)
+            if held is not None and held.model.state_specs(ops) != plain:
+                row["quantization"].add(method.name)
+    order = {name: place for place, name in enumerate((*_KINDS, *(method.name for method in METHODS), *_TWO))}
+    return {
+        name: {key: sorted(values, key=lambda each: (order.get(each, 0), each)) for key, values in row.items()}
+        for name, row in sorted(found.items())
+    }
+
+
+def _checkpoint(family: str, overrides: dict[str, Any]) -> Checkpoint:
+    config = family_config(family, **overrides)
+    return Checkpoint(Path(family), json.loads(config.to_json_string(use_diff=False)))
+
+
+def _open(checkpoint: Checkpoint, mesh: Mesh | None = None, method: WeightMethod | None = None) -> LoadedModel | None:
+    try:
+        return LoadedModel.open(checkpoint, mesh or Mesh.single(), torch.float32, method)
+    except OctavoError:
+        return None
+
+
+def _kind(group: CacheGroup) -> str:
+    match group.keeps:
+        case KeysAndValues():
+            return "full" if group.window is None else "window"
+        case Latent():
+            return "latent"
+        case State():
+            return "state"
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    rows = [
+        f"| {name} | {', '.join(row['caches'])} | {', '.join(row['quantization'])} | {', '.join(row['parallel'])} | "
+        f"{', '.join(f'`{each}`' for each in row['architectures'])} |"
+        for name, row in families().items()
+    ]
+    return _PAGE.format(rows="\n".join(rows))
+
+
+def text() -> str:
+    """Return the content of `FILE`."""
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in families().items())
+    return f"{{\n{lines}\n}}\n"
