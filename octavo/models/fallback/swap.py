@@ -15,7 +15,7 @@ from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import OPERATOR_OF, activation
 from octavo.layers.embedding import Embedding, embedding_and_head
 from octavo.layers.layer import Layer
-from octavo.layers.linear import ColumnLinear
+from octavo.layers.linear import ColumnLinear, GatedLinear
 from octavo.layers.norm import LayerNorm, RMSNorm
 from octavo.models.fallback.attention import CallAttention, Step, Unfit
 from octavo.models.fallback.exact import make_exact
@@ -53,6 +53,22 @@ class Scaled(nn.Module):
         """ids [1, tokens] → [1, tokens, dim]."""
         rows: Tensor = self.octavo(ids.view(-1))
         return (rows * torch.tensor(self._scale, dtype=rows.dtype)).view(*ids.shape, -1)
+
+
+class GatedRows(nn.Module):
+    """`down(silu(gate(x)) * up(x))`, gate and up in one product."""
+
+    def __init__(self, sizes: tuple[int, int, int], biases: tuple[bool, bool]) -> None:
+        """sizes: of x, of the values between, of the result. biases: of gate and up, and of down."""
+        super().__init__()
+        inputs, width, outputs = sizes
+        self.gate_up_proj = GatedLinear(inputs, width, _ONE, bias=biases[0])
+        self.down_proj = ColumnLinear(width, outputs, _ONE, bias=biases[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., inputs] → [..., outputs]."""
+        rows: Tensor = self.down_proj(self.gate_up_proj(x.reshape(-1, x.shape[-1])))
+        return rows.view(*x.shape[:-1], -1)
 
 
 class Held(Layer):
@@ -103,6 +119,8 @@ def _held(path: str, module: nn.Module) -> Held | None:
 
 def _replacement(module: Any) -> nn.Module | None:
     kind = type(module)
+    if set(module._modules) == {"gate_proj", "up_proj", "down_proj", "act_fn"}:
+        return _gated(module)
     if kind is nn.Linear:
         has_bias = module.bias is not None
         return RowsOf(ColumnLinear(module.in_features, module.out_features, _ONE, bias=has_bias))
@@ -119,6 +137,26 @@ def _replacement(module: Any) -> nn.Module | None:
         if not module._parameters:
             return _activation(module)
     return None
+
+
+def _gated(module: Any) -> nn.Module | None:
+    """Return the gated layer that computes what the module does; None where there is none."""
+    parts = [module.gate_proj, module.up_proj, module.down_proj]
+    if any(type(each) is not nn.Linear for each in parts) or module._parameters or module._buffers:
+        return None
+    gate, up, down = parts
+    biases = [each.bias is not None for each in parts]
+    if biases[0] != biases[1] or gate.weight.shape != up.weight.shape:
+        return None
+    with torch.device("cpu"), torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        twin = copy.copy(module)
+        small = [nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)]
+        twin._modules = dict(zip(("gate_proj", "up_proj", "down_proj"), small, strict=True)) | {"act_fn": module.act_fn}
+        x = torch.randn(_PROBE_ROWS, 8)
+        if not _computes(twin, x, None, small[2](F.silu(small[0](x)) * small[1](x))):
+            return None
+    return GatedRows((gate.in_features, gate.out_features, down.out_features), (biases[0], biases[2]))
 
 
 def _norm(module: Any) -> nn.Module | None:
