@@ -78,7 +78,8 @@ def families() -> dict[str, dict[str, list[str]]]:
 
 def _checkpoint(family: str, overrides: dict[str, Any]) -> Checkpoint:
     config = family_config(family, **overrides)
-    return Checkpoint(Path(family), json.loads(config.to_json_string(use_diff=False)))
+    # a folder without weights: what they hold does not matter
+    return Checkpoint(Path(__file__).parent, json.loads(config.to_json_string(use_diff=False)))
 
 
 def _open(checkpoint: Checkpoint, mesh: Mesh | None = None, method: WeightMethod | None = None) -> LoadedModel | None:
