@@ -101,6 +101,11 @@ class GroupCache:
         table.extend(self.pool.allocate() for _ in range(end - len(table)))
         return table
 
+    def first_sent(self, num_blocks: int) -> int:
+        """Return the first of a prefix's blocks that another engine needs to go on: with the last token of the prefix,
+        or, where it has a state, behind it."""
+        return self.keeps.num_unseen_blocks((num_blocks - (not self.keeps.is_sparse)) * self.block_size)
+
     # ---- growth ----
 
     def has_room_to_write(self, table: list[int], first: int, num_blocks: int) -> bool:

@@ -37,15 +37,17 @@ class Measured(msgspec.Struct, kw_only=True):
         except (OSError, msgspec.MsgspecError):
             return cls()
 
-    def break_even_blocks(self, block_size: int, block_bytes: int) -> float:
-        """Return the fewest blocks that are loaded in less time than computed, infinity where none are.
+    def break_even_blocks(self, block_size: int, block_bytes: int, state_bytes: int = 0) -> float:
+        """Return the fewest blocks that are loaded in less time than computed, together with one of `state_bytes`;
+        infinity where none are.
 
         Before everything is measured that is one block.
         """
         if self.bytes_per_s is None or self.prefill_tokens_per_s is None:
             return 1
         gain_s = block_size / self.prefill_tokens_per_s - block_bytes / self.bytes_per_s
-        return max(1, math.ceil(self.latency_s / gain_s)) if gain_s > 0 else math.inf
+        once_s = self.latency_s + state_bytes / self.bytes_per_s
+        return max(1, math.ceil(once_s / gain_s)) if gain_s > 0 else math.inf
 
     def render(self, block_size: int, block_bytes: int) -> str:
         """Return the break-even length in one line, and what it follows from."""
@@ -66,11 +68,12 @@ class Measured(msgspec.Struct, kw_only=True):
 class FetchRates:
     """The rates of one tier: what the last engine has measured, until this one has."""
 
-    def __init__(self, measured: Measured, block_size: int, block_bytes: int, now: float) -> None:
-        """block_bytes: of a block on one rank. now: as in `note`."""
+    def __init__(self, measured: Measured, block_size: int, block_bytes: int, now: float, state_bytes: int = 0) -> None:
+        """block_bytes: of a block on one rank. now: as in `note`. state_bytes: of the state that a prefix has."""
         self.measured = measured
         self._block_size = block_size
         self._block_bytes = block_bytes
+        self._state_bytes = state_bytes
         self._bytes = self._seconds = 0.0
         self._last = -math.inf if measured.bytes_per_s is None else now
 
@@ -91,7 +94,7 @@ class FetchRates:
         if not num_blocks or now > self._last + _VALID_S:
             return num_blocks > 0
         self.measured.prefill_tokens_per_s = prefill_tokens_per_s or self.measured.prefill_tokens_per_s
-        return num_blocks >= self.measured.break_even_blocks(self._block_size, self._block_bytes)
+        return num_blocks >= self.measured.break_even_blocks(self._block_size, self._block_bytes, self._state_bytes)
 
     def write(self, folder: Path, prefill_tokens_per_s: float | None) -> None:
         """Write the rates down for the next engine."""

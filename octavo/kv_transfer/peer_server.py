@@ -20,6 +20,7 @@ from octavo.core.messages import EngineCoreRequest
 from octavo.errors import OctavoError
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.block_pool import Content
+from octavo.kv_cache.group_cache import fewest_blocks
 from octavo.kv_transfer.messages import Done, Gone, Hello, PeerMessage, RankCommands, Refused, SendBlocks, Want
 from octavo.kv_transfer.peer_link import PeerLink, PeerRefused, greet
 from octavo.kv_transfer.sources import Source
@@ -83,7 +84,7 @@ class PeerServer(Source):
         self._fresh: set[bytes] = set()
         self._computing = Counter[bytes]()
         self._requests: dict[str, bytes] = {}
-        self._most_blocks = int(SHARE * min(cache.pool.num_blocks for cache in block_manager.groups))
+        self._most_blocks = int(SHARE * fewest_blocks(block_manager.groups))
         block_manager.listeners.add(self)
         accepted = (listener, self._greet, "octavo-kv-peer")
         threading.Thread(target=self._greetings.accept, args=accepted, name="octavo-kv-listener", daemon=True).start()
@@ -114,7 +115,7 @@ class PeerServer(Source):
     # ---- requests and blocks of this engine ----
 
     def added(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> None:
-        if request.keep_s:
+        if request.keep_s and digests:
             self._requests[request.request_id] = digests[-1]
             self._computing[digests[-1]] += 1
 
@@ -162,8 +163,7 @@ class PeerServer(Source):
             because = f"there are {len(others)} transfers of this engine, at most {MOST_TRANSFERS} are allowed"
             link.send(Refused(name, because))
         else:
-            last = (len(digests) - 1) * self._blocks.block_size
-            firsts = [cache.keeps.num_unseen_blocks(last) for cache in self._blocks.groups]
+            firsts = [cache.first_sent(len(digests)) for cache in self._blocks.groups]
             self._waiting.append(_Transfer(name, link, digests, firsts))
 
     def _begin(self) -> None:

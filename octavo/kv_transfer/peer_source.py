@@ -178,7 +178,7 @@ class PeerSource(Source):
     # ---- requests ----
 
     def added(self, request: EngineCoreRequest, digests: Sequence[bytes]) -> None:
-        if request.prefill is None:
+        if request.prefill is None or not digests:
             return
         engine = self._engines.setdefault(request.prefill, _Engine(request.prefill))
         if engine.link is None and not engine.is_connecting:

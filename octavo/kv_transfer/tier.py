@@ -7,12 +7,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import takewhile
+from functools import partial
 from typing import Final
 
 from octavo.core.messages import EngineCoreRequest
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.block_pool import Content
+from octavo.kv_cache.retention import longest_common
 from octavo.kv_transfer.connector import Fetch
 from octavo.kv_transfer.fetch_rates import FetchRates, Measured
 from octavo.kv_transfer.file_store import FileStore
@@ -52,8 +53,9 @@ class Tier(Source):
         self._manager = block_manager
         self._clock = clock
         limits = block_manager.limits
-        block_bytes = sum(group.block_bytes for group in limits.groups)
-        self.rates = FetchRates(Measured.read(store.path), limits.block_size, block_bytes, clock())
+        state_bytes = sum(group.block_bytes for group in limits.groups if group.is_state)
+        block_bytes = limits.block_bytes - state_bytes
+        self.rates = FetchRates(Measured.read(store.path), limits.block_size, block_bytes, clock(), state_bytes)
         self._prefill_tokens_per_s = prefill_tokens_per_s
         num_blocks = min(group.num_blocks for group in limits.groups)
         self._most_held = max(num_blocks // _HELD_SHARE, min(_SAVED_AT_ONCE, num_blocks // 2))
@@ -143,9 +145,13 @@ class Tier(Source):
             return 0
 
     def _count(self, digests: list[bytes]) -> int:
-        groups = range(len(self._manager.groups))
-        there = (all(self._store.has(digest, group) for group in groups) for digest in digests)
-        return sum(1 for _ in takewhile(bool, there))
+        caches = self._manager.groups
+        finds = [partial(self._find_file, cache.index) for cache in caches]
+        return len(longest_common([cache.keeps for cache in caches], finds, digests)[0][0])
+
+    def _find_file(self, group: int, digest: bytes) -> int | None:
+        """Return a number in place of a block's id, None where the store does not have the block."""
+        return 1 if self._store.has(digest, group) else None
 
     def ended(self, request_id: str) -> None:
         self._found.pop(request_id, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.kv_cache.eviction import EVICTIONS, GreedyDual
+from octavo.kv_cache.eviction import EVICTIONS, GreedyDual, LeastRecentlyUsed, SpareFirst
 
 
 @pytest.mark.parametrize("name", EVICTIONS)
@@ -34,3 +34,14 @@ def test_by_cost_blocks_that_are_used_again_and_again_take_no_room() -> None:
         eviction.add(1, 0)
         eviction.remove(1)
     assert len(eviction._heap) < 100
+
+
+def test_spare_blocks_are_evicted_before_others() -> None:
+    order = SpareFirst(LeastRecentlyUsed())
+    order.add(1, 0)
+    for block in (2, 3, 4):
+        order.add_spare(block)
+    order.add(5, 0)
+    order.remove(3)
+    assert (len(order), 3 in order, 4 in order) == (4, False, True)
+    assert [order.pop() for _ in range(4)] == [2, 4, 1, 5]

@@ -23,6 +23,7 @@ from octavo.kv_transfer import peer_server, peer_source
 from octavo.kv_transfer.messages import Done, Heartbeat, Hello, PeerMessage, Refused, Want
 from octavo.kv_transfer.peer_link import PeerLink, greet, open_socket
 from tests.fakes.engine import make_request, run_alone
+from tests.fakes.executor import STATE
 from tests.fakes.linked_engines import SECRET, Engine, LinkedExecutor, finish, step_until
 
 
@@ -82,6 +83,22 @@ def test_the_decode_engine_computes_one_token_of_a_prompt(window: Any, num_token
     assert pair.prefill.ranks.num_fresh > 0
     # the first token of both is the same
     assert pair.prefill.collected.token_ids["a"][0] == pair.decode.collected.token_ids["a"][0][:1]
+    pair.close()
+
+
+@pytest.mark.parametrize("window", [(None, STATE), (6, STATE)])
+@pytest.mark.parametrize(("num_tokens", "depth", "num_fetched"), [(41, 1, 40), (48, 2, 44), (50, 3, 48), (4, 1, 0)])
+def test_a_prompt_with_states_goes_on_behind_its_last_snapshot(
+    window: Any, num_tokens: int, depth: int, num_fetched: int
+) -> None:
+    pair = Pair(window=window, depth=depth)
+    request = make_request("a", range(num_tokens), max_tokens=6)
+    pair.prefill.add(first_part(request))
+    pair.prefill.step()
+    pair.decode.add(msgspec.structs.replace(request, prefill=pair.prefill.address))
+    finish(pair.prefill, pair.decode)
+    check(pair, request, window)
+    assert pair.decode.collected.finals["a"].num_fetched_tokens == num_fetched
     pair.close()
 
 

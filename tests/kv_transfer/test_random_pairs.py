@@ -14,6 +14,7 @@ import pytest
 
 from octavo.core.messages import EngineCoreRequest
 from tests.fakes.engine import make_request, run_alone
+from tests.fakes.executor import STATE
 from tests.fakes.linked_engines import Engine, LinkedExecutor, finish
 from tests.fakes.listener import Mirror
 
@@ -38,7 +39,7 @@ class Chaos:
 
     def __init__(self, seed: int) -> None:
         self.source = source = random.Random(seed)
-        self.window: Any = source.choice([None, None, 6, (None, 6)])
+        self.window: Any = source.choice([None, 6, (None, 6), (None, STATE), (6, STATE, None)])
         self.ranks: dict[bytes, LinkedExecutor] = {}
         options = {"sliding_window": self.window, "max_num_batched_tokens": source.choice([16, 48])}
         self.prefills = [self._engine(options, host="127.0.0.1") for _ in range(2)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.core.cache_limits import CacheLimits
+from octavo.core.cache_limits import LIVE_STATES, CacheLimits, GroupLimits
 from octavo.kv_cache.block_manager import BlockManager
 from octavo.kv_cache.block_pool import BlockPool, Content
 from octavo.kv_transfer import tier
@@ -226,3 +226,26 @@ def test_a_disk_that_hangs_delays_one_step_and_is_used_again(
     may_go_on.set()
     assert desk.tier._look.result() == 1
     assert desk.find(b"a" * 32) == 1
+
+
+def test_a_prefix_with_states_ends_where_the_tier_has_one(tmp_path: Path) -> None:
+    groups = (
+        GroupLimits(num_blocks=64, block_bytes=1000),
+        GroupLimits(num_blocks=8, block_bytes=9000, max_live_tokens=LIVE_STATES, is_state=True),
+    )
+    store = FileStore(tmp_path, KEY, 1 << 20)
+    manager = BlockManager(CacheLimits(block_size=SIZE, groups=groups))
+    source = Tier("disk", store, manager, lambda: None, itertools.count(), lambda: 0.0)
+    digests = [bytes([number]) for number in range(6)]
+    for digest in digests:
+        store.write(digest, 0, [memoryview(digest)])
+    assert source.find(REQUEST, digests) == 0
+    store.write(digests[3], 1, [memoryview(b"state")])
+    assert source.find(REQUEST, digests) == 4
+    source.close()
+
+
+def test_a_state_is_loaded_once_however_long_its_prefix_is() -> None:
+    measured = Measured(bytes_per_s=1e6, latency_s=0.0, prefill_tokens_per_s=1000.0)
+    assert measured.break_even_blocks(16, 1000) == 1
+    assert measured.break_even_blocks(16, 1000, 150_000) == 10

@@ -86,3 +86,17 @@ def test_a_pin_holds_its_prefix_in_every_group() -> None:
         "pins may take half of the 16 KV blocks, and this one has no more of them"
     )
     assert core.scheduler.block_manager.pins.clear() == 8
+
+
+def test_a_prompt_of_ten_windows_takes_no_other_prompt_s_prefix_from_the_windowed_group() -> None:
+    core = make_core(num_blocks=(64, 12), block_size=BLOCK, max_num_batched_tokens=BUDGET, sliding_window=BOTH)
+    run(core, [make_request("a", range(21), max_tokens=1)])
+    core.add_request(make_request("b", range(100, 180), max_tokens=1))
+    most = 0
+    while core.has_unfinished():
+        core.step()
+        most = max(most, used_blocks(core)[1])
+    assert most <= LIVE_BLOCKS
+    seen = run(core, [again := make_request("c", [*range(21), 7, 8, 9], max_tokens=1)])
+    assert seen.finals["c"].num_cached_tokens == 20
+    assert seen.token_ids == run_alone(again, BOTH).token_ids
