@@ -100,7 +100,10 @@ class Matchers:
             self._vocabulary = Vocabulary(tokenizer, self._end_token_ids)
         grammar = "" if params.form is None else grammar_of(params)
         plain = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), grammar).replace("\\", "")
-        return self._vocabulary, without_forcing(grammar) if self._vocabulary.has_special_in(plain) else grammar
+        # what these put together may spell a special token that their text does not
+        is_composed = params.form in ("regex", "grammar", "structural_tag") or '"pattern"' in grammar
+        has_special = is_composed or self._vocabulary.has_special_in(plain)
+        return self._vocabulary, without_forcing(grammar) if has_special else grammar
 
     def _compile(self, params: StructuredOutputsParams, vocabulary: Vocabulary, text: str) -> CompiledForm:
         from llguidance import LLMatcher

@@ -413,6 +413,9 @@ def test_text_under_random_choices_is_of_the_form(matchers: Matchers, tokenizer:
         ({"json": {"const": "<|endoftext|>"}}, '"<|endoftext|>"'),
         ({"json": '{"const": "\\u003c|im_start|>"}'}, '"<|im_start|>"'),
         ({"regex": r"x<\|im_start\|>"}, "x<|im_start|>"),
+        ({"regex": r"x<\|i[m]_start\|>"}, "x<|im_start|>"),
+        ({"json": {"type": "string", "pattern": r"^<\|i[m]_start\|>$"}}, '"<|im_start|>"'),
+        ({"grammar": 'start: "x<|im" "_start|>"'}, "x<|im_start|>"),
         ({"grammar": '%llguidance {}\nstart: %json {"const": "<|endoftext|>"}'}, '"<|endoftext|>"'),
     ],
 )
