@@ -25,6 +25,7 @@ PROMPTS = [[(11 * i + 7 * j) % 250 for j in range(1 + 9 * i)] for i in range(len
     ("family", "dtype", "quantization"),
     [
         *((family, dtype, None) for family in ("llama", "qwen3", "opt", "gpt2") for dtype in ("bfloat16", "float32")),
+        ("youtu", "bfloat16", None),
         ("qwen3", "bfloat16", "int8"),
         ("opt", "float32", "int4"),
     ],

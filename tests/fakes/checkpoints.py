@@ -19,6 +19,14 @@ WINDOWS_IN_TWO: dict[str, Any] = {
     "sliding_window": 7,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "cohere": ("CohereConfig", "CohereForCausalLM", {"num_key_value_heads": 2}),
     "cohere2": ("Cohere2Config", "Cohere2ForCausalLM", {"num_key_value_heads": 2, **WINDOWS_IN_TWO}),
@@ -112,6 +120,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
     "opt": ("OPTConfig", "OPTForCausalLM", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", {}),
+    "youtu": ("YoutuConfig", "YoutuForCausalLM", {**_LATENT, "pad_token_id": None}),
 }
 """Family → transformers' config class, its model class, sizes of its own."""
 

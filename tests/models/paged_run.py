@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from octavo.attention.backend import cache_layout
 from octavo.attention.metadata import AttentionMetadata, ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.devices.reference.attention import ReferenceBackend
@@ -51,9 +52,13 @@ class PagedRun:
         self.model = model
         shape = model.config.shape()
         self.num_groups = len(shape.cache_groups)
-        layout = ReferenceBackend().cache_shape(num_blocks, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
         dtype = dtype or next(model.parameters()).dtype
-        self.caches = [torch.zeros(layout, dtype=dtype) for _ in range(shape.num_layers)]
+        layouts = {
+            layer: cache_layout(ReferenceBackend(dtype), group.keeps, num_blocks, BLOCK_SIZE)
+            for group in shape.cache_groups
+            for layer in group.layers
+        }
+        self.caches = [torch.zeros(layouts[layer].shape, dtype=layouts[layer].dtype) for layer in sorted(layouts)]
         self.free = list(range(1, num_blocks))
         random.Random(0).shuffle(self.free)
 

@@ -84,6 +84,7 @@ BY_KIND = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
     "full_attention": {**YARN, "rope_theta": 5_000.0},
 }
+SCALED_YARN = {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2}
 HALF_YARN = {**YARN, "partial_rotary_factor": 0.5}
 HALF_DYNAMIC = {**DYNAMIC, "partial_rotary_factor": 0.5}
 HALF_LLAMA3 = {**LLAMA3, "partial_rotary_factor": 0.5}
@@ -92,7 +93,7 @@ VARIANTS |= {
     for family in (
         *("cohere", "cohere2", "ernie4_5", "exaone4", "glm", "glm4", "gpt_neox", "granite"),
         *("ministral", "ministral3", "nemotron"),
-        *("olmo2", "olmo3", "phi", "phi3", "seed_oss", "smollm3", "stablelm", "starcoder2"),
+        *("olmo2", "olmo3", "phi", "phi3", "seed_oss", "smollm3", "stablelm", "starcoder2", "youtu"),
     )
 }
 VARIANTS |= {
@@ -116,6 +117,15 @@ VARIANTS |= {
     "smollm3 with windows": ("smollm3", {**WINDOWS_IN_TWO, "use_sliding_window": True, "attention_bias": True}),
     "stablelm in parallel": ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": True, "qk_layernorm": True}),
     "starcoder2 with a window": ("starcoder2", {"sliding_window": 7, "use_bias": False, "hidden_act": "gelu"}),
+    "youtu with yarn, biases and queries from the stream": (
+        "youtu",
+        {
+            "q_lora_rank": None,
+            "attention_bias": True,
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2},
+        },
+    ),
+    "youtu with halves that turn": ("youtu", {"rope_interleave": False}),
 }
 VARIANTS |= {
     "mixtral": ("mixtral", {}),

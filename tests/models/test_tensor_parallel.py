@@ -62,6 +62,7 @@ FAMILIES |= {
     "smollm3": ("smollm3", {}),
     "stablelm": ("stablelm", {"qk_layernorm": True}),
     "starcoder2": ("starcoder2", {}),
+    "youtu": ("youtu", {"attention_bias": True}),
 }
 WAYS = [("float32", None, 2), ("bfloat16", None, 4), ("float32", "int8", 4), ("bfloat16", "int4", 2)]
 

@@ -105,7 +105,8 @@ class ReferenceBackend:
     def run_latents(self, q: Parts, latents: Parts, cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
         new = torch.cat(latents, dim=-1)[None, :, None]
         # the rest is attended to as well, and cut off
-        return self._run(torch.cat(q, dim=-1), new, cache, metadata, Scores(scale))[..., : q[0].shape[-1]]
+        found = self._run(torch.cat(q, dim=-1), new, cache, metadata, Scores(scale))
+        return found[..., : q[0].shape[-1]].contiguous()
 
     def _run(self, q: Tensor, new: Tensor, cache: Tensor, metadata: AttentionMetadata, scores: Scores) -> Tensor:
         """Attend with `new` [planes, tokens, kv_heads, dim], planes of keys and of values or one of both."""

@@ -1,0 +1,111 @@
+"""Attention over latents in decoders: what configs say about it, its block, and the stack of such blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from octavo.attention.metadata import ModelInput
+from octavo.config.checkpoint import Checkpoint
+from octavo.core.model_shape import Latent, LayerCache
+from octavo.distributed.mesh import Mesh
+from octavo.layers.heads import Heads
+from octavo.layers.latent import LatentAttention, LatentHeads, LatentProjections, LatentQueries
+from octavo.layers.linear import ColumnLinear, joined_linear
+from octavo.layers.norm import RMSNorm
+from octavo.layers.rope import YarnScaling
+from octavo.layers.rotary import Rotary
+from octavo.models.blocks import GatedDecoder
+from octavo.models.config import DecoderConfig, read_rope
+
+_LATENT_EPS = 1e-6
+"""Of the norms of latents, whatever that of the stream is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentConfig(DecoderConfig):
+    """Adds the sizes of attention over latents. `heads` is how its cache sees them: all share one key."""
+
+    latent_heads: LatentHeads
+    q_rank: int | None
+    """Width that queries are made from; None where they are made from the stream."""
+
+    @classmethod
+    def common_latent(cls, c: Checkpoint, **own: Any) -> Self:
+        """Read the keys that families with latents share; `own` adds or replaces fields."""
+        c.expect("hidden_act", "silu")
+        heads = LatentHeads(
+            c.positive("num_attention_heads"),
+            c.positive("kv_lora_rank"),
+            *(c.positive(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")),
+        )
+        bias, width = c.bool("attention_bias", False), heads.latent + heads.turned
+        return cls.common(
+            c,
+            head_dim=width,
+            heads=Heads(heads.count, 1, width),
+            latent_heads=heads,
+            q_rank=c.optional_positive("q_lora_rank"),
+            rope=read_rope(c, heads.turned, interleaved=c.bool("rope_interleave", True)),
+            attention_scale=_scale(c, heads),
+            qkv_bias=bias,
+            out_bias=bias,
+            **own,
+        )
+
+    def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
+        heads = self.latent_heads
+        return (LayerCache(Latent(heads.latent + heads.turned, heads.latent)),)
+
+
+def _scale(c: Checkpoint, heads: LatentHeads) -> float:
+    """Return the factor of scores. YaRN multiplies it, where `mscale_all_dim` says by how much."""
+    scale, rope = float(heads.query**-0.5), c.rope()
+    if rope.str("rope_type") != "yarn" or not rope.values.get("mscale_all_dim"):
+        return scale
+    factor = YarnScaling.default_attention_factor(rope.positive_float("factor"), rope.positive_float("mscale_all_dim"))
+    return scale * factor * factor
+
+
+class LatentBlock(nn.Module):
+    """Attention over latents, its queries made from the stream or from `q_rank` elements."""
+
+    def __init__(self, c: LatentConfig, mesh: Mesh) -> None:
+        super().__init__()
+        assert c.rope is not None, "latents have elements that turn"
+        heads, single, hidden = c.latent_heads, Mesh.single(), c.hidden_size
+        self.heads, self._q_rank = heads, c.q_rank or 0
+        sections, reads = [heads.latent + heads.turned], ["kv_a_proj_with_mqa"]
+        if c.q_rank is None:
+            self.q_proj = LatentQueries(hidden, heads, mesh)
+        else:
+            sections, reads = [c.q_rank, *sections], ["q_a_proj", *reads]
+            self.q_a_layernorm = RMSNorm(c.q_rank, _LATENT_EPS)
+            self.q_b_proj = LatentQueries(c.q_rank, heads, mesh)
+        self.a_proj = ColumnLinear(hidden, sections, single, bias=c.qkv_bias, reads=reads)
+        self.kv_a_layernorm = RMSNorm(heads.latent, _LATENT_EPS)
+        self.kv_b_proj = LatentProjections(heads, mesh)
+        self.rope = Rotary(c.rope)
+        assert c.attention_scale is not None
+        self.attend = LatentAttention(c.attention_scale)
+        self.o_proj = joined_linear(heads.count * heads.value, hidden, mesh, bias=c.out_bias)
+
+    def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        narrow, edge = self.a_proj(x), self._q_rank + self.heads.latent
+        plain, turned = self.q_b_proj(self.q_a_layernorm(narrow[:, : self._q_rank])) if self._q_rank else self.q_proj(x)
+        latents = self.kv_a_layernorm(narrow[:, self._q_rank : edge])
+        turned, key = self.rope(turned, narrow[:, edge:].unsqueeze(1), batch)
+        sums = self.attend((self.kv_b_proj.absorb(plain), turned), (latents, key.squeeze(1)), batch)
+        out: Tensor = self.o_proj(self.kv_b_proj.values(sums))
+        return out
+
+
+class LatentDecoder(GatedDecoder):
+    """A stack of such blocks; `mlp` makes the MLP of the layer with a given index."""
+
+    def __init__(self, c: LatentConfig, mesh: Mesh, mlp: Callable[[int], nn.Module] | None = None) -> None:
+        super().__init__(c, mesh, attention=lambda _: LatentBlock(c, mesh), mlp=mlp)
