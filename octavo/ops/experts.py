@@ -72,12 +72,17 @@ def route(logits: Tensor, rule: RouterRule, bias: Tensor | None = None) -> Routi
     weights = scores.gather(1, chosen)
     if rule.is_normalized:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return routing_of(chosen, weights * rule.factor, experts)
+
+
+def routing_of(chosen: Tensor, weights: Tensor, experts: int) -> Routing:
+    """Return the routing to chosen experts, int64 [tokens, top_k], with float32 weights [tokens, top_k]."""
     order = chosen.reshape(-1).sort(stable=True).indices
-    counts = torch.zeros(experts + 1, dtype=torch.int32, device=logits.device)
-    ones = torch.ones(order.shape, dtype=torch.int32, device=logits.device)
+    counts = torch.zeros(experts + 1, dtype=torch.int32, device=chosen.device)
+    ones = torch.ones(order.shape, dtype=torch.int32, device=chosen.device)
     starts = counts.index_add(0, chosen.reshape(-1) + 1, ones).cumsum(0)
-    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=logits.device))
-    return Routing(weights * rule.factor, *(each.int() for each in (order, places, starts)))
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=chosen.device))
+    return Routing(weights, *(each.int() for each in (order, places, starts)))
 
 
 def expert_sum(

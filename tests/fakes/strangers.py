@@ -20,14 +20,18 @@ _SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "tie_word_embeddings": False,
+    "moe_intermediate_size": 32,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 8),
+    "num_experts_per_tok": 2,
 }
 
 
-def make_stranger(model_type: str, path: Path, **overrides: Any) -> Path:
+def make_stranger(model_type: str, path: Path, *, with_weights: bool = True, **overrides: Any) -> Path:
     """Write a random model of transformers' class for text, with weights whose logits differ clearly."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     kind = CONFIG_MAPPING[model_type]
     default = kind()
@@ -35,7 +39,12 @@ def make_stranger(model_type: str, path: Path, **overrides: Any) -> Path:
     if getattr(default, "layer_types", None):
         kinds = list(dict.fromkeys(default.layer_types))
         sizes["layer_types"] = [kinds[layer % len(kinds)] for layer in range(_SIZES["num_hidden_layers"])]
-    model = AutoModelForCausalLM.from_config(kind(**{**sizes, **overrides}), dtype=torch.float32)
+    config = kind(**{**sizes, **overrides})
+    if not with_weights:
+        config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]]
+        config.save_pretrained(path)
+        return path
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

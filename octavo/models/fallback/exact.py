@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from octavo.ops.prepare_linear import linear
-
 _VECTOR: Final = 64
 """Elements: a multiple of what torch computes at once, whatever the instruction set."""
 _PIECE: Final = 1 << 15
 """Elements that torch computes in one thread."""
+
+_ROWS: Final = 32
 
 _OF_ELEMENTS: Final = frozenset(
     {"sigmoid", "silu", "gelu", "softplus", "rsqrt", "exp2", "mish", "elu", "selu", "celu", "pow", "__pow__"}
@@ -69,24 +69,28 @@ class _Exact(TorchFunctionMode):
         name = func.__name__
         if name == "linear":
             return _linear(*args, **(kwargs or {}))
-        if name in _OF_ELEMENTS and not any(isinstance(each, Tensor) for each in args[1:]):
+        if name in _OF_ELEMENTS and isinstance(args[0], Tensor):
             return _of_elements(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], len(weight))
+    """Multiply the same number of rows in each call, which torch does in the same way each time."""
+    rows = x.reshape(-1, x.shape[-1])
+    padded = F.pad(rows, (0, 0, 0, -len(rows) % _ROWS))
+    found = torch.cat([F.linear(each, weight, bias) for each in torch.split(padded, _ROWS)])
+    return found[: len(rows)].view(*x.shape[:-1], len(weight))
 
 
 def _of_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    x, rest = args[0], args[1:]
-    flat = x.reshape(-1)
-    missing = -flat.numel() % _VECTOR
-    padded = F.pad(flat, (0, missing), value=1.0) if missing else flat
-    pieces = (padded,) if torch.get_num_threads() == 1 else padded.split(_PIECE)
-    found = [func(piece, *rest, **kwargs) for piece in pieces]
-    whole = found[0] if len(found) == 1 else torch.cat(found)
-    return whole[: flat.numel()].view(x.shape)
+    broadcast: Any = torch.broadcast_tensors
+    tensors: list[Tensor] = broadcast(*(each for each in args if isinstance(each, Tensor)))
+    shape, rest = tensors[0].shape, [each for each in args if not isinstance(each, Tensor)]
+    missing = -shape.numel() % _VECTOR
+    flat = [F.pad(each.reshape(-1), (0, missing), value=1.0) if missing else each.reshape(-1) for each in tensors]
+    pieces = [flat] if torch.get_num_threads() == 1 else zip(*(torch.split(each, _PIECE) for each in flat), strict=True)
+    found = torch.cat([func(*piece, *rest, **kwargs) for piece in pieces])
+    return found[: shape.numel()].view(shape)
 
 
 def make_exact(module: nn.Module) -> None:

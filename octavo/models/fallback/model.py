@@ -17,14 +17,17 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.core.model_shape import KeysAndValues, LayerCache
 from octavo.distributed.mesh import Mesh
 from octavo.errors import ConfigError, UnsupportedModel
+from octavo.layers.experts import StoredExperts
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Layer
 from octavo.models.config import DecoderConfig
 from octavo.models.decoder import DecoderStack
 from octavo.models.fallback.attention import Call, Unfit
 from octavo.models.fallback.library import Library, open_library, renamings
+from octavo.models.fallback.mixtures import stored_like
 from octavo.models.fallback.recording import Recording, inputs, record, without_data
 from octavo.models.fallback.swap import swap
+from octavo.models.sparse import read_stored
 from octavo.ops.registry import Ops
 
 
@@ -34,6 +37,8 @@ class FallbackConfig(DecoderConfig):
 
     library: Library
     where: str
+    stored: StoredExperts
+    """How the checkpoint holds experts, where there are any."""
     calls: tuple[Call, ...]
     """What the attention of each layer is asked."""
 
@@ -52,6 +57,7 @@ class FallbackConfig(DecoderConfig):
             max_positions=c.max_model_len(),
             norm_eps=0.0,
             tied=False,
+            stored=read_stored(c, stored_like(recording.causal)),
             calls=tuple(calls),
             library=library,
             where=c.where,
@@ -80,7 +86,7 @@ class FallbackModel(DecoderStack):
             )
         recording = record(c.library, c.where)
         try:
-            self._step, layers = swap(recording)
+            self._step, layers = swap(recording, c.stored)
         except Unfit as error:
             raise UnsupportedModel(f"{c.where}: {c.library.model.__name__}: {error}") from error
         self.config = c

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from octavo.distributed.mesh import Mesh
 from octavo.layers.elementwise import OPERATOR_OF, activation
 from octavo.layers.embedding import Embedding, embedding_and_head
+from octavo.layers.experts import StoredExperts
 from octavo.layers.layer import Layer
 from octavo.layers.linear import ColumnLinear, GatedLinear
 from octavo.layers.norm import LayerNorm, RMSNorm
 from octavo.models.fallback.attention import CallAttention, Step, Unfit
 from octavo.models.fallback.exact import make_exact
+from octavo.models.fallback.mixtures import is_experts, octavo_experts
 from octavo.models.fallback.recording import Recording
 
 _ONE: Final = Mesh.single()
@@ -80,10 +82,10 @@ class Held(Layer):
         self._parameters = module._parameters
 
 
-def swap(recording: Recording) -> tuple[Step, dict[str, Layer]]:
+def swap(recording: Recording, stored: StoredExperts) -> tuple[Step, dict[str, Layer]]:
     """Put octavo's layers into the recorded module. Return the step that they read, and all layers by their paths.
 
-    Raises Unfit for parameters that nothing multiplies in an exact way.
+    stored: how the checkpoint holds experts. Raises Unfit for parameters that nothing multiplies in an exact way.
     """
     causal, step = recording.causal, Step()
     for path in recording.inexact:
@@ -91,7 +93,9 @@ def swap(recording: Recording) -> tuple[Step, dict[str, Layer]]:
     _swap_vocabulary(causal)
     for module in list(causal.modules()):
         for name, child in module.named_children():
-            made = None if isinstance(child, Layer) else _replacement(child)
+            if isinstance(child, Layer):
+                continue
+            made = octavo_experts(child, stored) if is_experts(child) else _replacement(child)
             if made is not None:
                 module._modules[name] = made
     for path, call in recording.calls.items():

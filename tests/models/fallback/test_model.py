@@ -16,8 +16,8 @@ from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import edit_config, load_oracle
 from tests.fakes.strangers import make_stranger
 
-STRANGERS = ["arcee", "vaultgemma"]
-"""A plain one, and one whose layers with a window alternate with layers that see all."""
+STRANGERS = ["flex_olmo", "vaultgemma"]
+"""A mixture of experts, and one whose layers with a window alternate with layers that see all."""
 SHARED = [(7 * i) % 290 + 5 for i in range(40)]
 PROMPTS = [[*SHARED[:length], 11 + length] for length in (3, 40, 33, 17)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, logprobs=1, prompt_logprobs=1, ignore_eos=True)
