@@ -226,7 +226,8 @@ def check_that_any_schedule_is_exact(
         if any(each.finish_reason == "abort" for each in found.outputs):
             continue
         if found.error is not None:
-            assert found.error.code == "deadline_unreachable"
+            # the second: a machine that is busy computes so slowly that the prompt alone takes longer
+            assert found.error.code in ("deadline_unreachable", "deadline_too_short")
             continue
         assert answer_of(found) == run_alone(asked.prompt, asked.params, options["block_size"]), (number, options)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.server.raw import ask, connect, eventually
-from tests.server.test_serve_process import START_TIMEOUT_S, _children
+from tests.server.test_serve_process import START_TIMEOUT_S, _children, command_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
 
@@ -49,11 +49,7 @@ class Servers:
 
     def pids(self, module: str) -> list[int]:
         """The children that run a module."""
-        found = []
-        for pid in _children(self.process.pid):
-            if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-        return found
+        return [pid for pid in _children(self.process.pid) if module.encode() in command_of(pid)]
 
     def wait(self) -> int:
         code = self.process.wait(30)

@@ -66,10 +66,16 @@ class ServerProcess:
 
 def _children(pid: int) -> list[int]:
     """Processes that a process has started, apart from Python's own helpers."""
-    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [
-        child for child in map(int, listed) if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes()
-    ]
+    listed = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return [child for child in listed if b"resource_tracker" not in command_of(child)]
+
+
+def command_of(pid: int) -> bytes:
+    """The words of a process; none of one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 def _cpu_s(pid: int) -> float:
