@@ -6,13 +6,15 @@ numbers in a plan are bytes unless their name says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 import msgspec
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.schema import EngineConfig
 from octavo.core.cache_limits import CacheLimits
+from octavo.core.model_shape import CacheGroup
 from octavo.platform import Platform
 
 _FILLS = "█▓▒░"
@@ -49,6 +51,13 @@ def render_bar(shares: Sequence[float], width: int) -> str:
     """
     bar = "".join(fill * max(round(share * width), share > 0) for fill, share in zip(_FILLS, shares, strict=False))
     return bar[:width].ljust(width, _FILLS[-1])
+
+
+def render_ranges(numbers: Iterable[int]) -> str:
+    """Return ascending numbers with runs of neighbours as ranges: 0, 1, 2, 5 -> "0-2, 5"."""
+    runs = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    ends = [(members[0][1], members[-1][1]) for members in (list(run) for _, run in runs)]
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
 
 
 class RankShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +102,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     activation_bytes: int
     """The peak of one step that fills `max_num_batched_tokens` and `max_num_seqs`, sampling included."""
     cache: CacheLimits
+    cache_groups: tuple[CacheGroup, ...] = ()
+    """This rank's layers by what they keep, counted from its first one."""
     num_blocks_because: str
     kv_bytes: int
     """All device blocks, the null block included."""
@@ -146,8 +157,20 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             f"a request keeps at most {group.max_live_tokens:,} tokens: a sliding window of {group.window:,}, and what "
             f"a step computes{self._layers(index)}"
             for index, group in enumerate(self.cache.groups)
-            if group.max_live_tokens is not None and group.max_live_tokens < self.max_model_len
+            if group.window is not None
+            and group.max_live_tokens is not None
+            and group.max_live_tokens < self.max_model_len
         )
+
+    def _render_groups(self) -> Iterator[tuple[str, str, str]]:
+        """Yield a row for each cache group: its number, the bytes of its blocks, and what its layers keep in them."""
+        first = 0 if self.share is None else self.share.layers[0]
+        for number, (group, limits) in enumerate(zip(self.cache_groups, self.cache.groups, strict=False)):
+            layers = f"layers {render_ranges(first + layer for layer in group.layers)}" if group.layers else "no layer"
+            window = "" if group.window is None else f", window {group.window:,}"
+            num_blocks = f"{limits.num_blocks:,} blocks of {render_bytes(limits.block_bytes)}"
+            num_bytes = render_bytes((limits.num_blocks + 1) * limits.block_bytes)
+            yield f"  group {number}", num_bytes, f"{num_blocks}: {group.keeps.render()}{window}, {layers}"
 
     def _layers(self, index: int) -> str:
         """Return which layers a cache group is, where there are several."""
@@ -196,6 +219,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
                 f"{' + '.join(render_bytes(group.block_bytes) for group in self.cache.groups)} each: "
                 f"{self.num_blocks_because}",
             ),
+            *self._render_groups(),
             ("host tier", render_bytes(self.host_bytes), f"{self.cache.num_host_blocks:,} blocks of swap space"),
             (
                 "planned",

@@ -13,6 +13,10 @@ class KeysAndValues(msgspec.Struct, frozen=True, tag=True):
     kv_heads: int
     head_dim: int
 
+    def render(self) -> str:
+        """Return what is kept in words."""
+        return f"keys and values of {self.kv_heads} × {self.head_dim} per token"
+
 
 class Latent(msgspec.Struct, frozen=True, tag=True):
     """A layer keeps one vector of `size` elements per token, which is a key; its first `value_size` are the value.
@@ -23,11 +27,19 @@ class Latent(msgspec.Struct, frozen=True, tag=True):
     size: int
     value_size: int
 
+    def render(self) -> str:
+        """Return what is kept in words."""
+        return f"a latent of {self.size} per token"
+
 
 class State(msgspec.Struct, frozen=True, tag=True):
     """A layer keeps `num_values` float32 per block: its state after the last computed token of the block."""
 
     num_values: int
+
+    def render(self) -> str:
+        """Return what is kept in words."""
+        return f"a state of {self.num_values:,} float32 per block"
 
 
 Kept = KeysAndValues | Latent | State
@@ -81,6 +93,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """The layers by what they keep of a sequence; every layer is in one group at least."""
 
     @property
-    def num_caches(self) -> int:
-        """Caches of all layers together."""
-        return sum(len(group.layers) for group in self.cache_groups)
+    def head_dims(self) -> frozenset[int]:
+        """The sizes of heads that attention reads from the caches; latents are one head."""
+        kept = {group.keeps for group in self.cache_groups}
+        dims = {each.head_dim for each in kept if isinstance(each, KeysAndValues)}
+        return frozenset(dims | {each.size for each in kept if isinstance(each, Latent)})

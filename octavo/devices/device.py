@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -126,9 +126,12 @@ class Device(Protocol):
         ...
 
     def attention(
-        self, dtype: torch.dtype, cache_dtype: torch.dtype, *, head_dim: int, block_size: int
+        self, dtype: torch.dtype, cache_dtype: torch.dtype, *, head_dims: Collection[int], block_size: int
     ) -> AttentionChoice:
-        """Return the best attention backend for a model in `dtype` with a cache in `cache_dtype`."""
+        """Return the best attention backend for all layers of a model in `dtype` with a cache in `cache_dtype`.
+
+        head_dims: the sizes of heads in them.
+        """
         ...
 
     def sampler(self, processors: Sequence[LogitsProcessor] = (), filters: Sequence[Filter] = ()) -> Sampler:

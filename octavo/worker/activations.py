@@ -91,4 +91,8 @@ def _dry_input(num_tokens: int, shape: ModelShape) -> ModelInput:
     ids = torch.empty(num_tokens, dtype=torch.int64, device="meta")
     small = torch.empty(0, dtype=torch.int32, device="meta")
     metadata = AttentionMetadata(small, small, small, ids, 1, (num_tokens,), (num_tokens,))
-    return ModelInput(ids, ids, (metadata,) * len(shape.cache_groups), (small,) * shape.num_caches)
+    places = sorted((layer, place) for place, group in enumerate(shape.cache_groups) for layer in group.layers)
+    keeps = [shape.cache_groups[place].keeps for _, place in places]
+    # states are cut into parts
+    caches = [torch.empty(1, 1, each.num_values, device="meta") if isinstance(each, State) else small for each in keeps]
+    return ModelInput(ids, ids, (metadata,) * len(shape.cache_groups), caches)

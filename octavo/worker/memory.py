@@ -113,6 +113,7 @@ def divide_memory(
         weights_bytes=sizes.weights_bytes,
         activation_bytes=activations,
         cache=division.limits(num_blocks, host_blocks),
+        cache_groups=shape.cache_groups,
         num_blocks_because=because,
         kv_bytes=kv_bytes,
         host_bytes=division.num_bytes(host_blocks),

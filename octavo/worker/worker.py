@@ -126,7 +126,7 @@ class Worker:
         self._attention = self._device.attention(
             dtype,
             CACHE_DTYPES[config.cache.dtype],
-            head_dim=self._opened.shape.head_dim,
+            head_dims=self._opened.shape.head_dims,
             block_size=config.cache.block_size,
         )
         from octavo import __version__
@@ -143,7 +143,7 @@ class Worker:
 
     def _proving_attention(self, head_dim: int) -> AttentionBackend:
         dtype = torch.float32
-        return self._device.attention(dtype, dtype, head_dim=head_dim, block_size=PROOF_BLOCK_SIZE).backend
+        return self._device.attention(dtype, dtype, head_dims=[head_dim], block_size=PROOF_BLOCK_SIZE).backend
 
     def submit(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run the step; the future is done, with the result or with what was raised.

@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from octavo.config.explain import MemoryPlan, render_bar, render_bytes, render_table
-from octavo.core.cache_limits import CacheLimits
+from octavo.core.cache_limits import CacheLimits, GroupLimits
+from octavo.core.model_shape import KeysAndValues, Latent, State
+from tests.fakes.shapes import group
 
 PLAN = MemoryPlan(
     device="cpu",
@@ -96,3 +98,20 @@ def test_plan_of_several_cache_groups_names_the_blocks_of_each() -> None:
     assert "a step computes (cache group 1)" in plan.summarize()
     # 60 tokens touch 5 blocks
     assert plan.max_concurrency == pytest.approx(64 / 5)
+
+
+def test_each_cache_group_has_a_line_with_its_kind_its_layers_and_its_blocks() -> None:
+    kinds = (
+        group(0, 1, 2, 5, keeps=KeysAndValues(8, 128)),
+        group(3, keeps=State(4096)),
+        group(4, keeps=Latent(576, 512)),
+    )
+    limits = [GroupLimits(num_blocks=count, block_bytes=1 << 20) for count in (512, 31, 9)]
+    limits[1] = msgspec.structs.replace(limits[1], max_live_tokens=2, is_state=True)
+    cache = msgspec.structs.replace(PLAN.cache, groups=tuple(limits))
+    lines = msgspec.structs.replace(PLAN, cache=cache, cache_groups=kinds).render().splitlines()
+    assert [line.split("  ", 2)[2].strip().split(None, 4)[4] for line in lines if "  group " in line] == [
+        "512 blocks of 1.00 MiB: keys and values of 8 × 128 per token, layers 0-2, 5",
+        "31 blocks of 1.00 MiB: a state of 4,096 float32 per block, layers 3",
+        "9 blocks of 1.00 MiB: a latent of 576 per token, layers 4",
+    ]

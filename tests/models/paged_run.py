@@ -52,13 +52,10 @@ class PagedRun:
         self.model = model
         shape = model.config.shape()
         self.num_groups = len(shape.cache_groups)
-        dtype = dtype or next(model.parameters()).dtype
-        layouts = {
-            layer: cache_layout(ReferenceBackend(dtype), group.keeps, num_blocks, BLOCK_SIZE)
-            for group in shape.cache_groups
-            for layer in group.layers
-        }
-        self.caches = [torch.zeros(layouts[layer].shape, dtype=layouts[layer].dtype) for layer in sorted(layouts)]
+        backend = ReferenceBackend(dtype or next(model.parameters()).dtype)
+        layouts = [cache_layout(backend, group.keeps, num_blocks, BLOCK_SIZE) for group in shape.cache_groups]
+        places = sorted((layer, place) for place, group in enumerate(shape.cache_groups) for layer in group.layers)
+        self.caches = [torch.zeros(layouts[place].shape, dtype=layouts[place].dtype) for _, place in places]
         self.free = list(range(1, num_blocks))
         random.Random(0).shuffle(self.free)
 

@@ -6,6 +6,8 @@ result has the same bits however a step was composed and however many threads co
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -39,14 +41,18 @@ class CpuBackend:
         self.element_type = torch.uint8 if is_quantized(cache_dtype) else cache_dtype
 
     @staticmethod
-    def obstacle(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
+    def obstacle(
+        dtype: torch.dtype, cache_dtype: torch.dtype, head_dims: Collection[int], block_size: int
+    ) -> str | None:
         """Return why the kernels cannot serve such a model; None where they can."""
         if dtype not in (torch.float32, torch.bfloat16):
             return f"the kernels compute in float32 and bfloat16, the model in {dtype}".replace("torch.", "")
         if cache_dtype not in _TYPE_CODES:
             return f"the kernels have no cache of {cache_dtype}".replace("torch.", "")
-        if head_dim % 8 or head_dim > _MAX_HEAD_DIM:
-            return f"the kernels take head sizes that are multiples of 8 up to {_MAX_HEAD_DIM:,}, not {head_dim}"
+        unfit = [str(size) for size in sorted(head_dims) if size % 8 or size > _MAX_HEAD_DIM]
+        if unfit:
+            sizes = f"multiples of 8 up to {_MAX_HEAD_DIM:,}, not {' and '.join(unfit)}"
+            return f"the kernels take head sizes that are {sizes}"
         if block_size % TILE_KEYS:
             return f"the kernels take block sizes that are multiples of {TILE_KEYS}, not {block_size}"
         return None

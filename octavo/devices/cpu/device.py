@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
@@ -65,9 +65,9 @@ class CpuDevice:
         return DeviceMemory.of_host(self._memory)
 
     def attention(
-        self, dtype: torch.dtype, cache_dtype: torch.dtype, *, head_dim: int, block_size: int
+        self, dtype: torch.dtype, cache_dtype: torch.dtype, *, head_dims: Collection[int], block_size: int
     ) -> AttentionChoice:
-        reason = CpuBackend.obstacle(dtype, cache_dtype, head_dim, block_size)
+        reason = CpuBackend.obstacle(dtype, cache_dtype, head_dims, block_size)
         if reason is not None:
             return AttentionChoice(ReferenceBackend(cache_dtype), reason)
         return AttentionChoice(CpuBackend(self.runtime, cache_dtype), self.runtime.because)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -57,7 +57,7 @@ class ReferenceDevice:
         return DeviceMemory.of_host(self._memory)
 
     def attention(
-        self, dtype: torch.dtype, cache_dtype: torch.dtype, *, head_dim: int, block_size: int
+        self, dtype: torch.dtype, cache_dtype: torch.dtype, *, head_dims: Collection[int], block_size: int
     ) -> AttentionChoice:
         return AttentionChoice(ReferenceBackend(cache_dtype), f"the only one of the device {self.name}")
 

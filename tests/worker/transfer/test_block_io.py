@@ -28,7 +28,7 @@ def make_caches(kind: str, dtype: torch.dtype, heads: int = HEADS, num_layers: i
         if CpuDevice.obstacle(Platform.detect()) is not None:
             pytest.skip("needs the compiled kernels")
         device = CpuDevice(DeviceConfig(threads=1), Platform.detect(), "")
-        chosen = device.attention(torch.float32, dtype, head_dim=DIM, block_size=BLOCK_SIZE).backend
+        chosen = device.attention(torch.float32, dtype, head_dims=[DIM], block_size=BLOCK_SIZE).backend
         assert isinstance(chosen, CpuBackend)
         backend = chosen
     shape = backend.cache_shape(NUM_BLOCKS, BLOCK_SIZE, heads, DIM)

@@ -1,0 +1,108 @@
+"""A family of which some layers keep a state: a running sum instead of attention, or beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.attention.metadata import ModelInput
+from octavo.config.checkpoint import Checkpoint
+from octavo.core.model_shape import LayerCache, State
+from octavo.distributed.mesh import Mesh
+from octavo.layers.heads import Heads
+from octavo.layers.layer import Binding, CachedLayer
+from octavo.models import loader
+from octavo.models.blocks import GatedDecoder, RotaryAttention
+from octavo.models.llama import LlamaConfig
+from octavo.models.registry import ModelClass, resolve_model
+from tests.fakes.checkpoints import edit_config, make_checkpoint
+
+ARCHITECTURE = "RunningSumForCausalLM"
+KINDS = ("attention", "sum", "both")
+"""Of the layers, in turn."""
+
+
+class RunningSum(CachedLayer):
+    """The state of a head is the sum of its values so far, each one counted half after the next."""
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def bind(self, binding: Binding) -> None:
+        """There is no operator: plain torch computes, which is not recorded."""
+
+    def forward(self, q: Tensor, v: Tensor, batch: ModelInput) -> Tensor:
+        """q [tokens, heads, dim], v [tokens, kv_heads, dim] → the queries times the sums, [tokens, heads · dim]."""
+        states, metadata = batch.kv_caches[self.cache_index][0], batch.attention[self.cache_group]
+        out, size, token = torch.empty_like(q), metadata.block_size, 0
+        if q.is_meta:
+            return out.flatten(1)
+        tables = metadata.block_tables.tolist()
+        for table, length, count in zip(tables, metadata.lengths, metadata.query_lengths, strict=True):
+            start = length - count
+            total = states[table[(start - 1) // size]] if start else torch.zeros_like(states[0])
+            for position in range(start, length):
+                total = 0.5 * total + v[token].flatten().float()
+                block = table[position // size]
+                if block and (position + 1 == length or (position + 1) % size == 0):
+                    states[block] = total
+                heads = total.view(self.heads.kv, self.heads.dim)
+                out[token] = q[token] * heads.repeat_interleave(self.heads.query // self.heads.kv, 0).to(q.dtype)
+                token += 1
+        return out.flatten(1)
+
+
+class SummingAttention(RotaryAttention):
+    """Attention, a running sum, or the sum of both."""
+
+    def __init__(self, c: RunningSumConfig, mesh: Mesh, layer: int) -> None:
+        super().__init__(c, mesh, layer)
+        kind = KINDS[layer % 3]
+        if kind == "sum":
+            del self.attend
+        self.sum = None if kind == "attention" else RunningSum(self.qkv_proj.local_heads)
+
+    def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
+        q, k, v = self.qkv_proj(x)
+        assert self.rope is not None
+        q, k = self.rope(q, k, batch)
+        parts = [self.attend(q, k, v, batch)] if hasattr(self, "attend") else []
+        parts += [self.sum(q, v, batch)] if self.sum is not None else []
+        out: Tensor = self.o_proj(parts[0] if len(parts) == 1 else parts[0] + parts[1])
+        return out
+
+
+class RunningSumConfig(LlamaConfig):
+    """That of Llama."""
+
+    def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
+        heads, kind = self.heads.share(mesh), KINDS[layer % 3]
+        state = [] if kind == "attention" else [LayerCache(State(heads.kv_size))]
+        return [*(() if kind == "sum" else super().caches_of(layer, mesh)), *state]
+
+
+class RunningSumForCausalLM(GatedDecoder):
+    """The whole model."""
+
+    Config = RunningSumConfig
+
+    def __init__(self, c: RunningSumConfig, mesh: Mesh) -> None:
+        super().__init__(c, mesh, lambda layer: SummingAttention(c, mesh, layer))
+
+
+def make_running_sum(path: Path, monkeypatch: pytest.MonkeyPatch, **overrides: Any) -> Path:
+    """Write a random model of the family, which the loader knows from now on in this process."""
+
+    def resolve(checkpoint: Checkpoint) -> ModelClass:
+        return RunningSumForCausalLM if checkpoint.architecture == ARCHITECTURE else resolve_model(checkpoint)
+
+    monkeypatch.setattr(loader, "resolve_model", resolve)
+    make_checkpoint("llama", path, num_hidden_layers=3, **overrides)
+    edit_config(path, architectures=[ARCHITECTURE])
+    return path
