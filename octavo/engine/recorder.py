@@ -30,7 +30,7 @@ from octavo.errors import ConfigError
 from octavo.scheduler.build import SchedulerSettings
 from octavo.scheduler.scheduler import Scheduler
 
-RECORDING_VERSION: Final = 7
+RECORDING_VERSION: Final = 8
 
 _log = logging.getLogger(__name__)
 

@@ -37,10 +37,10 @@ class StepWork(NamedTuple):
     num_sequences: int
     num_tokens: int
     num_prefill_tokens: int = 0
-    num_context_tokens: int = 0
-    num_pairs: int = 0
-    num_swapped_blocks: int = 0
-    num_copied_blocks: int = 0
+    num_context_tokens: float = 0
+    num_pairs: float = 0
+    num_swapped_blocks: float = 0
+    num_copied_blocks: float = 0
 
 
 def num_pairs_of(start: int, num_tokens: int, sliding_window: int | None) -> int:
@@ -53,8 +53,11 @@ def num_pairs_of(start: int, num_tokens: int, sliding_window: int | None) -> int
     return num_pairs
 
 
-def work_of(step: SchedulerOutput, sliding_window: int | None = None) -> StepWork:
-    """Return the work of a step. sliding_window: tokens that a query sees in every layer."""
+def work_of(step: SchedulerOutput, sliding_window: int | None = None, costs: BlockCosts | None = None) -> StepWork:
+    """Return the work of a step. sliding_window: tokens that a query sees in every layer. costs: of a model with
+    several cache groups, by which tokens and blocks count less than one of all layers together."""
+    if costs is not None and (costs.windowed_share < 1 or costs.state_bytes):
+        return _weighted(step, costs)
     num_tokens = num_prefill = num_context = num_pairs = 0
     for row in step.rows:
         start, count = row.start, row.num_tokens
@@ -68,6 +71,27 @@ def work_of(step: SchedulerOutput, sliding_window: int | None = None) -> StepWor
     ops = step.block_ops
     num_swapped = len(ops.swap_outs) + len(ops.swap_ins)
     return StepWork(len(step.rows), num_tokens, num_prefill, num_context, num_pairs, num_swapped, len(ops.copies))
+
+
+def _weighted(step: SchedulerOutput, costs: BlockCosts) -> StepWork:
+    full, seen = work_of(step), work_of(step, costs.sliding_window)
+    share = 0.0 if costs.sliding_window is None else costs.windowed_share
+    weights = [group.num_bytes / costs.kv_bytes_per_token for group in costs.cache_groups(1)]
+    ops = step.block_ops
+    return full._replace(
+        num_context_tokens=(1 - share) * full.num_context_tokens + share * seen.num_context_tokens,
+        num_pairs=(1 - share) * full.num_pairs + share * seen.num_pairs,
+        num_swapped_blocks=sum(weights[copy.group] for copy in (*ops.swap_outs, *ops.swap_ins)),
+        num_copied_blocks=sum(weights[copy.group] for copy in ops.copies),
+    )
+
+
+class CacheGroupCosts(NamedTuple):
+    """The bytes of a block of one cache group, and what its layers keep."""
+
+    num_bytes: float
+    window: int | None = None
+    is_state: bool = False
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,14 +113,25 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 class BlockCosts(msgspec.Struct, frozen=True, kw_only=True):
     """The costs of moving blocks. swap_bytes_per_s: between device and host. num_layers: one after the other, which
-    send what they have computed while the next one computes."""
+    send what they have computed while the next one computes. windowed_share: of kv_bytes_per_token, what layers with
+    the sliding window keep. state_bytes: the states of one sequence in recurrent layers."""
 
     kv_bytes_per_token: Rate
     swap_bytes_per_s: Rate
     sliding_window: Window = None
     num_layers: Annotated[int, msgspec.Meta(ge=1)] = 1
+    windowed_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    state_bytes: Amount = 0.0
 
-    def swap_seconds(self, num_blocks: int, block_size: int) -> float:
+    def cache_groups(self, block_size: int) -> list[CacheGroupCosts]:
+        """Return the cache groups of the model, whose blocks have this many tokens."""
+        share = 0.0 if self.sliding_window is None else self.windowed_share
+        num_bytes = block_size * self.kv_bytes_per_token
+        groups = [CacheGroupCosts((1 - share) * num_bytes)] if share < 1 else []
+        groups += [CacheGroupCosts(share * num_bytes, self.sliding_window)] if share else []
+        return groups + ([CacheGroupCosts(self.state_bytes, is_state=True)] if self.state_bytes else [])
+
+    def swap_seconds(self, num_blocks: float, block_size: int) -> float:
         """Return the seconds that moving blocks between device and host takes."""
         return num_blocks * block_size * self.kv_bytes_per_token / self.swap_bytes_per_s
 
@@ -114,7 +149,7 @@ class Roofline(BlockCosts, frozen=True, kw_only=True, forbid_unknown_fields=True
     kv_bytes_per_token: keys and values of one token over all layers. flops_per_pair: attention over all layers for one
     query and one key. swap_bytes_per_s: between device and host; within the device a copy reads and writes at
     bytes_per_s. step_s, sequence_s, token_s: what a step, each of its rows, and each of its tokens costs besides.
-    sliding_window: tokens that a query sees in every layer; leave it out where a layer sees all. expert_bytes: those of
+    sliding_window: tokens that a query sees in the layers that have a window. expert_bytes: those of
     weight_bytes that experts have, of which a token reads expert_share. num_stages: devices that a step passes one
     after the other, each with an equal part of the time, while other steps are on the others.
     """
@@ -136,6 +171,7 @@ class Roofline(BlockCosts, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def step_seconds(self, work: StepWork, block_size: int) -> float:
         bytes_read = self.weight_bytes + self.kv_bytes_per_token * work.num_context_tokens
+        bytes_read += 2 * self.state_bytes * work.num_sequences
         if self.expert_bytes:
             # experts that no token of the step chose, where tokens choose independently of each other
             bytes_read -= self.expert_bytes * (1 - self.expert_share) ** work.num_tokens

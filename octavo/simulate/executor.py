@@ -169,7 +169,7 @@ class SimulatedExecutor:
                 results.append(state.usual)
             else:
                 results.append(self._result(row, state))
-        work = work_of(step, self._cost_model.sliding_window)
+        work = work_of(step, self._cost_model.sliding_window, self._cost_model)
         num_swapped = work.num_swapped_blocks
         swap_s = self._cost_model.swap_seconds(num_swapped, self._block_size) if num_swapped else 0.0
         return ModelRunnerOutput(step_id=step.step_id, rows=results, swap_s=swap_s), work

@@ -19,7 +19,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     num_active_parameters: those that one token is multiplied with. num_expert_parameters: those of all routed experts,
     of which a token uses expert_share. intermediate_size: activations of a token within the feed-forward part of a
-    layer. bytes_per_parameter: as the weights are stored.
+    layer. windowed_share: of the layers, those that have the sliding window. bytes_per_parameter: as the weights are
+    stored.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     hidden_size: int
     intermediate_size: int
     sliding_window: int | None = None
+    windowed_share: float = 1.0
     bytes_per_parameter: float = 2.0
     is_fp8: bool = False
     num_expert_parameters: float = 0.0
@@ -79,7 +81,7 @@ def facts_of(name: str, config: Section) -> ModelFacts:
         head_dim=head_dim,
         hidden_size=hidden,
         intermediate_size=width,
-        sliding_window=_sliding_window(config),
+        **_window(config),
         bytes_per_parameter=bits / 8,
         is_fp8=is_fp8,
         num_expert_parameters=routed,
@@ -124,14 +126,16 @@ def _weight_format(config: Section) -> tuple[float, bool]:
     return bits, False
 
 
-def _sliding_window(config: Section) -> int | None:
-    """Return the window where every layer has it: a layer without one keeps all tokens in the cache."""
-    if not config.bool("use_sliding_window", True):
-        return None
+def _window(config: Section) -> dict[str, Any]:
+    """Return the window, and the share of the layers that have it; nothing where none has."""
     kinds = config.values.get("layer_types")
-    if isinstance(kinds, Sequence) and any(kind != "sliding_attention" for kind in kinds):
-        return None
-    return config.optional_positive("sliding_window")
+    share = 1.0
+    if isinstance(kinds, Sequence) and kinds:
+        share = sum(kind == "sliding_attention" for kind in kinds) / len(kinds)
+    window = config.optional_positive("sliding_window")
+    if window is None or not share or not config.bool("use_sliding_window", True):
+        return {}
+    return {"sliding_window": window, "windowed_share": share}
 
 
 _OTHER_CACHES: Final = {

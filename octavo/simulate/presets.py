@@ -75,6 +75,7 @@ def roofline(model: ModelFacts, device: DataSheet, layout: Layout = ALONE) -> Ro
         + num_handoffs * handoff_s,
         token_s=_KV_BYTES * (is_shared * width * (size - 1) / size / link + num_handoffs * model.hidden_size / wire),
         sliding_window=model.sliding_window,
+        windowed_share=model.windowed_share,
         num_layers=model.num_layers,
         expert_bytes=model.bytes_per_parameter * model.num_expert_parameters,
         expert_share=model.expert_share,

@@ -157,11 +157,13 @@ def test_what_is_not_reckoned_with_is_refused_by_name(
         facts(**changes)
 
 
-def test_a_window_counts_where_every_layer_has_it() -> None:
+def test_a_window_counts_for_the_layers_that_have_it() -> None:
     assert facts(sliding_window=4096).sliding_window == 4096
     assert facts(sliding_window=4096, use_sliding_window=False).sliding_window is None
     mixed = ["sliding_attention", "full_attention"]
-    assert facts(sliding_window=4096, layer_types=mixed).sliding_window is None
+    found = facts(sliding_window=4096, layer_types=mixed)
+    assert (found.sliding_window, found.windowed_share) == (4096, 0.5)
+    assert facts(sliding_window=4096, layer_types=mixed[1:]).sliding_window is None
 
 
 def test_every_device_that_ships_names_its_source() -> None:

@@ -6,8 +6,10 @@ import msgspec
 import pytest
 
 from octavo.config.args import EngineArgs
+from octavo.core.step import BlockCopy, BlockOps, ScheduledSequence, SchedulerOutput
 from octavo.errors import ConfigError
 from octavo.scheduler.build import build_scheduler
+from octavo.simulate.cost_model import work_of
 from octavo.simulate.presets import preset
 from octavo.simulate.settings import engine_settings
 from tests.fakes.engine import make_request
@@ -40,3 +42,28 @@ def test_a_windowed_model_takes_requests_that_are_longer_than_its_cache() -> Non
 def test_a_device_without_room_is_refused() -> None:
     with pytest.raises(ConfigError, match="l4/qwen3-14b leaves no room for a KV block"):
         engine_settings(EngineArgs(), preset("l4/qwen3-14b"), max_model_len=99)
+
+
+def test_groups_have_room_for_as_many_sequences_and_share_the_memory() -> None:
+    plain = preset("h100/llama-3.1-8b")
+    model = msgspec.structs.replace(plain, sliding_window=1024, windowed_share=0.75, state_bytes=10_000_000.0)
+    args = EngineArgs(num_gpu_blocks_override=4096, max_num_batched_tokens=1024)
+    full, windowed, states = engine_settings(args, model, max_model_len=16384).limits.groups
+    assert (windowed.window, states.is_state, full.max_live_tokens) == (1024, True, None)
+    assert 7.9 < full.num_blocks / windowed.num_blocks < 8.1
+    assert states.num_blocks == full.num_blocks // 256
+    each = [group.num_blocks * group.block_bytes for group in (full, windowed, states)]
+    assert 0.99 < sum(each) / (4096 * 16 * plain.kv_bytes_per_token) <= 1
+
+
+def test_a_model_with_windows_and_states_runs_and_costs_what_its_layers_read() -> None:
+    copies = BlockOps(copies=[BlockCopy(1, 2, 0), BlockCopy(1, 2, 2)])
+    rows = [ScheduledSequence(1, 0, 99, 1, 1), ScheduledSequence(2, 0, 0, 20, 1)]
+    step = SchedulerOutput(step_id=1, new_sequences=[], rows=rows, finished_ids=[], block_ops=copies)
+    model = msgspec.structs.replace(
+        preset("h100/llama-3.1-8b"), kv_bytes_per_token=100.0, sliding_window=10, windowed_share=0.75, state_bytes=300.0
+    )
+    work = work_of(step, 10, model)
+    assert work.num_context_tokens == 0.25 * 100 + 0.75 * 10
+    assert work.num_pairs == 0.25 * 210 + 0.75 * 155
+    assert work.num_copied_blocks == 0.25 + 3
