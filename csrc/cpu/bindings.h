@@ -37,6 +37,7 @@ void bind_elementwise(nb::class_<Cpu>& cpu);
 void bind_embedding(nb::class_<Cpu>& cpu);
 void bind_norm(nb::class_<Cpu>& cpu);
 void bind_probe(nb::class_<Cpu>& cpu);
+void bind_recurrent(nb::class_<Cpu>& cpu);
 void bind_rotary(nb::class_<Cpu>& cpu);
 void bind_tile_dot(nb::class_<Cpu>& cpu);
 void bind_sampling(nb::class_<Cpu>& cpu);

@@ -50,6 +50,7 @@ void bind_kernels(nb::module_& m) {
   bind_embedding(cpu);
   bind_norm(cpu);
   bind_probe(cpu);
+  bind_recurrent(cpu);
   bind_rotary(cpu);
   bind_tile_dot(cpu);
   bind_sampling(cpu);

@@ -51,6 +51,11 @@ def add(x: Tensor, y: Tensor) -> Tensor:
     return x + y
 
 
+def gated_by_sigmoid(x: Tensor, gate: Tensor) -> Tensor:
+    """Return `x · sigmoid(gate)`, each [tokens, dim] in one type, computed in float32."""
+    return (x.float() * torch.sigmoid(gate.float())).to(x.dtype)
+
+
 def scaled(x: Tensor, factor: float) -> Tensor:
     """Return `x · factor`, rounded once."""
     return x * factor
@@ -88,6 +93,7 @@ OPERATORS = (
     Operator("relu", relu, examples),
     Operator("relu2", relu2, examples),
     Operator("add", add, add_examples),
+    Operator("gated_by_sigmoid", gated_by_sigmoid, add_examples),
     Operator("scaled", scaled, parameter_examples),
     Operator("soft_capped", soft_capped, parameter_examples),
 )

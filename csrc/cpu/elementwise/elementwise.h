@@ -6,13 +6,13 @@
 namespace octavo {
 
 // The numbers are part of the Python interface.
-enum class Function : int { relu = 0, gelu = 1, gelu_tanh = 2, silu_and_mul = 3, add = 4, gelu_tanh_and_mul = 5, scaled = 6, soft_capped = 7, relu2 = 8 };
+enum class Function : int { relu = 0, gelu = 1, gelu_tanh = 2, silu_and_mul = 3, add = 4, gelu_tanh_and_mul = 5, scaled = 6, soft_capped = 7, relu2 = 8, gated_by_sigmoid = 9 };
 
 // out [rows, width] of x and y, all of `type`; rows of x and y may lie apart, those of out are dense.
 struct Elementwise {
   Function function;
   const void* x;
-  const void* y;  // the other operand of the products (up) and add; else null
+  const void* y;  // the other operand of the products (up), the gate and add; else null
   void* out;
   std::int64_t x_stride;
   std::int64_t y_stride;

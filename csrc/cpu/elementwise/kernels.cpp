@@ -46,6 +46,10 @@ void elementwise_of(const Elementwise& a, int begin, int end) {
     case Function::add: return map_rows<Element>(a, begin, end, [](Floats x, Floats y) { return add(x, y); });
     case Function::gelu_tanh_and_mul:
       return map_rows<Element>(a, begin, end, [](Floats gate, Floats up) { return mul(gelu_tanh(gate), up); });
+    case Function::gated_by_sigmoid:
+      return map_rows<Element>(a, begin, end, [](Floats x, Floats gate) {
+        return div(x, add(all(1.0f), exponential(sub(zero(), gate))));
+      });
     case Function::scaled:
       return map_rows<Element>(a, begin, end, [p = all(a.parameter)](Floats x, Floats) { return mul(x, p); });
     case Function::soft_capped:

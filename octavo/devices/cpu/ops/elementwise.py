@@ -8,12 +8,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, dense, rows_of
+from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, rows_of
 from octavo.ops import elementwise
 from octavo.ops.registry import Implementation
 
 _TYPES = (torch.float32, torch.bfloat16)
 _RELU, _GELU, _GELU_TANH, _SILU_AND_MUL, _ADD, _GELU_TANH_AND_MUL, _SCALED, _SOFT_CAPPED, _RELU2 = range(9)
+_GATED_BY_SIGMOID = 9
 
 
 def make_function(function: int, reference: Callable[..., Tensor], runtime: CpuRuntime) -> Callable[..., Tensor]:
@@ -57,21 +58,24 @@ def make_gated(function: int, reference: Callable[[Tensor], Tensor], runtime: Cp
     return compute
 
 
-def make_add(runtime: CpuRuntime) -> Callable[[Tensor, Tensor], Tensor]:
-    """Make `octavo.ops.elementwise.add` likewise."""
+def make_of_two(
+    function: int, reference: Callable[[Tensor, Tensor], Tensor], runtime: CpuRuntime
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a function of two tensors of one shape likewise; rows of both may lie apart."""
     kernel, empty = runtime.cpu.elementwise, runtime.empty
 
-    def add(x: Tensor, y: Tensor) -> Tensor:
+    def compute(x: Tensor, y: Tensor) -> Tensor:
         dtype, shape = x.dtype, x.shape
         if dtype not in _TYPES or y.dtype is not dtype:
-            return elementwise.add(x, y)
-        assert y.shape == shape, f"cannot add {tuple(y.shape)} to {tuple(shape)}"
-        out, y = empty(shape, dtype), dense(y)
+            return reference(x, y)
+        assert y.shape == shape, f"cannot join {tuple(y.shape)} with {tuple(shape)}"
+        out = empty(shape, dtype)
         count, width, stride = rows_of(x)
-        kernel(_ADD, x.data_ptr(), y.data_ptr(), out.data_ptr(), count, stride, width, width, TYPE_CODES[dtype], 0.0)
+        strides = stride, rows_of(y)[2]
+        kernel(function, x.data_ptr(), y.data_ptr(), out.data_ptr(), count, *strides, width, TYPE_CODES[dtype], 0.0)
         return out
 
-    return add
+    return compute
 
 
 IMPLEMENTATIONS = (
@@ -83,7 +87,8 @@ IMPLEMENTATIONS = (
     Implementation(
         "gelu_tanh_and_mul", "native", partial(make_gated, _GELU_TANH_AND_MUL, elementwise.gelu_tanh_and_mul)
     ),
-    Implementation("add", "native", make_add),
+    Implementation("add", "native", partial(make_of_two, _ADD, elementwise.add)),
+    Implementation("gated_by_sigmoid", "native", partial(make_of_two, _GATED_BY_SIGMOID, elementwise.gated_by_sigmoid)),
     Implementation("scaled", "native", partial(make_function, _SCALED, elementwise.scaled)),
     Implementation("soft_capped", "native", partial(make_function, _SOFT_CAPPED, elementwise.soft_capped)),
 )

@@ -1,0 +1,283 @@
+// Recurrent layers, compiled once per level.
+#include "recurrent.h"
+
+#include "../vector.h"
+
+namespace octavo {
+namespace {
+
+// The tokens of one row of a step, and its states.
+struct StateRow {
+  const StateRows& all;
+  const std::int32_t* table;
+  int first_token, count, context;
+
+  StateRow(const StateRows& rows, int row)
+      : all(rows), table(rows.block_tables + row * rows.table_stride), first_token(rows.query_starts[row]),
+        count(rows.query_starts[row + 1] - first_token), context(rows.sequence_lengths[row] - count) {}
+
+  // What the row starts from, or null for zeros.
+  const float* initial() const { return context == 0 ? nullptr : at(context - 1); }
+
+  // How many of the tokens from `done` on, at most `most`, end before the next place where the state may be written.
+  int run_length(int done, int most) const {
+    const int left = all.block_size - (context + done) % all.block_size;
+    const int length = left < count - done ? left : count - done;
+    return length < most ? length : most;
+  }
+
+  // Where the state after `done` tokens is written, or null.
+  float* target(int done) const {
+    const int position = context + done - 1;
+    if (done < count && (position + 1) % all.block_size != 0) return nullptr;
+    return table[position / all.block_size] == 0 ? nullptr : at(position);
+  }
+
+  float* at(int position) const { return all.states + table[position / all.block_size] * all.block_stride; }
+};
+
+constexpr int kMostChannels = 128;  // of a task's ring
+
+template <class Element, int kTaps>
+void convolve_of(const Convolution& a, int row_index, int begin, int end) {
+  const StateRow row(a.rows, row_index);
+  alignas(64) float ring[kTaps][kMostChannels];  // input of position p in place p % kTaps
+  const float* initial = row.initial();
+  for (int j = 0; j < kTaps - 1; ++j) {
+    float* slot = ring[(row.context + kTaps * kTaps - (kTaps - 1) + j) % kTaps];
+    for (int i = begin; i < end; ++i)
+      slot[i - begin] = initial ? initial[static_cast<std::int64_t>(j) * a.channels + i] : 0.0f;
+  }
+  for (int done = 0; done < row.count; ++done) {
+    const std::int64_t token = row.first_token + done;
+    const Element* x = static_cast<const Element*>(a.x) + token * a.x_stride;
+    const Element* before = a.before ? static_cast<const Element*>(a.before) + token * a.before_stride : nullptr;
+    const Element* after = a.after ? static_cast<const Element*>(a.after) + token * a.after_stride : nullptr;
+    const Element *weight = static_cast<const Element*>(a.weight), *bias = static_cast<const Element*>(a.bias);
+    Element* out = static_cast<Element*>(a.out) + token * a.channels;
+    float* inputs[kTaps];  // oldest first
+    for (int j = 0; j < kTaps; ++j) inputs[j] = ring[(row.context + done + 1 + j) % kTaps];
+    for (int i = begin; i < end; i += kLanes) {
+      const int count = end - i < kLanes ? end - i : kLanes, place = i - begin;
+      Floats input = load_some(x + i, count);
+      if (before) input = mul(input, load_some(before + i, count));
+      store(inputs[kTaps - 1] + place, input);
+      Floats sum = bias ? load_some(bias + i, count) : zero();
+      for (int j = 0; j < kTaps; ++j)
+        sum = fma(load(inputs[j] + place), load_some(weight + static_cast<std::int64_t>(j) * a.channels + i, count), sum);
+      if (a.is_silu) sum = silu(sum);
+      if (after) sum = mul(sum, load_some(after + i, count));
+      store_some(out + i, sum, count);
+    }
+    if (float* target = row.target(done + 1))
+      for (int j = 1; j < kTaps; ++j)
+        for (int i = begin; i < end; ++i) target[static_cast<std::int64_t>(j - 1) * a.channels + i] = inputs[j][i - begin];
+  }
+}
+
+template <class Element>
+void convolve_in(const Convolution& a, int row, int begin, int end) {
+  switch (a.taps) {
+    case 2: return convolve_of<Element, 2>(a, row, begin, end);
+    case 3: return convolve_of<Element, 3>(a, row, begin, end);
+    case 4: return convolve_of<Element, 4>(a, row, begin, end);
+  }
+}
+
+void convolve(const Convolution& a, int row, int begin, int end) {
+  for (int i = begin; i < end; i += kMostChannels) {
+    const int stop = end - i < kMostChannels ? end : i + kMostChannels;
+    a.type == Type::float32 ? convolve_in<float>(a, row, i, stop) : convolve_in<bf16>(a, row, i, stop);
+  }
+}
+
+constexpr int kColumnVectors = 2;
+constexpr int kColumns = kColumnVectors * kLanes;
+constexpr int kRunTokens = 8;  // whose keys, queries and gates are made at a time
+constexpr int kMostHeadFloats = 65536;
+
+// Keys, queries and gates of some tokens of one head.
+struct HeadInputs {
+  alignas(64) float keys[kRunTokens][kMostKeyDim];
+  alignas(64) float queries[kRunTokens][kMostKeyDim];
+  float decays[kRunTokens];
+  float factors[kRunTokens];  // of u
+};
+
+template <class Element>
+void widen_row(const Element* x, int dim, float scale, float* out) {
+  for_vectors(dim, [&](int i, int count) { store_some(out + i, mul(load_some(x + i, count), all(scale)), count); });
+}
+
+template <class Element>
+float scale_to_one(const Element* x, int dim) {
+  const float squares = sum_over(dim, [&](Floats sum, int i, int count) {
+    const Floats value = load_some(x + i, count);
+    return fma(value, value, sum);
+  });
+  return 1.0f / __builtin_sqrtf(squares + 1e-6f);
+}
+
+template <class Element>
+void read_head(const Recurrence& a, int head, std::int64_t first, int tokens, HeadInputs& in) {
+  const std::int64_t key_first = static_cast<std::int64_t>(head / (a.heads / a.key_heads)) * a.key_dim;
+  for (int t = 0; t < tokens; ++t) {
+    const std::int64_t token = first + t;
+    const Element* key = static_cast<const Element*>(a.key) + token * a.key_stride + key_first;
+    const Element* query = static_cast<const Element*>(a.query) + token * a.query_stride + key_first;
+    const float raw = to_float(static_cast<const Element*>(a.step)[token * a.step_stride + head]) + a.step_bias[head];
+    float step = raw > 20.0f ? raw : __builtin_log1pf(__builtin_expf(raw));
+    step = step < a.least_step ? a.least_step : step > a.most_step ? a.most_step : step;
+    in.decays[t] = __builtin_expf(-__builtin_expf(a.decay_log[head]) * step);
+    if (a.beta) {
+      const float beta = to_float(static_cast<const Element*>(a.beta)[token * a.beta_stride + head]);
+      in.factors[t] = 1.0f / (1.0f + __builtin_expf(-beta));
+      widen_row(key, a.key_dim, scale_to_one(key, a.key_dim), in.keys[t]);
+      widen_row(query, a.key_dim, scale_to_one(query, a.key_dim) / __builtin_sqrtf(static_cast<float>(a.key_dim)),
+                in.queries[t]);
+    } else {
+      in.factors[t] = step;
+      widen_row(key, a.key_dim, 1.0f, in.keys[t]);
+      widen_row(query, a.key_dim, 1.0f, in.queries[t]);
+    }
+  }
+}
+
+// Sums over rows in two turns, even and odd ones, so that no addition waits for the one before.
+template <class Element, bool kIsDelta>
+void advance_chunk(const Recurrence& a, const HeadInputs& in, int head, std::int64_t first, int tokens, int column,
+                   float* state) {
+  for (int t = 0; t < tokens; ++t) {
+    const std::int64_t place = static_cast<std::int64_t>(head) * a.value_dim + column;
+    const Element* value = static_cast<const Element*>(a.value) + (first + t) * a.value_stride + place;
+    Element* out = static_cast<Element*>(a.out) + (first + t) * a.heads * a.value_dim + place;
+    const Floats decay = all(in.decays[t]);
+    const float *key = in.keys[t], *query = in.queries[t];
+    Floats values[kColumnVectors], updates[kColumnVectors], sums[2][kColumnVectors];
+    int counts[kColumnVectors];
+    for (int v = 0; v < kColumnVectors; ++v) {
+      const int left = a.value_dim - column - v * kLanes;
+      counts[v] = left < 0 ? 0 : left < kLanes ? left : kLanes;
+      values[v] = counts[v] ? load_some(value + v * kLanes, counts[v]) : zero();
+      sums[0][v] = sums[1][v] = zero();
+    }
+    if constexpr (kIsDelta) {
+      for (int i = 0; i < a.key_dim; i += 2)
+        for (int parity = 0; parity < 2; ++parity)
+          for (int v = 0; v < kColumnVectors; ++v)
+            sums[parity][v] = fma(load(state + (i + parity) * kColumns + v * kLanes), all(key[i + parity]), sums[parity][v]);
+      for (int v = 0; v < kColumnVectors; ++v) {
+        const Floats kept = mul(decay, add(sums[0][v], sums[1][v]));
+        updates[v] = mul(all(in.factors[t]), sub(values[v], kept));
+        sums[0][v] = sums[1][v] = zero();
+      }
+    } else {
+      for (int v = 0; v < kColumnVectors; ++v) updates[v] = mul(all(in.factors[t]), values[v]);
+    }
+    for (int i = 0; i < a.key_dim; i += 2)
+      for (int parity = 0; parity < 2; ++parity)
+        for (int v = 0; v < kColumnVectors; ++v) {
+          float* at = state + (i + parity) * kColumns + v * kLanes;
+          const Floats next = fma(all(key[i + parity]), updates[v], mul(decay, load(at)));
+          store(at, next);
+          sums[parity][v] = fma(next, all(query[i + parity]), sums[parity][v]);
+        }
+    for (int v = 0; v < kColumnVectors; ++v) {
+      Floats sum = add(sums[0][v], sums[1][v]);
+      if (a.skip) sum = fma(all(a.skip[head]), values[v], sum);
+      if (counts[v]) store_some(out + v * kLanes, sum, counts[v]);
+    }
+  }
+}
+
+// Copies the columns of a chunk between a head's matrix, whose rows are `value_dim` long, and rows of kColumns.
+template <class Copy>
+void for_chunk_rows(const Recurrence& a, int column, const Copy& copy) {
+  for (int i = 0; i < a.key_dim; ++i)
+    for (int v = 0; v < kColumnVectors; ++v) {
+      const int left = a.value_dim - column - v * kLanes, count = left < 0 ? 0 : left < kLanes ? left : kLanes;
+      copy(static_cast<std::int64_t>(i) * a.value_dim + column + v * kLanes, i * kColumns + v * kLanes, count);
+    }
+}
+
+template <class Element, bool kIsDelta>
+void recur_of(const Recurrence& a, int row_index, int head, int begin, int end) {
+  const StateRow row(a.rows, row_index);
+  if (row.count == 0) return;
+  HeadInputs in;
+  alignas(64) float memory[kMostHeadFloats + kMostKeyDim * kColumns];
+  const std::int64_t head_floats = static_cast<std::int64_t>(a.key_dim) * a.value_dim;
+  // the matrix of a short row passes through the nearest cache chunk by chunk; that of a long one stays
+  const bool is_short = row.run_length(0, kRunTokens) == row.count;
+  const float* initial = row.initial();
+  for (int done = 0; done < row.count;) {
+    const int tokens = row.run_length(done, kRunTokens);
+    read_head<Element>(a, head, row.first_token + done, tokens, in);
+    float* target = row.target(done + tokens);
+    for (int chunk = begin; chunk < end; ++chunk) {
+      float* state = memory + (is_short ? 0 : (chunk - begin) * a.key_dim * kColumns);
+      const int column = chunk * kColumns;
+      if (done == 0) {
+        const float* from = initial ? initial + head * head_floats : nullptr;
+        for_chunk_rows(a, column, [&](std::int64_t far, int near, int count) {
+          store(state + near, from && count ? load_some(from + far, count) : zero());
+        });
+      }
+      advance_chunk<Element, kIsDelta>(a, in, head, row.first_token + done, tokens, column, state);
+      if (target) {
+        float* to = target + head * head_floats;
+        for_chunk_rows(a, column, [&](std::int64_t far, int near, int count) {
+          if (count) store_some(to + far, load(state + near), count);
+        });
+      }
+    }
+    done += tokens;
+  }
+}
+
+void recur(const Recurrence& a, int row, int head, int begin, int end) {
+  if (a.type == Type::float32)
+    a.beta ? recur_of<float, true>(a, row, head, begin, end) : recur_of<float, false>(a, row, head, begin, end);
+  else
+    a.beta ? recur_of<bf16, true>(a, row, head, begin, end) : recur_of<bf16, false>(a, row, head, begin, end);
+}
+
+template <class Element>
+void gated_norm_group(const GatedNorm& a, const Element* x, const Element* gate, const Element* weight, Element* out) {
+  const auto value = [&](int i, int count) {
+    const Floats plain = load_some(x + i, count);
+    return a.is_gate_first ? mul(plain, silu(load_some(gate + i, count))) : plain;
+  };
+  const float squares = sum_over(a.group, [&](Floats sum, int i, int count) {
+    const Floats each = first_lanes(value(i, count), count);
+    return fma(each, each, sum);
+  });
+  const Floats scale = all(1.0f / __builtin_sqrtf(squares / static_cast<float>(a.group) + a.eps));
+  for_vectors(a.group, [&](int i, int count) {
+    Floats normed = mul(mul(value(i, count), scale), load_some(weight + i, count));
+    if (!a.is_gate_first) normed = mul(normed, silu(load_some(gate + i, count)));
+    store_some(out + i, normed, count);
+  });
+}
+
+template <class Element>
+void gated_norm_rows(const GatedNorm& a, int begin, int end) {
+  for (std::int64_t row = begin; row < end; ++row)
+    for (int first = 0; first < a.dim; first += a.group)
+      gated_norm_group(a, static_cast<const Element*>(a.x) + row * a.x_stride + first,
+                       static_cast<const Element*>(a.gate) + row * a.gate_stride + first,
+                       static_cast<const Element*>(a.weight) + first % a.weight_size,
+                       static_cast<Element*>(a.out) + row * a.dim + first);
+}
+
+void gated_norm(const GatedNorm& a, int begin, int end) {
+  a.type == Type::float32 ? gated_norm_rows<float>(a, begin, end) : gated_norm_rows<bf16>(a, begin, end);
+}
+
+}  // namespace
+
+namespace OCTAVO_LEVEL {
+extern const RecurrentKernels recurrent_table;
+const RecurrentKernels recurrent_table = {kColumns, convolve, recur, gated_norm};
+}  // namespace OCTAVO_LEVEL
+}  // namespace octavo

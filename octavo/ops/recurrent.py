@@ -1,0 +1,260 @@
+"""Recurrences over the tokens of a sequence, with their states in blocks of a cache, and the norm behind them.
+
+A state is what later tokens need of all earlier ones. Block `table[p // block_size]` of a row holds the state after its
+last computed token p. A row whose first token of the step has position c starts from block
+`table[(c - 1) // block_size]`, or from zeros where c is 0. The state is written after the last token of each block and
+after the row's last token, unless the entry of the table is 0. Everything goes token by token, so that a cut of a
+prompt changes no bit.
+
+`states` is float32 [blocks, values], a part of the layer's cache, which is updated in place.
+
+Sources: Yang, Kautz and Hatamizadeh, "Gated Delta Networks", https://arxiv.org/abs/2412.06464; Dao and Gu,
+"Transformers are SSMs" (Mamba2), https://arxiv.org/abs/2405.21060.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.ops.registry import Operator
+
+Limits = tuple[float, float]
+
+
+class TokenRows(Protocol):
+    """Where the rows of a step keep their states: the part of `AttentionMetadata` that recurrences read."""
+
+    @property
+    def query_starts(self) -> Tensor: ...
+    @property
+    def sequence_lengths(self) -> Tensor: ...
+    @property
+    def block_tables(self) -> Tensor: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def query_lengths(self) -> Sequence[int]: ...
+    @property
+    def lengths(self) -> Sequence[int]: ...
+
+
+def short_convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    states: Tensor,
+    metadata: TokenRows,
+    gates: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Return the causal convolution of each channel of x [tokens, channels] with weight [taps, channels].
+
+    Its activation is SiLU. With `gates` (before, after), each [tokens, channels], it is the factor `after` of the
+    result instead, and x is multiplied by `before`. A state is the last taps - 1 inputs [taps - 1, channels], oldest
+    first.
+    """
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    inputs = x.float() if gates is None else x.float() * gates[0].float()
+
+    def advance(token: int, state: Tensor) -> Tensor:
+        window = torch.cat((state, inputs[token]))
+        total = (window.view(weight.shape) * weight.float()).sum(0) + (0.0 if bias is None else bias.float())
+        out[token] = F.silu(total) if gates is None else total * gates[1][token].float()
+        return window[x.shape[1] :]
+
+    _advance_rows(states, metadata, advance)
+    return out
+
+
+def gated_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    step: Tensor,
+    beta: Tensor,
+    numbers: tuple[Tensor, Tensor],
+    states: Tensor,
+    metadata: TokenRows,
+) -> Tensor:
+    """Return `S^T query / sqrt(key_dim)` of every head [tokens, heads, value_dim], after S of each token is
+
+    `decay · S + key (sigmoid(beta) · (value - decay · S^T key))^T`, decay being `exp(-exp(decay_log) · softplus(step +
+    step_bias))`. query and key [tokens, key_heads, key_dim] are brought to length 1, and each serves as many heads as
+    there are for it; value is [tokens, heads, value_dim], step and beta are [tokens, heads], and `numbers` decay_log
+    and step_bias, float32 [heads]. A state is S [heads, key_dim, value_dim].
+    """
+    heads, (key_heads, key_dim), value_dim = value.shape[1], key.shape[1:], value.shape[2]
+    out = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    repeats = heads // key_heads
+
+    def advance(token: int, state: Tensor) -> Tensor:
+        q, k = (_of_length_one(each[token].float()).repeat_interleave(repeats, 0) for each in (query, key))
+        kept = state.view(heads, key_dim, value_dim) * _decay(step[token], *numbers)[1][:, None, None]
+        change = value[token].float() - (kept * k[:, :, None]).sum(1)
+        kept = kept + k[:, :, None] * (change * torch.sigmoid(beta[token].float())[:, None])[:, None]
+        out[token] = (kept * (q * key_dim**-0.5)[:, :, None]).sum(1)
+        return kept.flatten()
+
+    _advance_rows(states, metadata, advance)
+    return out
+
+
+def mamba2_scan(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    step: Tensor,
+    numbers: tuple[Tensor, Tensor, Tensor],
+    limits: Limits,
+    states: Tensor,
+    metadata: TokenRows,
+) -> Tensor:
+    """Return `S^T query + skip · value` of every head [tokens, heads, value_dim], after S of each token is
+
+    `decay · S + key (dt value)^T`. dt is `softplus(step + step_bias)` within `limits`, decay is `exp(-exp(decay_log) ·
+    dt)`. query and key (C and B of the paper) are [tokens, groups, key_dim], value (x) [tokens, heads, value_dim], step
+    [tokens, heads], and `numbers` decay_log, step_bias and skip, float32 [heads]. A state is S [heads, key_dim,
+    value_dim].
+    """
+    heads, (groups, key_dim), value_dim = value.shape[1], key.shape[1:], value.shape[2]
+    out = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    repeats = heads // groups
+
+    def advance(token: int, state: Tensor) -> Tensor:
+        q, k = (each[token].float().repeat_interleave(repeats, 0) for each in (query, key))
+        dt, decay = _decay(step[token], *numbers[:2], limits)
+        x = value[token].float()
+        kept = state.view(heads, key_dim, value_dim) * decay[:, None, None] + k[:, :, None] * (x * dt[:, None])[:, None]
+        out[token] = (kept * q[:, :, None]).sum(1) + x * numbers[2][:, None]
+        return kept.flatten()
+
+    _advance_rows(states, metadata, advance)
+    return out
+
+
+def gated_rms_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, is_gate_first: bool = False
+) -> Tensor:
+    """Return `rms_norm(x) · silu(gate)`, each [tokens, dim], or with `is_gate_first` `rms_norm(x · silu(gate))`.
+
+    The norm is one of each `group` elements; weight is [dim], or [group] for all of them.
+    """
+    factor, wide = F.silu(gate.float()), x.float()
+    if is_gate_first:
+        wide = wide * factor
+    groups = F.rms_norm(wide.reshape(len(x), -1, group), (group,), None, eps) * weight.float().view(-1, group)
+    normed = groups.flatten(1)
+    return (normed if is_gate_first else normed * factor).to(x.dtype)
+
+
+def _advance_rows(states: Tensor, metadata: TokenRows, advance: Callable[[int, Tensor], Tensor]) -> None:
+    """Go through the tokens of each row with `advance(token, state)`, which returns the state after the token."""
+    if states.is_meta:
+        return
+    size, token = metadata.block_size, 0
+    tables = metadata.block_tables.tolist()
+    for table, length, count in zip(tables, metadata.lengths, metadata.query_lengths, strict=True):
+        context = length - count
+        state = states[table[(context - 1) // size]] if context else torch.zeros_like(states[0])
+        for position in range(context, length):
+            state = advance(token, state)
+            block = table[position // size]
+            if block and (position + 1 == length or (position + 1) % size == 0):
+                states[block] = state
+            token += 1
+
+
+def _of_length_one(x: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+
+
+def _decay(
+    step: Tensor, decay_log: Tensor, step_bias: Tensor, limits: Limits = (0.0, float("inf"))
+) -> tuple[Tensor, Tensor]:
+    """Return (dt, decay), each [heads]."""
+    dt = F.softplus(step.float() + step_bias).clamp(*limits)
+    return dt, torch.exp(-torch.exp(decay_log) * dt)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    query_starts: Tensor
+    sequence_lengths: Tensor
+    block_tables: Tensor
+    block_size: int
+    query_lengths: Sequence[int]
+    lengths: Sequence[int]
+
+
+def _example_rows(values: int) -> Iterator[tuple[Tensor, TokenRows]]:
+    """Yield states with the rows of a step: cut prompts, a decoding row, unwanted states, and a row that starts."""
+    generator = torch.Generator().manual_seed(1)
+    for counts, lengths, tables in (
+        ((1,), (1,), [[3]]),
+        ((1, 21, 6), (18, 21, 22), [[4, 1, 8], [0, 2, 0], [5, 6, 7]]),
+    ):
+        starts, ends, blocks = (
+            torch.tensor(each, dtype=torch.int32) for each in ([0, *accumulate(counts)], lengths, tables)
+        )
+        yield torch.randn(9, values, generator=generator), _Rows(starts, ends, blocks, 8, counts, lengths)
+
+
+def _normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def convolution_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Yield channels that fill no vector, with a bias and with gates."""
+    for taps, channels in ((4, 37), (3, 160)):
+        for states, metadata in _example_rows((taps - 1) * channels):
+            x, before, after = _normal(sum(metadata.query_lengths), 3 * channels).to(dtype).chunk(3, dim=1)
+            weight = _normal(taps, channels).to(dtype)
+            yield x, weight, weight[0].contiguous(), states, metadata
+            yield x, weight, None, states, metadata, (before, after)
+
+
+def delta_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Yield heads that share keys, and columns that fill no vector."""
+    for key_heads, heads, key_dim, value_dim in ((2, 4, 8, 12), (1, 2, 64, 80)):
+        for states, metadata in _example_rows(heads * key_dim * value_dim):
+            tokens = sum(metadata.query_lengths)
+            sizes = [key_heads * key_dim, key_heads * key_dim, heads * value_dim]
+            parts = torch.split(_normal(tokens, sum(sizes)).to(dtype), sizes, dim=1)
+            step, beta = _normal(tokens, 2 * heads).to(dtype).chunk(2, dim=1)
+            counts = key_heads, key_heads, heads
+            views = (part.view(tokens, count, -1) for part, count in zip(parts, counts, strict=True))
+            yield *views, step, beta, (_normal(heads), _normal(heads + 1)[:heads]), states, metadata
+
+
+def mamba2_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Yield the same with limits of the time step."""
+    for q, k, v, step, _, (decay_log, step_bias), states, metadata in delta_examples(dtype):
+        yield q, k, v, step, (decay_log, step_bias, step_bias * 0.5), (0.1, 1.5), states, metadata
+
+
+def gated_norm_examples(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Yield one weight for all groups, and one for the whole row."""
+    x, gate = _normal(3, 96).to(dtype).chunk(2, dim=1)
+    yield x, gate, _normal(12).to(dtype), 1e-5, 12
+    yield x, gate, _normal(48).to(dtype), 1e-5, 24, True
+
+
+def _on_copy(function: Callable[..., Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
+    """Return the result and the states after it, without a change of the arguments."""
+    place = next(i for i, each in enumerate(arguments) if isinstance(each, _Rows)) - 1
+    states = arguments[place].clone()
+    return function(*arguments[:place], states, *arguments[place + 1 :]), states
+
+
+OPERATORS = (
+    Operator("short_convolution", short_convolution, convolution_examples, trial=_on_copy),
+    Operator("gated_delta_rule", gated_delta_rule, delta_examples, trial=_on_copy),
+    Operator("mamba2_scan", mamba2_scan, mamba2_examples, trial=_on_copy),
+    Operator("gated_rms_norm", gated_rms_norm, gated_norm_examples),
+)
