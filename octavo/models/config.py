@@ -190,8 +190,8 @@ def read_rope(
         turned = int(head_dim * rope.positive_float("partial_rotary_factor", share))
     if turned % 2 or not 0 < turned <= head_dim:
         raise CheckpointError(
-            f"{c.where}: {turned} of the {head_dim} elements of a head turn, expected an even number of them: "
-            "they turn in pairs"
+            f"{c.where}: head_dim is {head_dim}, and {turned} elements of a head turn, expected an even number of "
+            "them: they turn in pairs"
         )
     return Rope(turned, rope.positive_float("rope_theta"), _read_scaling(c, rope, turned), interleaved)
 

@@ -36,6 +36,20 @@ class Mixture:
     is_shared_gated: bool = False
     """The shared expert's output is multiplied with the sigmoid of a gate's."""
 
+    def __post_init__(self) -> None:
+        """Raises CheckpointError for a rule that chooses what is not there."""
+        rule, groups = self.rule, self.rule.num_groups
+        if self.experts % groups or rule.groups_kept > groups:
+            raise CheckpointError(
+                f"config.json: n_group is {groups} and topk_group {rule.groups_kept}, expected a divisor of the "
+                f"{self.experts} experts, and no more than it"
+            )
+        if rule.top_k > self.experts // groups * (rule.groups_kept if groups > 1 else 1):
+            raise CheckpointError(
+                f"config.json: num_experts_per_tok is {rule.top_k}, expected at most the experts that are chosen from, "
+                f"of {self.experts} in {groups} groups"
+            )
+
 
 def read_stored(c: Checkpoint, like: StoredExperts | None = None) -> StoredExperts:
     """Return how the tensors of `c` hold experts: stacked, in either order of rows and columns, or one by one `like`.

@@ -245,7 +245,7 @@ def test_a_variant_that_is_not_implemented_is_refused_by_name(
             {"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": None},
             "hidden_size is 32, expected a multiple",
         ),
-        ({"head_dim": 7}, "7 of the 7 elements of a head turn, expected an even number"),
+        ({"head_dim": 7}, "head_dim is 7, and 7 elements of a head turn, expected an even number"),
         ({"head_dim": -8}, "head_dim is -8, expected an integer of at least 1"),
         ({"hidden_size": 10**20}, "hidden_size is 100000000000000000000, expected an integer of at most"),
         ({"rms_norm_eps": float("inf")}, "rms_norm_eps is Infinity, expected a finite number"),
