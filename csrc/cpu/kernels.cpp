@@ -48,6 +48,7 @@ void bind_kernels(nb::module_& m) {
   bind_linear(cpu);
   bind_elementwise(cpu);
   bind_embedding(cpu);
+  bind_experts(cpu);
   bind_norm(cpu);
   bind_probe(cpu);
   bind_recurrent(cpu);

@@ -66,6 +66,16 @@ def soft_capped(x: Tensor, cap: float) -> Tensor:
     return (torch.tanh(x.float() / cap) * cap).to(x.dtype)
 
 
+def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
+    """Return `gate · sigmoid(alpha · gate) · (up + 1)`, gate at most `limit` and up within it on either side.
+
+    x [tokens, 2 · dim] is gate beside up. Source: https://arxiv.org/abs/2508.10925.
+    """
+    gate, up = x.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(gate * alpha) * (up + 1)
+
+
 def examples(dtype: torch.dtype) -> Iterator[tuple[Tensor]]:
     """Yield values around zero and where the functions saturate."""
     generator = torch.Generator().manual_seed(0)
@@ -85,6 +95,12 @@ def parameter_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, float]]:
         yield x, 2.5
 
 
+def swiglu_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, float, float]]:
+    """Yield values on both sides of the limit."""
+    for (x,) in examples(dtype):
+        yield x, 1.7, 3.0
+
+
 OPERATORS = (
     Operator("silu_and_mul", silu_and_mul, examples),
     Operator("gelu_tanh_and_mul", gelu_tanh_and_mul, examples),
@@ -95,5 +111,6 @@ OPERATORS = (
     Operator("add", add, add_examples),
     Operator("gated_by_sigmoid", gated_by_sigmoid, add_examples),
     Operator("scaled", scaled, parameter_examples),
+    Operator("clamped_swiglu", clamped_swiglu, swiglu_examples),
     Operator("soft_capped", soft_capped, parameter_examples),
 )

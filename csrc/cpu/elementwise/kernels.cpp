@@ -56,6 +56,15 @@ void elementwise_of(const Elementwise& a, int begin, int end) {
       return map_rows<Element>(a, begin, end, [p = all(a.parameter)](Floats x, Floats) {
         return mul(tangent_hyperbolic(div(x, p)), p);
       });
+    case Function::clamped_swiglu:
+      return map_rows<Element>(a, begin, end, [p = all(a.parameter), most = all(a.limit)](Floats gate, Floats up) {
+        gate = where_less(most, gate, most, gate);
+        up = where_less(most, up, most, up);
+        const Floats least = sub(zero(), most);
+        up = where_less(up, least, least, up);
+        const Floats glu = div(gate, add(all(1.0f), exponential(sub(zero(), mul(gate, p)))));
+        return mul(add(up, all(1.0f)), glu);
+      });
   }
 }
 

@@ -47,6 +47,14 @@ class DryLibrary:
         row_bytes = (rest[3] + _PADDED) * width + _PANEL_COLUMNS * 4
         self.scratch_bytes = max(self.scratch_bytes, int(self._cpu.threads) * _HEAD_ROWS * row_bytes)
 
+    def expert_linear(self, x: int, stride: int, per_token: int, pairs: int, *rest: Any) -> None:
+        """Count a product with experts, whose rows are brought together and rearranged."""
+        self.linear(x, stride, pairs, *(0, 0, 0), 2 * rest[7] + _PADDED)
+
+    def expert_quantized(self, x: int, stride: int, per_token: int, pairs: int, *rest: Any) -> None:
+        """Count a product with quantised experts, whose rows are brought together and quantised."""
+        self._use_scratch(pairs, rest[8], 8)
+
     def _use_scratch(self, rows: int, inputs: int, width: int) -> None:
         self._call()
         row_bytes = (inputs + _PADDED) * width

@@ -14,7 +14,7 @@ from octavo.ops.registry import Implementation
 
 _TYPES = (torch.float32, torch.bfloat16)
 _RELU, _GELU, _GELU_TANH, _SILU_AND_MUL, _ADD, _GELU_TANH_AND_MUL, _SCALED, _SOFT_CAPPED, _RELU2 = range(9)
-_GATED_BY_SIGMOID = 9
+_GATED_BY_SIGMOID, _CLAMPED_SWIGLU = 9, 10
 
 
 def make_function(function: int, reference: Callable[..., Tensor], runtime: CpuRuntime) -> Callable[..., Tensor]:
@@ -39,20 +39,22 @@ def make_function(function: int, reference: Callable[..., Tensor], runtime: CpuR
     return compute
 
 
-def make_gated(function: int, reference: Callable[[Tensor], Tensor], runtime: CpuRuntime) -> Callable[[Tensor], Tensor]:
+def make_gated(function: int, reference: Callable[..., Tensor], runtime: CpuRuntime) -> Callable[..., Tensor]:
     """Return a function of a gate beside its other factor likewise."""
     kernel, empty = runtime.cpu.elementwise, runtime.empty
 
-    def compute(x: Tensor) -> Tensor:
+    def compute(x: Tensor, *parameters: float) -> Tensor:
         dtype = x.dtype
         if dtype not in _TYPES:
-            return reference(x)
+            return reference(x, *parameters)
         count, both, stride = rows_of(x)
         width = both // 2
         out = empty((*x.shape[:-1], width), dtype)
         gate = x.data_ptr()
         up = gate + width * dtype.itemsize
-        kernel(function, gate, up, out.data_ptr(), count, stride, stride, width, TYPE_CODES[dtype], 0.0)
+        kernel(
+            function, gate, up, out.data_ptr(), count, stride, stride, width, TYPE_CODES[dtype], *(parameters or (0.0,))
+        )
         return out
 
     return compute
@@ -90,5 +92,6 @@ IMPLEMENTATIONS = (
     Implementation("add", "native", partial(make_of_two, _ADD, elementwise.add)),
     Implementation("gated_by_sigmoid", "native", partial(make_of_two, _GATED_BY_SIGMOID, elementwise.gated_by_sigmoid)),
     Implementation("scaled", "native", partial(make_function, _SCALED, elementwise.scaled)),
+    Implementation("clamped_swiglu", "native", partial(make_gated, _CLAMPED_SWIGLU, elementwise.clamped_swiglu)),
     Implementation("soft_capped", "native", partial(make_function, _SOFT_CAPPED, elementwise.soft_capped)),
 )

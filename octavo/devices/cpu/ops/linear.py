@@ -11,9 +11,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from octavo.devices.cpu.ops.experts import PanelStack
 from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, dense, rows_of
 from octavo.ops.experts import PreparedStack
-from octavo.ops.prepare_linear import LinearShape, PlainFormat, PreparedLinear, TensorSpec, linear_stack
+from octavo.ops.prepare_linear import LinearShape, PlainFormat, PreparedLinear, TensorSpec
 from octavo.ops.registry import Implementation
 
 PANEL_COLUMNS = 32
@@ -144,7 +145,9 @@ class PanelFormat:
         return PanelLinear(self._runtime, shape, state)
 
     def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
-        return linear_stack(self, shape, state, first)
+        if shape.dtype not in _STEP_INPUTS:
+            return self._plain.restore_stack(shape, state, first)
+        return PanelStack(self._runtime, shape, state, first)
 
 
 IMPLEMENTATIONS = (Implementation("prepare_linear", "native", PanelFormat),)

@@ -8,11 +8,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from octavo.devices.cpu.ops.experts import PanelStack
 from octavo.devices.cpu.ops.linear import PANEL_COLUMNS, addend, bias_spec, num_panels, panel_order
 from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, dense, rows_of
 from octavo.ops.codes import NotFinite, check_inputs
 from octavo.ops.experts import PreparedStack
-from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec, linear_stack
+from octavo.ops.prepare_linear import LinearShape, PreparedLinear, TensorSpec
 from octavo.ops.registry import Implementation
 
 _STEP = 64
@@ -115,7 +116,7 @@ class QuantizedFormat:
         return QuantizedPanels(self._runtime, self._group, shape, state)
 
     def restore_stack(self, shape: LinearShape, state: Mapping[str, Tensor], first: int = 0) -> PreparedStack:
-        return linear_stack(self, shape, state, first)
+        return PanelStack(self._runtime, shape, state, first, self._group)
 
 
 IMPLEMENTATIONS = tuple(

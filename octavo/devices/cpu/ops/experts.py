@@ -1,0 +1,106 @@
+"""Mixtures of experts: routing, products with the panels of many experts, weighted sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from octavo.devices.cpu.runtime import TYPE_CODES, CpuRuntime, dense, rows_of
+from octavo.ops import experts
+from octavo.ops.experts import PreparedStack, RouterRule, Routing
+from octavo.ops.prepare_linear import LinearShape
+from octavo.ops.registry import Implementation
+
+_TYPES = (torch.float32, torch.bfloat16)
+
+
+class PanelStack(PreparedStack):
+    """The panels of `PanelLinear`, or with a `group` (0: int8) those of `QuantizedPanels`, expert after expert."""
+
+    def __init__(
+        self, runtime: CpuRuntime, shape: LinearShape, state: Mapping[str, Tensor], first: int, group: int | None = None
+    ) -> None:
+        super().__init__(state, first)
+        assert all(tensor.is_contiguous() for tensor in state.values()), "experts lie one after the other"
+        self._shape, self._empty, self._is_quantized = shape, runtime.empty, group is not None
+        self._columns = shape.outputs // 2 if shape.is_gated else shape.outputs
+        panels, scales, bias = (state[name].data_ptr() if name in state else 0 for name in ("panels", "scales", "bias"))
+        sizes = (shape.outputs, shape.inputs)
+        self._weights: tuple[int, ...]
+        if group is None:
+            self._multiply = runtime.cpu.expert_linear
+            self._weights = (first, self.experts, panels, bias, *sizes, TYPE_CODES[shape.dtype], shape.is_gated)
+        else:
+            self._multiply = runtime.cpu.expert_quantized
+            self._weights = (first, self.experts, panels, scales, bias, *sizes, group, shape.is_gated)
+
+    def __call__(self, x: Tensor, routing: Routing, *, of_tokens: bool, in_float32: bool = False) -> Tensor:
+        dtype = x.dtype
+        if dtype not in _TYPES:
+            found = self(x.float(), routing, of_tokens=of_tokens, in_float32=True)
+            return found if in_float32 else found.to(dtype)
+        rows, inputs, stride = rows_of(x)
+        pairs, top_k = len(routing.order), routing.weights.shape[1]
+        assert inputs == self._shape.inputs, f"x has {inputs} columns, its weights {self._shape.inputs} inputs"
+        assert rows * (top_k if of_tokens else 1) == pairs, f"{rows} rows cannot be those of {pairs} pairs"
+        to = torch.float32 if in_float32 else dtype
+        out = self._empty((pairs, self._columns), to)
+        which = (routing.order.data_ptr(), routing.starts.data_ptr())
+        own = (TYPE_CODES[dtype],) if self._is_quantized else ()
+        result = (out.data_ptr(), TYPE_CODES[to])
+        self._multiply(x.data_ptr(), stride, top_k if of_tokens else 0, pairs, *which, *self._weights, *own, *result)
+        return out
+
+
+def make_route(runtime: CpuRuntime) -> Callable[..., Routing]:
+    """Make `octavo.ops.experts.route`."""
+    kernel, empty = runtime.cpu.expert_route, runtime.empty
+
+    def route(logits: Tensor, rule: RouterRule, bias: Tensor | None = None) -> Routing:
+        logits = dense(logits)
+        tokens, count = logits.shape
+        assert logits.dtype is torch.float32, f"logits are {logits.dtype}, expected float32"
+        pairs = tokens * rule.top_k
+        weights = empty((tokens, rule.top_k), torch.float32)
+        order, places = empty((pairs,), torch.int32), empty((pairs,), torch.int32)
+        starts = empty((count + 1,), torch.int32)
+        kernel(
+            *(logits.data_ptr(), 0 if bias is None else bias.data_ptr(), tokens, count),
+            *(rule.top_k, rule.score == "sigmoid", rule.is_normalized, rule.factor),
+            *(rule.num_groups, rule.groups_kept, rule.group_best),
+            *(weights.data_ptr(), order.data_ptr(), places.data_ptr(), starts.data_ptr()),
+        )
+        return Routing(weights, order, places, starts)
+
+    return route
+
+
+def make_sum(runtime: CpuRuntime) -> Callable[..., Tensor]:
+    """Make `octavo.ops.experts.expert_sum`."""
+    kernel, empty = runtime.cpu.expert_sum, runtime.empty
+
+    def expert_sum(
+        rows: Tensor, routing: Routing, dtype: torch.dtype, shared: Tensor | None = None, gate: Tensor | None = None
+    ) -> Tensor:
+        if dtype not in _TYPES:
+            return experts.expert_sum(rows, routing, dtype, shared, gate)
+        rows, gate, (tokens, top_k) = dense(rows), None if gate is None else dense(gate), routing.weights.shape
+        width = rows.shape[1]
+        assert shared is None or (shared.dtype is dtype and shared.shape == (tokens, width)), "shared is not like out"
+        out = empty((tokens, width), dtype)
+        kernel(
+            *(rows.data_ptr(), routing.places.data_ptr(), routing.weights.data_ptr(), tokens, top_k, width),
+            *((0, 0) if shared is None else (shared.data_ptr(), rows_of(shared)[2])),
+            *(0 if gate is None else gate.data_ptr(), out.data_ptr(), TYPE_CODES[dtype]),
+        )
+        return out
+
+    return expert_sum
+
+
+IMPLEMENTATIONS = (
+    Implementation("route", "native", make_route),
+    Implementation("expert_sum", "native", make_sum),
+)
