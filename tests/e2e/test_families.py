@@ -19,10 +19,12 @@ from tests.conformance.runtimes import LEVELS
 from tests.e2e.test_sliding_window import core_of, spoil_free_blocks
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import FAMILIES, make_checkpoint
+from tests.fakes.running_sum import RUNNING_SUM, make_running_sum
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are the compiled kernels, absent here")
 
 QUICK = {
+    RUNNING_SUM,
     "gemma3",
 }
 """Families that are run each time: one of each kind of layer. The others are run with the long tests."""
@@ -80,19 +82,24 @@ def run_together(llm: LLM) -> list[list[CompletionOutput]]:
     return [found[number] for number in sorted(found)]
 
 
-def make(family: str, path: Path) -> Path:
+def make(family: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write a checkpoint of the family with the sizes of heads that kernels take."""
-    heads = {"head_dim": 16} if "head_dim" in FAMILIES[family][2] else {}
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, **heads}
+    sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128}
+    if family == RUNNING_SUM:
+        return write_byte_tokenizer(make_running_sum(path, monkeypatch, **sizes))
+    sizes |= {"head_dim": 16} if "head_dim" in FAMILIES[family][2] else {}
     make_checkpoint(family, path, **{**sizes, **OWN.get(family, {})})
     return write_byte_tokenizer(path)
 
 
 @pytest.mark.parametrize(
-    "family", [family if family in QUICK else pytest.param(family, marks=pytest.mark.long) for family in FAMILIES]
+    "family",
+    [each if each in QUICK else pytest.param(each, marks=pytest.mark.long) for each in (*FAMILIES, RUNNING_SUM)],
 )
-def test_any_schedule_gives_the_bits_of_a_lonely_run(family: str, tmp_path: Path) -> None:
-    path = make(family, tmp_path)
+def test_any_schedule_gives_the_bits_of_a_lonely_run(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make(family, tmp_path, monkeypatch)
     with opened(path, num_gpu_blocks_override=100, enable_prefix_caching=False) as llm:
         expected = [llm.generate(prompt, params, use_tqdm=False)[0].outputs for prompt, params in requests()]
     num_preemptions = 0

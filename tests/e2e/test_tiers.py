@@ -14,6 +14,7 @@ from octavo.config.args import EngineArgs
 from octavo.core.outputs import RequestOutput
 from tests.fakes.byte_tokenizer import write_byte_tokenizer
 from tests.fakes.checkpoints import ALTERNATING, make_checkpoint
+from tests.fakes.running_sum import make_running_sum
 
 pytestmark = pytest.mark.slow
 
@@ -139,3 +140,12 @@ async def test_replicas_share_the_host_tier_and_leave_nothing() -> None:
     finally:
         await llm.shutdown()
     assert not folder.exists()
+
+
+def test_a_later_engine_goes_on_behind_a_state_that_it_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_byte_tokenizer(make_running_sum(tmp_path / "model", monkeypatch, vocab_size=300))
+    args = {"model": str(model), "kv_disk": str(tmp_path / "disk"), "max_model_len": 128}
+    prompt = {"prompt_token_ids": [7 * place % 101 + 3 for place in range(70)]}
+    first, second = generate(prompt, **args), generate(prompt, **args)
+    assert (first.num_fetched_tokens, second.num_fetched_tokens) == (0, 64)
+    assert bits(second) == bits(first)

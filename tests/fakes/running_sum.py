@@ -23,6 +23,8 @@ from octavo.models.registry import ModelClass, resolve_model
 from tests.fakes.checkpoints import edit_config, make_checkpoint
 
 ARCHITECTURE = "RunningSumForCausalLM"
+RUNNING_SUM = "running sum"
+"""Its name among families."""
 KINDS = ("attention", "sum", "both")
 """Of the layers, in turn."""
 
