@@ -37,6 +37,21 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", _GEMMA),
     "glm": ("GlmConfig", "GlmForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
     "glm4": ("Glm4Config", "Glm4ForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
+    "glm4_moe": (
+        "Glm4MoeConfig",
+        "Glm4MoeForCausalLM",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "routed_scaling_factor": 1.7,
+            "n_group": 4,
+            "topk_group": 2,
+            "use_qk_norm": True,
+        },
+    ),
     "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", {}),
     "granite": (
         "GraniteConfig",
@@ -183,7 +198,8 @@ def make_checkpoint(
     model = getattr(transformers, FAMILIES[family][1])(family_config(family, **overrides))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        corrections = [each for each in model.named_buffers() if each[0].endswith("correction_bias")]
+        for name, parameter in (*model.named_parameters(), *corrections):
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() == 1:
                 parameter.copy_(noise * 0.2 + (0.0 if name.endswith("bias") else 1.0))

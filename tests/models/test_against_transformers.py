@@ -91,7 +91,7 @@ HALF_LLAMA3 = {**LLAMA3, "partial_rotary_factor": 0.5}
 VARIANTS |= {
     family: (family, {})
     for family in (
-        *("cohere", "cohere2", "ernie4_5", "exaone4", "glm", "glm4", "gpt_neox", "granite"),
+        *("cohere", "cohere2", "ernie4_5", "exaone4", "glm", "glm4", "glm4_moe", "gpt_neox", "granite"),
         *("ministral", "ministral3", "nemotron"),
         *("olmo2", "olmo3", "phi", "phi3", "seed_oss", "smollm3", "stablelm", "starcoder2", "youtu"),
     )
@@ -103,6 +103,10 @@ VARIANTS |= {
     "exaone4 without windows": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "glm with yarn and without biases": ("glm", {"attention_bias": False, "rope_parameters": HALF_YARN}),
     "glm4 with dynamic positions": ("glm4", {"rope_parameters": HALF_DYNAMIC, "tie_word_embeddings": True}),
+    "glm4_moe unnormalised": (
+        "glm4_moe",
+        {"norm_topk_prob": False, "attention_bias": True, "use_qk_norm": False, "n_group": 1, "topk_group": 1},
+    ),
     "gpt_neox one after the other": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
     "granite with biases": ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "ministral without layer types": ("ministral", {"layer_types": None, "num_hidden_layers": 2}),

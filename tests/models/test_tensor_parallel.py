@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,13 +64,17 @@ FAMILIES |= {
     "starcoder2": ("starcoder2", {}),
     "youtu": ("youtu", {"attention_bias": True}),
 }
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    family: (family, {}) for family in ("glm4_moe", "mixtral", "qwen2_moe", "qwen3_moe")
+}
+"""Mixtures of experts, whose layer packs each weight when it arrives."""
 WAYS = [("float32", None, 2), ("bfloat16", None, 4), ("float32", "int8", 4), ("bfloat16", "int4", 2)]
 
 
-def each_family(ways: Sequence[Any]) -> Any:
+def each_family(ways: Sequence[Any], families: Mapping[str, tuple[str, dict[str, Any]]] = FAMILIES) -> Any:
     """Every family in every way, or in one where it is not among those that are always run."""
     cases = []
-    for place, (name, (family, overrides)) in enumerate(FAMILIES.items()):
+    for place, (name, (family, overrides)) in enumerate(families.items()):
         for way in ways if family in checkpoints.ALWAYS else [ways[place % len(ways)]]:
             cases.append(pytest.param(family, overrides, way, id=f"{name} {way}"))
     return pytest.mark.parametrize(("family", "overrides", "way"), cases)
@@ -108,7 +112,7 @@ def generated(model: Rank, dtype: torch.dtype = torch.float32) -> tuple[list[lis
 
 
 @pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
-@each_family(WAYS)
+@each_family(WAYS, FAMILIES | MIXTURES)
 def test_ranks_compute_the_bits_of_one_rank(
     family: str, overrides: dict[str, Any], way: tuple[str, str | None, int], tmp_path: Path
 ) -> None:
@@ -150,7 +154,7 @@ def test_a_rank_reads_its_share_of_every_tensor_alone(
 
 
 def test_every_family_is_shared_by_ranks() -> None:
-    assert {family for family, _ in FAMILIES.values()} == set(checkpoints.FAMILIES)
+    assert {family for family, _ in (FAMILIES | MIXTURES).values()} == set(checkpoints.FAMILIES)
 
 
 def test_partial_sums_of_ranks_agree_with_one_rank(tmp_path: Path) -> None:
