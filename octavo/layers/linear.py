@@ -107,6 +107,55 @@ def _part(outputs: slice, *, outputs_last: bool) -> tuple[slice, ...]:
     return (slice(None), outputs) if outputs_last else (outputs,)
 
 
+class Pick(NamedTuple):
+    """Outputs of a stored tensor that has `outputs` of them: `rows` in this order, times `factor`."""
+
+    name: str
+    outputs: int
+    rows: Sequence[slice]
+    factor: float = 1.0
+
+    @property
+    def length(self) -> int:
+        """How many they are."""
+        return sum(each.stop - each.start for each in self.rows)
+
+
+class PickedLinear(PreparedLayer):
+    """x [tokens, inputs] → [tokens, all picks side by side]: outputs of tensors beside the layer, in any order."""
+
+    def __init__(self, inputs: int, picks: Sequence[Pick], *, bias: bool = False, gated: bool = False) -> None:
+        super().__init__(inputs, sum(each.length for each in picks), bias=bias, gated=gated)
+        self._inputs, self._picks = inputs, picks
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, inputs] → [tokens, outputs]."""
+        return self.prepared(x)
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        """Yield the tensors that picks name, each once."""
+        parent, _, _ = path.rpartition(".")
+        beside = f"{parent}." if parent else ""
+        for parameter, held in self.named_parameters(recurse=False):
+            for name in dict.fromkeys(each.name for each in self._picks):
+                own = [each for each in self._picks if each.name == name]
+                yield TensorSlot(
+                    f"{beside}{name}.{parameter}",
+                    (own[0].outputs, *held.shape[1:]),
+                    partial(self._fill, parameter, name),
+                    parts=tuple((rows,) for each in own for rows in each.rows),
+                )
+
+    def _fill(self, parameter: str, name: str, stored: Tensor) -> None:
+        room, target = self.room(parameter, stored.device), 0
+        for pick in self._picks:
+            for rows in pick.rows:
+                place = room.narrow(0, target, rows.stop - rows.start)
+                target += len(place)
+                if pick.name == name:
+                    place.copy_(stored[rows] if pick.factor == 1.0 else stored[rows] * pick.factor)
+
+
 class GatedLinear(ColumnLinear):
     """x [tokens, inputs] → act(gate(x)) * up(x) [tokens, this rank's share of width], from one product.
 
@@ -181,6 +230,31 @@ class QKVLinear(ColumnLinear):
         own = stored[rows]
         by_head = own.view(-1, 3, self.heads.dim, *own.shape[1:])
         self.hold(name, by_head.transpose(0, 1).reshape(own.shape))
+
+
+class GatedQKVLinear(PickedLinear):
+    """x [tokens, inputs] → q, k, v and gate, views of one tensor; a gate is stored behind the query of its head."""
+
+    def __init__(self, inputs: int, heads: Heads, mesh: Mesh, *, bias: bool = False) -> None:
+        self.local_heads, dim = heads.share(mesh), heads.dim
+        (first, length), (kv_first, kv_length) = heads.query_share(mesh), heads.kv_share(mesh)
+        starts = range(2 * first, 2 * (first + length), 2 * dim)
+        kv = (slice(kv_first, kv_first + kv_length),)
+        picks = [
+            Pick("q_proj", 2 * heads.q_size, [slice(start, start + dim) for start in starts]),
+            Pick("k_proj", heads.kv_size, kv),
+            Pick("v_proj", heads.kv_size, kv),
+            Pick("q_proj", 2 * heads.q_size, [slice(start + dim, start + 2 * dim) for start in starts]),
+        ]
+        super().__init__(inputs, picks, bias=bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # type: ignore[override]
+        """x [tokens, inputs] → q and gate [tokens, heads, dim], k and v [tokens, kv_heads, dim], in the order q, k, v,
+        gate."""
+        own = self.local_heads
+        counts = [own.query, own.kv, own.kv, own.query]
+        q, k, v, gate = torch.split(self.prepared(x).view(x.shape[0], -1, own.dim), counts, dim=1)
+        return q, k, v, gate
 
 
 class GatheredLinear(ColumnLinear):

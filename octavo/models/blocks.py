@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from octavo.attention.metadata import ModelInput
 from octavo.distributed.mesh import Mesh
 from octavo.layers.attention import PagedAttention
-from octavo.layers.elementwise import activation, addition
-from octavo.layers.linear import ColumnLinear, GatedLinear, QKVLinear, joined_linear
+from octavo.layers.elementwise import Elementwise, activation, addition
+from octavo.layers.linear import ColumnLinear, GatedLinear, GatedQKVLinear, QKVLinear, joined_linear
 from octavo.layers.norm import HeadLayerNorm, Norm, RMSNorm, WidthNorm
 from octavo.layers.rotary import Rotary
 from octavo.models.config import DecoderConfig
@@ -44,6 +44,21 @@ def head_layer_norms(c: DecoderConfig, mesh: Mesh, *, is_apart: bool = False) ->
     return make(c.heads.query, c.heads.query_share(mesh)), make(c.heads.kv, c.heads.kv_share(mesh))
 
 
+def qkv_linear(c: DecoderConfig, mesh: Mesh) -> QKVLinear | GatedQKVLinear:
+    """Make the projection to queries, keys and values, and to gates where the config says so."""
+    if c.attention_gate:
+        return GatedQKVLinear(c.hidden_size, c.heads, mesh, bias=c.qkv_bias)
+    return QKVLinear(
+        c.hidden_size,
+        c.heads,
+        mesh,
+        bias=c.qkv_bias,
+        reads=c.qkv_reads,
+        transposed=c.is_transposed,
+        by_head=c.qkv_by_head,
+    )
+
+
 class RotaryAttention(nn.Module):
     """Grouped-query attention, with the rotation and over the window that the config has for the layer.
 
@@ -52,15 +67,8 @@ class RotaryAttention(nn.Module):
 
     def __init__(self, c: DecoderConfig, mesh: Mesh, layer: int, norms: NormPair | None = None) -> None:
         super().__init__()
-        self.qkv_proj = QKVLinear(
-            c.hidden_size,
-            c.heads,
-            mesh,
-            bias=c.qkv_bias,
-            reads=c.qkv_reads,
-            transposed=c.is_transposed,
-            by_head=c.qkv_by_head,
-        )
+        self.qkv_proj = qkv_linear(c, mesh)
+        self.gate = Elementwise("gated_by_sigmoid") if c.attention_gate else None
         if norms is None and c.qk_norm:
             norms = c.norm(c.heads.dim, c.norm_eps), c.norm(c.heads.dim, c.norm_eps)
         if norms is not None:
@@ -79,12 +87,15 @@ class RotaryAttention(nn.Module):
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
-        q, k, v = self.qkv_proj(x)  # each [tokens, heads, dim]
+        q, k, v, *gates = self.qkv_proj(x)  # each [tokens, heads, dim]
         if self._norms_apart is not None:
             q, k = self._norms_apart[0](q), self._norms_apart[1](k)
         if self.rope is not None:
             q, k = self.rope(q, k, batch, norms=self._norms_within)
-        out: Tensor = self.o_proj(self.attend(q, k, v, batch))
+        attended = self.attend(q, k, v, batch)
+        if self.gate is not None:
+            attended = self.gate(attended, gates[0].flatten(1))
+        out: Tensor = self.o_proj(attended)
         return out
 
 

@@ -45,6 +45,8 @@ class DecoderConfig:
     """Heads of queries and keys are scaled by their root mean squares before they turn."""
     attention_scale: float | None = None
     """The factor of scores; None for one over the root of the head size."""
+    attention_gate: bool = False
+    """Stored queries have a gate beside each head, whose sigmoid is a factor of the result of attention."""
     attention_soft_cap: float | None = None
     """Scores become `cap * tanh(score / cap)`."""
     embedding_multiplier: float = 1.0

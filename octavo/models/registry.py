@@ -33,6 +33,7 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
 _FAMILY_OF_TEXT_MODEL: Final = {
     "qwen2_vl": "qwen2",
     "qwen2_5_vl": "qwen2",
+    "qwen3_5_text": "qwen3_5",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",
 }

@@ -56,6 +56,11 @@ def gated_by_sigmoid(x: Tensor, gate: Tensor) -> Tensor:
     return (x.float() * torch.sigmoid(gate.float())).to(x.dtype)
 
 
+def silu_times(gate: Tensor, x: Tensor) -> Tensor:
+    """Return `silu(gate) · x`, each [tokens, dim] in one type, computed in float32."""
+    return (F.silu(gate.float()) * x.float()).to(x.dtype)
+
+
 def scaled(x: Tensor, factor: float) -> Tensor:
     """Return `x · factor`, rounded once."""
     return x * factor
@@ -110,6 +115,7 @@ OPERATORS = (
     Operator("relu2", relu2, examples),
     Operator("add", add, add_examples),
     Operator("gated_by_sigmoid", gated_by_sigmoid, add_examples),
+    Operator("silu_times", silu_times, add_examples),
     Operator("scaled", scaled, parameter_examples),
     Operator("clamped_swiglu", clamped_swiglu, swiglu_examples),
     Operator("soft_capped", soft_capped, parameter_examples),

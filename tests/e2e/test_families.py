@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(not LEVELS, reason="exact by construction are th
 QUICK = {
     RUNNING_SUM,
     "gemma3",
+    "qwen3_5",
 }
 """Families that are run each time: one of each kind of layer. The others are run with the long tests."""
 

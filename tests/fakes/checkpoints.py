@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,46 @@ _LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 10,
 }
+_QWEN_LINEAR: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 4,
+}
+_FOUR_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
+_MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
+_LFM: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "num_key_value_heads": 2,
+    "conv_L_cache": 3,
+}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "cohere": ("CohereConfig", "CohereForCausalLM", {"num_key_value_heads": 2}),
     "cohere2": ("Cohere2Config", "Cohere2ForCausalLM", {"num_key_value_heads": 2, **WINDOWS_IN_TWO}),
     "ernie4_5": ("Ernie4_5Config", "Ernie4_5ForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
     "exaone4": ("Exaone4Config", "Exaone4ForCausalLM", {"num_key_value_heads": 2, **WINDOWS_IN_TWO}),
+    "falcon_h1": (
+        "FalconH1Config",
+        "FalconH1ForCausalLM",
+        {**_MAMBA, "num_key_value_heads": 2, "mamba_d_ssm": 48, "mamba_d_head": 12},
+    ),
     "gemma": ("GemmaConfig", "GemmaForCausalLM", {"num_key_value_heads": 1, "head_dim": 16}),
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", _GEMMA),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", _GEMMA),
@@ -129,9 +165,39 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "stablelm": ("StableLmConfig", "StableLmForCausalLM", {"num_key_value_heads": 2, "partial_rotary_factor": 0.5}),
     "starcoder2": ("Starcoder2Config", "Starcoder2ForCausalLM", {"num_key_value_heads": 2}),
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        "GraniteMoeHybridForCausalLM",
+        {
+            **_MAMBA,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_key_value_heads": 2,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 56,
+            "position_embedding_type": "nope",
+        },
+    ),
+    "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", _LFM),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        "Lfm2MoeForCausalLM",
+        {**_LFM, "num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    ),
     "llama": ("LlamaConfig", "LlamaForCausalLM", {"num_key_value_heads": 2}),
     "mistral": ("MistralConfig", "MistralForCausalLM", {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 7}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {"num_key_value_heads": 1}),
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _QWEN_LINEAR),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeTextConfig",
+        "Qwen3_5MoeForCausalLM",
+        {**_QWEN_LINEAR, **_FOUR_EXPERTS},
+    ),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        "Qwen3NextForCausalLM",
+        {**_QWEN_LINEAR, **_FOUR_EXPERTS, "mlp_only_layers": [0], "decoder_sparse_step": 1},
+    ),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
     "opt": ("OPTConfig", "OPTForCausalLM", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", {}),
@@ -219,6 +285,9 @@ def load_oracle(path: Path) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    module = sys.modules[type(model).__module__]
+    if hasattr(module, "torch_recurrent_gated_delta_rule"):  # in pieces of 64 tokens it is further from the formula
+        module.torch_chunk_gated_delta_rule = module.torch_recurrent_gated_delta_rule  # type: ignore[attr-defined]
     return model.eval()
 
 

@@ -92,6 +92,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "gelu_tanh": tanh_gelu,
     "relu": lambda x: x * (x > 0),
     "gelu_tanh_and_mul": lambda x: tanh_gelu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
+    "silu_times": lambda gate, x: x * gate / (1 + torch.exp(-gate)),
     "gated_by_sigmoid": lambda x, gate: x / (1 + torch.exp(-gate)),
     "scaled": lambda x, factor: factor * x,
     "soft_capped": lambda x, cap: cap * (1 - 2 / (torch.exp(2 * x / cap) + 1)),

@@ -91,6 +91,7 @@ IMPLEMENTATIONS = (
     ),
     Implementation("add", "native", partial(make_of_two, _ADD, elementwise.add)),
     Implementation("gated_by_sigmoid", "native", partial(make_of_two, _GATED_BY_SIGMOID, elementwise.gated_by_sigmoid)),
+    Implementation("silu_times", "native", partial(make_of_two, _SILU_AND_MUL, elementwise.silu_times)),
     Implementation("scaled", "native", partial(make_function, _SCALED, elementwise.scaled)),
     Implementation("clamped_swiglu", "native", partial(make_gated, _CLAMPED_SWIGLU, elementwise.clamped_swiglu)),
     Implementation("soft_capped", "native", partial(make_function, _SOFT_CAPPED, elementwise.soft_capped)),

@@ -1,0 +1,282 @@
+"""Layers whose memory of a sequence is a state of one size: gated delta rule, Mamba2, and a short convolution alone.
+
+Ranks share the heads, and keys and queries with them, as they share those of attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from octavo.attention.metadata import AttentionMetadata, ModelInput
+from octavo.core.model_shape import State
+from octavo.distributed.mesh import Mesh
+from octavo.layers.heads import Heads
+from octavo.layers.layer import CachedLayer, Layer, TensorSlot
+from octavo.layers.linear import Pick, PickedLinear, joined_linear
+from octavo.ops.memory import zeroed
+from octavo.ops.prepare_linear import TensorSpec
+from octavo.ops.registry import Ops
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentSizes:
+    """`heads` of values share `key_heads` of keys and queries; the convolution before them sees `taps` tokens."""
+
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+
+    @property
+    def key_size(self) -> int:
+        """Width of all keys, and of all queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """Width of all values."""
+        return self.heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Width of what the convolution sees."""
+        return 2 * self.key_size + self.value_size
+
+    def share(self, mesh: Mesh) -> RecurrentSizes:
+        """Return this rank's heads. Raises ConfigError where the ranks cannot share the heads."""
+        heads = Heads(self.heads, self.key_heads, 1).share(mesh)
+        return RecurrentSizes(heads.query, heads.kv, self.key_dim, self.value_dim, self.taps)
+
+    def state(self, mesh: Mesh) -> State:
+        """Return what a rank keeps: the tail of the convolution, and a matrix for each head."""
+        own = self.share(mesh)
+        return State((own.taps - 1) * own.channels + own.heads * own.key_dim * own.value_dim)
+
+    def rows(self, mesh: Mesh, *, of_keys: bool, width: int = 1, start: int = 0) -> slice:
+        """Return this rank's part of a section from `start` on, which has `width` elements per head."""
+        heads = Heads(self.heads, self.key_heads, width)
+        first, length = heads.kv_share(mesh) if of_keys else heads.query_share(mesh)
+        return slice(start + first, start + first + length)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionSizes:
+    """A convolution alone: `channels`, and the `taps` tokens that it sees."""
+
+    channels: int
+    taps: int
+
+    def state(self, mesh: Mesh) -> State:
+        """Return what a rank keeps: the tail of its channels."""
+        return State((self.taps - 1) * mesh.share(self.channels)[1])
+
+
+class ShortConvolution(Layer):
+    """A causal convolution of each channel, stored as [channels, 1, taps]; `own` are this rank's channels, in order."""
+
+    def __init__(self, channels: int, own: Sequence[slice], taps: int, *, bias: bool) -> None:
+        super().__init__()
+        count = sum(each.stop - each.start for each in own)
+        self.weight = nn.Parameter(torch.empty(taps, count), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(count), requires_grad=False) if bias else None
+        self._channels, self._own = channels, own
+
+    def forward(
+        self, x: Tensor, states: Tensor, metadata: AttentionMetadata, gates: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """x [tokens, channels] → the same shape; `states` and `gates` are those of the operator."""
+        out: Tensor = self.ops.short_convolution(x, self.weight, self.bias, states, metadata, gates)
+        return out
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        for name, _ in self.named_parameters(recurse=False):
+            inner = (1, self.weight.shape[0]) if name == "weight" else ()
+            parts = tuple((each,) for each in self._own)
+            yield TensorSlot(f"{path}.{name}", (self._channels, *inner), partial(self._fill, name), parts=parts)
+
+    def _fill(self, name: str, stored: Tensor) -> None:
+        own = torch.cat([stored[each] for each in self._own])
+        self.hold(name, own.squeeze(1).t() if name == "weight" else own)
+
+
+class GatedNorm(Layer):
+    """The RMS norm of each group of a row [tokens, dim], beside a gate, or behind it where `is_gate_first`.
+
+    The weight is one for all groups, or that of the whole row, of which this rank has `rows`.
+    """
+
+    def __init__(self, size: int, rows: slice, group: int, eps: float, *, is_gate_first: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows.stop - rows.start), requires_grad=False)
+        self._size, self._rows, self._numbers = size, rows, (eps, group, is_gate_first)
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x and gate [tokens, dim] → the same shape."""
+        normed: Tensor = self.ops.gated_rms_norm(x, gate, self.weight, *self._numbers)
+        return normed
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        def fill(stored: Tensor) -> None:
+            self.hold("weight", stored[self._rows])
+
+        yield TensorSlot(f"{path}.weight", (self._size,), fill, parts=((self._rows,),))
+
+
+class RecurrentLayer(CachedLayer):
+    """A layer with a state, and with numbers of each head in float32, `rows` of which this rank has."""
+
+    def __init__(self, numbers: Sequence[str], count: int, rows: slice) -> None:
+        super().__init__()
+        self._count, self._rows = count, rows
+        for name in numbers:
+            self.register_parameter(name, nn.Parameter(torch.empty(rows.stop - rows.start), requires_grad=False))
+
+    def states(self, batch: ModelInput) -> tuple[Tensor, AttentionMetadata]:
+        """Return the states [blocks, values] of all blocks, and where those of this step's rows are."""
+        return batch.kv_caches[self.cache_index][0], batch.attention[self.cache_group]
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        def fill(name: str, stored: Tensor) -> None:
+            self.hold(name, stored[self._rows])
+
+        for name, _ in self.named_parameters(recurse=False):
+            yield TensorSlot(f"{path}.{name}", (self._count,), partial(fill, name), parts=((self._rows,),))
+
+    def room(self, name: str, device: torch.device) -> Tensor:
+        parameter = self.get_parameter(name)
+        if parameter.is_meta:
+            memory = zeroed(tuple(parameter.shape), torch.float32, device)
+            self.register_parameter(name, nn.Parameter(memory, requires_grad=False))
+        return self.get_parameter(name).data
+
+    def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
+        own = self.named_parameters(recurse=False)
+        return {name: TensorSpec(tuple(parameter.shape), torch.float32) for name, parameter in own}
+
+
+class GatedDeltaNet(RecurrentLayer):
+    """The gated delta rule behind a short convolution, and a gated norm of each head.
+
+    `picks` makes the picks of the input's projection: queries, keys, values, gate, beta, step.
+    """
+
+    def __init__(self, sizes: RecurrentSizes, hidden: int, eps: float, mesh: Mesh, picks: Sequence[Pick]) -> None:
+        super().__init__(("A_log", "dt_bias"), sizes.heads, sizes.rows(mesh, of_keys=False))
+        self.sizes = own = sizes.share(mesh)
+        self.in_proj = PickedLinear(hidden, picks)
+        keys = partial(sizes.rows, mesh, of_keys=True, width=sizes.key_dim)
+        values = sizes.rows(mesh, of_keys=False, width=sizes.value_dim, start=2 * sizes.key_size)
+        channels = keys(), keys(start=sizes.key_size), values
+        self.conv1d = ShortConvolution(sizes.channels, channels, sizes.taps, bias=False)
+        dim = sizes.value_dim
+        self.norm = GatedNorm(dim, slice(0, dim), dim, eps, is_gate_first=False)
+        self.out_proj = joined_linear(sizes.value_size, hidden, mesh)
+        self._tail = (own.taps - 1) * own.channels
+
+    def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        states, metadata = self.states(batch)
+        own, tokens = self.sizes, len(x)
+        mixed, gate, beta, step = torch.split(
+            self.in_proj(x), [own.channels, own.value_size, own.heads, own.heads], dim=1
+        )
+        mixed = self.conv1d(mixed, states[:, : self._tail], metadata)
+        q, k, v = torch.split(mixed, [own.key_size, own.key_size, own.value_size], dim=1)
+        q, k = (each.view(tokens, own.key_heads, own.key_dim) for each in (q, k))
+        v = v.view(tokens, own.heads, own.value_dim)
+        out = self.ops.gated_delta_rule(
+            q, k, v, step, beta, (self.A_log, self.dt_bias), states[:, self._tail :], metadata
+        )
+        projected: Tensor = self.out_proj(self.norm(out.view(tokens, -1), gate))
+        return projected
+
+
+@dataclass(frozen=True, slots=True)
+class MambaOptions:
+    """What families with Mamba2 differ in.
+
+    factors: of gate, x, B, C and step after the projection. limits: of the time step. norm_groups: parts of a row that
+    are normalised each; None without a norm. is_norm_first: the norm stands before the gate.
+    """
+
+    bias: bool = False
+    convolution_bias: bool = True
+    out_bias: bool = False
+    limits: tuple[float, float] = (0.0, float("inf"))
+    factors: tuple[float, ...] = (1.0,) * 5
+    norm_groups: int | None = 1
+    is_norm_first: bool = False
+
+
+class Mamba2(RecurrentLayer):
+    """Mamba2's scan behind a short convolution, and a gated norm; C, B and x are queries, keys and values."""
+
+    def __init__(
+        self, sizes: RecurrentSizes, hidden: int, eps: float, mesh: Mesh, options: MambaOptions | None = None
+    ) -> None:
+        super().__init__(("A_log", "dt_bias", "D"), sizes.heads, sizes.rows(mesh, of_keys=False))
+        options = options or MambaOptions()
+        self.sizes = own = sizes.share(mesh)
+        keys = partial(sizes.rows, mesh, of_keys=True, width=sizes.key_dim)
+        values = partial(sizes.rows, mesh, of_keys=False, width=sizes.value_dim)
+        inner, total = sizes.value_size, sizes.value_size + sizes.channels + sizes.heads
+        sections = (
+            values(),
+            values(start=inner),
+            keys(start=2 * inner),
+            keys(start=2 * inner + sizes.key_size),
+            sizes.rows(mesh, of_keys=False, start=inner + sizes.channels),
+        )
+        picks = [
+            Pick("in_proj", total, (rows,), factor) for rows, factor in zip(sections, options.factors, strict=True)
+        ]
+        self.in_proj = PickedLinear(hidden, picks, bias=options.bias)
+        channels = values(), keys(start=inner), keys(start=inner + sizes.key_size)
+        self.conv1d = ShortConvolution(sizes.channels, channels, sizes.taps, bias=options.convolution_bias)
+        self.norm: GatedNorm | None = None
+        if options.norm_groups is not None:
+            mesh.share(options.norm_groups, "groups of the norm behind Mamba2")
+            is_gate_first = not options.is_norm_first
+            self.norm = GatedNorm(inner, values(), inner // options.norm_groups, eps, is_gate_first=is_gate_first)
+        self.out_proj = joined_linear(inner, hidden, mesh, bias=options.out_bias)
+        self._limits, self._tail = options.limits, (own.taps - 1) * own.channels
+
+    def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        states, metadata = self.states(batch)
+        own, tokens = self.sizes, len(x)
+        gate, mixed, step = torch.split(self.in_proj(x), [own.value_size, own.channels, own.heads], dim=1)
+        mixed = self.conv1d(mixed, states[:, : self._tail], metadata)
+        v, k, q = torch.split(mixed, [own.value_size, own.key_size, own.key_size], dim=1)
+        q, k = (each.view(tokens, own.key_heads, own.key_dim) for each in (q, k))
+        v, numbers = v.view(tokens, own.heads, own.value_dim), (self.A_log, self.dt_bias, self.D)
+        out = self.ops.mamba2_scan(q, k, v, step, numbers, self._limits, states[:, self._tail :], metadata)
+        out = out.view(tokens, -1)
+        out = self.ops.silu_times(gate, out) if self.norm is None else self.norm(out, gate)
+        projected: Tensor = self.out_proj(out)
+        return projected
+
+
+class GatedConvolution(RecurrentLayer):
+    """A short convolution between two gates, over a projection to before | after | input. Ranks share the channels."""
+
+    def __init__(self, sizes: ConvolutionSizes, mesh: Mesh, *, bias: bool) -> None:
+        hidden, taps = sizes.channels, sizes.taps
+        start, length = mesh.share(hidden)
+        super().__init__((), hidden, slice(start, start + length))
+        rows = [slice(part * hidden + start, part * hidden + start + length) for part in range(3)]
+        self.in_proj = PickedLinear(hidden, [Pick("in_proj", 3 * hidden, rows)], bias=bias)
+        self.conv = ShortConvolution(hidden, (self._rows,), taps, bias=bias)
+        self.out_proj = joined_linear(hidden, hidden, mesh, bias=bias)
+
+    def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        before, after, inner = self.in_proj(x).chunk(3, dim=1)
+        out: Tensor = self.out_proj(self.conv(inner, *self.states(batch), gates=(before, after)))
+        return out

@@ -1,0 +1,96 @@
+"""Decoders whose layers attend or keep a state: which layer does which, and under which name it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.section import shown
+from octavo.core.model_shape import LayerCache
+from octavo.distributed.mesh import Mesh
+from octavo.errors import UnsupportedModel
+from octavo.layers.layer import Layer
+from octavo.layers.recurrent import ConvolutionSizes, MambaOptions, RecurrentSizes
+from octavo.models.blocks import GatedDecoder
+from octavo.models.config import DecoderConfig
+
+ATTENTION, RECURRENT = "full_attention", "linear_attention"
+ALIASES: Final = {"attention": ATTENTION, "mamba": RECURRENT, "mamba2": RECURRENT, "conv": RECURRENT}
+"""Names of kinds that older configs use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridConfig(DecoderConfig):
+    """A decoder with recurrent layers, all of one size."""
+
+    kinds: tuple[str, ...]
+    """ATTENTION, RECURRENT, or a kind of the family's own that caches nothing, for each layer."""
+    sizes: RecurrentSizes | ConvolutionSizes
+    eps: float = 1e-6
+    """That of the norm behind a recurrence."""
+
+    def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
+        if self.kinds[layer] == RECURRENT:
+            return (LayerCache(self.sizes.state(mesh)),)
+        return super().caches_of(layer, mesh) if self.kinds[layer] == ATTENTION else ()
+
+
+class HybridDecoder(GatedDecoder):
+    """A decoder whose recurrent layers are stored under a name of their own."""
+
+    RECURRENT_NAME: ClassVar[str]
+    """What stands in the place of `self_attn`."""
+    config: HybridConfig
+
+    def layers_by_path(self) -> Iterator[tuple[str, Layer]]:
+        # what is called like the last norm within a layer keeps its name
+        last_norm, mixer = (self.RENAMED.get(name, name) for name in ("norm", "self_attn"))
+        for path, layer in super().layers_by_path():
+            parts = path.split(".")
+            if parts[0] == "layers":
+                if self.config.kinds[int(parts[1])] == RECURRENT and parts[2] == mixer:
+                    parts[2] = self.RECURRENT_NAME
+                parts[3:] = ["norm" if each == last_norm else each for each in parts[3:]]
+            yield ".".join(parts), layer
+
+
+def read_kinds(
+    c: Checkpoint, default: list[str] | None = None, known: Sequence[str] = (ATTENTION, RECURRENT)
+) -> tuple[str, ...]:
+    """Return the kind of each layer, from `layer_types` or `layers_block_type`. Raises UnsupportedModel."""
+    num_layers = c.positive("num_hidden_layers") if c.values.get("num_hidden_layers") is not None else None
+    kinds = c.values.get("layer_types") or c.values.get("layers_block_type") or default
+    found: list[Any] = [ALIASES.get(each, each) for each in kinds] if isinstance(kinds, list) else []
+    if not found or len(found) != (num_layers or len(found)) or any(each not in known for each in found):
+        raise UnsupportedModel(
+            f"{c.where}: layer_types has {shown(kinds)}, expected {' or '.join(known)} for each of "
+            f"{num_layers or 'the'} layers"
+        )
+    return tuple(found)
+
+
+def read_mamba(c: Checkpoint, hidden: int) -> RecurrentSizes:
+    """Return the sizes of Mamba2 under the names that begin with `mamba_`. Raises CheckpointError."""
+    inner = c.optional_positive("mamba_d_ssm") or int(c.positive_float("mamba_expand", 2.0) * hidden)
+    heads, groups = c.positive("mamba_n_heads"), c.positive("mamba_n_groups", 1)
+    dim = inner // heads if c.values.get("mamba_d_head") in (None, "auto") else c.positive("mamba_d_head")
+    if heads * dim != inner:
+        raise c.error("mamba_n_heads", f"a number of heads of {dim} elements that are {inner} in all")
+    if heads % groups:
+        raise c.error("mamba_n_groups", f"a divisor of mamba_n_heads, which is {heads}")
+    return RecurrentSizes(heads, groups, c.positive("mamba_d_state"), dim, c.positive("mamba_d_conv", 4))
+
+
+def read_limits(c: Checkpoint) -> tuple[float, float]:
+    """Return the limits of Mamba2's time step. Raises CheckpointError."""
+    found = c.values.get("time_step_limit")
+    if not isinstance(found, list):
+        return MambaOptions().limits
+    limits: list[Any] = [each.get("__float__") if isinstance(each, dict) else each for each in found]  # infinity
+    try:
+        least, most = map(float, limits)
+    except (TypeError, ValueError):
+        raise c.error("time_step_limit", "two numbers, the least and the largest time step") from None
+    return least, most
