@@ -81,7 +81,12 @@ class ModelArgs:
         ),
     ] = None
     max_model_len: Annotated[
-        int | None, Arg("Most tokens of prompt and output together; by default what the checkpoint was made for.", ge=1)
+        int | None,
+        Arg(
+            "Most tokens of prompt and output together; by default what the checkpoint was made for. Where positions "
+            "are LongRoPE's (Phi), it chooses the short or the long factors.",
+            ge=1,
+        ),
     ] = None
     seed: Annotated[
         int | None,
