@@ -116,7 +116,7 @@ class ModelInput:
     attention: Sequence[AttentionMetadata]
     """Where the tokens live, for each cache group. Only block tables and slots differ between groups."""
     kv_caches: Sequence[Tensor]
-    """One cache tensor per attention layer of this rank, in the shape of the backend's `cache_shape`."""
+    """One tensor per cache of a layer on this rank, in the layout of `cache_layout`."""
     embeddings: EmbeddingOverride | None = None
     """Vectors in place of token embeddings; None in nearly every step."""
     adapter_of_token: Tensor | None = None

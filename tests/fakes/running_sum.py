@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from octavo.attention.metadata import ModelInput
 from octavo.config.checkpoint import Checkpoint
 from octavo.core.model_shape import LayerCache, State
 from octavo.distributed.mesh import Mesh
+from octavo.layers.elementwise import addition
 from octavo.layers.heads import Heads
 from octavo.layers.layer import Binding, CachedLayer
 from octavo.models import loader
@@ -60,6 +61,26 @@ class RunningSum(CachedLayer):
         return out.flatten(1)
 
 
+class Convolution(CachedLayer):
+    """The state is the last two values of each channel: the compiled operator of short convolutions, which is recorded.
+
+    There are as many heads of values as of queries, whose values have no part.
+    """
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__()
+        self._weights: dict[torch.device, Tensor] = {}
+
+    def forward(self, q: Tensor, v: Tensor, batch: ModelInput) -> Tensor:
+        """v [tokens, heads, dim] → [tokens, heads · dim]."""
+        states, metadata = batch.kv_caches[self.cache_index][0], batch.attention[self.cache_group]
+        x = v.flatten(1)
+        if x.device not in self._weights:
+            self._weights[x.device] = torch.full((3, x.shape[1]), 0.5, dtype=x.dtype, device=x.device)
+        out: Tensor = self.ops.short_convolution(x, self._weights[x.device], None, states, metadata)
+        return out
+
+
 class SummingAttention(RotaryAttention):
     """Attention, a running sum, or the sum of both."""
 
@@ -68,7 +89,8 @@ class SummingAttention(RotaryAttention):
         kind = KINDS[layer % 3]
         if kind == "sum":
             del self.attend
-        self.sum = None if kind == "attention" else RunningSum(self.qkv_proj.local_heads)
+        self.sum = None if kind == "attention" else c.state_layer(self.qkv_proj.local_heads)
+        self.add = addition()
 
     def forward(self, x: Tensor, batch: ModelInput) -> Tensor:
         q, k, v = self.qkv_proj(x)
@@ -76,16 +98,20 @@ class SummingAttention(RotaryAttention):
         q, k = self.rope(q, k, batch)
         parts = [self.attend(q, k, v, batch)] if hasattr(self, "attend") else []
         parts += [self.sum(q, v, batch)] if self.sum is not None else []
-        out: Tensor = self.o_proj(parts[0] if len(parts) == 1 else parts[0] + parts[1])
+        out: Tensor = self.o_proj(parts[0] if len(parts) == 1 else self.add(*parts))
         return out
 
 
 class RunningSumConfig(LlamaConfig):
     """That of Llama."""
 
+    state_layer: Callable[[Heads], CachedLayer] = RunningSum
+    values_per_element = 1
+    """Elements of a state for each one of a token's values."""
+
     def caches_of(self, layer: int, mesh: Mesh) -> Sequence[LayerCache]:
         heads, kind = self.heads.share(mesh), KINDS[layer % 3]
-        state = [] if kind == "attention" else [LayerCache(State(heads.kv_size))]
+        state = [] if kind == "attention" else [LayerCache(State(heads.kv_size * self.values_per_element))]
         return [*(() if kind == "sum" else super().caches_of(layer, mesh)), *state]
 
 
@@ -98,11 +124,30 @@ class RunningSumForCausalLM(GatedDecoder):
         super().__init__(c, mesh, lambda layer: SummingAttention(c, mesh, layer))
 
 
-def make_running_sum(path: Path, monkeypatch: pytest.MonkeyPatch, **overrides: Any) -> Path:
-    """Write a random model of the family, which the loader knows from now on in this process."""
+class ConvolutionConfig(RunningSumConfig):
+    """With the compiled operator."""
+
+    state_layer = Convolution
+    values_per_element = 2
+
+
+class ConvolutionForCausalLM(RunningSumForCausalLM):
+    """The whole model."""
+
+    Config = ConvolutionConfig
+
+
+def make_running_sum(
+    path: Path, monkeypatch: pytest.MonkeyPatch, *, is_compiled: bool = False, **overrides: Any
+) -> Path:
+    """Write a random model of the family, which the loader knows from now on in this process.
+
+    is_compiled: with a short convolution instead of the sum.
+    """
+    model = ConvolutionForCausalLM if is_compiled else RunningSumForCausalLM
 
     def resolve(checkpoint: Checkpoint) -> ModelClass:
-        return RunningSumForCausalLM if checkpoint.architecture == ARCHITECTURE else resolve_model(checkpoint)
+        return model if checkpoint.architecture == ARCHITECTURE else resolve_model(checkpoint)
 
     monkeypatch.setattr(loader, "resolve_model", resolve)
     make_checkpoint("llama", path, num_hidden_layers=3, **overrides)

@@ -13,10 +13,11 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.core.model_shape import State
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import BlockCopy, BlockOps, NewSequence, TokenLogprobs
+from octavo.devices.cpu.runtime import CpuRuntime
 from octavo.distributed.mesh import Axis, Mesh
 from octavo.models.loader import LoadedModel
-from octavo.ops.registry import bind
 from octavo.worker.worker import Worker
+from tests.conformance.runtimes import LEVELS
 from tests.distributed.threads import run_ranks
 from tests.fakes.running_sum import make_running_sum
 from tests.models.paged_run import load
@@ -117,14 +118,15 @@ def test_states_are_float32_in_every_cache_type_and_steps_are_not_recorded(path:
     assert "keys and values of 2 × 8 per token, layers 0, 2" in text
 
 
+@pytest.mark.skipif(not LEVELS, reason="needs the compiled kernels")
 def test_ranks_that_share_layers_have_shares_of_the_state_and_compute_the_same_bits(path: Path) -> None:
     def work(mesh: Mesh) -> Any:
-        return generated(Rank(path, mesh, bind(), torch.float32, None))
+        return generated(Rank(path, mesh, CpuRuntime.open(1, LEVELS[-1]).bind(), torch.float32, None))
 
     tokens, logits = work(Mesh.single())
     for found_tokens, found in run_ranks(2, work):
         assert found_tokens == tokens
-        assert torch.allclose(found, logits, atol=1e-5)
+        assert torch.equal(found, logits)
     checkpoint = Checkpoint.open(path)
     shape = LoadedModel.open(checkpoint, Mesh(Axis(1, 2))).shape
     assert [group.keeps for group in shape.cache_groups][1] == State(8)
@@ -139,3 +141,23 @@ def test_a_stage_has_the_caches_of_its_layers(path: Path) -> None:
     places = [(each.self_attn.attend.cache_index, each.self_attn.attend.cache_group) for each in (layers[0], layers[2])]
     sums = [(each.self_attn.sum.cache_index, each.self_attn.sum.cache_group) for each in layers[1:]]
     assert (places, sums) == ([(0, 0), (2, 0)], [(1, 1), (3, 1)])
+
+
+@pytest.mark.skipif(not LEVELS, reason="needs the compiled kernels")
+def test_steps_with_compiled_states_are_recorded_and_give_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"head_dim": 8, "num_key_value_heads": 4, "is_compiled": True}
+    path = make_running_sum(tmp_path, monkeypatch, **sizes)
+    found = []
+    for is_eager in (True, False):
+        worker = opened(path, enforce_eager=is_eager)
+        drawn = worker.submit(step([new(1, [5, 6, 7, 8])], [row(1, 0, 40)])).result().rows[0].tokens
+        worker.submit(step([new(2, [9, 0, 10, 11], [9, 10, 11, 12])], [row(2, 0, 39, 0)])).result()
+        drawn += decoded(worker, 1, 11)
+        drawn += worker.submit(step(rows=[row(2, 39, 1)])).result().rows[0].tokens
+        drawn += decoded(worker, 2, 11)
+        assert any(getattr(worker._runner.model, "_recordings", {}).values()) != is_eager
+        found.append(drawn)
+    assert found[0] == found[1]
+    assert found[0][:12] == found[0][12:]
