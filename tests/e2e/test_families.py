@@ -27,6 +27,7 @@ QUICK = {
     RUNNING_SUM,
     "gemma3",
     "qwen3_5",
+    "youtu",
 }
 """Families that are run each time: one of each kind of layer. The others are run with the long tests."""
 
