@@ -31,6 +31,7 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
 )
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""
 _FAMILY_OF_TEXT_MODEL: Final = {
+    "kimi_k2": "deepseek_v3",
     "qwen2_vl": "qwen2",
     "qwen2_5_vl": "qwen2",
     "qwen3_5_text": "qwen3_5",

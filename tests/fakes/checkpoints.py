@@ -58,9 +58,23 @@ _LFM: dict[str, Any] = {
     "num_key_value_heads": 2,
     "conv_L_cache": 3,
 }
+_LATENT_EXPERTS: dict[str, Any] = {
+    **_LATENT,
+    "num_hidden_layers": 3,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 1.7,
+}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "cohere": ("CohereConfig", "CohereForCausalLM", {"num_key_value_heads": 2}),
     "cohere2": ("Cohere2Config", "Cohere2ForCausalLM", {"num_key_value_heads": 2, **WINDOWS_IN_TWO}),
+    "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM", {**_LATENT_EXPERTS, "first_k_dense_replace": 1}),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        "DeepseekV3ForCausalLM",
+        {**_LATENT_EXPERTS, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
+    ),
     "ernie4_5": ("Ernie4_5Config", "Ernie4_5ForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
     "exaone4": ("Exaone4Config", "Exaone4ForCausalLM", {"num_key_value_heads": 2, **WINDOWS_IN_TWO}),
     "falcon_h1": (
@@ -72,6 +86,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", _GEMMA),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", _GEMMA),
     "glm": ("GlmConfig", "GlmForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
+    "glm4_moe_lite": ("Glm4MoeLiteConfig", "Glm4MoeLiteForCausalLM", _LATENT_EXPERTS),
     "glm4": ("Glm4Config", "Glm4ForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
     "glm4_moe": (
         "Glm4MoeConfig",

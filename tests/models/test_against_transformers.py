@@ -130,6 +130,7 @@ VARIANTS |= {
     family: (family, {})
     for family in (
         *("cohere", "cohere2", "ernie4_5", "exaone4", "glm", "glm4", "glm4_moe", "gpt_neox", "granite"),
+        *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
         *("ministral", "ministral3", "nemotron"),
         *("olmo2", "olmo3", "phi", "phi3", "seed_oss", "smollm3", "stablelm", "starcoder2", "youtu"),
     )
@@ -137,6 +138,12 @@ VARIANTS |= {
 VARIANTS |= {
     "cohere with norms and biases": ("cohere", {"use_qk_norm": True, "attention_bias": True, "logit_scale": 0.3}),
     "cohere2 by pattern": ("cohere2", {"layer_types": None, "num_hidden_layers": 4, "tie_word_embeddings": False}),
+    "deepseek_v2 with groups and two shared experts": (
+        "deepseek_v2",
+        {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "n_shared_experts": 2},
+    ),
+    "deepseek_v3 with weights as they are": ("deepseek_v3", {"norm_topk_prob": False, "q_lora_rank": None}),
+    "glm4_moe_lite with kinds of layers": ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
     "ernie4_5 with biases": ("ernie4_5", {"use_bias": True, "tie_word_embeddings": False}),
     "exaone4 without windows": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "glm with yarn and without biases": ("glm", {"attention_bias": False, "rope_parameters": HALF_YARN}),

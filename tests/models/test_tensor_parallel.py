@@ -45,17 +45,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 FAMILIES |= {
     "cohere": ("cohere", {"use_qk_norm": True}),
     "cohere2": ("cohere2", {}),
+    "deepseek_v2": ("deepseek_v2", {}),
+    "deepseek_v3": ("deepseek_v3", {}),
     "ernie4_5": ("ernie4_5", {"use_bias": True}),
     "exaone4": ("exaone4", {}),
     "glm": ("glm", {}),
+    "glm4_moe_lite": ("glm4_moe_lite", {}),
     "glm4": ("glm4", {}),
     "gpt_neox": ("gpt_neox", {}),
     "granite": ("granite", {}),
     "ministral": ("ministral", {}),
     "ministral3": ("ministral3", {}),
+    "mixtral": ("mixtral", {}),
     "nemotron": ("nemotron", {}),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {}),
+    "qwen2_moe": ("qwen2_moe", {}),
+    "qwen3_moe": ("qwen3_moe", {}),
     "phi": ("phi", {}),
     "phi3": ("phi3", {}),
     "seed_oss": ("seed_oss", {}),
@@ -148,7 +154,8 @@ def test_a_rank_reads_its_share_of_every_tensor_alone(
                 read[size] += int((stored == 1).sum())
                 if slot.required:
                     slot.fill(stored)
-            assert not any(parameter.isnan().any() for parameter in layer.parameters(recurse=False))
+            kept = (each for each in layer.parameters(recurse=False) if not each.is_meta)
+            assert not any(each.isnan().any() for each in kept)
     # norms, positions and projections of narrow embeddings are whole on every rank
     assert read[4] < read[1] * (0.35 if family not in ("opt", "gpt2") else 0.7)
 
