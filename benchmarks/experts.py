@@ -1,0 +1,226 @@
+"""Decoding with a mixture of experts, one token at a time: `python -m benchmarks.experts`, perhaps beside llama.cpp.
+
+A stack of a few layers in the shape of Qwen3-30B-A3B (hidden 2048, 128 experts of which a token takes 8, 768 wide,
+32 and 4 heads of 128) with random weights. A step reads the attention, the router, the chosen experts and the head:
+their bytes over the memory's measured speed are the floor. `--llama` runs llama.cpp on the same shape in turns with
+octavo; it needs the packages `xllamacpp` and `gguf` (`pip install --target DIR xllamacpp gguf`, PYTHONPATH).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import octavo
+from benchmarks.kernels.ceilings import measure
+from octavo.cli.report import report
+from octavo.core.sampling_params import SamplingParams
+from octavo.devices.cpu.runtime import CpuRuntime
+from octavo.llm import LLM
+
+SHAPE: Final[dict[str, Any]] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "vocab_size": 4096,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
+BYTES: Final = {"bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / 64}
+LLAMA_TYPES: Final = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+PROMPT: Final = list(range(10, 42))
+
+
+def bytes_per_token(layers: int, kind: str) -> float:
+    """Return the weights that a token of a decode step reads."""
+    hidden, heads, kv, dim = (
+        SHAPE[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    )
+    attention = hidden * dim * (2 * heads + 2 * kv)
+    experts = SHAPE["num_experts_per_tok"] * 3 * hidden * SHAPE["moe_intermediate_size"]
+    router = hidden * SHAPE["num_experts"] * BYTES["bfloat16"]
+    return layers * ((attention + experts) * BYTES[kind] + router) + SHAPE["vocab_size"] * hidden * BYTES[kind]
+
+
+class Octavo:
+    """The stack in octavo."""
+
+    def __init__(self, folder: Path, kind: str, threads: int) -> None:
+        quantization = {} if kind == "bfloat16" else {"quantization": kind}
+        self._llm = LLM(
+            str(folder),
+            load_format="dummy",
+            threads=threads,
+            dtype="bfloat16",
+            tokenizer=str(Path(octavo.__file__).parent / "builtin" / "octavo-tiny"),
+            max_model_len=1024,
+            kv_cache_memory="256MiB",
+            **quantization,
+        )
+
+    def seconds(self, tokens: int) -> float:
+        """Return how long generating `tokens` behind the prompt takes."""
+        start = time.perf_counter()
+        self._llm.generate(
+            {"prompt_token_ids": PROMPT},
+            SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0),
+        )
+        return time.perf_counter() - start
+
+
+class Llama:
+    """The stack in llama.cpp."""
+
+    def __init__(self, folder: Path, kind: str, layers: int, threads: int) -> None:
+        import xllamacpp
+
+        path = folder / "model.gguf"
+        write_gguf(path, kind, layers)
+        params = xllamacpp.CommonParams()
+        params.model.path = str(path)
+        params.n_ctx, params.n_parallel, params.warmup = 1024, 1, True
+        params.cpuparams.n_threads = threads
+        self._server = xllamacpp.Server(params)
+
+    def seconds(self, tokens: int) -> float:
+        """Return how long generating `tokens` behind the prompt takes."""
+        asked = {
+            "prompt": PROMPT,
+            "max_tokens": tokens,
+            "n_predict": tokens,
+            "ignore_eos": True,
+            "temperature": 0.0,
+            "cache_prompt": False,
+        }
+        start = time.perf_counter()
+        self._server.handle_completions(asked)
+        return time.perf_counter() - start
+
+
+def write_gguf(path: Path, kind: str, layers: int) -> None:
+    """Write random weights of the shape, norms and router in float32."""
+    import gguf
+    import numpy as np
+
+    made = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(str(path), "qwen3moe")
+    heads, kv, dim = (SHAPE[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+    hidden, width, experts, vocabulary = (
+        SHAPE[key] for key in ("hidden_size", "moe_intermediate_size", "num_experts", "vocab_size")
+    )
+    writer.add_block_count(layers)
+    writer.add_context_length(2048)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(SHAPE["intermediate_size"])
+    writer.add_expert_feed_forward_length(width)
+    writer.add_expert_count(experts)
+    writer.add_expert_used_count(SHAPE["num_experts_per_tok"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv)
+    writer.add_key_length(dim)
+    writer.add_value_length(dim)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(1e6)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([f"t{i}" for i in range(vocabulary)])
+    writer.add_token_types([1] * vocabulary)
+    writer.add_token_merges(["t 1"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    kind_of = getattr(gguf.GGMLQuantizationType, LLAMA_TYPES[kind])
+
+    def add(name: str, *shape: int) -> None:
+        if len(shape) == 1:
+            writer.add_tensor(name, np.ones(shape, np.float32))
+            return
+        rows = made.standard_normal((64, shape[-1]), np.float32) / np.float32(shape[-1] ** 0.5)
+        if name.endswith("ffn_gate_inp.weight"):
+            writer.add_tensor(name, made.standard_normal(shape, np.float32) / np.float32(shape[-1] ** 0.5))
+            return
+        packed = gguf.quants.quantize(rows, kind_of)
+        count = int(np.prod(shape[:-1]))
+        full = np.tile(packed, (-(-count // 64), 1))[:count].reshape(*shape[:-1], -1)
+        writer.add_tensor(name, full, raw_dtype=kind_of)
+
+    add("token_embd.weight", vocabulary, hidden)
+    add("output_norm.weight", hidden)
+    add("output.weight", vocabulary, hidden)
+    for layer in range(layers):
+        at = f"blk.{layer}"
+        for name in ("attn_norm", "ffn_norm"):
+            add(f"{at}.{name}.weight", hidden)
+        for name in ("attn_q_norm", "attn_k_norm"):
+            add(f"{at}.{name}.weight", dim)
+        add(f"{at}.attn_q.weight", heads * dim, hidden)
+        add(f"{at}.attn_k.weight", kv * dim, hidden)
+        add(f"{at}.attn_v.weight", kv * dim, hidden)
+        add(f"{at}.attn_output.weight", hidden, heads * dim)
+        add(f"{at}.ffn_gate_inp.weight", experts, hidden)
+        add(f"{at}.ffn_gate_exps.weight", experts, width, hidden)
+        add(f"{at}.ffn_up_exps.weight", experts, width, hidden)
+        add(f"{at}.ffn_down_exps.weight", experts, hidden, width)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def main() -> None:
+    """Print a JSON report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--kind", choices=sorted(BYTES), default="bfloat16")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--llama", action="store_true")
+    arguments = parser.parse_args()
+    kind, layers, threads, tokens = arguments.kind, arguments.layers, arguments.threads, arguments.tokens
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        (path / "config.json").write_text(json.dumps({**SHAPE, "num_hidden_layers": layers}))
+        engines: dict[str, Octavo | Llama] = {"octavo": Octavo(path, kind, threads)}
+        if arguments.llama:
+            engines["llama.cpp"] = Llama(path, kind, layers, threads)
+        ceilings = measure(CpuRuntime.open(threads))
+        floor_ms = bytes_per_token(layers, kind) / ceilings.read_gbps["dram"].of(threads) / 1e6
+        steps: dict[str, list[float]] = {name: [] for name in engines}
+        for repetition in range(arguments.repetitions + 1):
+            for name, engine in engines.items():
+                step_ms = (engine.seconds(1 + tokens) - engine.seconds(1)) / tokens * 1e3
+                if repetition:  # the first one warms up
+                    steps[name].append(step_ms)
+    medians = {name: statistics.median(each) for name, each in steps.items()}
+    read_gbps = ceilings.read_gbps["dram"].of(threads)
+    result = {
+        "read_gbps": round(read_gbps, 1),
+        "mb_per_token": round(bytes_per_token(layers, kind) / 1e6, 1),
+        "floor_ms": round(floor_ms, 2),
+        "step_ms": {name: round(each, 2) for name, each in medians.items()},
+        "share_of_floor": {name: round(floor_ms / each, 3) for name, each in medians.items()},
+    }
+    report("experts", {"layers": layers, "kind": kind, "threads": threads}, result)
+
+
+if __name__ == "__main__":
+    main()
