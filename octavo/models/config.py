@@ -104,7 +104,7 @@ class DecoderConfig:
             raise c.error("num_key_value_heads", f"a divisor of num_attention_heads, which is {num_heads}")
         dim = head_dim or c.optional_positive("head_dim") or even_share(c, "hidden_size", hidden_size, num_heads)
         fields: dict[str, Any] = {
-            "num_layers": c.positive("num_hidden_layers"),
+            "num_layers": own.get("num_layers") or c.positive("num_hidden_layers"),
             "hidden_size": hidden_size,
             "intermediate_size": c.positive("intermediate_size"),
             "heads": Heads(num_heads, num_kv_heads, dim),

@@ -103,6 +103,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2 with a window in its last layer": ("qwen2", {**WINDOW, "max_window_layers": 1}),
     "mistral with windows in every other layer": ("mistral", {**ALTERNATING, "sliding_window": 5}),
     "qwen3 with biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    "nemotron_h": ("nemotron_h", {}),
     "opt": ("opt", {}),
     "opt with late norms and projections": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
     "opt without biases": ("opt", {"enable_bias": False, "_remove_final_layer_norm": True}),
