@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Self
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.models.sparse_latent import SparseLatentConfig, SparseLatentDecoder, dense_first, read_mixture
+from octavo.models.sparse import dense_first, read_mixture
+from octavo.models.sparse_latent import SparseLatentConfig, SparseLatentDecoder
 from octavo.ops.experts import RouterRule
 
 ARCHITECTURES = ("DeepseekV2ForCausalLM",)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Self
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.models.sparse_latent import SparseLatentConfig, SparseLatentDecoder, corrected, dense_first
+from octavo.models.sparse import corrected, dense_first
+from octavo.models.sparse_latent import SparseLatentConfig, SparseLatentDecoder
 
 ARCHITECTURES = ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM")
 

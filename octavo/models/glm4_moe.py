@@ -12,51 +12,29 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
 from octavo.models.blocks import GatedDecoder, GatedMLP
 from octavo.models.config import DecoderConfig
-from octavo.models.sparse import Mixture, SparseMLP, read_stored
-from octavo.ops.experts import RouterRule
+from octavo.models.sparse import Mixture, SparseMLP, corrected, dense_first
 
 ARCHITECTURES = ("Glm4MoeForCausalLM",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Glm4MoeConfig(DecoderConfig):
-    """Layers from `first_sparse` on have the mixture."""
+    """`sparse[layer]` says which layers have the mixture."""
 
     mixture: Mixture
-    first_sparse: int
+    sparse: tuple[bool, ...]
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
         c.expect("hidden_act", "silu")
-        experts, width = c.positive("n_routed_experts"), c.positive("moe_intermediate_size")
-        rule = RouterRule(
-            c.positive("num_experts_per_tok"),
-            "sigmoid",
-            is_normalized=c.bool("norm_topk_prob", True),
-            factor=c.positive_float("routed_scaling_factor", 1.0),
-            num_groups=c.positive("n_group", 1),
-            groups_kept=c.positive("topk_group", 1),
-        )
-        if experts % rule.num_groups or rule.groups_kept > rule.num_groups:
-            raise c.error("n_group", f"a divisor of n_routed_experts, which is {experts}, and at least topk_group")
-        if rule.top_k > experts // rule.num_groups * rule.groups_kept:
-            raise c.error("num_experts_per_tok", "at most the experts of topk_group groups")
-        mixture = Mixture(
-            experts=experts,
-            width=width,
-            rule=rule,
-            stored=read_stored(c),
-            correction="gate.e_score_correction_bias",
-            shared_width=width * (c.optional_positive("n_shared_experts") or 0),
-        )
         return cls.common(
             c,
             rotary_share=0.5,
             norm_eps=c.float("rms_norm_eps", 1e-5),
             qk_norm=c.bool("use_qk_norm", False),
             qkv_bias=c.bool("attention_bias", False),
-            mixture=mixture,
-            first_sparse=c.int("first_k_dense_replace", 1),
+            mixture=corrected(c, groups=(1, 1), factor=1.0),
+            sparse=dense_first(c, 1),
         )
 
 
@@ -67,7 +45,7 @@ class Glm4MoeForCausalLM(GatedDecoder):
 
     def __init__(self, c: Glm4MoeConfig, mesh: Mesh) -> None:
         super().__init__(
-            c, mesh, mlp=lambda layer: SparseMLP(c, c.mixture, mesh) if layer >= c.first_sparse else GatedMLP(c, mesh)
+            c, mesh, mlp=lambda layer: SparseMLP(c, c.mixture, mesh) if c.sparse[layer] else GatedMLP(c, mesh)
         )
 
 

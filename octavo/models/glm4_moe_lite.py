@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Self
 
 from octavo.config.checkpoint import Checkpoint
-from octavo.models.sparse_latent import SparseLatentConfig, SparseLatentDecoder, corrected, dense_first
+from octavo.models.sparse import corrected, dense_first
+from octavo.models.sparse_latent import SparseLatentConfig, SparseLatentDecoder
 
 ARCHITECTURES = ("Glm4MoeLiteForCausalLM",)
 
