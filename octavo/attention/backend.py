@@ -89,7 +89,8 @@ class AttentionBackend(Protocol):
     ) -> Tensor:
         """Write `k`, `v` to their slots, then let every query see its own sequence up to itself.
 
-        `q` is [tokens, heads, dim], `k` and `v` [tokens, kv_heads, dim]; the result is [tokens, heads, dim].
+        `q` is [tokens, heads, dim], `k` and `v` [tokens, kv_heads, dim]; the result is [tokens, heads, dim]. With
+        `k` and `v` [0, kv_heads, dim] nothing is written: another layer has filled the cache.
         """
         ...
 

@@ -21,9 +21,17 @@ _GEMMA3: Final[Mapping[str, Any]] = {
     "sliding_window_pattern": 6,
     "vocab_size": 262_208,
 }
+_GEMMA4: Final[Mapping[str, Any]] = {
+    "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10_000.0, "rope_type": "default"},
+    },
+    "sliding_window_pattern": 6,
+}
 _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gemma2": {"sliding_window": 4096, "sliding_window_pattern": 2},
     "gemma3_text": _GEMMA3,
+    "gemma4_text": _GEMMA4,
 }
 """By `model_type`: values that published configs leave out."""
 

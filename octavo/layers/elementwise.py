@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from octavo.layers.layer import Layer
+from octavo.layers.layer import Layer, TensorSlot
 
 OPERATOR_OF: Final[Mapping[str, str]] = {
     "relu": "relu",
@@ -46,6 +46,23 @@ class RoundedFactor(Elementwise):
         (x,) = tensors
         product: Tensor = self.ops.scaled(x, self._factors[x.dtype])
         return product
+
+
+class StoredFactor(Layer):
+    """A tensor [tokens, dim] times a number that the checkpoint has under the layer's name."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the product, of the same shape."""
+        product: Tensor = self.ops.multiplied(x, self.weight)
+        return product
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        """Yield the number, a tensor [1]."""
+        yield TensorSlot(path, (1,), lambda stored: self.hold("weight", stored.expand(len(self.weight))))
 
 
 def activation(name: str) -> Elementwise:

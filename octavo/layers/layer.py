@@ -118,7 +118,7 @@ class Layer(nn.Module):
 
 
 class CachedLayer(Layer):
-    """A layer with a cache of its own.
+    """A layer that reads a cache, which is its own unless `shares_cache_of` names another layer.
 
     `cache_index` is the place of its cache in `ModelInput.kv_caches`, `cache_group` that of its cache group in
     `ModelInput.attention`; the decoder that has the layer sets both.
@@ -126,6 +126,8 @@ class CachedLayer(Layer):
 
     cache_index = 0
     cache_group = 0
+    shares_cache_of: int | None = None
+    """The layer whose cache it reads, and does not write; None where it has one of its own."""
 
 
 class PreparedLayer(Layer):

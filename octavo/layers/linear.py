@@ -187,7 +187,8 @@ class GatedLinear(ColumnLinear):
 class QKVLinear(ColumnLinear):
     """x [tokens, inputs] → q [tokens, heads, dim], k and v [tokens, kv_heads, dim], views of one tensor.
 
-    `by_head` is for checkpoints whose one tensor has q, k and v of the first head, then those of the next.
+    With two tensors in `reads`, those of q and k, v is k. `by_head` is for checkpoints whose one tensor has q, k and v
+    of the first head, then those of the next.
     """
 
     def __init__(
@@ -204,17 +205,17 @@ class QKVLinear(ColumnLinear):
         assert not by_head or (not reads and heads.query == heads.kv), "heads have one query each, in one tensor"
         self.by_head = by_head
         self.heads, self.local_heads = heads, heads.share(mesh)
-        sections = (heads.q_size, heads.kv_size, heads.kv_size)
+        sections = (heads.q_size, heads.kv_size, heads.kv_size)[: 2 if len(reads) == 2 else 3]
         super().__init__(inputs, sections, mesh, bias=bias, reads=reads, transposed=transposed)
-        self._split = [self.local_heads.query, self.local_heads.kv, self.local_heads.kv]
+        self._split = [self.local_heads.query, self.local_heads.kv, self.local_heads.kv][: len(sections)]
 
     def share_of(self, section: int) -> tuple[int, int]:
         return self.heads.query_share(self.mesh) if section == 0 else self.heads.kv_share(self.mesh)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         """x [tokens, inputs] → q, k, v."""
-        q, k, v = torch.split(self.prepared(x).view(x.shape[0], -1, self.local_heads.dim), self._split, dim=1)
-        return q, k, v
+        q, k, *v = torch.split(self.prepared(x).view(x.shape[0], -1, self.local_heads.dim), self._split, dim=1)
+        return q, k, v[0] if v else k
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         if not self.by_head:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from octavo.distributed.mesh import Mesh
-from octavo.layers.layer import WHOLE, Layer, TensorSlot
+from octavo.layers.layer import WHOLE, Binding, Layer, TensorSlot
+from octavo.ops.prepare_linear import TensorSpec
+from octavo.ops.registry import Ops
 
 
 class Norm(Layer):
@@ -71,6 +73,26 @@ class LayerNorm(Norm):
     def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         normed, residual = self.ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps)
         return normed, residual
+
+
+class UnscaledRMSNorm(RMSNorm):
+    """Scales x by its root mean square alone. It reads no tensor."""
+
+    def bind(self, binding: Binding) -> None:
+        """Store the operators, and a weight of ones."""
+        super().bind(binding)
+        ones = torch.ones(self.weight.shape, dtype=self.weight.dtype, device=binding.device)
+        self.weight = nn.Parameter(ones, requires_grad=False)
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        """Yield nothing."""
+        return iter(())
+
+    def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
+        return {}
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
 
 
 class WidthNorm(RMSNorm):

@@ -138,6 +138,20 @@ class QueryGrowth:
 
 
 @dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """The first `turning` pairs turn at the frequencies that they have among all, divided by `factor`; others stay."""
+
+    turning: int
+    factor: float = 1.0
+    attention_factor: float = 1.0
+
+    def bend(self, frequencies: Tensor, theta: float, num_positions: int) -> Tensor:
+        bent = frequencies / self.factor
+        bent[self.turning :] = 0.0
+        return bent
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """Frequencies `theta ** (-2i / dim)` for the first `dim` elements of a head, bent by `scaling`."""
 

@@ -18,7 +18,15 @@ from octavo.distributed.mesh import Mesh
 from octavo.errors import CheckpointError, UnsupportedModel
 from octavo.layers.heads import Heads
 from octavo.layers.norm import Norm, RMSNorm
-from octavo.layers.rope import LinearScaling, Llama3Scaling, LongScaling, Rope, Scaling, YarnScaling
+from octavo.layers.rope import (
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    ProportionalScaling,
+    Rope,
+    Scaling,
+    YarnScaling,
+)
 
 KINDS: Final = ("full_attention", "sliding_attention")
 """Kinds of layers in `layer_types`: those that see all tokens, and those with a window."""
@@ -185,6 +193,10 @@ def read_rope(
     Raises UnsupportedModel or CheckpointError.
     """
     rope = c.rope(kind)
+    if rope.str("rope_type") == "proportional":
+        turning = int(rope.positive_float("partial_rotary_factor", 1.0) * head_dim // 2)
+        scaling = ProportionalScaling(turning, rope.positive_float("factor", 1.0))
+        return Rope(head_dim, rope.positive_float("rope_theta"), scaling)
     if share is None:
         _check_whole_heads_turn(c, rope, head_dim)
         turned = head_dim

@@ -12,6 +12,7 @@ from octavo.attention.backend import AttentionBackend
 from octavo.attention.metadata import IntermediateTensors, ModelInput
 from octavo.core.model_shape import LayerCache
 from octavo.distributed.mesh import Mesh
+from octavo.errors import ConfigError
 from octavo.layers.elementwise import Elementwise
 from octavo.layers.embedding import embedding_and_head
 from octavo.layers.layer import CachedLayer, Layer
@@ -81,23 +82,42 @@ class DecoderStack(nn.Module):
         places = sorted((layer, place) for place, group in enumerate(groups) for layer in group.layers)
         for number, (index, layer) in enumerate(self.layers.items()):
             modules = [each for each in layer.modules() if isinstance(each, CachedLayer)]
-            for module, cache in zip(modules, c.caches_of(int(index), mesh), strict=True):
+            own = [each for each in modules if each.shares_cache_of is None]
+            for module, cache in zip(own, c.caches_of(int(index), mesh), strict=True):
                 module.cache_group = next(
                     place
                     for place, group in enumerate(groups)
                     if number in group.layers and LayerCache(group.keeps, group.window) == cache
                 )
                 module.cache_index = places.index((number, module.cache_group))
+            for module in modules:
+                if module.shares_cache_of is not None:
+                    self._share_cache(int(index), module)
+
+    def _share_cache(self, layer: int, module: CachedLayer) -> None:
+        """Give a module the place of another layer's cache. Raises ConfigError where another stage has that layer."""
+        if module.shares_cache_of not in self.layer_range:
+            raise ConfigError(
+                f"pipeline_parallel_size: layer {layer} reads the keys and values of layer {module.shares_cache_of}, "
+                "which another stage would have; use tensor_parallel_size"
+            )
+        others = self.layers[str(module.shares_cache_of)].modules()
+        writer = next(each for each in others if isinstance(each, CachedLayer))
+        module.cache_index, module.cache_group = writer.cache_index, writer.cache_group
 
     def forward(self, batch: ModelInput) -> Tensor | IntermediateTensors:
         """Return the normalised last hidden state of every token, [tokens, hidden]; or what the next stage receives."""
-        x, residual = (self._embed_tokens(batch), None) if batch.received is None else batch.received
+        x, residual = self.begin(batch) if batch.received is None else batch.received
         for layer in self.layers.values():
             x, residual = layer(x, residual, batch)
         if self.is_last:
             return self.normalize(x, residual)
         assert (residual is not None) == self.carries_residual, "the next stage receives what carries_residual states"
         return IntermediateTensors(x, residual)
+
+    def begin(self, batch: ModelInput) -> tuple[Tensor, Tensor | None]:
+        """Return what the first layer receives: its input [tokens, hidden], and what is carried beside it."""
+        return self._embed_tokens(batch), None
 
     def embed(self, x: Tensor, batch: ModelInput) -> Tensor:
         """Make the first layer's input [tokens, hidden] from the token embeddings x [tokens, embedding_size]."""

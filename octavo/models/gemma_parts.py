@@ -29,7 +29,8 @@ class GemmaBaseConfig(DecoderConfig):
     @classmethod
     def gemma(cls, c: Checkpoint, **own: Any) -> Self:
         """Read what the families share; `own` adds or replaces fields. Raises CheckpointError or UnsupportedModel."""
-        c.refuse("use_bidirectional_attention", because="tokens that see later ones are not implemented")
+        # "vision" is for tokens of images alone
+        c.expect("use_bidirectional_attention", False, "vision")
         bias = c.bool("attention_bias", False)
         fields: dict[str, Any] = {
             "head_dim": c.positive("head_dim", 256),

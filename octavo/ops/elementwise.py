@@ -61,6 +61,11 @@ def silu_times(gate: Tensor, x: Tensor) -> Tensor:
     return (F.silu(gate.float()) * x.float()).to(x.dtype)
 
 
+def multiplied(x: Tensor, y: Tensor) -> Tensor:
+    """Return `x * y` [tokens, dim] in one type, rounded once; y is [tokens, dim], or [dim] for all tokens."""
+    return x * y
+
+
 def scaled(x: Tensor, factor: float) -> Tensor:
     """Return `x · factor`, rounded once."""
     return x * factor
@@ -94,6 +99,14 @@ def add_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
         yield x, x.flip(0) * 0.5
 
 
+def multiplied_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield a factor for each element, for each column, and in rows that lie apart."""
+    for x, y in add_examples(dtype):
+        yield x, y
+        yield x, y[0]
+        yield x[:, :8], y[:, 8:16]
+
+
 def parameter_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, float]]:
     """Yield a parameter with each tensor."""
     for (x,) in examples(dtype):
@@ -116,6 +129,7 @@ OPERATORS = (
     Operator("add", add, add_examples),
     Operator("gated_by_sigmoid", gated_by_sigmoid, add_examples),
     Operator("silu_times", silu_times, add_examples),
+    Operator("multiplied", multiplied, multiplied_examples),
     Operator("scaled", scaled, parameter_examples),
     Operator("clamped_swiglu", clamped_swiglu, swiglu_examples),
     Operator("soft_capped", soft_capped, parameter_examples),

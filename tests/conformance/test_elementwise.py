@@ -62,7 +62,7 @@ def test_an_element_has_the_same_bits_wherever_it_lies(name: str, level: str, dt
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_operands_of_different_shapes_are_not_added(level: str) -> None:
-    with pytest.raises(AssertionError, match=r"cannot add \(1, 8\) to \(2, 8\)"):
+    with pytest.raises(AssertionError, match=r"\(1, 8\) does not go with \(2, 8\)"):
         ops(level).add(torch.zeros(2, 8), torch.zeros(1, 8))
 
 

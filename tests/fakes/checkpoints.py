@@ -85,6 +85,21 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma": ("GemmaConfig", "GemmaForCausalLM", {"num_key_value_heads": 1, "head_dim": 16}),
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", _GEMMA),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", _GEMMA),
+    "gemma4": (
+        "Gemma4TextConfig",
+        "Gemma4ForCausalLM",
+        {
+            **_GEMMA,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "head_dim": 8,  # scores are not scaled
+            "global_head_dim": 16,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 300,
+            "use_double_wide_mlp": True,
+        },
+    ),
     "glm": ("GlmConfig", "GlmForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
     "glm4_moe_lite": ("Glm4MoeLiteConfig", "Glm4MoeLiteForCausalLM", _LATENT_EXPERTS),
     "glm4": ("Glm4Config", "Glm4ForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}),
@@ -303,6 +318,9 @@ def make_checkpoint(
                 parameter.copy_(noise * 0.2 + (0.0 if name.endswith("bias") else 1.0))
             else:
                 parameter.copy_(noise * 2.0 / parameter.shape[-1] ** 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.fill_(0.8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=max_shard_size)

@@ -76,6 +76,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2 with narrow caps": ("gemma2", {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}),
     "gemma2 without caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3": ("gemma3", {"rope_parameters": GEMMA3_ROPE}),
+    "gemma4": ("gemma4", {}),
+    "gemma4 with keys as values": (
+        "gemma4",
+        {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
     "gemma3 untied, with biases": ("gemma3", {"attention_bias": True, "tie_word_embeddings": False}),
     "granitemoehybrid": ("granitemoehybrid", {}),
     "granitemoehybrid with factors and positions": ("granitemoehybrid", GRANITE),

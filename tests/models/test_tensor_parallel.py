@@ -31,6 +31,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {}),
     "gemma3": ("gemma3", {}),
+    "gemma4": ("gemma4", {}),
     "llama": ("llama", {}),
     "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("mistral", {}),

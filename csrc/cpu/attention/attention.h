@@ -44,7 +44,7 @@ struct LatentTails {
 
 struct Attention {
   const void* q;  // [tokens, heads, value_dim] of `type`; tokens `q_stride` elements apart
-  const void* k;  // [tokens, kv_heads, value_dim] likewise
+  const void* k;  // [tokens, kv_heads, value_dim] likewise; null where another layer has written to the cache
   const void* v;  // likewise; null for latents
   void* out;                             // [tokens, heads, value_dim], dense
   std::uint8_t* cache;                   // see CacheLayout

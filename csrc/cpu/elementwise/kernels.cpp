@@ -44,6 +44,7 @@ void elementwise_of(const Elementwise& a, int begin, int end) {
     case Function::silu_and_mul:
       return map_rows<Element>(a, begin, end, [](Floats gate, Floats up) { return mul(silu(gate), up); });
     case Function::add: return map_rows<Element>(a, begin, end, [](Floats x, Floats y) { return add(x, y); });
+    case Function::multiplied: return map_rows<Element>(a, begin, end, [](Floats x, Floats y) { return mul(x, y); });
     case Function::gelu_tanh_and_mul:
       return map_rows<Element>(a, begin, end, [](Floats gate, Floats up) { return mul(gelu_tanh(gate), up); });
     case Function::gated_by_sigmoid:

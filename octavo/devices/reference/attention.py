@@ -112,9 +112,10 @@ class ReferenceBackend:
         """Attend with `new` [planes, tokens, kv_heads, dim], planes of keys and of values or one of both."""
         dim, layout = cache.shape[-1], _Layout.of(cache)
         flat = cache.as_strided((layout.num_rows, dim), (dim, 1))
-        written = metadata.once(("written", layout), lambda: _cache_rows(metadata.slot_mapping, layout).view(-1))
-        stored = self._stored(new.transpose(1, 2), cache.dtype)  # [planes, kv_heads, tokens, dim]
-        flat.index_copy_(0, written, stored.reshape(-1, dim))
+        if new.shape[1]:
+            written = metadata.once(("written", layout), lambda: _cache_rows(metadata.slot_mapping, layout).view(-1))
+            stored = self._stored(new.transpose(1, 2), cache.dtype)  # [planes, kv_heads, tokens, dim]
+            flat.index_copy_(0, written, stored.reshape(-1, dim))
 
         window, has_alibi = scores.sliding_window, scores.alibi is not None
         pieces = metadata.once(

@@ -15,6 +15,7 @@ from octavo.ops.registry import Implementation
 _TYPES = (torch.float32, torch.bfloat16)
 _RELU, _GELU, _GELU_TANH, _SILU_AND_MUL, _ADD, _GELU_TANH_AND_MUL, _SCALED, _SOFT_CAPPED, _RELU2 = range(9)
 _GATED_BY_SIGMOID, _CLAMPED_SWIGLU = 9, 10
+_MULTIPLIED = 11
 
 
 def make_function(function: int, reference: Callable[..., Tensor], runtime: CpuRuntime) -> Callable[..., Tensor]:
@@ -61,20 +62,23 @@ def make_gated(function: int, reference: Callable[..., Tensor], runtime: CpuRunt
 
 
 def make_of_two(
-    function: int, reference: Callable[[Tensor, Tensor], Tensor], runtime: CpuRuntime
+    function: int, reference: Callable[..., Tensor], runtime: CpuRuntime
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function of two tensors of one shape likewise; rows of both may lie apart."""
+    """Return a function of two tensors likewise; the second may be one row for all of the first."""
     kernel, empty = runtime.cpu.elementwise, runtime.empty
 
     def compute(x: Tensor, y: Tensor) -> Tensor:
         dtype, shape = x.dtype, x.shape
         if dtype not in _TYPES or y.dtype is not dtype:
             return reference(x, y)
-        assert y.shape == shape, f"cannot join {tuple(y.shape)} with {tuple(shape)}"
+        assert y.shape in (shape, shape[-1:]), f"{tuple(y.shape)} does not go with {tuple(shape)}"
         out = empty(shape, dtype)
         count, width, stride = rows_of(x)
-        strides = stride, rows_of(y)[2]
-        kernel(function, x.data_ptr(), y.data_ptr(), out.data_ptr(), count, *strides, width, TYPE_CODES[dtype], 0.0)
+        y_stride = rows_of(y)[2] if y.dim() > 1 else 0
+        kernel(
+            *(function, x.data_ptr(), y.data_ptr(), out.data_ptr()),
+            *(count, stride, y_stride, width, TYPE_CODES[dtype], 0.0),
+        )
         return out
 
     return compute
@@ -92,6 +96,7 @@ IMPLEMENTATIONS = (
     Implementation("add", "native", partial(make_of_two, _ADD, elementwise.add)),
     Implementation("gated_by_sigmoid", "native", partial(make_of_two, _GATED_BY_SIGMOID, elementwise.gated_by_sigmoid)),
     Implementation("silu_times", "native", partial(make_of_two, _SILU_AND_MUL, elementwise.silu_times)),
+    Implementation("multiplied", "native", partial(make_of_two, _MULTIPLIED, elementwise.multiplied)),
     Implementation("scaled", "native", partial(make_function, _SCALED, elementwise.scaled)),
     Implementation("clamped_swiglu", "native", partial(make_gated, _CLAMPED_SWIGLU, elementwise.clamped_swiglu)),
     Implementation("soft_capped", "native", partial(make_function, _SOFT_CAPPED, elementwise.soft_capped)),
