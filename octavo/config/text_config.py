@@ -32,6 +32,7 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gemma2": {"sliding_window": 4096, "sliding_window_pattern": 2},
     "gemma3_text": _GEMMA3,
     "gemma4_text": _GEMMA4,
+    "gpt_oss": {"sliding_window": 128, "sliding_window_pattern": 2},
 }
 """By `model_type`: values that published configs leave out."""
 

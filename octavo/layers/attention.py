@@ -1,13 +1,17 @@
-"""The layer between a model's projections and the paged KV cache."""
+"""The layers between a model's projections and the paged KV cache."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
 
 from octavo.attention.backend import AttentionBackend, Scores
 from octavo.attention.metadata import ModelInput
+from octavo.distributed.mesh import Mesh
 from octavo.layers.heads import Heads
-from octavo.layers.layer import Binding, CachedLayer
+from octavo.layers.layer import Binding, CachedLayer, TensorSlot
 
 
 class PagedAttention(CachedLayer):
@@ -38,3 +42,29 @@ class PagedAttention(CachedLayer):
 
     def bind(self, binding: Binding) -> None:
         self._backend = binding.backend
+
+
+class SinkAttention(PagedAttention):
+    """The same where each head has a stored score, `sinks`, that takes part in the softmax and has no value."""
+
+    def __init__(
+        self, heads: Heads, mesh: Mesh, *, scale: float | None = None, sliding_window: int | None = None
+    ) -> None:
+        """heads: of all ranks, which share them."""
+        super().__init__(heads.share(mesh), scale=scale, sliding_window=sliding_window)
+        start, length = (each // heads.dim for each in heads.query_share(mesh))
+        self._rows, self._num_heads = slice(start, start + length), heads.query
+        self.weight = nn.Parameter(torch.empty(length), requires_grad=False)
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        """Yield the scores, which stand beside the layer in the checkpoint's tree."""
+        name = f"{path.rpartition('.')[0]}.sinks"
+        yield TensorSlot(name, (self._num_heads,), lambda stored: self.hold("weight", stored[self._rows]))
+
+    def finish(self) -> None:
+        """Keep the scores in the type of all scores."""
+        self.scores = self.scores._replace(sinks=self.weight.float())
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        super().restore(state)
+        self.finish()

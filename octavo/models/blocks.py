@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from octavo.attention.metadata import ModelInput
 from octavo.distributed.mesh import Mesh
-from octavo.layers.attention import PagedAttention
+from octavo.layers.attention import PagedAttention, SinkAttention
 from octavo.layers.elementwise import Elementwise, activation, addition
 from octavo.layers.linear import ColumnLinear, GatedLinear, GatedQKVLinear, QKVLinear, joined_linear
 from octavo.layers.norm import HeadLayerNorm, Norm, RMSNorm, WidthNorm
@@ -80,8 +80,10 @@ class RotaryAttention(nn.Module):
         self._norms_apart: NormPair | None = None if is_fused else norms
         self._norms_within = norms if is_fused else None
         heads, window = self.qkv_proj.local_heads, c.window_of(layer)
-        self.attend = PagedAttention(
-            heads, scale=c.attention_scale, sliding_window=window, soft_cap=c.attention_soft_cap
+        self.attend: PagedAttention = (
+            SinkAttention(c.heads, mesh, scale=c.attention_scale, sliding_window=window)
+            if c.has_sinks
+            else PagedAttention(heads, scale=c.attention_scale, sliding_window=window, soft_cap=c.attention_soft_cap)
         )
         self.o_proj = joined_linear(c.heads.q_size, c.hidden_size, mesh, bias=c.out_bias, transposed=c.is_transposed)
 

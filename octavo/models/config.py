@@ -57,6 +57,8 @@ class DecoderConfig:
     """Stored queries have a gate beside each head, whose sigmoid is a factor of the result of attention."""
     attention_soft_cap: float | None = None
     """Scores become `cap * tanh(score / cap)`."""
+    has_sinks: bool = False
+    """Whether each head has a stored score that takes part in the softmax and has no value."""
     embedding_multiplier: float = 1.0
     """The factor of token embeddings."""
     residual_multiplier: float = 1.0

@@ -118,6 +118,20 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "use_qk_norm": True,
         },
     ),
+    "gpt_oss": (
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 24,
+            "swiglu_limit": 1.5,
+        },
+    ),
     "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", {}),
     "granite": (
         "GraniteConfig",

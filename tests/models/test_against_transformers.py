@@ -87,6 +87,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 5.0,
         },
     ),
+    "gpt_oss": (
+        "gpt_oss",
+        {"rope_parameters": {**YARN, "truncate": False, "beta_fast": 16.0, "attention_factor": 1.1}},
+    ),
     "gemma3 untied, with biases": ("gemma3", {"attention_bias": True, "tie_word_embeddings": False}),
     "granitemoehybrid": ("granitemoehybrid", {}),
     "granitemoehybrid with factors and positions": ("granitemoehybrid", GRANITE),
