@@ -55,6 +55,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         "pull",
         "list",
         "rm",
+        "models",
         "explain",
         "bench",
     ]
