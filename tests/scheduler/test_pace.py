@@ -54,7 +54,7 @@ class Pausing:
 
     def __init__(self, model: Roofline | Fitted, pause_s: float = 0.0) -> None:
         self.model, self.pause_s, self.work = model, pause_s, list[StepWork]()
-        self.sliding_window, self.num_stages = None, 1
+        self.sliding_window, self.windowed_share, self.state_bytes, self.num_stages = None, 1.0, 0, 1
 
     def step_seconds(self, work: StepWork, block_size: int) -> float:
         self.work.append(work)
