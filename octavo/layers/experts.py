@@ -106,6 +106,8 @@ class StoredExperts:
     """Stacked tensors are [experts, inputs, outputs]."""
     is_interleaved: bool = False
     """Rows of gate and up alternate in stacked tensors."""
+    stacks: tuple[str, str] | None = None
+    """Names of the stacked tensors where they have others."""
 
 
 class _Stack:
@@ -238,9 +240,8 @@ class Experts(Layer):
         first, count = self._owned
         own = ((slice(first, first + count),),)
         up = ("up_proj", width) if self._stored.gate is None else ("gate_up_proj", 2 * width)
-        for stack, (matrix, outputs), columns in zip(
-            self._stacks, (up, ("down_proj", inputs)), (inputs, width), strict=True
-        ):
+        names = self._stored.stacks or (up[0], "down_proj")
+        for stack, matrix, outputs, columns in zip(self._stacks, names, (up[1], inputs), (inputs, width), strict=True):
             shape = (experts, columns, outputs) if self._stored.is_transposed else (experts, outputs, columns)
             name = f"{path}.{matrix}"
             yield TensorSlot(name, shape, partial(self._fill_all, name, stack, ""), parts=own)

@@ -1,35 +1,42 @@
-"""Granite 4: Mamba2 in most layers, attention in some, with Granite's factors. Source: IBM's releases."""
+"""Granite 4: Mamba2 in most layers, attention in some, with Granite's factors, also with mixtures of experts.
+
+Source: IBM's releases.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Self
 
 from torch import nn
 
 from octavo.config.checkpoint import Checkpoint
 from octavo.distributed.mesh import Mesh
-from octavo.layers.elementwise import Elementwise
 from octavo.layers.recurrent import Mamba2, MambaOptions, RecurrentSizes
-from octavo.models.blocks import GatedLayer, RotaryAttention, SandwichLayer
+from octavo.models.blocks import RotaryAttention
+from octavo.models.granite_parts import MIXTURE_NAMES, granite_layer, read_factors, read_granite_mixture
 from octavo.models.hybrid import ATTENTION, HybridConfig, HybridDecoder, read_kinds, read_limits, read_mamba
+from octavo.models.sparse import Mixture, SparseMLP
 
 ARCHITECTURES = ("GraniteMoeHybridForCausalLM",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraniteMoeHybridConfig(HybridConfig):
-    """Positions are told to attention only where `position_embedding_type` is rope."""
+    """Attention rotates heads only where `position_embedding_type` is rope; `mixture` is None where MLPs are dense."""
 
     sizes: RecurrentSizes
     options: MambaOptions
+    mixture: Mixture | None
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
         c.expect("hidden_act", "silu")
-        c.expect("num_local_experts", 0, default=0)
+        shared = c.positive("shared_intermediate_size")
+        mixture = None
+        if c.values.get("num_local_experts", 8) != 0:
+            mixture = read_granite_mixture(c, c.positive("intermediate_size"), shared)
         bias = c.bool("attention_bias", False)
         own: dict[str, Any] = {} if c.values.get("position_embedding_type") == "rope" else {"rope": None}
         sizes = read_mamba(c, c.positive("hidden_size"))
@@ -42,14 +49,12 @@ class GraniteMoeHybridConfig(HybridConfig):
         )
         return cls.common(
             c,
-            intermediate_size=c.positive("shared_intermediate_size"),
+            intermediate_size=shared,
+            mixture=mixture,
             qkv_bias=bias,
             out_bias=bias,
             gate_up_reads=("input_linear",),
-            embedding_multiplier=c.float("embedding_multiplier", 1.0),
-            attention_scale=c.float("attention_multiplier", 1.0),
-            residual_multiplier=c.float("residual_multiplier", 1.0),
-            logit_multiplier=1.0 / c.positive_float("logits_scaling", 1.0),
+            **read_factors(c),
             windows=(),
             kinds=read_kinds(c),
             sizes=sizes,
@@ -72,8 +77,11 @@ class GraniteMoeHybridForCausalLM(HybridDecoder):
                 return RotaryAttention(c, mesh, layer)
             return Mamba2(c.sizes, c.hidden_size, c.eps, mesh, c.options)
 
-        scaled = partial(SandwichLayer, after=lambda c: Elementwise("scaled", c.residual_multiplier))
-        super().__init__(c, mesh, attention=mixer, layer=scaled if c.residual_multiplier != 1 else GatedLayer)
+        mixture = c.mixture
+        mlp = None if mixture is None else lambda _: SparseMLP(c, mixture, mesh)
+        super().__init__(c, mesh, attention=mixer, mlp=mlp, layer=granite_layer(c))
+        if mixture is not None:  # names follow the checkpoint, not the class
+            self.__dict__["RENAMED"] = MIXTURE_NAMES
 
 
 MODEL = GraniteMoeHybridForCausalLM

@@ -67,6 +67,11 @@ _LATENT_EXPERTS: dict[str, Any] = {
     "routed_scaling_factor": 1.7,
 }
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bamba": (
+        "BambaConfig",
+        "BambaForCausalLM",
+        {**_MAMBA, "num_hidden_layers": 3, "attn_layer_indices": [1], "num_key_value_heads": 2},
+    ),
     "cohere": ("CohereConfig", "CohereForCausalLM", {"num_key_value_heads": 2}),
     "cohere2": ("Cohere2Config", "Cohere2ForCausalLM", {"num_key_value_heads": 2, **WINDOWS_IN_TWO}),
     "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM", {**_LATENT_EXPERTS, "first_k_dense_replace": 1}),
@@ -226,6 +231,21 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "stablelm": ("StableLmConfig", "StableLmForCausalLM", {"num_key_value_heads": 2, "partial_rotary_factor": 0.5}),
     "starcoder2": ("Starcoder2Config", "Starcoder2ForCausalLM", {"num_key_value_heads": 2}),
+    "granitemoe": (
+        "GraniteMoeConfig",
+        "GraniteMoeForCausalLM",
+        {"num_key_value_heads": 2, "num_local_experts": 6, "num_experts_per_tok": 2},
+    ),
+    "granitemoeshared": (
+        "GraniteMoeSharedConfig",
+        "GraniteMoeSharedForCausalLM",
+        {
+            "num_key_value_heads": 2,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 40,
+        },
+    ),
     "granitemoehybrid": (
         "GraniteMoeHybridConfig",
         "GraniteMoeHybridForCausalLM",
@@ -234,7 +254,8 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "num_hidden_layers": 3,
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
             "num_key_value_heads": 2,
-            "num_local_experts": 0,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
             "shared_intermediate_size": 56,
             "position_embedding_type": "nope",
         },

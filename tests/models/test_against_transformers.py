@@ -70,7 +70,16 @@ GRANITE: dict[str, Any] = {
     "mamba_proj_bias": True,
     "attention_bias": True,
 }
+BAMBA: dict[str, Any] = {
+    "attention_bias": True,
+    "mlp_bias": True,
+    "mamba_conv_bias": False,
+    "mamba_proj_bias": True,
+    "time_step_limit": [0.2, 2.0],
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bamba": ("bamba", {}),
+    "bamba with biases": ("bamba", BAMBA),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {}),
     "gemma2 with narrow caps": ("gemma2", {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}),
@@ -92,8 +101,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": {**YARN, "truncate": False, "beta_fast": 16.0, "attention_factor": 1.1}},
     ),
     "gemma3 untied, with biases": ("gemma3", {"attention_bias": True, "tie_word_embeddings": False}),
-    "granitemoehybrid": ("granitemoehybrid", {}),
-    "granitemoehybrid with factors and positions": ("granitemoehybrid", GRANITE),
+    "granitemoe": ("granitemoe", {}),
+    "granitemoe with factors": ("granitemoe", {"residual_multiplier": 0.4, "logits_scaling": 2.0}),
+    "granitemoeshared": ("granitemoeshared", {}),
+    "granitemoehybrid": ("granitemoehybrid", {"intermediate_size": 24}),
+    "granitemoehybrid without experts": ("granitemoehybrid", {"num_local_experts": 0}),
+    "granitemoehybrid with factors and positions": ("granitemoehybrid", {**GRANITE, "num_local_experts": 0}),
     "lfm2": ("lfm2", {"block_multiple_of": 8}),
     "lfm2 with biases": ("lfm2", {"conv_bias": True, "block_auto_adjust_ff_dim": False}),
     "lfm2_moe": ("lfm2_moe", {}),

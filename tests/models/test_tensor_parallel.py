@@ -45,6 +45,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt with late norms and projections": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
 }
 FAMILIES |= {
+    "bamba": ("bamba", {"mamba_n_groups": 4}),
     "cohere": ("cohere", {"use_qk_norm": True}),
     "cohere2": ("cohere2", {}),
     "deepseek_v2": ("deepseek_v2", {}),
@@ -73,8 +74,10 @@ FAMILIES |= {
     "youtu": ("youtu", {"attention_bias": True}),
 }
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
-    family: (family, {}) for family in ("glm4_moe", "mixtral", "qwen2_moe", "qwen3_moe")
+    family: (family, {})
+    for family in ("glm4_moe", "granitemoe", "granitemoeshared", "mixtral", "qwen2_moe", "qwen3_moe")
 }
+MIXTURES["granitemoehybrid"] = ("granitemoehybrid", {"mamba_n_groups": 4})
 """Mixtures of experts, whose layer packs each weight when it arrives."""
 WAYS = [("float32", None, 2), ("bfloat16", None, 4), ("float32", "int8", 4), ("bfloat16", "int4", 2)]
 
