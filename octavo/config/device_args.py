@@ -69,6 +69,13 @@ class ParallelArgs:
             "where a network lies between the ranks, and gives the same bits each time.",
         ),
     ] = "gather"
+    enable_expert_parallel: Annotated[
+        bool,
+        Arg(
+            "Share the experts of a mixture among the ranks of tensor_parallel_size, instead of cutting each of them. "
+            "The results are those of one rank.",
+        ),
+    ] = False
     pipeline_parallel_size: Annotated[
         int, Arg("Stages that share the layers, each with a step in flight. The results are those of one.", ge=1, le=8)
     ] = 1

@@ -72,13 +72,18 @@ class RankShare(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_heads: int
     vocabulary: tuple[int, int]
     """Rows of the token embedding and of the head."""
+    experts: tuple[int, int, int] | None = None
+    """(first, end, of how many) where ranks share whole experts."""
 
     def render(self) -> str:
         """Return the share in one line."""
-        (first, end), (start, stop) = self.layers, self.vocabulary
+        (first, end), (start, stop), experts = self.layers, self.vocabulary, ""
+        if self.experts is not None:
+            experts = f", experts {self.experts[0]}-{self.experts[1] - 1} of {self.experts[2]}"
         return (
             f"layers {first}-{end - 1} of {self.num_layers}, {self.num_heads} heads with {self.num_kv_heads} of keys "
             f"and values, tokens {start:,}-{stop - 1:,}"
+            f"{experts}"
         )
 
 

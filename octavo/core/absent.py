@@ -26,7 +26,7 @@ _NOT_YET: Final = {
     "input of embeddings is": "enable_prompt_embeds",
     "pooling and embedding of text is": "runner convert task pooler_config override_pooler_config",
     "setting this about ranks, experts or front processes is": "decode_context_parallel_size "
-    "prefill_context_parallel_size enable_expert_parallel all2all_backend enable_eplb eplb_config enable_dbo "
+    "prefill_context_parallel_size all2all_backend enable_eplb eplb_config enable_dbo "
     "expert_placement_strategy disable_custom_all_reduce max_parallel_loading_workers ray_workers_use_nsight",
     "CUDA, whose kernels and graphs this sets up, is": "compilation_config cuda_graph_sizes max_seq_len_to_capture "
     "disable_cascade_attn attention_config attention_backend optimization_level calculate_kv_scales "

@@ -61,10 +61,14 @@ class Mesh:
         return cls()
 
     @classmethod
-    def of_rank(cls, rank: int, *, tensor: int = 1, pipeline: int = 1) -> Self:
-        """Return the place of `rank`, where the ranks of one pipeline stage are neighbours."""
+    def of_rank(cls, rank: int, *, tensor: int = 1, pipeline: int = 1, whole_experts: bool = False) -> Self:
+        """Return the place of `rank`, where the ranks of one pipeline stage are neighbours.
+
+        `whole_experts`: the tensor ranks share the experts of a mixture, instead of cutting each.
+        """
         stage, place = divmod(rank, tensor)
-        return cls(Axis(place, tensor), Axis(stage, pipeline))
+        own = Axis(place, tensor)
+        return cls(own, Axis(stage, pipeline), own if whole_experts else Axis())
 
     @property
     def size(self) -> int:
@@ -90,7 +94,8 @@ class Mesh:
     @property
     def description(self) -> str:
         """Names the part of the weights that this rank has."""
-        return part_name(self.rank, tensor=self.tensor.size, pipeline=self.pipeline.size, reduce=self.reduce)
+        sizes = {"tensor": self.tensor.size, "pipeline": self.pipeline.size}
+        return part_name(self.rank, **sizes, reduce=self.reduce, whole_experts=self.expert.size > 1)
 
     def layer_range(self, num_layers: int) -> range:
         """Return the layers of this rank's pipeline stage; the first stages have one more where shares differ.

@@ -212,6 +212,12 @@ class Experts(Layer):
             shared = shared.narrow(1, *self._out_share)
         return mesh.gather(self.ops.expert_sum(rows, routing, x.dtype, shared, gate))
 
+    @property
+    def shared_out(self) -> tuple[int, int, int] | None:
+        """(first, end, of how many): the experts of this rank where ranks share them, otherwise None."""
+        (first, count), (_, _, experts) = self._owned, self._sizes
+        return None if self._mesh.expert.size == 1 else (first, first + count, experts)
+
     def use(self, method: WeightMethod) -> None:
         self._method = method
 
@@ -220,18 +226,22 @@ class Experts(Layer):
         self._device = binding.device
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
-        """Yield a tensor for each expert and matrix, or the stacked ones."""
+        """Yield a tensor for each expert and matrix, or the stacked ones. Nothing is read of another rank's experts."""
         if self._stored.is_stacked:
             yield from self._stacked_slots(path)
             return
         assert not self._bias, "biases are read from stacked tensors"
-        inputs, width, _ = self._sizes
+        inputs, width, experts = self._sizes
+        own = range(self._owned[0], sum(self._owned))
         names = {"gate": self._stored.gate, "up": self._stored.up, "down": self._stored.down}
-        for expert in range(self._owned[0], sum(self._owned)):
+        for expert in range(experts):
             for stack in self._stacks:
                 for piece in stack.pieces:
                     name, rows = f"{path}.{expert}.{names[piece]}.weight", self._rows(piece)
                     shape = (inputs, width) if piece == "down" else (width, inputs)
+                    if expert not in own:
+                        yield TensorSlot(name, shape, _leave, parts=())
+                        continue
                     fill = partial(_of_rows, partial(self._fill, name, stack, expert, piece), rows)
                     yield TensorSlot(name, shape, fill, parts=((rows,),))
 
@@ -316,3 +326,7 @@ def _stacked(specs: Mapping[str, TensorSpec], experts: int) -> dict[str, TensorS
 
 def _of_rows(fill: partial[None], rows: slice, stored: Tensor) -> None:
     fill(stored[rows])
+
+
+def _leave(stored: Tensor) -> None:
+    """Keep nothing of what another rank has."""

@@ -17,8 +17,9 @@ from octavo.config.checkpoint import Checkpoint
 from octavo.config.explain import RankShare
 from octavo.core.model_shape import ModelShape
 from octavo.distributed.mesh import Mesh
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, ConfigError
 from octavo.layers.embedding import VocabularyShare
+from octavo.layers.experts import Experts
 from octavo.layers.layer import Binding, Layer, TensorSlot
 from octavo.models.content import WeightContent
 from octavo.models.decoder import DecoderStack
@@ -86,6 +87,8 @@ class LoadedModel:
             model = model_class(config, mesh)
             for _, layer in model.layers_by_path():
                 layer.use(method)
+        if mesh.expert.size > 1 and mesh.pipeline.size == 1 and _experts(model) is None:
+            raise ConfigError("enable_expert_parallel is set, but this model has no experts; leave it out")
         return cls(checkpoint, mesh, dtype, method, model.to(dtype), shape)
 
     def share(self) -> RankShare | None:
@@ -102,6 +105,7 @@ class LoadedModel:
             num_heads=self.shape.num_heads,
             num_kv_heads=self.shape.num_kv_heads,
             vocabulary=(rows.start, rows.start + rows.length),
+            experts=_experts(self.model),
         )
 
     def position_bytes(self) -> int:
@@ -205,6 +209,12 @@ class LoadedModel:
         content = WeightContent((file.path for file in checkpoint.weight_files()), packed.threads)
         packed.make()
         return PackedCache(packed, checkpoint.path.name, content, made)
+
+
+def _experts(model: DecoderStack) -> tuple[int, int, int] | None:
+    """Return (first, end, of how many) of the experts of this rank, where ranks share them."""
+    layers = (layer for _, layer in model.layers_by_path() if isinstance(layer, Experts))
+    return next((layer.shared_out for layer in layers), None)
 
 
 def random_tensor(

@@ -54,7 +54,8 @@ def read_ahead(config: EngineConfig, rank: int = 0) -> Ahead:
             threads=config.device.threads,
             is_default=not model.user_set_packed_cache,
         )
-        part = part_name(rank, tensor=tensor, pipeline=pipeline, reduce=device.tensor_parallel_reduce)
+        reduce, experts = device.tensor_parallel_reduce, device.enable_expert_parallel
+        part = part_name(rank, tensor=tensor, pipeline=pipeline, reduce=reduce, whole_experts=experts)
         wanted = {"checkpoint": str(checkpoint.path.resolve()), "dtype": model.dtype, "ranks": part}
         if packed.read_ahead({**wanted, "method": model.quantization or "unquantized"}):
             return Ahead(packed)

@@ -83,7 +83,8 @@ def check_sizes(config: EngineConfig) -> None:
 
 def _place(config: EngineConfig, rank: int) -> Mesh:
     device = config.device
-    place = Mesh.of_rank(rank, tensor=device.tensor_parallel_size, pipeline=device.pipeline_parallel_size)
+    sizes = {"tensor": device.tensor_parallel_size, "pipeline": device.pipeline_parallel_size}
+    place = Mesh.of_rank(rank, **sizes, whole_experts=device.enable_expert_parallel)
     return replace(place, reduce=device.tensor_parallel_reduce)
 
 

@@ -116,11 +116,14 @@ class ThreadCollectives:
             ) from None
 
 
-def thread_meshes(tensor: int, pipeline: int = 1, deadline_s: float = DEADLINE_S) -> list[Mesh]:
+def thread_meshes(
+    tensor: int, pipeline: int = 1, deadline_s: float = DEADLINE_S, *, whole_experts: bool = False
+) -> list[Mesh]:
     """Return the meshes of all ranks, in rank order."""
     stages = [_Shared(tensor, deadline_s) for _ in range(pipeline)]
     columns = [_Shared(pipeline, deadline_s) for _ in range(tensor)]
-    places = [Mesh.of_rank(rank, tensor=tensor, pipeline=pipeline) for rank in range(tensor * pipeline)]
+    sizes = {"tensor": tensor, "pipeline": pipeline}
+    places = [Mesh.of_rank(rank, **sizes, whole_experts=whole_experts) for rank in range(tensor * pipeline)]
     return [
         replace(
             place,

@@ -140,6 +140,43 @@ def test_ranks_compute_the_bits_of_one_rank(
         assert torch.equal(found_logits, logits)
 
 
+@pytest.mark.skipif(not LEVELS, reason="the compiled kernels cannot run on this machine")
+@pytest.mark.parametrize(
+    ("family", "overrides", "way"),
+    [
+        ("qwen2_moe", {}, ("bfloat16", "int8", 2)),
+        ("deepseek_v3", {}, ("float32", "int4", 2)),
+        ("gpt_oss", {"num_local_experts": 6}, ("bfloat16", None, 2)),
+        ("mixtral", {"num_local_experts": 8}, ("float32", None, 4)),
+    ],
+)
+def test_ranks_that_share_whole_experts_compute_the_bits_of_one_rank(
+    family: str, overrides: dict[str, Any], way: tuple[str, str | None, int], tmp_path: Path
+) -> None:
+    dtype, method, size = way
+    path, numbers = make_checkpoint(family, tmp_path, **overrides), getattr(torch, dtype)
+
+    def work(mesh: Mesh) -> tuple[list[list[int]], Tensor]:
+        return generated(Rank(path, mesh, CpuRuntime.open(1, LEVELS[-1]).bind(), numbers, method), numbers)
+
+    tokens, logits = work(Mesh.single())
+    for found_tokens, found_logits in run_on(thread_meshes(size, whole_experts=True), work):
+        assert found_tokens == tokens
+        assert torch.equal(found_logits, logits)
+
+
+def test_whole_experts_are_named_by_rank_and_refused_where_there_are_none(tmp_path: Path) -> None:
+    places = [Mesh.of_rank(rank, tensor=2, whole_experts=True) for rank in range(2)]
+    checkpoint = Checkpoint.open(make_checkpoint("mixtral", tmp_path / "sparse", num_local_experts=8))
+    shares = [LoadedModel.open(checkpoint, place).share() for place in places]
+    assert [share.render().rpartition(", ")[2] for share in shares if share] == ["experts 0-3 of 8", "experts 4-7 of 8"]
+    assert places[1].description == "1 of 2, whole experts"
+    with pytest.raises(ConfigError, match="tensor_parallel_size is 3, must divide the .* of this model"):
+        LoadedModel.open(checkpoint, Mesh.of_rank(0, tensor=3, whole_experts=True))
+    with pytest.raises(ConfigError, match="enable_expert_parallel is set, but this model has no experts"):
+        LoadedModel.open(Checkpoint.open(make_checkpoint("llama", tmp_path / "dense")), places[0])
+
+
 @each_family(["gather", "sum"])
 def test_a_rank_reads_its_share_of_every_tensor_alone(
     family: str, overrides: dict[str, Any], way: Any, tmp_path: Path
