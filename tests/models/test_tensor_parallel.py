@@ -65,6 +65,9 @@ FAMILIES |= {
     "olmo3": ("olmo3", {}),
     "qwen2_moe": ("qwen2_moe", {}),
     "qwen3_moe": ("qwen3_moe", {}),
+    "falcon_h1": ("falcon_h1", {}),
+    "lfm2": ("lfm2", {}),
+    "qwen3_5": ("qwen3_5", {}),
     "phi": ("phi", {}),
     "phi3": ("phi3", {}),
     "seed_oss": ("seed_oss", {}),
@@ -75,9 +78,20 @@ FAMILIES |= {
 }
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     family: (family, {})
-    for family in ("glm4_moe", "granitemoe", "granitemoeshared", "mixtral", "qwen2_moe", "qwen3_moe")
+    for family in (
+        "glm4_moe",
+        "granitemoe",
+        "granitemoeshared",
+        "mixtral",
+        "qwen2_moe",
+        "qwen3_moe",
+        "lfm2_moe",
+        "qwen3_5_moe",
+        "qwen3_next",
+    )
 }
 MIXTURES["granitemoehybrid"] = ("granitemoehybrid", {"mamba_n_groups": 4})
+MIXTURES["nemotron_h"] = ("nemotron_h", {"n_groups": 4})
 """Mixtures of experts, whose layer packs each weight when it arrives."""
 WAYS = [("float32", None, 2), ("bfloat16", None, 4), ("float32", "int8", 4), ("bfloat16", "int4", 2)]
 
