@@ -50,42 +50,51 @@ class ExactLinear(ColumnLinear):
 class Router(ExactLinear):
     """x [tokens, inputs] → the experts of each token.
 
-    `correction` names a tensor, beside the router in the checkpoint's tree, of what is added to scores for the choice.
+    `correction` and `factors` name tensors [experts], beside the router in the checkpoint's tree: of what is added to
+    scores for the choice, and of what weights are multiplied with.
     """
 
     def __init__(
-        self, inputs: int, experts: int, rule: RouterRule, *, bias: bool = False, correction: str | None = None
+        self,
+        inputs: int,
+        experts: int,
+        rule: RouterRule,
+        *,
+        bias: bool = False,
+        correction: str | None = None,
+        factors: str | None = None,
     ) -> None:
         super().__init__(inputs, experts, bias=bias)
-        self.rule, self._experts, self._correction_name = rule, experts, correction
-        self._correction: Tensor | None = None
+        self.rule, self._experts = rule, experts
+        names = {"correction": correction, "factors": factors}
+        self._names = {own: name for own, name in names.items() if name is not None}
+        self._beside: dict[str, Tensor] = {}
 
     def forward(self, x: Tensor) -> Routing:  # type: ignore[override]
         """x [tokens, inputs] → routing."""
-        routing: Routing = self.ops.route(self.prepared.in_float32(x), self.rule, self._correction)
+        logits, get = self.prepared.in_float32(x), self._beside.get
+        routing: Routing = self.ops.route(logits, self.rule, get("correction"), get("factors"))
         return routing
 
     def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
         yield from super().tensor_slots(path)
-        if self._correction_name is not None:
-            name = f"{path.rpartition('.')[0]}.{self._correction_name}".removeprefix(".")
-            yield TensorSlot(name, (self._experts,), self._fill_correction)
+        for own, beside in self._names.items():
+            name = f"{path.rpartition('.')[0]}.{beside}".removeprefix(".")
+            yield TensorSlot(name, (self._experts,), partial(self._fill_beside, own))
 
-    def _fill_correction(self, stored: Tensor) -> None:
-        self._correction = stored.float().clone()
+    def _fill_beside(self, own: str, stored: Tensor) -> None:
+        self._beside[own] = stored.float().clone()
 
     def state_specs(self, ops: Ops) -> dict[str, TensorSpec]:
-        specs = super().state_specs(ops)
-        if self._correction_name is not None:
-            specs["correction"] = TensorSpec((self._experts,), torch.float32)
-        return specs
+        own = {name: TensorSpec((self._experts,), torch.float32) for name in self._names}
+        return {**super().state_specs(ops), **own}
 
     def state(self) -> dict[str, Tensor]:
-        return {**super().state(), **({} if self._correction is None else {"correction": self._correction})}
+        return {**super().state(), **self._beside}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         own = dict(state)
-        self._correction = own.pop("correction", None)
+        self._beside = {name: own.pop(name) for name in self._names}
         super().restore(own)
 
 

@@ -169,7 +169,12 @@ class SandwichLayer(GatedLayer):
         x, residual = self.input_layernorm.add(x, residual)
         x = self.attention_output_norm(self.self_attn(x, batch))
         x, residual = self.post_attention_layernorm.add(x, residual)
-        return self.mlp_output_norm(self.mlp(x)), residual
+        return self.mlp_output_norm(self.feed_forward(x, residual)), residual
+
+    def feed_forward(self, x: Tensor, stream: Tensor) -> Tensor:
+        """x [tokens, hidden], the normalised stream, → [tokens, hidden]."""
+        out: Tensor = self.mlp(x)
+        return out
 
 
 class LateNormLayer(nn.Module):

@@ -1,11 +1,11 @@
-"""Gemma 4: layers without a window have wider heads, values may be keys, late layers read the keys of earlier ones, and
-each layer may receive an embedding of its own. Source: the release of Gemma 4 (https://ai.google.dev/gemma). Of
-checkpoints that read images or sound, the text model.
+"""Gemma 4: layers without a window have wider heads, values may be keys, late layers read the keys of earlier ones,
+each layer may receive an embedding of its own, and may have a mixture of experts beside its MLP. Source: the release of
+Gemma 4 (https://ai.google.dev/gemma). Of checkpoints that read images or sound, the text model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -19,14 +19,18 @@ from octavo.errors import ConfigError, UnsupportedModel
 from octavo.layers.attention import PagedAttention
 from octavo.layers.elementwise import Elementwise, RoundedFactor, StoredFactor, activation, addition
 from octavo.layers.embedding import Embedding
+from octavo.layers.experts import Experts, Router, StoredExperts
 from octavo.layers.heads import Heads
+from octavo.layers.layer import TensorSlot
 from octavo.layers.linear import ColumnLinear, QKVLinear, joined_linear
 from octavo.layers.norm import RMSNorm, UnscaledRMSNorm
 from octavo.layers.rotary import Rotary
-from octavo.models.blocks import GatedMLP, SandwichLayer
+from octavo.models.blocks import GatedMLP, SandwichLayer, stream_norm
 from octavo.models.config import KINDS, read_rope, read_windows
 from octavo.models.decoder import DecoderStack
 from octavo.models.gemma_parts import BETWEEN_NORMS, GELU, GemmaBaseConfig, read_cap
+from octavo.models.sparse import Mixture
+from octavo.ops.experts import RouterRule, Routing
 
 ARCHITECTURES = ("Gemma4ForCausalLM",)
 
@@ -47,11 +51,12 @@ class Gemma4Config(GemmaBaseConfig):
     """The width of each layer's own embedding; 0 where layers have none."""
     input_vocab_size: int
     """Rows of the table of those embeddings."""
+    mixture: Mixture | None
+    """What stands beside the MLP of each layer; None where there are no experts."""
 
     @classmethod
     def read(cls, c: Checkpoint) -> Self:
         c.expect("hidden_activation", GELU)
-        c.refuse("enable_moe_block", because="the mixture of experts of Gemma 4 is not implemented")
         windows = read_windows(c, is_windowed=True) or (None,) * c.positive("num_hidden_layers")
         windows = (*windows[:-1], None)  # the last layer sees all tokens, whatever the config says of it
         has_values = not c.bool("attention_k_eq_v", False)
@@ -79,6 +84,7 @@ class Gemma4Config(GemmaBaseConfig):
             doubles_width=c.bool("use_double_wide_mlp", False),
             input_size=input_size,
             input_vocab_size=input_rows,
+            mixture=_read_mixture(c) if c.bool("enable_moe_block", False) else None,
         )
 
     def heads_of(self, layer: int) -> Heads:
@@ -97,6 +103,19 @@ class Gemma4Config(GemmaBaseConfig):
             return ()
         heads = self.heads_of(layer).share(mesh)
         return (LayerCache(KeysAndValues(heads.kv, heads.dim), self.window_of(layer)),)
+
+
+def _read_mixture(c: Checkpoint) -> Mixture:
+    experts, top_k = c.positive("num_experts"), c.positive("top_k_experts")
+    if top_k > experts:
+        raise c.error("top_k_experts", f"at most num_experts, which is {experts}")
+    return Mixture(
+        experts=experts,
+        width=c.positive("moe_intermediate_size"),
+        rule=RouterRule(top_k, is_normalized=True),
+        stored=StoredExperts(is_stacked=True),
+        activation=GELU,
+    )
 
 
 def _read_heads(c: Checkpoint, windows: Sequence[int | None], has_values: bool) -> tuple[Heads, Heads]:
@@ -161,6 +180,29 @@ class Attention(nn.Module):
         return out
 
 
+class RouterNorm(RMSNorm):
+    """The norm before a router: its weight is stored under the layer's name, times the root of the width."""
+
+    def tensor_slots(self, path: str) -> Iterator[TensorSlot]:
+        """Yield the weight [dim]."""
+        (width,) = self.weight.shape
+        yield TensorSlot(path, (width,), lambda stored: self.hold("weight", stored.float() * width**-0.5))
+
+
+class SparseRouter(nn.Module):
+    """The experts of each token of the stream, whose weights have a factor for each expert."""
+
+    def __init__(self, c: Gemma4Config, mixture: Mixture) -> None:
+        super().__init__()
+        self.scale = RouterNorm(c.hidden_size, c.norm_eps)
+        self.proj = Router(c.hidden_size, mixture.experts, mixture.rule, factors="per_expert_scale")
+
+    def forward(self, x: Tensor) -> Routing:
+        """x [tokens, hidden] → routing."""
+        routing: Routing = self.proj(self.scale(x))
+        return routing
+
+
 class Layer(SandwichLayer):
     """A layer that returns the whole stream, and hands on the embeddings of all layers beside it."""
 
@@ -170,6 +212,13 @@ class Layer(SandwichLayer):
         super().__init__(c, Attention(c, mesh, index), GatedMLP(replace(c, intermediate_size=width), mesh))
         self.add = addition()
         self.layer_scalar = StoredFactor(c.hidden_size)
+        self.router = None
+        if c.mixture is not None:
+            m = c.mixture
+            self.router = SparseRouter(c, m)
+            self.experts = Experts(c.hidden_size, m.width, m.experts, mesh, stored=m.stored, activation=m.activation)
+            self.pre_feedforward_layernorm_2 = stream_norm(c)
+            self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2 = stream_norm(c), stream_norm(c)
         self._input = None
         if c.input_size:
             start, length = mesh.share(c.input_size)
@@ -189,6 +238,16 @@ class Layer(SandwichLayer):
             gated = self.multiply(self.act(self.per_layer_input_gate(x)), inputs[:, self._input])
             x = self.add(x, self.post_per_layer_input_norm(self.per_layer_projection(gated)))
         return self.layer_scalar(x), inputs
+
+    def feed_forward(self, x: Tensor, stream: Tensor) -> Tensor:
+        """x [tokens, hidden], the normalised stream, → [tokens, hidden]; the experts have a norm of their own."""
+        dense = super().feed_forward(x, stream)
+        if self.router is None:
+            return dense
+        sparse = self.experts(self.pre_feedforward_layernorm_2(stream), self.router(stream))
+        normed = self.post_feedforward_layernorm_1(dense), self.post_feedforward_layernorm_2(sparse)
+        out: Tensor = self.add(*normed)
+        return out
 
 
 class Gemma4ForCausalLM(DecoderStack):

@@ -53,10 +53,11 @@ class Routing(NamedTuple):
     """[experts + 1]: the first row of each expert, and the number of rows."""
 
 
-def route(logits: Tensor, rule: RouterRule, bias: Tensor | None = None) -> Routing:
+def route(logits: Tensor, rule: RouterRule, bias: Tensor | None = None, factors: Tensor | None = None) -> Routing:
     """Return the experts of tokens from logits float32 [tokens, experts].
 
     `bias` float32 [experts] is added to scores for the choice, not for the weights. Of equal scores the first is taken.
+    The weights of each expert are multiplied with its element of `factors` float32 [experts] in the end.
     """
     tokens, experts = logits.shape
     scores = torch.softmax(logits, dim=-1) if rule.score == "softmax" else torch.sigmoid(logits)
@@ -72,7 +73,8 @@ def route(logits: Tensor, rule: RouterRule, bias: Tensor | None = None) -> Routi
     weights = scores.gather(1, chosen)
     if rule.is_normalized:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return routing_of(chosen, weights * rule.factor, experts)
+    weights = weights * rule.factor
+    return routing_of(chosen, weights if factors is None else weights * factors[chosen], experts)
 
 
 def routing_of(chosen: Tensor, weights: Tensor, experts: int) -> Routing:
@@ -152,17 +154,22 @@ def _logits(tokens: int, experts: int) -> Tensor:
     return torch.randn((tokens, experts), generator=torch.Generator().manual_seed(tokens)) * 2.0
 
 
-def route_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, RouterRule, Tensor | None]]:
+def route_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, RouterRule, Tensor | None, Tensor | None]]:
     """Yield each way to choose, for one token and for several."""
     bias = torch.linspace(-0.3, 0.3, 16)
     for tokens in (1, 9):
         logits = _logits(tokens, 16)
-        yield logits, RouterRule(4), None
-        yield logits, RouterRule(1, "sigmoid"), None
-        yield logits, RouterRule(3, is_normalized=True, factor=2.5), None
-        yield logits, RouterRule(3, "softmax", is_normalized=True), bias
-        yield logits, RouterRule(4, "sigmoid", is_normalized=True, factor=1.5, num_groups=4, groups_kept=2), bias
-        yield logits, RouterRule(2, num_groups=4, groups_kept=2, group_best=1), None
+        yield logits, RouterRule(4), None, None
+        yield logits, RouterRule(1, "sigmoid"), None, None
+        yield logits, RouterRule(3, is_normalized=True, factor=2.5), None, bias + 1.0
+        yield logits, RouterRule(3, "softmax", is_normalized=True), bias, None
+        yield (
+            logits,
+            RouterRule(4, "sigmoid", is_normalized=True, factor=1.5, num_groups=4, groups_kept=2),
+            bias,
+            bias + 0.5,
+        )
+        yield logits, RouterRule(2, num_groups=4, groups_kept=2, group_best=1), None, None
 
 
 def sum_examples(dtype: torch.dtype) -> Iterator[tuple[Tensor, Routing, torch.dtype, Tensor | None, Tensor | None]]:

@@ -34,6 +34,7 @@ QUICK = {
 OWN: dict[str, dict[str, Any]] = {
     "gemma3": {"sliding_window": 20},
     "gemma4": {"sliding_window": 20, "head_dim": 8},
+    "gemma4_moe": {"sliding_window": 20, "head_dim": 8},
     "mistral": {"sliding_window": 60},
 }
 """Sizes of a family here, where those of `make_checkpoint` do not do."""

@@ -96,6 +96,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 5.0,
         },
     ),
+    "gemma4 with experts": ("gemma4_moe", {}),
     "gpt_oss": (
         "gpt_oss",
         {"rope_parameters": {**YARN, "truncate": False, "beta_fast": 16.0, "attention_factor": 1.1}},

@@ -79,6 +79,7 @@ FAMILIES |= {
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     family: (family, {})
     for family in (
+        "gemma4_moe",
         "glm4_moe",
         "granitemoe",
         "granitemoeshared",

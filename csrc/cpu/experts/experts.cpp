@@ -62,7 +62,8 @@ void keep_groups(const Rule& rule, float* wanted, int experts) {
       std::fill_n(wanted + group * size, size, -std::numeric_limits<float>::infinity());
 }
 
-void route_token(const Rule& rule, const float* logits, const float* bias, int experts, float* weights, int* chosen) {
+void route_token(const Rule& rule, const float* logits, const float* bias, const float* factors, int experts,
+                 float* weights, int* chosen) {
   std::vector<float> scores(logits, logits + experts);
   if (rule.is_sigmoid) {
     for (float& each : scores) each = 1.0f / (1.0f + std::exp(-each));
@@ -80,6 +81,8 @@ void route_token(const Rule& rule, const float* logits, const float* bias, int e
   float total = 0;
   for (int i = 0; i < rule.top_k; ++i) total += weights[i] = scores[chosen[i]];
   for (int i = 0; i < rule.top_k; ++i) weights[i] = (rule.is_normalized ? weights[i] / (total + 1e-20f) : weights[i]) * rule.factor;
+  if (factors)
+    for (int i = 0; i < rule.top_k; ++i) weights[i] *= factors[chosen[i]];
 }
 
 // Groups pairs by expert; within one they stay in their order. Expert of a pair: places, which becomes its row.
@@ -264,15 +267,16 @@ Rows rows_of(Address x, std::int64_t x_stride, Type type, int inputs, int per_to
 void bind_experts(nb::class_<Cpu>& cpu) {
   cpu.def(
       "expert_route",
-      [](Cpu& cpu, Address logits, Address bias, int tokens, int experts, int top_k, bool is_sigmoid, bool is_normalized,
-         float factor, int groups, int groups_kept, int group_best, Address weights, Address order, Address places,
-         Address starts) {
+      [](Cpu& cpu, Address logits, Address bias, Address factors, int tokens, int experts, int top_k, bool is_sigmoid,
+         bool is_normalized, float factor, int groups, int groups_kept, int group_best, Address weights, Address order,
+         Address places, Address starts) {
         const Rule rule{top_k, is_sigmoid, is_normalized, factor, groups, groups_kept, group_best};
         cpu.submit([=, &cpu] {
           cpu.pool.run_pieces(tokens, 4, [&](int begin, int end, int) {
             for (int token = begin; token < end; ++token)
               route_token(rule, pointer<const float>(logits) + static_cast<std::int64_t>(token) * experts,
-                          pointer<const float>(bias), experts, pointer<float>(weights) + token * top_k,
+                          pointer<const float>(bias), pointer<const float>(factors), experts,
+                          pointer<float>(weights) + token * top_k,
                           pointer<std::int32_t>(places) + token * top_k);
           });
           group_pairs(tokens * top_k, experts, pointer<std::int32_t>(order), pointer<std::int32_t>(places),

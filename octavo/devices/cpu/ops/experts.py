@@ -58,7 +58,7 @@ def make_route(runtime: CpuRuntime) -> Callable[..., Routing]:
     """Make `octavo.ops.experts.route`."""
     kernel, empty = runtime.cpu.expert_route, runtime.empty
 
-    def route(logits: Tensor, rule: RouterRule, bias: Tensor | None = None) -> Routing:
+    def route(logits: Tensor, rule: RouterRule, bias: Tensor | None = None, factors: Tensor | None = None) -> Routing:
         logits = dense(logits)
         tokens, count = logits.shape
         assert logits.dtype is torch.float32, f"logits are {logits.dtype}, expected float32"
@@ -67,7 +67,7 @@ def make_route(runtime: CpuRuntime) -> Callable[..., Routing]:
         order, places = empty((pairs,), torch.int32), empty((pairs,), torch.int32)
         starts = empty((count + 1,), torch.int32)
         kernel(
-            *(logits.data_ptr(), 0 if bias is None else bias.data_ptr(), tokens, count),
+            *(logits.data_ptr(), *(0 if each is None else each.data_ptr() for each in (bias, factors)), tokens, count),
             *(rule.top_k, rule.score == "sigmoid", rule.is_normalized, rule.factor),
             *(rule.num_groups, rule.groups_kept, rule.group_best),
             *(weights.data_ptr(), order.data_ptr(), places.data_ptr(), starts.data_ptr()),
