@@ -171,7 +171,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Yield a row for each cache group: its number, the bytes of its blocks, and what its layers keep in them."""
         first = 0 if self.share is None else self.share.layers[0]
         for number, (group, limits) in enumerate(zip(self.cache_groups, self.cache.groups, strict=False)):
-            layers = f"layers {render_ranges(first + layer for layer in group.layers)}" if group.layers else "no layer"
+            ranges = render_ranges(first + layer for layer in group.layers)
+            layers = f"layer{'' if len(group.layers) == 1 else 's'} {ranges}" if group.layers else "no layer"
             window = "" if group.window is None else f", window {group.window:,}"
             num_blocks = f"{limits.num_blocks:,} blocks of {render_bytes(limits.block_bytes)}"
             num_bytes = render_bytes((limits.num_blocks + 1) * limits.block_bytes)

@@ -15,7 +15,7 @@ class KeysAndValues(msgspec.Struct, frozen=True, tag=True):
 
     def render(self) -> str:
         """Return what is kept in words."""
-        return f"keys and values of {self.kv_heads} × {self.head_dim} per token"
+        return f"keys and values of {self.kv_heads} x {self.head_dim} per token"
 
 
 class Latent(msgspec.Struct, frozen=True, tag=True):

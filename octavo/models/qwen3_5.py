@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from octavo.models.qwen_linear import QwenLinearConfig, QwenLinearDecoder
 
-ARCHITECTURES = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "qwen3_5_moe", "qwen3_5_moe_text")
+ARCHITECTURES = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 
 
 class Qwen35ForCausalLM(QwenLinearDecoder):

@@ -30,15 +30,16 @@ _AROUND_A_TEXT_MODEL: Final = frozenset(
     )
 )
 """Architectures that read images or sound, and whose text model alone is the family that `text_config` names."""
-_FAMILY_OF_TEXT_MODEL: Final = {
+_FAMILY_OF_TYPE: Final = {
     "kimi_k2": "deepseek_v3",
+    "lfm2_moe": "lfm2",
     "qwen2_vl": "qwen2",
     "qwen2_5_vl": "qwen2",
-    "qwen3_5_text": "qwen3_5",
+    "qwen3_5_moe": "qwen3_5",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",
 }
-"""Families by the `model_type` of a text model, where the two have other names."""
+"""Families by `model_type`, without `_text`, where the two differ."""
 
 
 class ModelClass(Protocol):
@@ -57,9 +58,9 @@ def resolve_model(checkpoint: Checkpoint) -> ModelClass:
     Raises UnsupportedModel, which names the families that are there.
     """
     wanted = checkpoint.architecture
-    names = [wanted.removesuffix("_text")]
+    names = [_FAMILY_OF_TYPE.get(wanted.removesuffix("_text"), wanted.removesuffix("_text"))]
     if wanted in _AROUND_A_TEXT_MODEL and checkpoint.text_model_type is not None:
-        names.append(_FAMILY_OF_TEXT_MODEL.get(checkpoint.text_model_type, checkpoint.text_model_type))
+        names.append(_FAMILY_OF_TYPE.get(checkpoint.text_model_type, checkpoint.text_model_type))
     for name in names:
         for module in _model_files(name):
             if name in module.ARCHITECTURES or module.__name__.endswith(f".{name}"):

@@ -111,7 +111,7 @@ def test_each_cache_group_has_a_line_with_its_kind_its_layers_and_its_blocks() -
     cache = msgspec.structs.replace(PLAN.cache, groups=tuple(limits))
     lines = msgspec.structs.replace(PLAN, cache=cache, cache_groups=kinds).render().splitlines()
     assert [line.split("  ", 2)[2].strip().split(None, 4)[4] for line in lines if "  group " in line] == [
-        "512 blocks of 1.00 MiB: keys and values of 8 × 128 per token, layers 0-2, 5",
-        "31 blocks of 1.00 MiB: a state of 4,096 float32 per block, layers 3",
-        "9 blocks of 1.00 MiB: a latent of 576 per token, layers 4",
+        "512 blocks of 1.00 MiB: keys and values of 8 x 128 per token, layers 0-2, 5",
+        "31 blocks of 1.00 MiB: a state of 4,096 float32 per block, layer 3",
+        "9 blocks of 1.00 MiB: a latent of 576 per token, layer 4",
     ]

@@ -45,6 +45,21 @@ def test_without_an_architecture_the_type_of_model_leads_there(
 
 
 @pytest.mark.parametrize(
+    ("model_type", "file"),
+    [("gemma3_text", "gemma3"), ("kimi_k2", "deepseek_v3"), ("lfm2_moe", "lfm2"), ("qwen3_5_moe_text", "qwen3_5")],
+)
+def test_a_type_of_model_of_another_name_leads_to_the_file_of_its_family(
+    model_type: str, file: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    assert resolve_model(Checkpoint.open(tmp_path)).__module__ == f"octavo.models.{file}"
+
+
+def test_only_architectures_are_listed_as_such() -> None:
+    assert [name for name in known_architectures() if name[0].islower()] == []
+
+
+@pytest.mark.parametrize(
     ("architecture", "family"),
     [("BloomForCausalLM", "Bloom"), ("Qwen9VLForConditionalGeneration", "Qwen9VL"), ("lama", "lama")],
 )

@@ -115,7 +115,7 @@ def test_states_are_float32_in_every_cache_type_and_steps_are_not_recorded(path:
     assert not getattr(worker._runner.model, "_is_recordable", False)
     text = worker.plan.render()
     assert "a state of 16 float32 per block, layers 1-2" in text
-    assert "keys and values of 2 × 8 per token, layers 0, 2" in text
+    assert "keys and values of 2 x 8 per token, layers 0, 2" in text
 
 
 @pytest.mark.skipif(not LEVELS, reason="needs the compiled kernels")

@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -90,8 +92,7 @@ def _find(library: Library, where: str, ops: Ops, attention: Callable[[int], Att
     whole = record(library, where)
     try:
         small = shrink(library, whole)
-        with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="octavo-proof-") as name:
-            warnings.simplefilter("ignore")
+        with _silence(), tempfile.TemporaryDirectory(prefix="octavo-proof-") as name:
             eager = _with_random_weights(small.eager())
             if missing := _missing_kinds(whole, record(small, where)):
                 return Verdict(refused=f"its small copy lacks layers of the kind {missing}")
@@ -101,6 +102,23 @@ def _find(library: Library, where: str, ops: Ops, attention: Callable[[int], Att
         return Verdict(refused=f"of its small copy, {error}")
     except Exception as error:  # of transformers' code: whatever it is, nothing is proved
         return Verdict(refused=f"its small copy does not run ({first_line(error)})")
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep transformers from writing of the small copy as if it were the user's model: warnings and a progress bar."""
+    logging: Any = import_module("transformers.utils.logging")
+    verbosity, progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if progress:
+            logging.enable_progress_bar()
 
 
 def _missing_kinds(whole: Recording, small: Recording) -> str | None:

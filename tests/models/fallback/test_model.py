@@ -71,7 +71,7 @@ def test_quantised_weights_load_and_answer(stranger: Path) -> None:
 
 
 def test_the_verdict_is_kept_and_what_was_refused_is_refused_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path, cache = make_stranger("arcee", tmp_path / "model"), tmp_path / "cache"
     write_byte_tokenizer(path)
@@ -79,8 +79,10 @@ def test_the_verdict_is_kept_and_what_was_refused_is_refused_again(
     find = proof._find
     monkeypatch.setattr(proof, "_find", lambda *arguments: found.append(find(*arguments)) or found[-1])
     options = {"packed_cache": str(cache), "packed_cache_size": "1GiB"}
+    capfd.readouterr()
     for _ in range(2):
         load(path, **options).close()
+    assert "Writing model shards" not in capfd.readouterr().err
     assert len(found) == 1
     (kept,) = cache.glob("proofs-*/*.json")
     kept.write_text('{"error": 0.5, "refused": "it differs"}')
