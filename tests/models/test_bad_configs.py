@@ -31,12 +31,15 @@ BAD: dict[str, list[Any]] = {
     "tie_word_embeddings": ["yes"],
     "num_experts": [0, "a"],
     "num_experts_per_tok": [0, 99, "2"],
+    "attn_layer_indices": ["all"],
+    "top_k_experts": [0, 99],
     "n_group": [7],
     "kv_lora_rank": [0, "a"],
 }
 ALSO_NAMED = {"rope_parameters": "rope_type", "num_local_experts": "num_experts", "num_experts": "num_local_experts"}
 NOT_READ = {
     ("gemma4", "num_experts"),
+    ("gemma4", "top_k_experts"),
     ("gpt_neox", "head_dim"),
     ("granitemoehybrid", "rope_parameters"),
     ("youtu", "head_dim"),
