@@ -26,7 +26,11 @@ from tests.fakes.checkpoints import FAMILIES, family_config
 from tests.models.test_against_transformers import VARIANTS
 
 FILE = Path(__file__).parents[1] / "octavo" / "models" / "families.json"
-_TWO = {"tensor": Mesh.of_rank(0, tensor=2), "pipeline": Mesh.of_rank(0, pipeline=2)}
+_TWO = {
+    "tensor": Mesh.of_rank(0, tensor=2),
+    "pipeline": Mesh.of_rank(0, pipeline=2),
+    "experts": Mesh.of_rank(0, tensor=2, whole_experts=True),
+}
 _KINDS = ("full", "window", "latent", "state")
 _PAGE = """\
 <!-- Made by `python -m tools.reference docs/reference`; edit the families in octavo/models instead. -->
@@ -35,7 +39,8 @@ _PAGE = """\
 `octavo models` prints this table. A family is a file in `octavo/models`; its architectures are the names in
 `config.json`. Caches: what layers keep of a sequence, the keys and values of all tokens (full) or of those in a window,
 latents, or recurrent states. Quantization is made while loading, by `--quantization`. Parallel: by
-`--tensor-parallel-size` and `--pipeline-parallel-size`. No family has adapters (LoRA) yet.
+`--tensor-parallel-size`, by `--pipeline-parallel-size`, and with experts by `--enable-expert-parallel` beside the
+first. No family has adapters (LoRA) yet.
 
 | family | caches | quantization | parallel | architectures |
 |---|---|---|---|---|

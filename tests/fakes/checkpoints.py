@@ -147,7 +147,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "head_dim": 16,
             "sliding_window": 7,
             "layer_types": ["sliding_attention", "full_attention"],
-            "num_local_experts": 5,
+            "num_local_experts": 6,
             "num_experts_per_tok": 2,
             "intermediate_size": 24,
             "swiglu_limit": 1.5,
@@ -190,7 +190,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mixtral": (
         "MixtralConfig",
         "MixtralForCausalLM",
-        {"num_key_value_heads": 2, "num_local_experts": 5, "num_experts_per_tok": 2},
+        {"num_key_value_heads": 2, "num_local_experts": 6, "num_experts_per_tok": 2},
     ),
     "nemotron": ("NemotronConfig", "NemotronForCausalLM", {"num_key_value_heads": 2}),
     "nemotron_h": (
@@ -212,6 +212,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {"num_key_value_heads": 2}),
     "olmo3": ("Olmo3Config", "Olmo3ForCausalLM", {"num_key_value_heads": 2, **WINDOWS_IN_TWO}),
+    "olmoe": (
+        "OlmoeConfig",
+        "OlmoeForCausalLM",
+        {"num_key_value_heads": 2, "num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24},
+    ),
     "phi": ("PhiConfig", "PhiForCausalLM", {"num_key_value_heads": 2}),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", {"num_key_value_heads": 2}),
     "qwen2_moe": (
@@ -270,7 +275,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "num_hidden_layers": 3,
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
             "num_key_value_heads": 2,
-            "num_local_experts": 5,
+            "num_local_experts": 6,
             "num_experts_per_tok": 2,
             "shared_intermediate_size": 56,
             "position_embedding_type": "nope",

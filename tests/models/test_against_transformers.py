@@ -162,7 +162,7 @@ VARIANTS |= {
         *("cohere", "cohere2", "ernie4_5", "exaone4", "glm", "glm4", "glm4_moe", "gpt_neox", "granite"),
         *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
         *("ministral", "ministral3", "nemotron"),
-        *("olmo2", "olmo3", "phi", "phi3", "seed_oss", "smollm3", "stablelm", "starcoder2", "youtu"),
+        *("olmo2", "olmo3", "olmoe", "phi", "phi3", "seed_oss", "smollm3", "stablelm", "starcoder2", "youtu"),
     )
 }
 VARIANTS |= {
@@ -187,6 +187,7 @@ VARIANTS |= {
     "ministral without layer types": ("ministral", {"layer_types": None, "num_hidden_layers": 2}),
     "nemotron with biases": ("nemotron", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
     "nemotron with llama3 positions": ("nemotron", {"rope_parameters": HALF_LLAMA3}),
+    "olmoe normalised": ("olmoe", {"norm_topk_prob": True, "attention_bias": True}),
     "olmo2 with biases": ("olmo2", {"attention_bias": True, "rope_parameters": YARN}),
     "olmo3 with rotations by kind": ("olmo3", {"rope_parameters": BY_KIND}),
     "phi with norms": ("phi", {"qk_layernorm": True, "rope_parameters": {**LINEAR, "partial_rotary_factor": 0.5}}),

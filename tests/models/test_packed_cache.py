@@ -125,12 +125,13 @@ def test_each_rank_keeps_a_file_of_its_own_whatever_the_number_of_ranks(tmp_path
     assert all(same(again, first) for first, again in zip(states[: len(parts)], states[len(parts) :], strict=True))
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen2_moe"])
 @pytest.mark.parametrize("name", [None, "int8", "int4"])
 def test_every_format_of_this_machine_is_restored_to_the_same_bits(
-    name: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str | None, family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32, "tie_word_embeddings": True}
-    path = make_checkpoint("qwen2", tmp_path / "model", **sizes)
+    path = make_checkpoint(family, tmp_path / "model", **sizes)
     ops = CpuRuntime.open(threads=2).bind()
     options: dict[str, Any] = {"dtype": torch.bfloat16, "method": method_named(name)}
     with caplog.at_level(logging.INFO, "octavo"):
